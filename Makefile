@@ -1,0 +1,42 @@
+# make run    set up .venv and run the default job          make test   set up and run every test
+# make check  lint, format and types                        make clean  remove what make made
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+ARGS   ?=
+
+.PHONY: run test check format clean
+
+# Each stamp records one finished installation, so that a second `make run` installs nothing.
+$(VENV)/python.stamp:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fedbcd needs Python 3.11 or newer; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch numpy
+	touch $@
+
+$(VENV)/run.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
+	$(PIP) -e '.[report]'
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
+	$(PIP) -e '.[dev]'
+	touch $@ $(VENV)/run.stamp
+
+run: $(VENV)/run.stamp
+	$(BIN)/fedbcd run $(ARGS)
+
+test: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

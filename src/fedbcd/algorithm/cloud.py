@@ -1,0 +1,71 @@
+"""What the cloud computes: eq. (5) for Sync-cloud, eq. (6) for Async-cloud with any doubly stochastic mixing matrix."""
+
+import torch
+from torch import Tensor
+
+from fedbcd.errors import ConfigError
+
+
+def mix(z_VF: Tensor, weights_VV: Tensor) -> Tensor:
+    """Eq. (6a): w_n = sum_m a_nm z_m for all servers, a = `weights_VV` (rows n, columns m)."""
+    return weights_VV.to(z_VF.dtype) @ z_VF
+
+
+def mean(z_BF: Tensor) -> Tensor:
+    """Async-cloud (ii): w = sum of the first B servers' models / B."""
+    return z_BF.mean(0)
+
+
+def server_step(mixed: Tensor, mean_personal: Tensor, step: float) -> Tensor:
+    """One cloud step, eqs. (5) and (6b), relative form: z <- w - eta_z (w - m).
+
+    w = `mixed`, eta_z = `step`, m = `mean_personal` = sum gamma_i x_i / sum gamma_i.
+    """
+    return mixed - step * (mixed - mean_personal)
+
+
+def server_step_absolute(mixed: Tensor, weighted_sum: Tensor, weight: float, step: float) -> Tensor:
+    """The same as printed: z <- w - eta_z sum_i gamma_i (w - x_i), with `weighted_sum` = sum gamma_i x_i, `weight` = sum gamma_i."""
+    return mixed - step * (weight * mixed - weighted_sum)
+
+
+def cloud_round(z_VF: Tensor, weights_VV: Tensor, mean_personal_VF: Tensor, step: float, iterations: int = 1) -> Tensor:
+    """Algorithm 1, lines 16-23: K_z = `iterations` times, mix by a_nm, then step each server towards its own devices."""
+    check_doubly_stochastic(weights_VV)
+    for _ in range(iterations):
+        z_VF = server_step(mix(z_VF, weights_VV), mean_personal_VF, step)
+    return z_VF
+
+
+def first_b_weights(servers: int, first: tuple[int, ...]) -> Tensor:
+    """The mixing matrix of Async-cloud: a_nm = 1/B among the first B servers, a_nn = 1 for the others."""
+    weights = torch.eye(servers, dtype=torch.float64)
+    members = torch.tensor(first)
+    weights[members[:, None], members[None, :]] = 1.0 / len(first)
+    return weights
+
+
+def check_doubly_stochastic(weights: Tensor, tolerance: float = 1e-9) -> None:
+    """Assumption 3(ii): rows and columns sum to one, no entry is negative."""
+    if weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
+        raise ConfigError(f"the mixing matrix has shape {tuple(weights.shape)}; it must be servers x servers")
+    if bool((weights < 0).any()):
+        raise ConfigError(f"the mixing matrix has a negative entry, {float(weights.min()):g}; entries are 0 or more")
+    for axis, name in ((1, "row"), (0, "column")):
+        sums = weights.double().sum(axis)
+        worst = int((sums - 1).abs().argmax())
+        if abs(float(sums[worst]) - 1) > tolerance:
+            raise ConfigError(
+                f"{name} {worst} of the mixing matrix sums to {float(sums[worst]):.12g}, not 1; "
+                "Assumption 3(ii) asks for a doubly stochastic matrix (try Metropolis weights)"
+            )
+
+
+def check_absolute_step(step: float, penalty: float, members: int) -> None:
+    """Assumption 4(ii): eta_z <= 1 / (max gamma_i * max |Q_n|). Taken literally, eta_z = 0.5 with ten devices diverges."""
+    bound = 1.0 / (penalty * members)
+    if step > bound:
+        raise ConfigError(
+            f"server_step={step:g} in absolute form exceeds {bound:g} = 1/(gamma_max * |Q_n|_max) = 1/({penalty:g} * {members}), "
+            f"the bound of Assumption 4(ii), and diverges; use server_step <= {bound:g}, or server_step_form='relative'"
+        )

@@ -1,0 +1,88 @@
+"""Addressed draws: every random number is a hash of where it is used (docs/determinism.md).
+
+One code for NumPy and torch integer arrays: 64-bit signed integers wrap alike in both, on CPU and on GPU, so the draws are the
+same bits everywhere. `>>` is arithmetic on signed integers; the masks make it logical.
+"""
+
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ints = TypeVar("Ints", npt.NDArray[np.int64], torch.Tensor)
+
+BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE, LABELS, SAMPLES = range(1, 8)
+
+
+_MASK = (1 << 64) - 1
+
+
+def _signed(value: int) -> int:
+    """The 64-bit two's complement of `value` modulo 2^64."""
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)
+
+
+def _mix(h: Any) -> Any:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    h = (h ^ ((h >> 30) & ((1 << 34) - 1))) * _FIRST
+    h = (h ^ ((h >> 27) & ((1 << 37) - 1))) * _SECOND
+    return h ^ ((h >> 31) & ((1 << 33) - 1))
+
+
+def _mix_int(h: int) -> int:
+    """`_mix` of one Python integer, modulo 2^64, in two's complement."""
+    h &= _MASK
+    h = ((h ^ (h >> 30)) * _FIRST) & _MASK
+    h = ((h ^ (h >> 27)) * _SECOND) & _MASK
+    return _signed(h ^ (h >> 31))
+
+
+def address(seed: int, stream: int, first: Ints, *rest: Ints) -> Ints:
+    """Hash an address. The parts are integer arrays of one kind that broadcast against each other; each has at least one axis."""
+    h: Any = _mix_int(seed + (stream + 1) * _GOLDEN)
+    for part in (first, *rest):
+        h = _mix(h + (part + 1) * _GOLDEN)
+    return h  # type: ignore[no-any-return]
+
+
+def below(h: Ints, bound: Any) -> Ints:
+    """Whole numbers in 0 .. bound-1; `bound` is at most 2^31 and may be an array."""
+    return (((h >> 32) & ((1 << 32) - 1)) * bound) >> 32
+
+
+def unit(h: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Float64 numbers strictly between 0 and 1."""
+    return (((h >> 12) & ((1 << 52) - 1)).astype(np.float64) + 0.5) * 2.0**-52
+
+
+def address_one(seed: int, stream: int, *parts: int) -> int:
+    """`address` of plain integers, as an unsigned 64-bit integer: the same bits, without arrays."""
+    h = _mix_int(seed + (stream + 1) * _GOLDEN)
+    for part in parts:
+        h = _mix_int(h + (part + 1) * _GOLDEN)
+    return h & _MASK
+
+
+def steps(seed: int, device: int, session: int, low: int, high: int) -> int:
+    """K_i: how many steps device i takes in a session, uniform on low .. high."""
+    return low + (((address_one(seed, STEPS, device, session) >> 32) * (high - low + 1)) >> 32)
+
+
+def unit_one(seed: int, stream: int, *parts: int) -> float:
+    """`unit` of one address."""
+    return ((address_one(seed, stream, *parts) >> 12) + 0.5) * 2.0**-52
+
+
+def batch_positions(seed: int, device_N: torch.Tensor, session_N: torch.Tensor, size_N: torch.Tensor, steps: int, batch: int) -> torch.Tensor:
+    """Mini-batches of `steps` steps as positions within each device's own samples: shape (N, steps, batch)."""
+    k = torch.arange(steps, device=device_N.device)[None, :, None]
+    r = torch.arange(batch, device=device_N.device)[None, None, :]
+    h = address(seed, BATCH, device_N[:, None, None], session_N[:, None, None], k, r)
+    return below(h, size_N[:, None, None])

@@ -1,0 +1,81 @@
+"""Module state <-> flat vector. The first P entries are parameters, the rest are floating-point buffers (F = P + buffers).
+
+Buffers such as batch-norm running statistics travel with the model and are averaged like parameters, but never stepped, penalised
+or projected. Integer buffers (batch-norm's `num_batches_tracked`) are counters, not model: they stay as the module had them.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedbcd.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor of the module and its place in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Layout:
+    """Where each tensor of a module lives in its flat vector."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters: tuple[Slot, ...] = tuple(_slots(((n, p.shape) for n, p in module.named_parameters()), 0))
+        self.size_P = self.parameters[-1].stop if self.parameters else 0
+        if self.size_P == 0:
+            raise DataError(f"{type(module).__name__} has no parameters; there is nothing to train")
+        floating = ((n, b.shape) for n, b in module.named_buffers() if b.is_floating_point())
+        self.buffers: tuple[Slot, ...] = tuple(_slots(floating, self.size_P))
+        self.size_F = self.buffers[-1].stop if self.buffers else self.size_P
+        self.counters: dict[str, Tensor] = {
+            n: b.detach().clone() for n, b in module.named_buffers() if not b.is_floating_point()
+        }
+
+    def flatten(self, module: nn.Module, dtype: torch.dtype) -> Tensor:
+        """The module's parameters and floating-point buffers as one vector (F,)."""
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        parts = [tensors[slot.name].detach().reshape(-1).to(dtype) for slot in (*self.parameters, *self.buffers)]
+        return torch.cat(parts)
+
+    def parameters_of(self, flat: Tensor) -> dict[str, Tensor]:
+        """Named views of the parameters of one model (P,) or a stack (N, P)."""
+        return {s.name: flat[..., s.start : s.stop].unflatten(-1, s.shape or (1,)).reshape(*flat.shape[:-1], *s.shape) for s in self.parameters}
+
+    def buffers_of(self, flat: Tensor) -> dict[str, Tensor]:
+        """Named copies of the buffers of one model or a stack; `flat` holds the buffers only."""
+        p = self.size_P
+        return {
+            s.name: flat[..., s.start - p : s.stop - p].reshape(*flat.shape[:-1], *s.shape).clone() for s in self.buffers
+        }
+
+    def join(self, tensors: dict[str, Tensor], slots: tuple[Slot, ...], like: Tensor) -> Tensor:
+        """The inverse of the views: a dictionary of (stacked) tensors as flat vectors."""
+        lead = like.shape[:-1]
+        if not slots:
+            return like.new_empty((*lead, 0))
+        return torch.cat([tensors[s.name].reshape(*lead, -1) for s in slots], dim=-1)
+
+    def load(self, module: nn.Module, flat: Tensor) -> nn.Module:
+        """Write a flat vector (F,) into `module` and return it."""
+        if flat.shape != (self.size_F,):
+            raise DataError(f"a model of {tuple(flat.shape)} values does not fit a module of {self.size_F}")
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for slot in (*self.parameters, *self.buffers):
+                tensors[slot.name].copy_(flat[slot.start : slot.stop].reshape(slot.shape))
+        return module
+
+
+def _slots(named_shapes: Iterator[tuple[str, torch.Size]], start: int) -> Iterator[Slot]:
+    for name, shape in named_shapes:
+        stop = start + math.prod(shape)
+        yield Slot(name, tuple(shape), start, stop)
+        start = stop

@@ -1,0 +1,158 @@
+"""Projections P_X onto convex sets (Assumption 2(i)). Each acts on the last axis of a stack of parameter vectors.
+
+A projection is a frozen value with `project(x)` and `contains(x)`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedbcd.errors import ConfigError
+
+
+@runtime_checkable
+class Projection(Protocol):
+    """A closed convex set X, known by its nearest-point map."""
+
+    name: ClassVar[str]
+
+    def project(self, x: Tensor) -> Tensor:
+        """The point of X nearest to each row of x."""
+        ...
+
+    def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
+        """Whether every row of x lies in X, up to `tolerance`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoProjection:
+    """X is the whole space; Assumption 2(i) (compactness) does not hold."""
+
+    name: ClassVar[str] = "none"
+
+    def project(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x
+
+    def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
+        """True."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """X = [low, high] in every coordinate; the paper's experiments use [-2, 2]."""
+
+    name: ClassVar[str] = "box"
+
+    low: float = -2.0
+    high: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ConfigError(f"box low={self.low} must be below high={self.high}; swap them")
+
+    def project(self, x: Tensor) -> Tensor:
+        """Clamp."""
+        return x.clamp(self.low, self.high)
+
+    def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
+        """Whether all coordinates are within the bounds."""
+        return bool(((x >= self.low - tolerance) & (x <= self.high + tolerance)).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Ball:
+    """X = {x : ||x|| <= radius}, Euclidean norm of the whole parameter vector."""
+
+    name: ClassVar[str] = "ball"
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        if not self.radius > 0:
+            raise ConfigError(f"ball radius={self.radius} must be above 0")
+
+    def project(self, x: Tensor) -> Tensor:
+        """Scale down rows that are too long."""
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = (self.radius / norm.clamp_min(self.radius)).clamp_max(1.0)
+        return x * scale
+
+    def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
+        """Whether every row's norm is at most the radius (within rounding of the norm itself)."""
+        norm = torch.linalg.vector_norm(x.double(), dim=-1)
+        rounding = 4 * torch.finfo(x.dtype).eps * self.radius
+        return bool((norm <= self.radius + tolerance + rounding).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Simplex:
+    """X = {x >= 0, sum(x) = total}: the whole parameter vector is a distribution (of mass `total`)."""
+
+    name: ClassVar[str] = "simplex"
+
+    total: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.total > 0:
+            raise ConfigError(f"simplex total={self.total} must be above 0")
+
+    def project(self, x: Tensor) -> Tensor:
+        """Subtract the one threshold that leaves the right mass, and clip at 0 (Held, Wolfe and Crowder, 1974)."""
+        ordered = x.sort(dim=-1, descending=True).values
+        excess = ordered.cumsum(-1) - self.total
+        rank = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
+        support = (ordered * rank > excess).sum(-1, keepdim=True)
+        threshold = excess.gather(-1, support - 1) / support
+        return (x - threshold).clamp_min(0.0)
+
+    def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
+        """Whether every row is non-negative and has the right mass (within rounding of the sum)."""
+        rounding = 4 * torch.finfo(x.dtype).eps * self.total * math.sqrt(x.shape[-1])
+        mass = (x.double().sum(-1) - self.total).abs()
+        return bool((x >= -tolerance).all()) and bool((mass <= tolerance + rounding).all())
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBoxes:
+    """A box per tensor of the model: `segments` holds (length, low, high) in the order of the flat vector."""
+
+    name: ClassVar[str] = "tensor-boxes"
+
+    segments: tuple[tuple[int, float, float], ...]
+
+    def __post_init__(self) -> None:
+        for length, low, high in self.segments:
+            if length < 0 or not low < high:
+                raise ConfigError(f"tensor box (length={length}, low={low}, high={high}) needs length >= 0 and low < high")
+
+    def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        total = sum(length for length, _, _ in self.segments)
+        if total != x.shape[-1]:
+            raise ConfigError(f"tensor boxes cover {total} parameters, the model has {x.shape[-1]}; give one box per tensor")
+        lengths = torch.tensor([s[0] for s in self.segments], device=x.device)
+        low, high = (
+            torch.tensor([s[k] for s in self.segments], device=x.device, dtype=x.dtype).repeat_interleave(lengths)
+            for k in (1, 2)
+        )
+        return low, high
+
+    def project(self, x: Tensor) -> Tensor:
+        """Clamp each tensor to its own box."""
+        low, high = self._bounds(x)
+        return torch.minimum(torch.maximum(x, low), high)
+
+    def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
+        """Whether each tensor is within its own box."""
+        low, high = self._bounds(x)
+        return bool(((x >= low - tolerance) & (x <= high + tolerance)).all())
+
+
+PROJECTIONS: dict[str, type[NoProjection] | type[Box] | type[Ball] | type[Simplex] | type[TensorBoxes]] = {
+    kind.name: kind for kind in (NoProjection, Box, Ball, Simplex, TensorBoxes)
+}

@@ -1,0 +1,185 @@
+"""A federation: a model, a loss, and who owns which data under which server."""
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from fedbcd.algorithm.objective import Loss
+from fedbcd.data.datasets import Samples
+from fedbcd.data.partition import Partition, labels_of
+from fedbcd.errors import ConfigError, DataError
+
+Transform = Callable[[Tensor, torch.dtype], Tensor]
+Metric = Callable[[Tensor, Tensor], Tensor]
+DeviceData = Samples | tuple[Any, Any] | Dataset[Any]
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Per sample: 1 where the largest output is the target's, else 0."""
+    return (outputs.argmax(-1) == targets).to(torch.float64)
+
+
+def as_dtype(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """The default transform: numbers become the model's dtype; integer tokens (int32, int64) are left alone."""
+    return inputs.to(dtype) if inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int8) else inputs
+
+
+class Federation:
+    """Everything that is given: model, loss, data per device, servers, and what to evaluate on.
+
+    model     a callable without arguments that makes the `nn.Module` (a class will do), or a module to start from
+    loss      loss(outputs, targets) -> scalar, the mean over the batch
+    devices   per device: (inputs, targets) as tensors or arrays, or a torch Dataset of (input, target)
+    servers   how many servers share the devices evenly, or a list of device numbers per server
+    test      (inputs, targets) or a Dataset; device i's personal test set are the samples whose label it owns
+    metric    per-sample score, higher is better; accuracy by default
+    transform applied to each batch of inputs on its way to the model
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module] | nn.Module,
+        loss: Loss,
+        devices: Sequence[DeviceData],
+        servers: int | Sequence[Sequence[int]],
+        *,
+        test: DeviceData | None = None,
+        metric: Metric = accuracy,
+        transform: Transform = as_dtype,
+    ) -> None:
+        parts = [_samples(f"device {i}", data) for i, data in enumerate(devices)]
+        _check_parts(parts)
+        pool = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
+        bounds = torch.tensor([0, *(len(p) for p in parts)]).cumsum(0)
+        self._set(model, loss, pool, [torch.arange(a, b) for a, b in zip(bounds, bounds[1:], strict=False)], servers)
+        self._set_evaluation(None if test is None else _samples("the test set", test), metric, transform, None)
+
+    @classmethod
+    def from_partition(
+        cls,
+        model: Callable[[], nn.Module] | nn.Module,
+        loss: Loss,
+        pool: Samples,
+        partition: Partition,
+        servers: int | Sequence[Sequence[int]],
+        *,
+        test: Samples | None = None,
+        metric: Metric = accuracy,
+        transform: Transform = as_dtype,
+    ) -> "Federation":
+        """Devices that own positions of one common pool; the pool is not copied."""
+        self = cls.__new__(cls)
+        self._set(model, loss, _samples("the pool", pool), [torch.from_numpy(p) for p in partition.samples], servers)
+        self._set_evaluation(test, metric, transform, partition.labels)
+        return self
+
+    def _set(
+        self,
+        model: Callable[[], nn.Module] | nn.Module,
+        loss: Loss,
+        pool: Samples,
+        owned: list[Tensor],
+        servers: int | Sequence[Sequence[int]],
+    ) -> None:
+        if not owned:
+            raise DataError("a federation needs at least one device; `devices` is empty")
+        for i, positions in enumerate(owned):
+            if len(positions) == 0:
+                raise DataError(f"device {i} has no samples; leave it out, or give it data")
+        self._model = model
+        self.loss = loss
+        self.pool = pool
+        self.sizes = [len(positions) for positions in owned]
+        self.positions = torch.cat(owned)
+        self.starts = torch.tensor([0, *self.sizes[:-1]]).cumsum(0)
+        self.servers = _servers(servers, len(owned))
+
+    def _set_evaluation(
+        self, test: Samples | None, metric: Metric, transform: Transform, labels: Sequence[tuple[int, ...]] | None
+    ) -> None:
+        self.test = test
+        self.metric = metric
+        self.transform = transform
+        if labels is None and test is not None and not self.pool.targets.is_floating_point() and self.pool.targets.ndim == 1:
+            labels = [labels_of(self.pool.targets[self.owned(i)]) for i in range(len(self.sizes))]
+        self.labels = labels
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        return len(self.sizes)
+
+    def owned(self, device: int) -> Tensor:
+        """Positions in the pool of one device's samples."""
+        start = int(self.starts[device])
+        return self.positions[start : start + self.sizes[device]]
+
+    def make_model(self, seed: int) -> nn.Module:
+        """A new module, with the initial weights that belong to `seed` (or those of the module that was given)."""
+        if isinstance(self._model, nn.Module):
+            return copy.deepcopy(self._model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self._model()
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"model() returned {type(module).__name__}; it must return a torch.nn.Module")
+        return module
+
+    def fingerprint(self) -> str:
+        """A hash of the data and of who owns it, by which a run folder knows its federation again."""
+        digest = hashlib.sha256(repr((self.sizes, self.servers)).encode())
+        for tensor in (self.pool.inputs, self.pool.targets, self.positions):
+            digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+def _samples(name: str, data: DeviceData) -> Samples:
+    if isinstance(data, Samples):
+        samples = data
+    elif isinstance(data, tuple) and len(data) == 2:
+        samples = Samples(torch.as_tensor(data[0]), torch.as_tensor(data[1]))
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        rows = [data[k] for k in range(len(data))]
+        if not rows:
+            raise DataError(f"{name} has no samples; leave it out, or give it data")
+        samples = Samples(*(torch.stack([torch.as_tensor(v) for v in column]) for column in zip(*rows, strict=True)))
+    else:
+        raise DataError(f"{name} is a {type(data).__name__}; give (inputs, targets) or a Dataset with a length")
+    for kind, tensor in (("input", samples.inputs), ("target", samples.targets)):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).flatten(1 if tensor.ndim > 1 else 0).reshape(len(tensor), -1).any(1).nonzero()[0])
+            raise DataError(f"{name} has a value that is not finite in {kind} {bad}; remove or repair that sample")
+    return samples
+
+
+def _check_parts(parts: Sequence[Samples]) -> None:
+    for i, part in enumerate(parts):
+        if len(part) == 0:
+            raise DataError(f"device {i} has no samples; leave it out, or give it data")
+        for kind, mine, first in (("inputs", part.inputs, parts[0].inputs), ("targets", part.targets, parts[0].targets)):
+            if mine.dtype != first.dtype:
+                raise DataError(f"device {i} has {kind} of {mine.dtype}, device 0 of {first.dtype}; use one dtype for all")
+            if mine.shape[1:] != first.shape[1:]:
+                raise DataError(
+                    f"device {i} has {kind} of shape {tuple(mine.shape[1:])}, device 0 of {tuple(first.shape[1:])}; "
+                    "all devices must hold samples of one shape"
+                )
+
+
+def _servers(servers: int | Sequence[Sequence[int]], devices: int) -> list[list[int]]:
+    if isinstance(servers, int):
+        if not 1 <= servers <= devices:
+            raise ConfigError(f"servers={servers} must be between 1 and the {devices} devices")
+        bounds = [round(k * devices / servers) for k in range(servers + 1)]
+        return [list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    groups = [list(group) for group in servers]
+    flat = sorted(device for group in groups for device in group)
+    if flat != list(range(devices)) or not all(groups):
+        raise ConfigError(f"servers must name each of the {devices} devices exactly once, and no server may be empty")
+    return groups

@@ -1,0 +1,14 @@
+"""Frozen values as plain data, for configuration files and event logs: {"name": "box", "low": -2.0, "high": 2.0}."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+
+def describe(value: Any) -> Any:
+    """Plain data (dictionaries, lists, numbers, strings) that says what a settings value is."""
+    if is_dataclass(value) and not isinstance(value, type):
+        name = {"name": value.name} if hasattr(value, "name") else {}
+        return name | {f.name: describe(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, list | tuple):
+        return [describe(v) for v in value]
+    return value

@@ -1,0 +1,1 @@
+"""Engines join the two pure halves, and own all clocks, threads, files and randomness."""

@@ -1,0 +1,436 @@
+"""`train`, `replay` and the `Run` they return."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
+from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.params import Layout
+from fedbcd.algorithm.variants import Algorithm, FedBCDI, penalties
+from fedbcd.data.federation import Federation
+from fedbcd.describe import describe
+from fedbcd.engines.driver import Driver, Machines, NoNumbers
+from fedbcd.engines.simulate.batch import Trainer
+from fedbcd.engines.simulate.delays import Clock
+from fedbcd.engines.simulate.engine import Schedule, Simulation
+from fedbcd.engines.simulate.evaluate import Evaluator, Scores
+from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.errors import ConfigError, RecordError, ReplayMismatch
+from fedbcd.eventlog import LogReader, LogWriter
+from fedbcd.history import History, Row
+from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
+from fedbcd.runfolder import Checkpoint, RunFolder, read_tensors, write_tensors
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Told after every round."""
+
+    round: int
+    clock: float
+    fraction: float  # of the run that is done
+    latest: Row  # the latest evaluation
+
+
+@dataclass
+class Run:
+    """What training gave: models, table, and where it ended."""
+
+    federation: Federation
+    history: History
+    personal_NF: Tensor  # x_i, one row per device; the parameters first, then buffers
+    global_VF: Tensor  # z_n, one row per server
+    summary: dict[str, Any] = field(default_factory=dict)  # algorithm, cloud, rounds, clock, accuracies, seconds, digest
+    personal_scores: dict[int, float] = field(default_factory=dict)
+    finished: bool = True
+
+    @property
+    def digest(self) -> str:
+        """A hash of all x_i, x_prev and z_n, bit for bit."""
+        return str(self.summary["digest"])
+
+    @property
+    def global_model(self) -> nn.Module:
+        """The mean of the servers' models, as a module (with Sync-cloud they are all the same)."""
+        return self._module(self.global_VF.double().mean(0))
+
+    def server_model(self, server: int) -> nn.Module:
+        """z_n of one server, as a module."""
+        return self._module(self.global_VF[server])
+
+    def personal_model(self, device: int) -> nn.Module:
+        """x_i of one device, as a module."""
+        return self._module(self.personal_NF[device])
+
+    def _module(self, flat: Tensor) -> nn.Module:
+        module = self.federation.make_model(0)
+        return Layout(module).load(module, flat).eval()
+
+    def save(self, folder: str | Path) -> None:
+        """Write models and table; `load` reads them."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        self.history.write_csv(path / "history.csv")
+        summary = {"summary": json.dumps(self.summary), "scores": json.dumps(self.personal_scores), "fedbcd_models": "1"}
+        write_tensors(path / "models.safetensors", {"x": self.personal_NF, "z": self.global_VF}, summary)
+
+    @classmethod
+    def load(cls, folder: str | Path, federation: Federation) -> "Run":
+        """Read a saved run; the federation supplies the module that the models fit into."""
+        path = Path(folder)
+        tensors, metadata = read_tensors(path / "models.safetensors")
+        try:
+            summary = json.loads(metadata["summary"])
+            scores = {int(k): float(v) for k, v in json.loads(metadata["scores"]).items()}
+            x, z = tensors["x"], tensors["z"]
+        except (KeyError, ValueError) as error:
+            raise RecordError(f"{path / 'models.safetensors'} does not hold the models of a run ({error})") from None
+        size = Layout(federation.make_model(0)).size_F
+        if x.shape != (federation.devices, size) or z.shape != (len(federation.servers), size):
+            raise RecordError(
+                f"{path} holds models of {tuple(x.shape)} (devices, values); this federation has {(federation.devices, size)}"
+            )
+        return cls(federation, History.read_csv(path / "history.csv"), x, z, summary, scores)
+
+
+@dataclass
+class Settings:
+    """What makes a run, beyond the federation: see `train`."""
+
+    algorithm: Algorithm
+    cloud: Cloud = field(default_factory=SyncCloud)
+    active: int | None = None
+    clock: Clock = field(default_factory=Clock)
+    seed: int = 0
+    joins: Mapping[int, int] = field(default_factory=dict)
+    leaves: Mapping[int, int] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    max_batch: int | None = None
+
+    def active_of(self, federation: Federation) -> int:
+        """q: as given, or 0.3 of the smallest server's members."""
+        return self.active or max(1, round(0.3 * min(self._members(federation))))
+
+    def _members(self, federation: Federation) -> list[int]:
+        return [sum(device not in self.joins for device in members) for members in federation.servers]
+
+    def check(self, federation: Federation) -> None:
+        """Refuse what cannot be, before anything is written."""
+        members = self._members(federation)
+        active = self.active_of(federation)
+        if not 1 <= active <= min(members):
+            raise ConfigError(f"active={active} must be between 1 and {min(members)}, the members of the smallest server")
+        if isinstance(self.algorithm, FedBCDI):
+            available = min(self.algorithm.available_of(n) for n in members)
+            if active > available:
+                raise ConfigError(f"active={active} exceeds the {available} available devices of a server; use active <= {available}")
+        if not self.algorithm.personal and not self.cloud.sync:
+            raise ConfigError(f"{self.algorithm.name} keeps one model everywhere and runs on the sync cloud only, not {self.cloud.name}")
+        if self.algorithm.server_step_form == "absolute":
+            most = sum(members) if self.cloud.sync else max(members)
+            check_absolute_step(self.algorithm.server_step, float(penalties(self.algorithm, federation.devices).max()), most)
+        if isinstance(self.cloud, GraphCloud):
+            for matrix in self.cloud.mixing:
+                check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))
+        if not self.dtype.is_floating_point:
+            raise ConfigError(f"dtype={self.dtype} must be a floating-point dtype, such as torch.float32")
+        self._check_changes(federation)
+
+    def _check_changes(self, federation: Federation) -> None:
+        for name, changes in (("joins", self.joins), ("leaves", self.leaves)):
+            for device, when in changes.items():
+                if not (0 <= device < federation.devices and when >= 1):
+                    raise ConfigError(f"{name}[{device}]={when} must name a device below {federation.devices} and a round from 1 on")
+        for device in set(self.joins) & set(self.leaves):
+            if self.leaves[device] <= self.joins[device]:
+                raise ConfigError(f"device {device} leaves in round {self.leaves[device]} but joins in {self.joins[device]} only")
+        for n, members in enumerate(federation.servers):
+            if all(device in self.leaves or device in self.joins for device in members):
+                raise ConfigError(f"server {n} would be left without devices; keep at least one that neither joins late nor leaves")
+
+    def identity(self, federation: Federation) -> dict[str, Any]:
+        """What makes this run this run and no other, as plain data. How long it runs is not part of it."""
+        return {
+            "algorithm": describe(self.algorithm),
+            "cloud": describe(self.cloud),
+            "clock": {"arrival": describe(self.clock.arrival), "step": describe(self.clock.step)},
+            "active": self.active_of(federation),
+            "seed": self.seed,
+            "joins": sorted(self.joins.items()),
+            "leaves": sorted(self.leaves.items()),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "max_batch": self.max_batch,
+            "servers": federation.servers,
+            "data": federation.fingerprint(),
+        }
+
+    def machines(self, federation: Federation) -> Machines:
+        """Fresh machines."""
+        limit = self.algorithm.offline_limit if isinstance(self.algorithm, FedBCDI) else None
+        iterations = self.algorithm.cloud_iterations
+        return Machines(federation.servers, self.cloud, self.active_of(federation), iterations, limit, set(self.joins))
+
+    def numbers(self, federation: Federation, device: torch.device) -> StackedNumbers:
+        """Fresh numbers: all models at x(0)."""
+        module = federation.make_model(self.seed)
+        objective = Objective(module.to(self.dtype), federation.loss)
+        start = objective.layout.flatten(module, self.dtype).to(device)
+        start[: objective.layout.size_P] = self.algorithm.projection.project(start[: objective.layout.size_P])  # x(0) is in X
+        trainer = Trainer(federation, self.algorithm, objective, self.seed, start, self.max_batch)
+        return StackedNumbers(federation, self.algorithm, self.cloud, trainer, start, set(self.joins))
+
+
+def train(
+    federation: Federation,
+    algorithm: Algorithm,
+    *,
+    cloud: Cloud | None = None,
+    rounds: int | None = None,
+    until_clock: float | None = None,
+    active: int | None = None,
+    clock: Clock | None = None,
+    seed: int = 0,
+    joins: Mapping[int, int] | None = None,
+    leaves: Mapping[int, int] | None = None,
+    evaluate_every: int | None = None,
+    checkpoint_every: int | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    max_batch: int | None = None,
+    on_round: Callable[[Progress], None] | None = None,
+    on_notice: Callable[[str], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Run:
+    """Train personal and global models on a virtual clock.
+
+    cloud             SyncCloud() by default; AsyncCloud(first=B), RigorousCloud(first=B), GraphCloud(mixing)
+    rounds            stop after this many rounds of the coordinator, or ...
+    until_clock       ... after the first round that ends at this virtual time or later
+    active            q, uploads that end a server's phase; by default 0.3 of a server's devices
+    clock             how long devices take; by default the paper's clock model
+    joins, leaves     device -> round: a new device starts from its server's z; one that leaves is no longer counted
+    evaluate_every    rounds between two rows of the history; by default about twenty rows
+    checkpoint_every  rounds between two checkpoints (with `out`); by default as often as evaluations
+    out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there
+    max_batch         how many devices train together at most; 1 gives results that do not depend on batching
+    on_round, on_notice, should_stop   progress, remarks in a sentence, and a polite way to end early
+    """
+    settings = Settings(
+        algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, joins or {}, leaves or {}, dtype, max_batch
+    )
+    plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every)
+    settings.check(federation)
+    session = _Training(federation, settings, plan, torch.device(device), on_notice or (lambda _: None))
+    return session.run(None if out is None else Path(out), resume, on_round or (lambda _: None), should_stop or (lambda: False))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How long to go on, and how often to look."""
+
+    rounds: int | None
+    until_clock: float | None
+    evaluate_every: int | None
+    checkpoint_every: int | None
+
+    looks = 20
+
+    def __post_init__(self) -> None:
+        if (self.rounds is None) == (self.until_clock is None):
+            raise ConfigError("give either rounds=... or until_clock=..., to say when to stop")
+        if self.rounds is not None and self.rounds < 1:
+            raise ConfigError(f"rounds={self.rounds} must be 1 or more")
+        if self.until_clock is not None and not 0 < self.until_clock < math.inf:
+            raise ConfigError(f"until_clock={self.until_clock} must be a finite number above 0")
+        for name, value in (("evaluate_every", self.evaluate_every), ("checkpoint_every", self.checkpoint_every)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be 1 or more")
+
+    def fraction(self, round_: int, clock: float) -> float:
+        """How much of the run is done."""
+        return min(1.0, round_ / self.rounds if self.rounds is not None else clock / (self.until_clock or 1.0))
+
+    def is_done(self, round_: int, clock: float) -> bool:
+        """Whether to stop here."""
+        return self.fraction(round_, clock) >= 1.0
+
+    def is_look(self, before: tuple[int, float], after: tuple[int, float]) -> bool:
+        """Whether an evaluation falls due between two rounds."""
+        if self.is_done(*after):
+            return True
+        if self.evaluate_every is not None:
+            return after[0] % self.evaluate_every == 0
+        if self.rounds is not None:
+            return after[0] % max(1, self.rounds // self.looks) == 0
+        return int(self.fraction(*before) * self.looks) < int(self.fraction(*after) * self.looks)
+
+
+class _Training:
+    """One training from start (or checkpoint) to end."""
+
+    def __init__(
+        self, federation: Federation, settings: Settings, plan: _Plan, device: torch.device, notice: Callable[[str], None]
+    ) -> None:
+        self.federation = federation
+        self.settings = settings
+        self.plan = plan
+        self.numbers = settings.numbers(federation, device)
+        trainer = self.numbers.trainer
+        reason = trainer.check_vectorised(self.numbers.global_NF()[0])
+        if reason is not None:
+            notice(f"this model cannot be vectorised, so devices train one after another ({reason})")
+        self.evaluator = Evaluator(federation, trainer.objective, device)
+        self.machines = settings.machines(federation)
+        self.history = History()
+        self.scores = Scores((), {})
+        self.seconds = 0.0
+
+    def run(
+        self, out: Path | None, resume: bool, on_round: Callable[[Progress], None], should_stop: Callable[[], bool]
+    ) -> Run:
+        folder = None if out is None else RunFolder(out, self.settings.identity(self.federation))
+        log, checkpoint = (None, None) if folder is None else folder.resume() if resume else (folder.start(), None)
+        driver = Driver(self.machines, self.numbers, log)
+        self.simulation = Simulation(driver, self._schedule())
+        try:
+            if checkpoint is not None:
+                self._fast_forward(driver, checkpoint)
+            finished = self._play(folder, log, on_round, should_stop)
+            result = self._result(finished)
+            if log is not None and finished:
+                log.end({key: result.summary[key] for key in ("rounds", "clock", "digest")})
+        finally:
+            if log is not None:
+                log.close()
+        if out is not None:
+            result.save(out)
+        return result
+
+    def _schedule(self) -> Schedule:
+        s = self.settings
+        return Schedule(s.algorithm, s.clock, s.seed, s.active_of(self.federation), s.joins, s.leaves)
+
+    def _fast_forward(self, driver: Driver, checkpoint: Checkpoint) -> None:
+        """Time does not depend on numbers: play the schedule alone up to the checkpoint, then put its tensors in place."""
+        outline, log = NoNumbers(), driver.log
+        driver.numbers, driver.log = outline, None
+        while self.simulation.round < checkpoint.round:
+            self.simulation.play_round()
+        driver.numbers, driver.log = self.numbers, log
+        self.numbers.load_state(dict(checkpoint.tensors))
+        held = [outline.server_models.get(n, handle) for n, handle in enumerate(self.numbers.server_models)]
+        self.numbers.resume_at(held, outline.at_work)
+        if self.numbers.digest() != checkpoint.digest:
+            raise RecordError("the checkpoint is damaged: its tensors do not have the digest it names; remove it to start over")
+        self.history = checkpoint.history
+        self.seconds = checkpoint.seconds
+
+    def _play(
+        self, folder: RunFolder | None, log: LogWriter | None, on_round: Callable[[Progress], None], should_stop: Callable[[], bool]
+    ) -> bool:
+        simulation, plan = self.simulation, self.plan
+        if not self.history:
+            self._look()
+        began = time.perf_counter() - self.seconds
+        while not plan.is_done(simulation.round, simulation.now):
+            before = (simulation.round, simulation.now)
+            simulation.play_round()
+            after = (simulation.round, simulation.now)
+            look = plan.is_look(before, after)
+            if look:
+                self._look()
+            self.seconds = time.perf_counter() - began
+            stop = should_stop()
+            due = look if plan.checkpoint_every is None else after[0] % plan.checkpoint_every == 0
+            if folder is not None and log is not None and (due or stop or plan.is_done(*after)):
+                folder.write_checkpoint(self._checkpoint(log))
+            on_round(Progress(*after, plan.fraction(*after), self.history.last))
+            if stop:
+                return plan.is_done(*after)
+        return True
+
+    def _checkpoint(self, log: LogWriter) -> Checkpoint:
+        digest = self.numbers.digest()
+        return Checkpoint(self.simulation.round, log.sync(), self.seconds, digest, self.history, self.numbers.state())
+
+    # ------------------------------------------------------------------------------------------------------------- evaluation
+    def _members(self) -> list[tuple[int, int]]:
+        return [(device, server.server) for server in self.machines.servers for device in server.members]
+
+    def _look(self) -> None:
+        """Add a row to the history."""
+        numbers = self.numbers
+        numbers.flush()
+        z_VF = numbers.global_NF()
+        members = self._members()
+        self.scores = self.evaluator.scores(z_VF, {device: numbers.personal(device, server) for device, server in members})
+        mean_z = z_VF.double().mean(0)
+        distance = 0.0
+        if self.settings.algorithm.personal:
+            distance = sum(float((numbers.x_NF[d] - z_VF[n]).norm()) for d, n in members) / len(members)
+        personal = sorted(self.scores.devices.values())
+        self.history.append(
+            Row(
+                round=self.simulation.round,
+                clock=self.simulation.now,
+                activations=sum(device.activation for device in self.machines.devices.values()),
+                global_accuracy=_mean(self.scores.servers),
+                personal_accuracy=_mean(personal),
+                worst_decile=_mean(personal[: max(1, len(personal) // 10)]),
+                disagreement=float((z_VF.double() - mean_z).norm(dim=1).mean()),
+                distance=distance,
+            )
+        )
+
+    def _result(self, finished: bool) -> Run:
+        numbers, last = self.numbers, self.history.last
+        home = self.machines.home
+        personal = torch.stack([numbers.personal(device, home[device]) for device in range(self.federation.devices)])
+        summary = {
+            "algorithm": self.settings.algorithm.name,
+            "cloud": self.settings.cloud.name,
+            "rounds": self.simulation.round,
+            "clock": self.simulation.now,
+            "global_accuracy": last.global_accuracy,
+            "personal_accuracy": last.personal_accuracy,
+            "seconds": round(self.seconds, 3),
+            "digest": numbers.digest(),
+        }
+        return Run(
+            self.federation, self.history, personal.cpu(), numbers.global_NF().cpu(), summary, self.scores.devices, finished
+        )
+
+
+def replay(log: str | Path, federation: Federation, settings: Settings, *, device: str | torch.device = "cpu") -> dict[str, Any]:
+    """Recompute a recorded run from its event log alone; raises if a machine or the final digest disagrees with the record."""
+    reader = LogReader(Path(log))
+    if reader.header.get("identity") != json.loads(json.dumps(settings.identity(federation))):
+        raise RecordError(f"{log} was recorded with another federation or other settings than those given")
+    numbers = settings.numbers(federation, torch.device(device))
+    numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    machines = settings.machines(federation)
+    driver = Driver(machines, numbers)
+    clock = 0.0
+    for line, step in enumerate(reader, start=2):
+        if tuple(driver.deliver(step.time, step.actor, step.event)) != step.commands:
+            raise ReplayMismatch(f"{log} line {line}: {step.actor} now answers {step.event} differently than recorded")
+        clock = step.time
+    digest = numbers.digest()
+    if reader.end is not None and reader.end.get("digest") != digest:
+        raise ReplayMismatch(f"the replay of {log} ends with digest {digest[:16]}, the run ended with {str(reader.end.get('digest'))[:16]}")
+    rounds = machines.coordinator.round
+    return {"rounds": rounds, "clock": clock, "digest": digest, "complete": reader.end is not None}
+
+
+def _mean(values: tuple[float, ...] | list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

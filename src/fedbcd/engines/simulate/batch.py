@@ -1,0 +1,144 @@
+"""Training many devices at once: gather their mini-batches, run the algorithm on the stack, one vectorised gradient per step."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbcd.algorithm import draws
+from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.variants import Algorithm, FedBCDI, Rows, Work, penalties
+from fedbcd.data.federation import Federation
+from fedbcd.errors import ConfigError, NumericalError
+from fedbcd.protocol.messages import ModelRef
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One device's work: an activation (towards `model`) or an offline round."""
+
+    device: int
+    session: int
+    steps: int
+    model: ModelRef | None
+    offline: bool
+
+
+class Trainer:
+    """Runs jobs of one kind together. `max_batch` bounds how many; 1 means one at a time, and no result depends on another."""
+
+    def __init__(self, federation: Federation, algorithm: Algorithm, objective: Objective, seed: int, start: Tensor, max_batch: int | None) -> None:
+        if max_batch is not None and max_batch < 1:
+            raise ConfigError(f"max_batch={max_batch} must be 1 or more; leave it out to train all that is due together")
+        where = start.device
+        self.algorithm = algorithm
+        self.objective = objective.to(where)
+        self.seed = seed
+        self.max_batch = max_batch
+        self.one_by_one = max_batch == 1
+        self._transform = federation.transform
+        self._inputs, self._targets = federation.pool.inputs.to(where), federation.pool.targets.to(where)
+        self._positions, self._starts = federation.positions.to(where), federation.starts.to(where)
+        self._sizes = torch.tensor(federation.sizes, device=where)
+        self._penalty_N1 = penalties(algorithm, federation.devices).to(start)[:, None]
+        self._size_list = federation.sizes
+
+    def check_vectorised(self, start: Tensor) -> str | None:
+        """Fall back to one device at a time when the model cannot be vectorised; returns the reason, if so."""
+        if self.one_by_one:
+            return None
+        inputs, targets = self._fetch(self._positions[: min(2, self._size_list[0])], start.dtype)
+        reason = self.objective.why_not_vectorised(start, inputs, targets)
+        if reason is not None:
+            self.one_by_one, self.max_batch = True, 1
+        return reason
+
+    def parts(self, jobs: list[Job]) -> list[list[Job]]:
+        """Split jobs into batches that can run together: in descending order of steps; exact gradients need equal data sizes."""
+        groups: dict[int, list[Job]] = {}
+        exact = self.algorithm.batch == "all"
+        for job in sorted(jobs, key=lambda job: -job.steps):
+            groups.setdefault(self._size_list[job.device] if exact else 0, []).append(job)
+        size = self.max_batch or len(jobs)
+        return [group[k : k + size] for group in groups.values() for k in range(0, len(group), size)]
+
+    def run(self, jobs: list[Job], x_NF: Tensor, prev_NP: Tensor, anchor_NP: Tensor | None) -> tuple[Tensor, Tensor]:
+        """New (x, x_prev) of these devices. Rows are in the order of `jobs`, which is descending in steps."""
+        p = self.objective.layout.size_P
+        session = _Session(self, jobs, x_NF[:, p:])
+        work = Work([job.steps for job in jobs], session.gradient, anchor_NP, self._penalty_N1[[job.device for job in jobs]])
+        rows = Rows(x_NF[:, :p], prev_NP)
+        if jobs[0].offline:
+            assert isinstance(self.algorithm, FedBCDI)
+            rows = self.algorithm.offline_round(rows, work)
+        else:
+            rows = self.algorithm.device_round(rows, work)
+        session.check(rows.x_NP)
+        return torch.cat([rows.x_NP, session.buffers_NB], dim=1), rows.prev_NP
+
+    def batches(self, jobs: list[Job]) -> Tensor:
+        """Positions in the pool of every mini-batch of every step: (jobs, steps, R)."""
+        device = torch.tensor([job.device for job in jobs], device=self._starts.device)
+        if self.algorithm.batch == "all":
+            within = torch.arange(self._size_list[jobs[0].device], device=device.device).expand(len(jobs), jobs[0].steps, -1)
+        else:
+            session = torch.tensor([job.session for job in jobs], device=device.device)
+            within = draws.batch_positions(
+                self.seed, device, session, self._sizes[device], jobs[0].steps, self.algorithm.batch
+            )
+        return self._positions[self._starts[device][:, None, None] + within]
+
+    def gradients(self, params: Tensor, buffers: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradient, loss and new buffers of some devices on the mini-batches at these positions."""
+        inputs, targets = self._fetch(positions, params.dtype)
+        call = self.objective.gradients_one_by_one if self.one_by_one else self.objective.gradients
+        return call(params, buffers, inputs, targets)
+
+    def _fetch(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        targets = self._targets[positions]
+        return self._transform(self._inputs[positions], dtype), targets.to(dtype) if targets.is_floating_point() else targets
+
+
+class _Session:
+    """The mini-batch gradients of one batch of jobs; keeps buffers and losses on the way."""
+
+    def __init__(self, trainer: Trainer, jobs: list[Job], buffers_NB: Tensor) -> None:
+        self.trainer = trainer
+        self.jobs = jobs
+        self.buffers_NB = buffers_NB.clone()
+        self._losses: list[Tensor] = []
+        self._positions: Tensor | None = None
+
+    def gradient(self, k: int, ex: Tensor) -> Tensor:
+        """The gradients of the first len(ex) jobs in step k."""
+        n = len(ex)
+        if self._positions is None:
+            self._positions = self.trainer.batches(self.jobs)
+        if self.trainer.objective.stochastic:
+            with torch.random.fork_rng(devices=[ex.device] if ex.is_cuda else []):
+                first = self.jobs[0]
+                torch.manual_seed(hash((self.trainer.seed, first.device, first.session, k)) & ((1 << 62) - 1))
+                gradient, loss, buffers = self.trainer.gradients(ex, self.buffers_NB[:n], self._positions[:n, k])
+        else:
+            gradient, loss, buffers = self.trainer.gradients(ex, self.buffers_NB[:n], self._positions[:n, k])
+        self.buffers_NB[:n] = buffers
+        self._losses.append(loss)
+        return gradient
+
+    def check(self, x_NP: Tensor) -> None:
+        """Refuse values that are not finite, and say where the first one came from."""
+        if bool(torch.isfinite(x_NP).all()) and all(bool(torch.isfinite(loss).all()) for loss in self._losses):
+            return
+        for k, loss in enumerate(self._losses):
+            bad = (~torch.isfinite(loss)).nonzero()
+            if len(bad):
+                job = self.jobs[int(bad[0])]
+                raise NumericalError(
+                    f"the loss of device {job.device} is {float(loss[int(bad[0])])} in step {k + 1} of {job.steps} of its session "
+                    f"{job.session}; check its data, or use a smaller device_step (now {self.trainer.algorithm.device_step:g})"
+                )
+        job = self.jobs[int((~torch.isfinite(x_NP)).any(1).nonzero()[0])]
+        raise NumericalError(
+            f"the model of device {job.device} is no longer finite after its session {job.session}; "
+            f"use a smaller device_step (now {self.trainer.algorithm.device_step:g})"
+        )

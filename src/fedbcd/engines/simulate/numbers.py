@@ -1,0 +1,285 @@
+"""The numbers of a run: personal models as rows of stacked tensors, global models by handle, server sums in float64.
+
+Decision 3 of the architecture: a server needs sums, not models. It keeps sum gamma_i x_i over its members (FedBCD) or over the active
+ones (FedBCD-I and the baselines); an upload replaces the device's own last contribution. So a round's cost follows the active
+devices, not the population. Training is due only when its result is read: all that is pending then runs as one batch.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbcd.algorithm import cloud as cloud_step
+from fedbcd.algorithm.variants import Algorithm, cloud_weights
+from fedbcd.data.federation import Federation
+from fedbcd.engines.simulate.batch import Job, Trainer
+from fedbcd.protocol.clouds import Cloud, GraphCloud
+from fedbcd.protocol.messages import (
+    Absorb,
+    Actor,
+    Admit,
+    AdoptModel,
+    Command,
+    Dismiss,
+    Event,
+    MixModels,
+    ModelRef,
+    OfflineTrained,
+    OpenPhase,
+    Pull,
+    StepGlobal,
+    StepModel,
+    Train,
+    Trained,
+    number_of,
+    ref,
+)
+
+
+@dataclass(slots=True)
+class _Upload:
+    """What an activation changed: the row before and after it."""
+
+    before: Tensor | None
+    after: Tensor
+
+
+class StackedNumbers:
+    """All models of a federation, and the tensor work that machines ask for."""
+
+    def __init__(self, federation: Federation, algorithm: Algorithm, cloud: Cloud, trainer: Trainer, start: Tensor, late: set[int]) -> None:
+        """`start` is x(0); devices in `late` join later and are not counted before."""
+        self.algorithm = algorithm
+        self.cloud = cloud
+        self.trainer = trainer
+        self.servers = len(federation.servers)
+        self.size_P = trainer.objective.layout.size_P
+        self.models: dict[ModelRef, Tensor] = {}
+        self.server_models: list[ModelRef] = []
+        rows = federation.devices if algorithm.personal else 0
+        self.x_NF = start.repeat(rows, 1)
+        self.prev_NP = self.x_NF[:, : self.size_P].clone()
+        self.weights_N = cloud_weights(algorithm, federation.sizes).to(start.device)
+        self.mixing = [torch.tensor(m, dtype=torch.float64, device=start.device) for m in cloud.mixing] if isinstance(cloud, GraphCloud) else []
+        self._set_start(start)
+        self._count_members(federation, start, late)
+        self._at_work: dict[int, Train | Pull] = {}
+        self._pending: list[Job] = []
+        self._absorbing: list[tuple[int, int]] = []  # (server, device) in order of upload
+        self._uploads: dict[int, _Upload] = {}
+
+    def _set_start(self, start: Tensor) -> None:
+        for n in range(self.servers):
+            handle = ref("z", 0) if self.cloud.sync else ref("z", n, 0)
+            self.models[handle] = start.clone()
+            self.server_models.append(handle)
+
+    def _count_members(self, federation: Federation, start: Tensor, late: set[int]) -> None:
+        self.total_VF = torch.zeros(self.servers, len(start), dtype=torch.float64, device=start.device)
+        self.weight_V = [0.0] * self.servers
+        if self.algorithm.counts == "members":
+            for n, members in enumerate(federation.servers):
+                self.weight_V[n] = sum(float(self.weights_N[i]) for i in members if i not in late)
+                self.total_VF[n] = self.weight_V[n] * start.double()
+
+    # ------------------------------------------------------------------------------------------------------------ transitions
+    def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
+        """Take note of one transition."""
+        if isinstance(event, Trained):
+            self._finished(number_of(actor), event)
+        elif isinstance(event, OfflineTrained):
+            self._pending.append(Job(number_of(actor), event.session, event.steps, None, offline=True))
+        for command in commands:
+            match command:
+                case Train() | Pull():
+                    self._at_work[number_of(actor)] = command
+                case Absorb():
+                    self._absorbing.append((number_of(actor), command.device))
+                case OpenPhase():
+                    self._open(number_of(actor))
+                case StepModel():
+                    self._step(number_of(actor), command)
+                case AdoptModel():
+                    self._replace(number_of(actor), command.model)
+                case MixModels():
+                    self._mix(command)
+                case StepGlobal():
+                    self._step_global(command)
+                case Admit():
+                    self._admit(number_of(actor), command)
+                case Dismiss():
+                    self._dismiss(number_of(actor), command.device)
+
+    def _finished(self, device: int, event: Trained) -> None:
+        work = self._at_work.pop(device)
+        self._pending.append(Job(device, work.session, event.steps, work.model, offline=False))
+
+    def _open(self, server: int) -> None:
+        if self.algorithm.counts == "active":
+            self.total_VF[server] = 0.0
+            self.weight_V[server] = 0.0
+
+    # -------------------------------------------------------------------------------------------------------------- the cloud
+    def _step(self, server: int, command: StepModel) -> None:
+        self.flush()
+        mixed = self.models[command.mixed].double()
+        self.models[command.result] = self._stepped(mixed, self.total_VF[server], self.weight_V[server])
+        self._replace(server, command.result)
+
+    def _step_global(self, command: StepGlobal) -> None:
+        self.flush()
+        total, weight = self.total_VF.sum(0), sum(self.weight_V)
+        z = self.models[command.model].double()
+        for _ in range(command.iterations):
+            z = self._stepped(z, total, weight).double()
+        self.models[command.result] = z.to(self.x_NF.dtype)
+
+    def _stepped(self, mixed: Tensor, total: Tensor, weight: float) -> Tensor:
+        """Eqs. (5) and (6b) in float64, rounded once."""
+        if self.algorithm.server_step_form == "absolute":
+            z = cloud_step.server_step_absolute(mixed, total, weight, self.algorithm.server_step)
+        else:
+            z = cloud_step.server_step(mixed, total / weight, self.algorithm.server_step)
+        return z.to(self.x_NF.dtype)
+
+    def _mix(self, command: MixModels) -> None:
+        for handle in [h for h in self.models if h.startswith("w/")]:
+            del self.models[handle]  # every server of the last mix has stepped
+        z_BF = torch.stack([self.models[handle] for handle in command.models]).double()
+        if self.mixing:
+            weights = self.mixing[command.round % len(self.mixing)]
+            chosen = torch.tensor(command.servers, device=weights.device)
+            w_BF = cloud_step.mix(z_BF, weights[chosen][:, chosen])
+        else:
+            w_BF = cloud_step.mean(z_BF).expand(len(command.results), -1)
+        self.models |= {handle: w.to(self.x_NF.dtype) for handle, w in zip(command.results, w_BF, strict=True)}
+
+    def _replace(self, server: int, handle: ModelRef) -> None:
+        self.server_models[server] = handle
+        needed = {*self.server_models, *(work.model for work in self._at_work.values())}
+        for old in [h for h in self.models if h.startswith("z/") and h not in needed and h != handle]:
+            del self.models[old]
+
+    # ------------------------------------------------------------------------------------------------------------- membership
+    def _admit(self, server: int, command: Admit) -> None:
+        self.flush()
+        z = self.models[command.model]
+        if self.algorithm.personal:
+            self.x_NF[command.device] = z
+            self.prev_NP[command.device] = z[: self.size_P]
+        if self.algorithm.counts == "members":
+            self._add(server, [command.device], z[None])
+
+    def _dismiss(self, server: int, device: int) -> None:
+        self.flush()
+        self._at_work.pop(device, None)
+        upload = self._uploads.pop(device, None)
+        if self.algorithm.counts == "members":
+            copy = self.x_NF[device] if upload is None or upload.before is None else upload.before
+            self._add(server, [device], copy[None], sign=-1.0)
+
+    def _add(self, server: int, devices: list[int], rows: Tensor, sign: float = 1.0) -> None:
+        weights = sign * self.weights_N[devices]
+        self.total_VF[server] += weights @ rows.double()
+        self.weight_V[server] += float(weights.sum())
+
+    # ---------------------------------------------------------------------------------------------------------------- batches
+    def flush(self) -> None:
+        """Run all pending work: per device in order, over devices together."""
+        waves: dict[int, list[Job]] = defaultdict(list)
+        seen: dict[int, int] = defaultdict(int)
+        for job in self._pending:
+            waves[seen[job.device]].append(job)
+            seen[job.device] += 1
+        self._pending = []
+        for wave in waves.values():
+            for offline in (True, False):
+                jobs = [job for job in wave if job.offline is offline]
+                if jobs:
+                    self._run(jobs)
+        self._absorb()
+
+    def _run(self, jobs: list[Job]) -> None:
+        for part in self.trainer.parts(jobs):
+            devices = [job.device for job in part]
+            anchor_NF = self._anchors(part)
+            if self.algorithm.personal:
+                before, prev = self.x_NF[devices], self.prev_NP[devices]
+            else:
+                assert anchor_NF is not None
+                before, prev = anchor_NF, anchor_NF[:, : self.size_P]
+            after, prev = self.trainer.run(part, before, prev, None if anchor_NF is None else anchor_NF[:, : self.size_P])
+            if self.algorithm.personal:
+                self.x_NF[devices] = after
+                self.prev_NP[devices] = prev
+            if not part[0].offline:
+                keep = self.algorithm.counts == "members"
+                for k, device in enumerate(devices):
+                    self._uploads[device] = _Upload(before[k] if keep else None, after[k])
+
+    def _anchors(self, jobs: list[Job]) -> Tensor | None:
+        if jobs[0].offline:
+            return None
+        handles = {job.model: None for job in jobs if job.model is not None}
+        places = {handle: k for k, handle in enumerate(handles)}
+        stack = torch.stack([self.models[handle] for handle in handles])
+        return stack[[places[job.model] for job in jobs if job.model is not None]]
+
+    def _absorb(self) -> None:
+        """Add each server's uploads to its sum, in order of upload, one product per server."""
+        by_server: dict[int, list[int]] = defaultdict(list)
+        for server, device in self._absorbing:
+            by_server[server].append(device)
+        self._absorbing = []
+        for server, devices in by_server.items():
+            uploads = [self._uploads.pop(device) for device in devices]
+            rows = torch.stack([upload.after for upload in uploads]).double()
+            weights = self.weights_N[devices]
+            if self.algorithm.counts == "members":
+                rows -= torch.stack([upload.before for upload in uploads if upload.before is not None]).double()
+            else:
+                self.weight_V[server] += float(weights.sum())
+            self.total_VF[server] += weights @ rows
+
+    # --------------------------------------------------------------------------------------------------------------- the state
+    def global_NF(self) -> Tensor:
+        """z_n of every server, stacked."""
+        return torch.stack([self.models[handle] for handle in self.server_models])
+
+    def personal(self, device: int, server: int) -> Tensor:
+        """x_i; with a consensus algorithm that is z."""
+        return self.x_NF[device] if self.algorithm.personal else self.models[self.server_models[server]]
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint needs. Only valid between rounds, when nothing is pending."""
+        self.flush()
+        state = {"x": self.x_NF, "x_prev": self.prev_NP, "total": self.total_VF}
+        state["weight"] = torch.tensor(self.weight_V, dtype=torch.float64)
+        return state | {f"model:{handle}": model for handle, model in self.models.items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state`, on the device of the present tensors."""
+        self.x_NF.copy_(state["x"])
+        self.prev_NP.copy_(state["x_prev"])
+        self.total_VF.copy_(state["total"])
+        self.weight_V = [float(w) for w in state["weight"]]
+        where = self.x_NF.device
+        self.models = {k.removeprefix("model:"): v.to(where) for k, v in state.items() if k.startswith("model:")}
+
+    def resume_at(self, server_models: list[ModelRef], at_work: dict[int, Train | Pull]) -> None:
+        """After `load_state`: which handle each server holds, and which devices are busy with what."""
+        self.server_models = list(server_models)
+        self._at_work = dict(at_work)
+
+    def digest(self) -> str:
+        """A hash of all x_i, x_prev and z_n, bit for bit."""
+        self.flush()
+        digest = hashlib.sha256()
+        for tensor in (self.x_NF, self.prev_NP, self.global_NF()):
+            digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
+            digest.update(tensor.contiguous().cpu().view(torch.uint8).numpy().data)
+        return digest.hexdigest()

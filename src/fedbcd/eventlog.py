@@ -1,0 +1,162 @@
+"""The event log: an append-only record (JSON lines, versioned) of every event that a machine handled and every command it gave.
+
+Line 1 is the header: format version and the settings of the run. Each further line is one transition,
+    {"t": 3.25, "on": "server/3", "event": {"Uploaded": {...}}, "do": [{"Absorb": {...}}, ...]}
+and the last, once the run has ended, is {"end": {"rounds": ..., "clock": ..., "digest": ...}}. The log is the schedule: replay needs nothing else.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, get_type_hints
+
+from fedbcd.errors import RecordError
+from fedbcd.protocol import messages
+from fedbcd.protocol.messages import Actor, Command, Event
+
+VERSION = 1
+_TYPES: dict[str, type] = {
+    name: kind
+    for name, kind in vars(messages).items()
+    if isinstance(kind, type) and issubclass(kind, Event | Command) and kind not in (Event, Command)
+}
+_FIELDS: dict[type, tuple[str, ...]] = {kind: tuple(getattr(kind, "__slots__", ())) for kind in _TYPES.values()}
+_HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in _TYPES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One machine handled one event."""
+
+    time: float
+    actor: Actor
+    event: Event
+    commands: tuple[Command, ...]
+
+
+def encode(message: Event | Command) -> dict[str, Any]:
+    """A message as plain data."""
+    kind = type(message)
+    fields = {name: getattr(message, name) for name in _FIELDS[kind]}
+    if "message" in fields:
+        fields["message"] = encode(fields["message"])
+    return {kind.__name__: fields}
+
+
+def decode(data: Any) -> Event | Command:
+    """The inverse of `encode`; anything unexpected is a ValueError."""
+    if not (isinstance(data, dict) and len(data) == 1):
+        raise ValueError("a message is one name with its fields")
+    ((name, fields),) = data.items()
+    kind = _TYPES.get(name)
+    if kind is None or not isinstance(fields, dict) or set(fields) != set(_FIELDS[kind]):
+        raise ValueError(f"unknown message or fields: {name}")
+    values = {key: _decode_field(_HINTS[kind][key], value) for key, value in fields.items()}
+    message = kind(**values)
+    assert isinstance(message, Event | Command)
+    return message
+
+
+def _decode_field(hint: Any, value: Any) -> Any:
+    if hint is Event:
+        return decode(value)
+    if isinstance(value, list) and all(type(v) in (int, str) for v in value):
+        return tuple(value)
+    if type(value) is not hint:
+        raise ValueError(f"{value!r} is not of type {hint}")
+    return value
+
+
+class LogWriter:
+    """Appends to a log file. Lines are buffered; `sync` makes what was written so far durable and returns its length."""
+
+    def __init__(self, path: Path, header: dict[str, Any] | None = None, keep: int = 0) -> None:
+        """Start a new log with `header`, or go on with an old one after its first `keep` bytes."""
+        self._file: BinaryIO = path.open("xb" if header is not None else "r+b")
+        if header is not None:
+            self._write({"fedbcd_log": VERSION, **header})
+        else:
+            self._file.truncate(keep)
+            self._file.seek(keep)
+
+    def append(self, time: float, actor: Actor, event: Event, commands: list[Command]) -> None:
+        """Record one transition."""
+        self._write({"t": time, "on": actor, "event": encode(event), "do": [encode(c) for c in commands]})
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """Record how the run ended."""
+        self._write({"end": summary})
+
+    def sync(self) -> int:
+        """Make everything durable; the log's length in bytes."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Make everything durable and close."""
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+
+class LogReader:
+    """Reads a log; every complaint names the file and the line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.end: dict[str, Any] | None = None
+        if not path.is_file():
+            raise RecordError(f"there is no event log at {path}; a run folder holds one as events.jsonl")
+        self.header = self._header()
+
+    def _header(self) -> dict[str, Any]:
+        with self.path.open("rb") as file:
+            header = self._parse(1, file.readline())
+        if "fedbcd_log" not in header:
+            raise RecordError(f"{self.path} is not a fedbcd event log: its first line has no 'fedbcd_log' field")
+        if header["fedbcd_log"] != VERSION:
+            raise RecordError(
+                f"{self.path} is an event log of version {header['fedbcd_log']}; this fedbcd reads version {VERSION}"
+            )
+        return header
+
+    def __iter__(self) -> Iterator[Transition]:
+        with self.path.open("rb") as file:
+            file.readline()
+            for number, raw in enumerate(file, start=2):
+                if self.end is not None:
+                    raise RecordError(f"{self.path} line {number} comes after the end of the run; the log was tampered with")
+                line = self._parse(number, raw)
+                if "end" in line:
+                    self.end = line["end"]
+                    continue
+                yield self._transition(number, line)
+
+    def _parse(self, number: int, raw: bytes) -> dict[str, Any]:
+        try:
+            if not raw.endswith(b"\n"):
+                raise ValueError("no newline at its end")
+            line = json.loads(raw)
+            if not isinstance(line, dict):
+                raise ValueError("not an object")
+            return line
+        except (ValueError, RecursionError) as error:
+            raise RecordError(
+                f"{self.path} line {number} is damaged or cut short ({error}); resume the run, or replay an undamaged copy"
+            ) from None
+
+    def _transition(self, number: int, line: dict[str, Any]) -> Transition:
+        try:
+            event = decode(line["event"])
+            commands = tuple(decode(c) for c in line["do"])
+            if not isinstance(event, Event) or not all(isinstance(c, Command) for c in commands):
+                raise ValueError("an event and commands are expected")
+            return Transition(float(line["t"]), str(line["on"]), event, commands)  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(f"{self.path} line {number} is not a transition that this version knows: {error}") from None

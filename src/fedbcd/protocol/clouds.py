@@ -1,0 +1,82 @@
+"""The clouds a user can choose, as plain values; each knows how to make its coordinator."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedbcd.errors import ConfigError
+from fedbcd.protocol.coordinator import AsyncCoordinator, Coordinator, RigorousCoordinator, SyncCoordinator
+
+
+@dataclass(frozen=True, slots=True)
+class SyncCloud:
+    """All servers wait for all: one global model, updated when the last server has reported."""
+
+    name: ClassVar[str] = "sync"
+    sync: ClassVar[bool] = True
+
+    def coordinator(self, servers: int, iterations: int) -> Coordinator:
+        """A new coordinator for this many servers."""
+        return SyncCoordinator(range(servers), iterations)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncCloud:
+    """The first B = `first` servers to finish are mixed; the others go on undisturbed."""
+
+    first: int
+    name: ClassVar[str] = "async"
+    sync: ClassVar[bool] = False
+
+    def coordinator(self, servers: int, iterations: int) -> Coordinator:
+        """A new coordinator for this many servers."""
+        _check_first(self.first, servers)
+        return AsyncCoordinator(range(servers), self.first, iterations)
+
+
+@dataclass(frozen=True, slots=True)
+class RigorousCloud:
+    """Appendix A: numbered rounds; the first B = `first` are mixed, the others finish their phase and step alone."""
+
+    first: int
+    name: ClassVar[str] = "rigorous"
+    sync: ClassVar[bool] = False
+
+    def coordinator(self, servers: int, iterations: int) -> Coordinator:
+        """A new coordinator for this many servers."""
+        _check_first(self.first, servers)
+        return RigorousCoordinator(range(servers), self.first, iterations)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCloud:
+    """Eq. (6) with your own mixing coefficients a_nm: all servers exchange along a graph. Rows and columns sum to one.
+
+    `mixing` is one matrix, or several that are used in turn (a_nm may vary with the round, Assumption 3).
+    """
+
+    mixing: tuple[tuple[tuple[float, ...], ...], ...]
+    name: ClassVar[str] = "graph"
+    sync: ClassVar[bool] = False
+
+    def __init__(self, mixing: Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]) -> None:
+        matrices = mixing if mixing and isinstance(mixing[0][0], Sequence) else [mixing]
+        plain = tuple(tuple(tuple(float(a) for a in row) for row in matrix) for matrix in matrices)  # type: ignore[union-attr, arg-type]
+        object.__setattr__(self, "mixing", plain)
+
+    def coordinator(self, servers: int, iterations: int) -> Coordinator:
+        """A new coordinator for this many servers."""
+        if any(len(matrix) != servers for matrix in self.mixing):
+            raise ConfigError(f"the mixing matrix has {len(self.mixing[0])} rows for {servers} servers; give one row each")
+        return AsyncCoordinator(range(servers), servers, iterations, alike=False)
+
+
+Cloud = SyncCloud | AsyncCloud | RigorousCloud | GraphCloud
+CLOUDS: dict[str, type[SyncCloud] | type[AsyncCloud] | type[RigorousCloud] | type[GraphCloud]] = {
+    kind.name: kind for kind in (SyncCloud, AsyncCloud, RigorousCloud, GraphCloud)
+}
+
+
+def _check_first(first: int, servers: int) -> None:
+    if not 1 <= first <= servers:
+        raise ConfigError(f"first={first} must be between 1 and the {servers} servers; to wait for all, use SyncCloud()")

@@ -1,0 +1,212 @@
+"""The coordinator: decides which servers' models are mixed, and when. Three clouds, three small machines.
+
+It owns no data and does light work: it holds handles, a queue and, per server, the last thing it heard and said.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from fedbcd.errors import LocalProtocolError, RemoteProtocolError
+from fedbcd.protocol.messages import (
+    Command,
+    Event,
+    GlobalUpdated,
+    Isolated,
+    Mixed,
+    MixModels,
+    ModelRef,
+    Send,
+    ServerId,
+    ServerReady,
+    StepGlobal,
+    ref,
+    server_actor,
+)
+
+
+class Coordinator(Protocol):
+    """What the engines need of a coordinator: one method that changes it, and the number of finished rounds."""
+
+    round: int
+
+    def handle(self, event: Event) -> list[Command]:
+        """Advance by one event and return what is to be done."""
+        ...
+
+
+class SyncCoordinator:
+    """Sync-cloud (ii): "Once hearing from all cloud servers" it updates the one model and broadcasts it back."""
+
+    def __init__(self, servers: Sequence[ServerId], iterations: int = 1) -> None:
+        self.round = 0
+        self.iterations = iterations
+        self.model: ModelRef = ref("z", 0)
+        self._servers = tuple(sorted(servers))
+        self._ready: set[ServerId] = set()
+
+    def handle(self, event: Event) -> list[Command]:
+        """Advance by one event and return what is to be done. The only method that changes anything."""
+        ready = _server_ready(event, self._servers)
+        if ready.phase > self.round:
+            raise _from_the_future(ready, self.round)
+        if ready.phase < self.round:  # it missed the broadcast; `round` can be ahead of it by one only
+            return [self._broadcast(ready.server, self.round - 1)]
+        self._ready.add(ready.server)
+        if len(self._ready) < len(self._servers):
+            return []
+        return self._aggregate()
+
+    def _aggregate(self) -> list[Command]:
+        before, self.model = self.model, ref("z", self.round + 1)
+        step = StepGlobal(round=self.round, iterations=self.iterations, model=before, result=self.model)
+        self._ready.clear()
+        self.round += 1
+        return [step, *(self._broadcast(server, self.round - 1) for server in self._servers)]
+
+    def _broadcast(self, server: ServerId, phase: int) -> Send:
+        return Send(to=server_actor(server), message=GlobalUpdated(phase=phase, model=self.model))
+
+
+class AsyncCoordinator:
+    """Async-cloud (ii): "waits until it hears from the first B cloud servers", mixes those and answers those only.
+
+    Servers that were ready but not among the B stay queued, ahead of later ones. With `alike=False` (a mixing matrix) each
+    server of the mix gets its own w_n. With K_z = `iterations` > 1 the same B exchange their models K_z times.
+    """
+
+    def __init__(self, servers: Sequence[ServerId], first: int, iterations: int = 1, alike: bool = True) -> None:
+        self.round = 0
+        self.first = first
+        self.iterations = iterations
+        self._alike = alike
+        self._servers = tuple(sorted(servers))
+        self._heard: dict[ServerId, ServerReady] = {}
+        self._said: dict[ServerId, Mixed] = {}
+        self._queue: list[ServerReady] = []  # in order of arrival
+        self._group: dict[ServerId, ServerReady | None] = {}  # the B of the mix under way -> next iteration's model
+
+    def handle(self, event: Event) -> list[Command]:
+        """Advance by one event and return what is to be done. The only method that changes anything."""
+        ready = _server_ready(event, self._servers)
+        heard = self._heard.get(ready.server)
+        if heard is not None and (ready.phase, ready.iteration) <= (heard.phase, heard.iteration):
+            return self._repeat(ready)
+        in_group = ready.server in self._group
+        if in_group != (ready.iteration > 0):
+            raise RemoteProtocolError(f"{ready} does not fit: iteration 0 starts an exchange, later ones belong to one under way")
+        self._heard[ready.server] = ready
+        if in_group:
+            self._group[ready.server] = ready
+        else:
+            self._queue.append(ready)
+        return self._advance()
+
+    def _repeat(self, ready: ServerReady) -> list[Command]:
+        """A copy of what was heard before: if it has been answered, the answer was lost; otherwise it is still queued."""
+        said = self._said.get(ready.server)
+        if said is None or (said.phase, said.iteration) != (ready.phase, ready.iteration):
+            return []
+        return [Send(to=server_actor(ready.server), message=said)]
+
+    def _advance(self) -> list[Command]:
+        commands: list[Command] = []
+        while True:
+            if not self._group and len(self._queue) >= self.first:
+                self._group = {ready.server: ready for ready in self._queue[: self.first]}
+                del self._queue[: self.first]
+            group = [ready for ready in self._group.values() if ready is not None]
+            if not group or len(group) < len(self._group):
+                return commands
+            commands += self._mix(group)
+
+    def _mix(self, group: list[ServerReady]) -> list[Command]:
+        iteration = group[0].iteration
+        numbers = (self.round, iteration)
+        results = tuple(ref("w", *numbers) if self._alike else ref("w", *numbers, ready.server) for ready in group)
+        commands: list[Command] = [_mix_command(self.round, group, results)]
+        for ready, model in zip(group, results, strict=True):
+            self._said[ready.server] = Mixed(phase=ready.phase, iteration=iteration, model=model)
+            commands.append(Send(to=server_actor(ready.server), message=self._said[ready.server]))
+        if iteration + 1 < self.iterations:
+            self._group = dict.fromkeys(self._group)  # all B report again before the next iteration
+        else:
+            self._group = {}
+            self.round += 1
+        return commands
+
+
+class RigorousCoordinator:
+    """Rigorous Async-cloud (Appendix A): "only cloud-server models at round t will be accepted"; the rest are isolated."""
+
+    def __init__(self, servers: Sequence[ServerId], first: int, iterations: int = 1) -> None:
+        self.round = 0
+        self.first = first
+        self.iterations = iterations
+        self._servers = tuple(sorted(servers))
+        self._ready: dict[ServerId, ServerReady] = {}  # of this round and iteration, in order of arrival
+        self._group: frozenset[ServerId] = frozenset()  # the B of this round, while they iterate
+        self._iteration = 0
+        self._said: dict[ServerId, Mixed] = {}
+
+    def handle(self, event: Event) -> list[Command]:
+        """Advance by one event and return what is to be done. The only method that changes anything."""
+        ready = _server_ready(event, self._servers)
+        if (ready.phase, ready.iteration) > (self.round, self._iteration):
+            raise _from_the_future(ready, self.round)
+        if (ready.phase, ready.iteration) < (self.round, self._iteration):
+            return self._answer_late(ready)
+        if ready.iteration > 0 and ready.server not in self._group:
+            raise RemoteProtocolError(f"{ready} is not of the mix under way, which has servers {sorted(self._group)}")
+        self._ready[ready.server] = ready
+        return self._mix() if len(self._ready) == self.first else []
+
+    def _answer_late(self, ready: ServerReady) -> list[Command]:
+        said = self._said.get(ready.server)
+        if said is not None and (said.phase, said.iteration) == (ready.phase, ready.iteration):
+            return [Send(to=server_actor(ready.server), message=said)]
+        if said is not None and (said.phase, said.iteration) > (ready.phase, ready.iteration):
+            return []  # a copy from before its last answer
+        return [self._isolate(ready.server, ready.phase)]
+
+    def _mix(self) -> list[Command]:
+        group = list(self._ready.values())
+        result = ref("w", self.round, self._iteration)
+        commands: list[Command] = [_mix_command(self.round, group, (result,) * len(group))]
+        for ready in group:
+            self._said[ready.server] = Mixed(phase=self.round, iteration=self._iteration, model=result)
+            commands.append(Send(to=server_actor(ready.server), message=self._said[ready.server]))
+        if self._iteration == 0:
+            self._group = frozenset(self._ready)
+            commands += [self._isolate(server, self.round) for server in self._servers if server not in self._group]
+        self._ready = {}
+        self._iteration += 1
+        if self._iteration == self.iterations:
+            self.round += 1
+            self._iteration = 0
+            self._group = frozenset()
+        return commands
+
+    def _isolate(self, server: ServerId, phase: int) -> Send:
+        return Send(to=server_actor(server), message=Isolated(phase=phase))
+
+
+def _mix_command(round_: int, group: Sequence[ServerReady], results: tuple[ModelRef, ...]) -> MixModels:
+    servers, models = tuple(r.server for r in group), tuple(r.model for r in group)
+    return MixModels(round=round_, iteration=group[0].iteration, servers=servers, models=models, results=results)
+
+
+def _server_ready(event: Event, servers: Sequence[ServerId]) -> ServerReady:
+    if type(event) not in ACCEPTED:
+        raise LocalProtocolError(f"the coordinator cannot handle {event}")
+    assert isinstance(event, ServerReady)
+    if event.server not in servers:
+        raise RemoteProtocolError(f"unknown server {event.server}; known: {list(servers)[:20]}")
+    return event
+
+
+def _from_the_future(ready: ServerReady, round_: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"server {ready.server} reports round {ready.phase}, but round {round_} is not over")
+
+
+# A coordinator has no states of its own beyond its counters, so its table has one row: what it accepts, always.
+ACCEPTED: Mapping[type[Event], str] = {ServerReady: "queue it; mix as soon as enough are in"}

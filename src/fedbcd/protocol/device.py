@@ -1,0 +1,185 @@
+"""The device: asks, is activated, trains, uploads; with FedBCD-I it also trains offline and suspends itself.
+
+Nothing here knows a number of the model: `Train`, `Pull` and `TrainOffline` name what to compute.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from fedbcd.errors import LocalProtocolError, RemoteProtocolError
+from fedbcd.protocol.messages import (
+    Acknowledged,
+    Activated,
+    Actor,
+    Command,
+    DeviceId,
+    Event,
+    OfflineDue,
+    OfflineTrained,
+    Pull,
+    RetryDue,
+    Send,
+    Train,
+    Trained,
+    TrainOffline,
+    UpdateRequested,
+    Uploaded,
+    Woke,
+    ref,
+)
+
+
+class DeviceState(Enum):
+    """What the device is doing."""
+
+    IDLE = "idle"
+    OFFLINE = "training offline"
+    SUSPENDED = "suspended until the next activation"
+    ASKING = "waiting to be activated"
+    ASKING_OFFLINE = "training offline, waiting to be activated"
+    TRAINING = "working for an activation"
+    UPLOADING = "waiting for the acknowledgement"
+
+
+class Device:
+    """One device. `offline_limit` is None for FedBCD, FedAvg and FedProx; for FedBCD-I it is the number of offline rounds in a row."""
+
+    __slots__ = ("_granted", "activation", "device", "offline", "offline_limit", "server", "session", "state")
+
+    def __init__(self, device: DeviceId, server: Actor, offline_limit: int | None = None) -> None:
+        self.device = device
+        self.server = server
+        self.offline_limit = offline_limit
+        self.state = DeviceState.IDLE
+        self.activation = 0  # the next activation, or the one under way
+        self.session = 0  # the next session of mini-batch steps
+        self.offline = 0  # offline rounds since the last contact
+        self._granted: Activated | None = None  # came while training offline; starts when that ends
+
+    def handle(self, event: Event) -> list[Command]:
+        """Advance by one event and return what is to be done. The only method that changes anything."""
+        transition = TRANSITIONS.get((self.state, type(event)))
+        if transition is None:
+            raise LocalProtocolError(f"device {self.device} cannot handle {event} while {self.state.value}")
+        return transition(self, event)
+
+    # ------------------------------------------------------------------------------------------------------------ own timers
+    def _ask(self, _: Event) -> list[Command]:
+        self.state = DeviceState.ASKING_OFFLINE if self.state is DeviceState.OFFLINE else DeviceState.ASKING
+        return [self._request()]
+
+    def _start_offline(self, event: Event) -> list[Command]:
+        if self.offline_limit is None:
+            raise LocalProtocolError(f"device {self.device} got {event} but its algorithm does not train offline")
+        if self.offline >= self.offline_limit:  # asking while suspended: wait for the answer
+            return []
+        self.state = DeviceState.ASKING_OFFLINE if self.state is DeviceState.ASKING else DeviceState.OFFLINE
+        return [TrainOffline(session=self.session)]
+
+    def _retry(self, _: Event) -> list[Command]:
+        return [self._upload()] if self.state is DeviceState.UPLOADING else [self._request()]
+
+    # ---------------------------------------------------------------------------------------------------------- work finished
+    def _offline_done(self, event: Event) -> list[Command]:
+        assert isinstance(event, OfflineTrained)
+        if event.session != self.session:
+            raise LocalProtocolError(f"device {self.device} trains session {self.session}, not {event.session}")
+        self.session += 1
+        self.offline += 1
+        if self.state is DeviceState.OFFLINE:
+            suspended = self.offline_limit is not None and self.offline >= self.offline_limit
+            self.state = DeviceState.SUSPENDED if suspended else DeviceState.IDLE
+            return []
+        self.state = DeviceState.ASKING
+        if self._granted is None:
+            return []
+        granted, self._granted = self._granted, None
+        return self._start(granted)
+
+    def _trained(self, event: Event) -> list[Command]:
+        assert isinstance(event, Trained)
+        if event.activation != self.activation:
+            raise LocalProtocolError(f"device {self.device} works for activation {self.activation}, not {event.activation}")
+        if self.offline_limit is None:
+            self.session += 1
+        self.state = DeviceState.UPLOADING
+        return [self._upload()]
+
+    # ------------------------------------------------------------------------------------------------------ from the server
+    def _activated(self, event: Event) -> list[Command]:
+        assert isinstance(event, Activated)
+        if event.activation > self.activation:
+            raise RemoteProtocolError(
+                f"device {self.device} was activated for {event.activation} but has finished only {self.activation}; "
+                "its state is older than the server's"
+            )
+        if event.activation < self.activation or self.state in (DeviceState.TRAINING, DeviceState.UPLOADING):
+            return []  # a late copy
+        if self.state in (DeviceState.OFFLINE, DeviceState.ASKING_OFFLINE):
+            self.state = DeviceState.ASKING_OFFLINE
+            self._granted = event
+            return []
+        return self._start(event)
+
+    def _start(self, granted: Activated) -> list[Command]:
+        self.state = DeviceState.TRAINING
+        self.offline = 0
+        if self.offline_limit is None:
+            return [Train(activation=self.activation, session=self.session, model=granted.model)]
+        return [Pull(activation=self.activation, session=max(self.session - 1, 0), model=granted.model)]
+
+    def _acknowledged(self, event: Event) -> list[Command]:
+        assert isinstance(event, Acknowledged)
+        if event.activation > self.activation or (
+            event.activation == self.activation and self.state is not DeviceState.UPLOADING
+        ):
+            raise RemoteProtocolError(
+                f"device {self.device} got an acknowledgement of activation {event.activation}, which it has not uploaded"
+            )
+        if event.activation == self.activation:
+            self.activation += 1
+            self.state = DeviceState.IDLE
+        return []
+
+    def _ignore(self, _: Event) -> list[Command]:
+        return []
+
+    # -------------------------------------------------------------------------------------------------------------- messages
+    def _request(self) -> Send:
+        return Send(to=self.server, message=UpdateRequested(device=self.device, activation=self.activation))
+
+    def _upload(self) -> Send:
+        model = ref("x", self.device, self.activation)
+        return Send(to=self.server, message=Uploaded(device=self.device, activation=self.activation, model=model))
+
+
+_D = DeviceState
+TRANSITIONS: Mapping[tuple[DeviceState, type[Event]], Callable[[Device, Event], list[Command]]] = {
+    # a device can take part
+    (_D.IDLE, Woke): Device._ask,
+    (_D.SUSPENDED, Woke): Device._ask,
+    (_D.OFFLINE, Woke): Device._ask,
+    (_D.ASKING, Woke): Device._ignore,
+    (_D.ASKING_OFFLINE, Woke): Device._ignore,
+    (_D.TRAINING, Woke): Device._ignore,
+    (_D.UPLOADING, Woke): Device._ignore,
+    # FedBCD-I: it can train offline
+    (_D.IDLE, OfflineDue): Device._start_offline,
+    (_D.ASKING, OfflineDue): Device._start_offline,
+    (_D.SUSPENDED, OfflineDue): Device._ignore,
+    (_D.OFFLINE, OfflineDue): Device._ignore,
+    (_D.ASKING_OFFLINE, OfflineDue): Device._ignore,
+    (_D.TRAINING, OfflineDue): Device._ignore,
+    (_D.UPLOADING, OfflineDue): Device._ignore,
+    (_D.OFFLINE, OfflineTrained): Device._offline_done,
+    (_D.ASKING_OFFLINE, OfflineTrained): Device._offline_done,
+    # the exchange; a late or repeated message is normal in every state
+    **{(state, Activated): Device._activated for state in _D},
+    (_D.TRAINING, Trained): Device._trained,
+    **{(state, Acknowledged): Device._acknowledged for state in _D},
+    # no answer came
+    (_D.ASKING, RetryDue): Device._retry,
+    (_D.ASKING_OFFLINE, RetryDue): Device._retry,
+    (_D.UPLOADING, RetryDue): Device._retry,
+    **{(state, RetryDue): Device._ignore for state in (_D.IDLE, _D.OFFLINE, _D.SUSPENDED, _D.TRAINING)},
+}

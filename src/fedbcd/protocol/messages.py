@@ -1,0 +1,277 @@
+"""The vocabulary of the protocol: events are past facts, commands are imperative, both are frozen values.
+
+A message between two actors *is* the event that its receiver handles: `Send(to=server(3), message=Uploaded(...))`.
+Models appear as handles (`ModelRef`): `x/42/9` device 42 after activation 9, `z/3/17` version 17 of server 3's model, `z/17` the
+coordinator's model (Sync-cloud), `w/5/0/3` what server 3 gets from mix 5, iteration 0. The engine holds the tensors.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+DeviceId: TypeAlias = int
+ServerId: TypeAlias = int
+ModelRef: TypeAlias = str
+Actor: TypeAlias = str
+
+COORDINATOR: Actor = "coordinator"
+
+
+def device_actor(device: DeviceId) -> Actor:
+    """The address of a device."""
+    return f"device/{device}"
+
+
+def server_actor(server: ServerId) -> Actor:
+    """The address of a server."""
+    return f"server/{server}"
+
+
+def number_of(actor: Actor) -> int:
+    """The number in the address of a device or server."""
+    return int(actor.rpartition("/")[2])
+
+
+def ref(kind: str, *numbers: int) -> ModelRef:
+    """A model handle, e.g. `ref("z", 3, 17)` is `z/3/17`."""
+    return "/".join((kind, *map(str, numbers)))
+
+
+class Event:
+    """Something that has happened."""
+
+    __slots__ = ()
+
+
+class Command:
+    """Something that the engine is to do."""
+
+    __slots__ = ()
+
+
+# ---------------------------------------------------------------------------------------------------------- events, any machine
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    """The machine may begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDue(Event):
+    """No answer came in time; say the last thing again."""
+
+
+# -------------------------------------------------------------------------------------------------------------- events, device
+@dataclass(frozen=True, slots=True)
+class Woke(Event):
+    """The device is idle, charged and connected: it can take part."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineDue(Event):
+    """The device is idle and charged, connected or not: time for an offline round (FedBCD-I)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineTrained(Event):
+    """An offline round has ended after `steps` mini-batch steps."""
+
+    session: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activated(Event):
+    """The server has let the device in and sent its global model."""
+
+    activation: int
+    model: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained(Event):
+    """The local work of an activation has ended after `steps` steps."""
+
+    activation: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged(Event):
+    """The server has the upload of this activation for good."""
+
+    activation: int
+
+
+# -------------------------------------------------------------------------------------------------------------- events, server
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRequested(Event):
+    """A device asks to take part; `activation` is its own counter, a retry repeats it."""
+
+    device: DeviceId
+    activation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploaded(Event):
+    """A device has sent its personal model."""
+
+    device: DeviceId
+    activation: int
+    model: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLost(Event):
+    """An activated device has not been heard from in time; another may have its place."""
+
+    device: DeviceId
+    activation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceJoined(Event):
+    """A new member; it starts from the server's model."""
+
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLeft(Event):
+    """A member has gone for good; its copy no longer counts."""
+
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed(Event):
+    """The coordinator has mixed this server's model of `phase` with the others': w_n = `model`."""
+
+    phase: int
+    iteration: int
+    model: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalUpdated(Event):
+    """Sync-cloud: the coordinator has a new global model."""
+
+    phase: int
+    model: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolated(Event):
+    """Rigorous Async-cloud: round `phase` was mixed without this server."""
+
+    phase: int
+
+
+# --------------------------------------------------------------------------------------------------------- events, coordinator
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReady(Event):
+    """A server has ended its response-and-update phase; `phase` is its own counter, a retry repeats it."""
+
+    server: ServerId
+    phase: int
+    iteration: int
+    model: ModelRef
+
+
+# -------------------------------------------------------------------------------------------------------------------- commands
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send(Command):
+    """Deliver `message` to `to`; it may arrive late, twice or out of order."""
+
+    to: Actor
+    message: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train(Command):
+    """Take ASPG steps towards the data and `model`, then report Trained (Algorithm 1, lines 5-11)."""
+
+    activation: int
+    session: int
+    model: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOffline(Command):
+    """Take ASPG steps on the data alone, then report OfflineTrained (Algorithm 2, lines 5-11)."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull(Command):
+    """Take penalty steps towards `model`, as many as in `session`, then report Trained (Algorithm 2, lines 14-18)."""
+
+    activation: int
+    session: int
+    model: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPhase(Command):
+    """Accept update requests: the response-and-update phase begins."""
+
+    phase: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absorb(Command):
+    """Replace the server's copy of this device's model by the uploaded one."""
+
+    device: DeviceId
+    activation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit(Command):
+    """Start a new device from `model`, and count it."""
+
+    device: DeviceId
+    model: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dismiss(Command):
+    """Stop counting a device."""
+
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepModel(Command):
+    """Take one server step, eq. (6b), from w_n = `mixed`; call the outcome `result`."""
+
+    mixed: ModelRef
+    model: ModelRef
+    result: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptModel(Command):
+    """Sync-cloud: the coordinator's model becomes the server's."""
+
+    model: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixModels(Command):
+    """Mix the servers' models, eq. (6a); server k of `servers` gets `results[k]`."""
+
+    round: int
+    iteration: int
+    servers: tuple[ServerId, ...]
+    models: tuple[ModelRef, ...]
+    results: tuple[ModelRef, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGlobal(Command):
+    """Sync-cloud: update the one global model from all servers' sums, eq. (5), `iterations` times."""
+
+    round: int
+    iterations: int
+    model: ModelRef
+    result: ModelRef

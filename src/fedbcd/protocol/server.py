@@ -1,0 +1,274 @@
+"""The server: collects q uploads (the paper's "response and update" phase), reports, and steps when the coordinator answers.
+
+The same machine serves the three clouds. They differ in one thing: what ends the wait. Sync-cloud: `GlobalUpdated`. Async-cloud:
+`Mixed`. Rigorous Async-cloud: `Mixed`, or `Isolated`, after which the server steps alone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+
+from fedbcd.errors import LocalProtocolError, RemoteProtocolError
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Absorb,
+    Acknowledged,
+    Activated,
+    Admit,
+    AdoptModel,
+    Command,
+    DeviceId,
+    DeviceJoined,
+    DeviceLeft,
+    DeviceLost,
+    Dismiss,
+    Event,
+    GlobalUpdated,
+    Isolated,
+    Mixed,
+    ModelRef,
+    OpenPhase,
+    RetryDue,
+    Send,
+    ServerId,
+    ServerReady,
+    Started,
+    StepModel,
+    UpdateRequested,
+    Uploaded,
+    device_actor,
+    ref,
+)
+
+
+class ServerState(Enum):
+    """What the server is doing."""
+
+    NEW = "not started"
+    COLLECTING = "in its response-and-update phase"
+    WAITING = "waiting for the coordinator"
+
+
+class Server:
+    """One server: its members (Q_n), the number of uploads that ends a phase (q = `active`), K_z = `iterations`."""
+
+    def __init__(
+        self, server: ServerId, members: Iterable[DeviceId], active: int, iterations: int = 1, sync: bool = False
+    ) -> None:
+        self.server = server
+        self.active = active
+        self.iterations = iterations
+        self.sync = sync
+        self.state = ServerState.NEW
+        self.phase = -1
+        self.iteration = 0  # of the cloud's K_z, while waiting
+        self.received = 0  # uploads of this phase
+        self.model: ModelRef = ref("z", 0) if sync else ref("z", server, 0)
+        self._version = 0
+        self._isolated_through = -1
+        self._last = dict.fromkeys(members, -1)  # member -> its last accepted activation
+        self._left: dict[DeviceId, int] = {}
+        self._asking: dict[DeviceId, int] = {}  # in order of arrival
+        self._working: dict[DeviceId, Activated] = {}
+        self._lost: dict[DeviceId, Activated] = {}  # given up, but welcome if it does arrive
+        self._held: list[tuple[DeviceId, int]] = []  # uploads that came while waiting; they count in the next phase
+
+    @property
+    def members(self) -> tuple[DeviceId, ...]:
+        """The devices of this server, Q_n."""
+        return tuple(self._last)
+
+    def is_working(self, device: DeviceId) -> bool:
+        """Whether the device is busy with an activation."""
+        return device in self._working
+
+    def handle(self, event: Event) -> list[Command]:
+        """Advance by one event and return what is to be done. The only method that changes anything."""
+        transition = TRANSITIONS.get((self.state, type(event)))
+        if transition is None:
+            raise LocalProtocolError(f"server {self.server} cannot handle {event} while {self.state.value}")
+        return transition(self, event)
+
+    # -------------------------------------------------------------------------------------------------------------- devices
+    def _requested(self, event: Event) -> list[Command]:
+        assert isinstance(event, UpdateRequested)
+        if self._is_gone(event.device):
+            return []
+        last = self._last[event.device]
+        if event.activation > last + 1:
+            raise RemoteProtocolError(
+                f"device {event.device} asks for activation {event.activation}, but server {self.server} has accepted only "
+                f"{last + 1}; its next is {last + 1}"
+            )
+        if event.activation <= last:
+            return []  # a late copy
+        working = self._working.get(event.device) or self._lost.get(event.device)
+        if working is not None:
+            return [Send(to=device_actor(event.device), message=working)]  # the first answer was lost
+        self._asking[event.device] = event.activation
+        return self._activate_next() if self.state is ServerState.COLLECTING else []
+
+    def _activate_next(self) -> list[Command]:
+        commands: list[Command] = []
+        while self._asking and self.received + len(self._working) < self._needed():
+            device = next(iter(self._asking))
+            self._working[device] = Activated(activation=self._asking.pop(device), model=self.model)
+            commands.append(Send(to=device_actor(device), message=self._working[device]))
+        return commands
+
+    def _uploaded(self, event: Event) -> list[Command]:
+        assert isinstance(event, Uploaded)
+        if self._is_gone(event.device):
+            return []
+        acknowledge = Send(to=device_actor(event.device), message=Acknowledged(activation=event.activation))
+        if event.activation <= self._last[event.device]:
+            return [acknowledge]  # the first acknowledgement was lost
+        activated = self._working.get(event.device) or self._lost.get(event.device)
+        if activated is None or activated.activation != event.activation:
+            raise RemoteProtocolError(
+                f"device {event.device} uploads activation {event.activation}, which server {self.server} has not started"
+            )
+        self._working.pop(event.device, None)
+        self._lost.pop(event.device, None)
+        self._last[event.device] = event.activation
+        if self.state is ServerState.WAITING:
+            self._held.append((event.device, event.activation))
+            return [acknowledge]
+        self.received += 1
+        return [Absorb(device=event.device, activation=event.activation), acknowledge, *self._end_if_complete()]
+
+    def _device_lost(self, event: Event) -> list[Command]:
+        assert isinstance(event, DeviceLost)
+        working = self._working.get(event.device)
+        if working is None or working.activation != event.activation:
+            return []  # it has uploaded meanwhile
+        self._lost[event.device] = self._working.pop(event.device)
+        return self._activate_next() if self.state is ServerState.COLLECTING else []
+
+    def _joined(self, event: Event) -> list[Command]:
+        assert isinstance(event, DeviceJoined)
+        if event.device in self._last:
+            return []
+        self._last[event.device] = self._left.pop(event.device, -1)
+        return [Admit(device=event.device, model=self.model)]
+
+    def _device_left(self, event: Event) -> list[Command]:
+        assert isinstance(event, DeviceLeft)
+        if event.device not in self._last:
+            return []
+        if len(self._last) == 1:
+            raise LocalProtocolError(
+                f"device {event.device} is the last of server {self.server} and cannot leave; remove the server instead"
+            )
+        self._left[event.device] = self._last.pop(event.device)
+        for table in (self._asking, self._working, self._lost):
+            table.pop(event.device, None)
+        self._held = [(device, activation) for device, activation in self._held if device != event.device]
+        dismiss = Dismiss(device=event.device)
+        if self.state is not ServerState.COLLECTING:
+            return [dismiss]
+        return [dismiss, *self._activate_next(), *self._end_if_complete()]
+
+    def _is_gone(self, device: DeviceId) -> bool:
+        """Whether a message is a late one of a device that has left; a device that never belonged here is refused."""
+        if device not in self._last and device not in self._left:
+            raise RemoteProtocolError(
+                f"device {device} is not a member of server {self.server}; its members are {sorted(self._last)[:20]}"
+            )
+        return device in self._left
+
+    def _needed(self) -> int:
+        return min(self.active, len(self._last))
+
+    # ---------------------------------------------------------------------------------------------------------------- phases
+    def _open(self) -> list[Command]:
+        self.state = ServerState.COLLECTING
+        self.phase += 1
+        self.iteration = 0
+        held, self._held = self._held, []
+        self.received = len(held)
+        absorbs = [Absorb(device=device, activation=activation) for device, activation in held]
+        return [OpenPhase(phase=self.phase), *absorbs, *self._activate_next(), *self._end_if_complete()]
+
+    def _end_if_complete(self) -> list[Command]:
+        if self.received < self._needed():
+            return []
+        self.state = ServerState.WAITING
+        return self._step_alone() if self._isolated_through >= self.phase else [self._report()]
+
+    def _report(self) -> Send:
+        model = ref("s", self.server, self.phase) if self.sync else self.model
+        ready = ServerReady(server=self.server, phase=self.phase, iteration=self.iteration, model=model)
+        return Send(to=COORDINATOR, message=ready)
+
+    def _retry(self, _: Event) -> list[Command]:
+        return [self._report()]
+
+    def _ignore(self, _: Event) -> list[Command]:
+        return []
+
+    # ------------------------------------------------------------------------------------------------------------- the cloud
+    def _step(self, mixed: ModelRef) -> StepModel:
+        before = self.model
+        self._version += 1
+        self.model = ref("z", self.server, self._version)
+        return StepModel(mixed=mixed, model=before, result=self.model)
+
+    def _mixed(self, event: Event) -> list[Command]:
+        assert isinstance(event, Mixed)
+        if self._is_late(event.phase, event.iteration):
+            return []
+        step = self._step(event.model)
+        self.iteration += 1
+        return [step, self._report()] if self.iteration < self.iterations else [step, *self._open()]
+
+    def _global_updated(self, event: Event) -> list[Command]:
+        assert isinstance(event, GlobalUpdated)
+        if self._is_late(event.phase, 0):
+            return []
+        self.model = event.model
+        return [AdoptModel(model=event.model), *self._open()]
+
+    def _isolated(self, event: Event) -> list[Command]:
+        assert isinstance(event, Isolated)
+        self._isolated_through = max(self._isolated_through, event.phase)
+        if self.state is ServerState.WAITING and self._isolated_through >= self.phase and self.iteration == 0:
+            return self._step_alone()
+        return []
+
+    def _step_alone(self) -> list[Command]:
+        """Appendix A (iv): use w_n = z_n in update (6), then enter the next round."""
+        steps = [self._step(self.model) for _ in range(self.iterations)]
+        return [*steps, *self._open()]
+
+    def _is_late(self, phase: int, iteration: int) -> bool:
+        """Whether an answer of the coordinator is a copy of an earlier one; one that was never asked for is refused."""
+        asked = (self.phase, self.iteration) if self.state is ServerState.WAITING else (self.phase, -1)
+        if (phase, iteration) > asked:
+            raise RemoteProtocolError(
+                f"server {self.server} got the answer to phase {phase}.{iteration}, but has reported only {asked[0]}.{asked[1]}"
+            )
+        return (phase, iteration) < asked
+
+
+_S = ServerState
+_ANSWERS: Mapping[type[Event], Callable[[Server, Event], list[Command]]] = {
+    Mixed: Server._mixed,
+    GlobalUpdated: Server._global_updated,
+    Isolated: Server._isolated,
+}
+_DEVICES: Mapping[type[Event], Callable[[Server, Event], list[Command]]] = {
+    UpdateRequested: Server._requested,
+    Uploaded: Server._uploaded,
+    DeviceLost: Server._device_lost,
+    DeviceJoined: Server._joined,
+    DeviceLeft: Server._device_left,
+}
+TRANSITIONS: Mapping[tuple[ServerState, type[Event]], Callable[[Server, Event], list[Command]]] = {
+    (_S.NEW, Started): lambda server, _: server._open(),
+    # devices are heard in every phase; while waiting, requests queue and uploads are held for the next phase
+    **{(state, event): handler for state in (_S.COLLECTING, _S.WAITING) for event, handler in _DEVICES.items()},
+    # the coordinator's answers; one that comes while collecting is a late copy (or, Isolated, an early notice)
+    **{(state, event): handler for state in (_S.COLLECTING, _S.WAITING) for event, handler in _ANSWERS.items()},
+    (_S.COLLECTING, RetryDue): Server._ignore,
+    (_S.WAITING, RetryDue): Server._retry,
+}

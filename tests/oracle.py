@@ -1,0 +1,412 @@
+"""The oracle: the paper's algorithms in float64, one device at a time, line by line, as slow and literal as possible.
+
+It judges the package under test and therefore shares nothing with it: numpy and the standard library only.
+"A1.7" and "A2.7" are line 7 of the paper's Algorithm 1 (FedBCD) and Algorithm 2 (FedBCD-I); "SPEC 7" is item 7 of
+SPEC.md. Random draws and the order of events are those of docs/determinism.md.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+MASK = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE = 1, 2, 3, 4, 5
+
+Mean = np.ndarray | None  # of no models there is none
+
+
+def mix(h: int) -> int:
+    """The bit mixer of docs/determinism.md, section 1."""
+    h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & MASK
+    return h ^ (h >> 31)
+
+
+def address(seed: int, stream: int, *parts: int) -> int:
+    """The 64 random bits that belong to one place of use."""
+    h = mix((seed + (stream + 1) * GOLDEN) & MASK)
+    for part in parts:
+        h = mix((h + (part + 1) * GOLDEN) & MASK)
+    return h
+
+
+def below(h: int, n: int) -> int:
+    """A whole number in 0 .. n-1."""
+    return ((h >> 32) * n) >> 32
+
+
+def unit(h: int) -> float:
+    """A float64 between 0 and 1."""
+    return ((h >> 12) + 0.5) * 2.0**-52
+
+
+@dataclass
+class Problem:
+    """Who owns what: the devices of each server, their data (as gradients), the start x(0) and the set X."""
+
+    servers: list[list[int]]
+    sizes: dict[int, int]
+    gradient: Callable[[int, np.ndarray, list[int] | None], np.ndarray]
+    start: np.ndarray
+    project: Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass
+class Settings:
+    """How it is solved. `server_step` is the relative eta_z of SPEC 4."""
+
+    algorithm: str
+    cloud: str
+    first: int
+    active: int
+    available: int
+    offline_limit: int
+    penalty: dict[int, float]
+    device_step: float
+    momentum: float
+    server_step: float
+    steps: tuple[int, int]
+    batch: int | None
+    cloud_iterations: int
+    rounds: int
+    seed: int
+    arrival_quantile: Callable[[float], float]
+    step_quantile: Callable[[float], float]
+    joins: dict[int, int] = field(default_factory=dict)
+    leaves: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Result:
+    """The state after the last mix; `x` covers every device that was ever a member (one that left keeps its model)."""
+
+    x: dict[int, np.ndarray]
+    x_prev: dict[int, np.ndarray]
+    z: list[np.ndarray]
+    clock: float
+    mixes: list[tuple[float, tuple[int, ...]]]
+    activations: list[tuple[float, int, int, int]]
+    trace: list[tuple[np.ndarray, ...]]
+
+
+@dataclass
+class Device:
+    """x_i and the iterate before it; counters of sessions, activations and offline rounds since the last contact."""
+
+    x: np.ndarray
+    x_prev: np.ndarray
+    sessions: int = 0
+    activations: int = 0
+    offline: int = 0
+    busy: bool = False
+
+
+@dataclass
+class Server:
+    """z_n, the last copy of x_i of every current member, and the state of the response-and-update phase."""
+
+    z: np.ndarray
+    copies: dict[int, np.ndarray]
+    available: list[int] = field(default_factory=list)
+    phases: int = 0
+    selected: list[int] = field(default_factory=list)
+    missing: int = 0
+    is_open: bool = False
+    round: int = 0
+
+
+def steps_of(settings: Settings, device: int, session: int) -> int:
+    """K_i of one session (SPEC 1)."""
+    low, high = settings.steps
+    return low + below(address(settings.seed, STEPS, device, session), high - low + 1)
+
+
+def draw_batch(settings: Settings, device: int, session: int, step: int, size: int) -> list[int] | None:
+    """A1.7, A2.7: randomly draw R samples stored on the device (None: all of them, exact gradients)."""
+    if settings.batch is None:
+        return None
+    return [below(address(settings.seed, BATCH, device, session, step, r), size) for r in range(settings.batch)]
+
+
+def train(
+    problem: Problem,
+    settings: Settings,
+    device: int,
+    session: int,
+    iterates: tuple[np.ndarray, np.ndarray],
+    anchor: np.ndarray,
+    penalty: float,
+    momentum: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """One session: A1.5-11 with penalty gamma_i towards anchor z_n; A2.5-11 with penalty 0. Returns (x, x_prev)."""
+    x, x_prev = iterates  # A1.5
+    for k in range(steps_of(settings, device, session)):  # A1.6
+        samples = draw_batch(settings, device, session, k, problem.sizes[device])  # A1.7
+        ex = x + momentum * (x - x_prev)  # A1.8
+        g = problem.gradient(device, ex, samples) + penalty * (ex - anchor)  # A1.9
+        x, x_prev = problem.project(ex - settings.device_step * g), x  # A1.9
+    return x, x_prev  # A1.11
+
+
+def pull_to_server(
+    problem: Problem, steps: int, x: np.ndarray, x_prev: np.ndarray, z: np.ndarray, penalty: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """A2.14-18, the penalty loop; it also writes x_prev (SPEC 7). Returns (x, x_prev)."""
+    for _ in range(steps):  # A2.15
+        x, x_prev = problem.project(x - penalty * (x - z)), x  # A2.16
+    return x, x_prev  # A2.18
+
+
+def weighted_mean(weights: Sequence[float], models: Sequence[np.ndarray]) -> Mean:
+    """sum w_i x_i / sum w_i, or None where there is nothing to average."""
+    total = float(sum(weights))
+    if total == 0.0:
+        return None
+    return np.asarray(np.sum([w * x for w, x in zip(weights, models, strict=True)], axis=0) / total)
+
+
+def server_step(w: np.ndarray, m: Mean, eta: float) -> np.ndarray:
+    """A1.20, A2.24 in the relative form of SPEC 4: w - eta_z (w - m). Without devices the sum is empty, so w stays."""
+    return w if m is None else w - eta * (w - m)
+
+
+def check(problem: Problem, settings: Settings) -> None:
+    """Refuse what the paper does not define."""
+    if settings.algorithm not in ("fedbcd", "fedbcd-i", "fedavg", "fedprox"):
+        raise ValueError(f"unknown algorithm {settings.algorithm!r}")
+    if settings.cloud not in ("sync", "async", "rigorous"):
+        raise ValueError(f"unknown cloud {settings.cloud!r}")
+    if settings.algorithm in ("fedavg", "fedprox") and settings.cloud != "sync":
+        raise ValueError("FedAvg and FedProx run under Sync-cloud only (SPEC 8)")
+    if settings.cloud != "sync" and not 1 <= settings.first <= len(problem.servers):
+        raise ValueError("first (B) must lie between 1 and the number of servers")
+    if any(settings.joins.get(i, -1) >= t for i, t in settings.leaves.items()):
+        raise ValueError("a device can leave only after it has joined")
+
+
+class Simulation:
+    """Devices, servers and coordinator, driven by a heap of (time, order of cause, what happens)."""
+
+    def __init__(self, problem: Problem, settings: Settings) -> None:
+        check(problem, settings)
+        self.problem = problem
+        self.settings = settings
+        self.servers = [Server(problem.start.copy(), {}) for _ in problem.servers]  # A1.1: z_n(0) = x(0)
+        self.devices: dict[int, Device] = {}
+        for n, members in enumerate(problem.servers):
+            for i in members:
+                if i not in settings.joins:
+                    self.admit(n, i)  # A1.1: x_i(-1,0) = x_i(-1,-1) = x(0)
+        self.round = 0
+        self.clock = 0.0
+        self.queue: list[int] = []
+        self.events: list[tuple[float, int, Callable[[float], None]]] = []
+        self.caused = 0
+        self.mixes: list[tuple[float, tuple[int, ...]]] = []
+        self.activations: list[tuple[float, int, int, int]] = []
+        self.trace: list[tuple[np.ndarray, ...]] = []
+
+    def run(self) -> Result:
+        """Events in order of time, equal times in order of cause, until the T-th mix and the steps it releases."""
+        if self.settings.rounds > 0:
+            self.start_round(0.0, list(range(len(self.servers))))
+        while self.round < self.settings.rounds:  # A1.2
+            time, _, happen = heapq.heappop(self.events)
+            happen(time)
+        return Result(  # A1.25
+            x={i: d.x.copy() for i, d in self.devices.items()},
+            x_prev={i: d.x_prev.copy() for i, d in self.devices.items()},
+            z=[s.z.copy() for s in self.servers],
+            clock=self.clock,
+            mixes=self.mixes,
+            activations=self.activations,
+            trace=self.trace,
+        )
+
+    def later(self, time: float, happen: Callable[[float], None]) -> None:
+        """Put one event on the heap."""
+        heapq.heappush(self.events, (time, self.caused, happen))
+        self.caused += 1
+
+    # ---- the start of a coordinator round: docs/determinism.md, section 2, points 1 to 3 ----
+
+    def start_round(self, time: float, released: list[int]) -> None:
+        """Joins and leaves, offline rounds of FedBCD-I, then the released servers open a phase."""
+        for n, members in enumerate(self.problem.servers):
+            for i in members:
+                if self.settings.joins.get(i) == self.round:
+                    self.admit(n, i)
+                if self.settings.leaves.get(i) == self.round:
+                    self.dismiss(n, i)
+        if self.settings.algorithm == "fedbcd-i":
+            for server in self.servers:
+                self.offline_round(server)
+        for n in released:
+            self.open_phase(time, n)
+
+    def admit(self, n: int, i: int) -> None:
+        """A joining device starts with x = x_prev = z_n, and that copy counts in m from then on."""
+        z = self.servers[n].z
+        self.devices[i] = Device(z.copy(), z.copy())
+        self.servers[n].copies[i] = z.copy()
+
+    def dismiss(self, n: int, i: int) -> None:
+        """A leaving device is dropped from its server's copies and from m; its model remains its own."""
+        server = self.servers[n]
+        if server.is_open and i in server.selected:
+            raise NotImplementedError(f"device {i} leaves while it is selected in an open phase")
+        del server.copies[i]
+
+    def offline_round(self, server: Server) -> None:
+        """A2.3 draws the available devices; A2.4-12: those neither busy nor suspended train without penalty."""
+        s = self.settings
+        order = sorted(server.copies, key=lambda i: (unit(address(s.seed, AVAILABLE, i, self.round)), i))
+        server.available = order[: s.available]
+        for i in server.available:  # A2.4
+            d = self.devices[i]
+            if d.busy or d.offline >= s.offline_limit:  # SPEC 7: at most 4 rounds in a row, then it waits
+                continue
+            d.x, d.x_prev = train(self.problem, s, i, d.sessions, (d.x, d.x_prev), d.x, 0.0, s.momentum)  # A2.5-11
+            d.sessions += 1
+            d.offline += 1
+
+    # ---- the response-and-update phase of a server ----
+
+    def open_phase(self, time: float, n: int) -> None:
+        """A1.3, A2.3: the clock model activates the q earliest arrivals among the candidates."""
+        s, server = self.settings, self.servers[n]
+        candidates = server.available if s.algorithm == "fedbcd-i" else list(server.copies)
+        phase = server.phases
+        server.phases += 1
+        delays = [(s.arrival_quantile(unit(address(s.seed, ARRIVAL, i, phase))), i) for i in candidates]
+        earliest = sorted(delays)[: s.active]
+        server.selected = [i for _, i in earliest]
+        server.missing = len(earliest)
+        server.is_open = True
+        for delay, i in earliest:
+            self.later(time + delay, partial(self.ask, n=n, i=i))
+        if not earliest:
+            self.later(time, partial(self.end_phase, n=n))
+
+    def ask(self, time: float, n: int, i: int) -> None:
+        """Device i asks, gets z_n and is busy until it uploads, K_i step times later."""
+        d, s = self.devices[i], self.settings
+        number = d.activations
+        d.activations += 1
+        d.busy = True
+        k, x, x_prev = self.activate(n, i)
+        one_step = s.step_quantile(unit(address(s.seed, PROCESS, i, number)))
+        news = (i, number, k, x, x_prev)
+        self.later(time + k * one_step, partial(self.upload, n=n, news=news))
+
+    def activate(self, n: int, i: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """The device's side of one activation: (K_i, x_i, x_prev)."""
+        d, s, z = self.devices[i], self.settings, self.servers[n].z
+        if s.algorithm == "fedbcd-i":  # A2.13-19, with K_i of the device's latest session
+            k = steps_of(s, i, max(d.sessions - 1, 0))
+            return (k, *pull_to_server(self.problem, k, d.x, d.x_prev, z, s.penalty[i]))
+        session = d.sessions
+        d.sessions += 1
+        k = steps_of(s, i, session)
+        if s.algorithm == "fedbcd":  # A1.4-12: momentum crosses rounds (SPEC 2)
+            return (k, *train(self.problem, s, i, session, (d.x, d.x_prev), z, s.penalty[i], s.momentum))
+        if s.algorithm == "fedprox":  # SPEC 8: from x = x_prev = z
+            return (k, *train(self.problem, s, i, session, (z, z), z, s.penalty[i], s.momentum))
+        return (k, *train(self.problem, s, i, session, (z, z), z, 0.0, 0.0))  # FedAvg: plain SGD from z
+
+    def upload(self, time: float, n: int, news: tuple[int, int, int, np.ndarray, np.ndarray]) -> None:
+        """x_i(t+1) arrives: the server replaces its copy. The q-th upload ends the phase."""
+        i, number, k, x, x_prev = news
+        d, server = self.devices[i], self.servers[n]
+        d.x, d.x_prev = x, x_prev
+        d.busy = False
+        d.offline = 0
+        server.copies[i] = x.copy()  # A1.14: the copies of the others stay as they are
+        self.activations.append((time, i, number, k))
+        server.missing -= 1
+        if server.missing == 0:
+            self.end_phase(time, n)
+
+    def end_phase(self, time: float, n: int) -> None:
+        """Report to the coordinator; an isolated server (rigorous Async-cloud) steps alone and goes on at once."""
+        server = self.servers[n]
+        server.is_open = False
+        if self.settings.cloud == "rigorous" and server.round < self.round:
+            self.mix_and_step([n])  # Appendix A (iv): w_n = z_n
+            server.round += 1
+            self.open_phase(time, n)
+            return
+        self.queue.append(n)
+        needed = len(self.servers) if self.settings.cloud == "sync" else self.settings.first
+        if len(self.queue) >= needed:
+            group, self.queue = self.queue[:needed], self.queue[needed:]
+            self.coordinate(time, sorted(group) if self.settings.cloud == "sync" else group)
+
+    # ---- the aggregation phases of coordinator and servers ----
+
+    def coordinate(self, time: float, group: list[int]) -> None:
+        """One coordinator round ends: mix, step, and start the next one."""
+        if self.settings.algorithm in ("fedavg", "fedprox"):
+            self.average_models()
+        elif self.settings.cloud == "sync":
+            self.sync_step()
+        else:
+            self.mix_and_step(group)
+        for n in group:
+            self.servers[n].round += 1
+        self.clock = time
+        self.mixes.append((time, tuple(group)))
+        self.trace.append(tuple(s.z.copy() for s in self.servers))
+        self.round += 1
+        if self.round < self.settings.rounds:
+            self.start_round(time, group)
+
+    def counted(self, n: int) -> list[int]:
+        """SPEC 5: FedBCD counts all members in m (A1.20), the others only the active ones Q_n(t) (A2.24)."""
+        server = self.servers[n]
+        return list(server.copies) if self.settings.algorithm == "fedbcd" else server.selected
+
+    def mean_of(self, group: Sequence[int]) -> Mean:
+        """m = sum gamma_i x_i / sum gamma_i over the devices that count, of the given servers together."""
+        pairs = [(self.settings.penalty[i], self.servers[n].copies[i]) for n in group for i in self.counted(n)]
+        return weighted_mean([gamma for gamma, _ in pairs], [x for _, x in pairs])
+
+    def sync_step(self) -> None:
+        """Equation (5), K_z times: z <- z - eta_z (z - m), m over all servers' devices together."""
+        m = self.mean_of(range(len(self.servers)))
+        z = self.servers[0].z  # A1.16
+        for _ in range(self.settings.cloud_iterations):  # A1.17
+            z = server_step(z, m, self.settings.server_step)  # A1.19-20 with |V| = 1
+        for server in self.servers:
+            server.z = z.copy()  # A1.23
+
+    def mix_and_step(self, group: list[int]) -> None:
+        """Equation (6), K_z times, with a_nm = 1/B inside the group; the other servers are unchanged."""
+        means = {n: self.mean_of([n]) for n in group}
+        z = {n: self.servers[n].z for n in group}  # A1.16
+        for _ in range(self.settings.cloud_iterations):  # A1.17
+            w = np.sum([z[n] for n in group], axis=0) / len(group)  # A1.19
+            z = {n: server_step(w, means[n], self.settings.server_step) for n in group}  # A1.20
+        for n in group:
+            self.servers[n].z = z[n].copy()  # A1.23
+
+    def average_models(self) -> None:
+        """SPEC 8: z is the average of the active devices' models, weighted by data size; every device then holds z."""
+        chosen = [(self.problem.sizes[i], s.copies[i]) for s in self.servers for i in s.selected]
+        z = weighted_mean([size for size, _ in chosen], [x for _, x in chosen])
+        if z is None:
+            return
+        for server in self.servers:
+            server.z = z.copy()
+            for i in server.copies:
+                self.devices[i].x = z.copy()
+                self.devices[i].x_prev = z.copy()
+
+
+def run(problem: Problem, settings: Settings) -> Result:
+    """One run of `rounds` coordinator rounds."""
+    return Simulation(problem, settings).run()
