@@ -1,1 +1,51 @@
-"""x"""
+"""FedBCD: personal and global models at once, across many devices and several servers (Wu et al., AAAI 2021)."""
+
+from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.variants import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
+from fedbcd.data.datasets import Samples, load_dataset
+from fedbcd.data.federation import Federation, accuracy
+from fedbcd.data.partition import Partition, diversity
+from fedbcd.engines.run import Progress, Run, Settings, replay, train
+from fedbcd.engines.simulate.delays import Clock, Constant, Exponential, LogNormal, Trace, Uniform, Weibull
+from fedbcd.history import History, Row
+from fedbcd.protocol.clouds import AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
+
+__version__ = "0.1.0"
+__all__ = [
+    "Algorithm",
+    "AsyncCloud",
+    "Ball",
+    "Box",
+    "Clock",
+    "Cloud",
+    "Constant",
+    "Exponential",
+    "FedAvg",
+    "FedBCD",
+    "FedBCDI",
+    "FedProx",
+    "Federation",
+    "GraphCloud",
+    "History",
+    "LogNormal",
+    "NoProjection",
+    "Partition",
+    "Progress",
+    "Projection",
+    "RigorousCloud",
+    "Row",
+    "Run",
+    "Samples",
+    "Settings",
+    "Simplex",
+    "SyncCloud",
+    "TensorBoxes",
+    "Trace",
+    "Uniform",
+    "Weibull",
+    "accuracy",
+    "diversity",
+    "load_dataset",
+    "replay",
+    "train",
+]

@@ -2,7 +2,8 @@
 
 Line 1 is the header: format version and the settings of the run. Each further line is one transition,
     {"t": 3.25, "on": "server/3", "event": {"Uploaded": {...}}, "do": [{"Absorb": {...}}, ...]}
-and the last, once the run has ended, is {"end": {"rounds": ..., "clock": ..., "digest": ...}}. The log is the schedule: replay needs nothing else.
+and the last, once the run has ended, is {"end": {"rounds": ..., "clock": ..., "digest": ...}}.
+The log is the schedule: replay needs nothing else.
 """
 
 import json
@@ -121,9 +122,7 @@ class LogReader:
         if "fedbcd_log" not in header:
             raise RecordError(f"{self.path} is not a fedbcd event log: its first line has no 'fedbcd_log' field")
         if header["fedbcd_log"] != VERSION:
-            raise RecordError(
-                f"{self.path} is an event log of version {header['fedbcd_log']}; this fedbcd reads version {VERSION}"
-            )
+            raise RecordError(f"{self.path} is an event log of version {header['fedbcd_log']}; this fedbcd reads version {VERSION}")
         return header
 
     def __iter__(self) -> Iterator[Transition]:

@@ -101,7 +101,7 @@ class History(Sequence[Row]):
 
 
 def _row(record: dict[str, str]) -> Row:
-    return Row(**{name: int(record[name]) if name in _WHOLE else float(record[name]) for name in COLUMNS})
+    return Row(*(int(record[name]) if name in _WHOLE else float(record[name]) for name in COLUMNS))  # type: ignore[arg-type]
 
 
 def _same(a: Row, b: Row) -> bool:

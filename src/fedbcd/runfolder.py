@@ -36,9 +36,10 @@ class Checkpoint:
 class RunFolder:
     """One run on disk. `identity` is what makes it this run and no other: federation, algorithm, cloud, clock, seed."""
 
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+    def __init__(self, path: Path, identity: dict[str, Any], job: dict[str, Any]) -> None:
         self.path = path
         self.identity = identity
+        self.header = {"identity": identity, "job": job}
         self.events = path / "events.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
 
@@ -51,7 +52,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             if any(p.name != "config.toml" for p in self.path.iterdir()):
                 raise RecordError(f"{self.path} is not empty; choose a new folder with --out")
-            return LogWriter(self.events, {"identity": self.identity})
+            return LogWriter(self.events, self.header)
         except OSError as error:
             raise RecordError(f"cannot write to {self.path}: {error.strerror}; choose another folder with --out") from None
 
@@ -65,7 +66,7 @@ class RunFolder:
             )
         if not self.checkpoint.exists():
             self.events.unlink()
-            return LogWriter(self.events, {"identity": self.identity}), None
+            return LogWriter(self.events, self.header), None
         checkpoint = self._read_checkpoint()
         if self.events.stat().st_size < checkpoint.log_bytes:
             raise RecordError(

@@ -29,7 +29,7 @@ _FIRST = _signed(0xBF58476D1CE4E5B9)
 _SECOND = _signed(0x94D049BB133111EB)
 
 
-def _mix(h: Any) -> Any:
+def _mix(h: Ints) -> Ints:
     """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
     h = (h ^ ((h >> 30) & ((1 << 34) - 1))) * _FIRST
     h = (h ^ ((h >> 27) & ((1 << 37) - 1))) * _SECOND
@@ -46,15 +46,15 @@ def _mix_int(h: int) -> int:
 
 def address(seed: int, stream: int, first: Ints, *rest: Ints) -> Ints:
     """Hash an address. The parts are integer arrays of one kind that broadcast against each other; each has at least one axis."""
-    h: Any = _mix_int(seed + (stream + 1) * _GOLDEN)
-    for part in (first, *rest):
+    h = _mix(_mix_int(seed + (stream + 1) * _GOLDEN) + (first + 1) * _GOLDEN)
+    for part in rest:
         h = _mix(h + (part + 1) * _GOLDEN)
-    return h  # type: ignore[no-any-return]
+    return h
 
 
 def below(h: Ints, bound: Any) -> Ints:
     """Whole numbers in 0 .. bound-1; `bound` is at most 2^31 and may be an array."""
-    return (((h >> 32) & ((1 << 32) - 1)) * bound) >> 32
+    return (((h >> 32) & ((1 << 32) - 1)) * bound) >> 32  # type: ignore[no-any-return]
 
 
 def unit(h: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -80,7 +80,9 @@ def unit_one(seed: int, stream: int, *parts: int) -> float:
     return ((address_one(seed, stream, *parts) >> 12) + 0.5) * 2.0**-52
 
 
-def batch_positions(seed: int, device_N: torch.Tensor, session_N: torch.Tensor, size_N: torch.Tensor, steps: int, batch: int) -> torch.Tensor:
+def batch_positions(
+    seed: int, device_N: torch.Tensor, session_N: torch.Tensor, size_N: torch.Tensor, steps: int, batch: int
+) -> torch.Tensor:
     """Mini-batches of `steps` steps as positions within each device's own samples: shape (N, steps, batch)."""
     k = torch.arange(steps, device=device_N.device)[None, :, None]
     r = torch.arange(batch, device=device_N.device)[None, None, :]

@@ -35,9 +35,7 @@ class Layout:
         floating = ((n, b.shape) for n, b in module.named_buffers() if b.is_floating_point())
         self.buffers: tuple[Slot, ...] = tuple(_slots(floating, self.size_P))
         self.size_F = self.buffers[-1].stop if self.buffers else self.size_P
-        self.counters: dict[str, Tensor] = {
-            n: b.detach().clone() for n, b in module.named_buffers() if not b.is_floating_point()
-        }
+        self.counters: dict[str, Tensor] = {n: b.detach().clone() for n, b in module.named_buffers() if not b.is_floating_point()}
 
     def flatten(self, module: nn.Module, dtype: torch.dtype) -> Tensor:
         """The module's parameters and floating-point buffers as one vector (F,)."""
@@ -47,14 +45,13 @@ class Layout:
 
     def parameters_of(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views of the parameters of one model (P,) or a stack (N, P)."""
-        return {s.name: flat[..., s.start : s.stop].unflatten(-1, s.shape or (1,)).reshape(*flat.shape[:-1], *s.shape) for s in self.parameters}
+        lead = flat.shape[:-1]
+        return {s.name: flat[..., s.start : s.stop].reshape(*lead, *s.shape) for s in self.parameters}
 
     def buffers_of(self, flat: Tensor) -> dict[str, Tensor]:
         """Named copies of the buffers of one model or a stack; `flat` holds the buffers only."""
         p = self.size_P
-        return {
-            s.name: flat[..., s.start - p : s.stop - p].reshape(*flat.shape[:-1], *s.shape).clone() for s in self.buffers
-        }
+        return {s.name: flat[..., s.start - p : s.stop - p].reshape(*flat.shape[:-1], *s.shape).clone() for s in self.buffers}
 
     def join(self, tensors: dict[str, Tensor], slots: tuple[Slot, ...], like: Tensor) -> Tensor:
         """The inverse of the views: a dictionary of (stacked) tensors as flat vectors."""

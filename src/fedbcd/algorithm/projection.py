@@ -38,7 +38,7 @@ class NoProjection:
         """x itself."""
         return x
 
-    def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
+    def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:  # noqa: ARG002
         """True."""
         return True
 
@@ -80,7 +80,7 @@ class Ball:
     def project(self, x: Tensor) -> Tensor:
         """Scale down rows that are too long."""
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = (self.radius / norm.clamp_min(self.radius)).clamp_max(1.0)
+        scale: Tensor = self.radius / norm.clamp_min(self.radius)
         return x * scale
 
     def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
@@ -136,10 +136,7 @@ class TensorBoxes:
         if total != x.shape[-1]:
             raise ConfigError(f"tensor boxes cover {total} parameters, the model has {x.shape[-1]}; give one box per tensor")
         lengths = torch.tensor([s[0] for s in self.segments], device=x.device)
-        low, high = (
-            torch.tensor([s[k] for s in self.segments], device=x.device, dtype=x.dtype).repeat_interleave(lengths)
-            for k in (1, 2)
-        )
+        low, high = (torch.tensor([s[k] for s in self.segments], device=x.device, dtype=x.dtype).repeat_interleave(lengths) for k in (1, 2))
         return low, high
 
     def project(self, x: Tensor) -> Tensor:

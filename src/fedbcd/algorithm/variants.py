@@ -6,35 +6,20 @@ the step of length 1.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.device import aspg, penalty_steps
-from fedbcd.algorithm.projection import Box, Projection
+from fedbcd.algorithm.device import Rows, Work, aspg, penalty_steps
+from fedbcd.algorithm.projection import PROJECTIONS, Box, Projection
+from fedbcd.config import NESTED
 from fedbcd.errors import ConfigError
 
 Batch = int | Literal["all"]
 Form = Literal["relative", "absolute"]
-
-
-class Rows(NamedTuple):
-    """The state of some devices: x and x_prev, parameters only."""
-
-    x_NP: Tensor
-    prev_NP: Tensor
-
-
-class Work(NamedTuple):
-    """What the devices of one batch are to do. Rows are in descending order of `steps` (K_i)."""
-
-    steps: list[int]
-    gradient: Callable[[int, Tensor], Tensor]  # (k, ex) -> mini-batch gradients in step k of the first len(ex) rows
-    anchor_NP: Tensor | None  # z_n of each device's server
-    penalty_N1: Tensor  # gamma_i
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +61,7 @@ class FedBCD(_DeviceSettings):
 
     def device_round(self, rows: Rows, work: Work) -> Rows:
         """Algorithm 1, lines 5-11."""
-        return Rows(*aspg(*rows, *work, self.device_step, self.momentum, self.projection))
+        return aspg(rows, work, self.device_step, self.momentum, self.projection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +95,11 @@ class FedBCDI(_DeviceSettings):
 
     def offline_round(self, rows: Rows, work: Work) -> Rows:
         """Algorithm 2, lines 5-11: ASPG without the penalty."""
-        return Rows(*aspg(*rows, *work._replace(anchor_NP=None), self.device_step, self.momentum, self.projection))
+        return aspg(rows, work._replace(anchor_NP=None), self.device_step, self.momentum, self.projection)
 
     def device_round(self, rows: Rows, work: Work) -> Rows:
         """Algorithm 2, lines 14-18: penalty steps; x_prev is the last iterate but one."""
-        assert work.anchor_NP is not None
-        return Rows(*penalty_steps(*rows, work.steps, work.anchor_NP, work.penalty_N1, self.projection))
+        return penalty_steps(rows, work, self.projection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +124,7 @@ class FedProx(_DeviceSettings):
 
     def device_round(self, rows: Rows, work: Work) -> Rows:
         """K_i ASPG steps from x = x_prev = z."""
-        return Rows(*aspg(*rows, *work, self.device_step, self.momentum, self.projection))
+        return aspg(rows, work, self.device_step, self.momentum, self.projection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,13 +143,14 @@ class FedAvg(_DeviceSettings):
 
     def device_round(self, rows: Rows, work: Work) -> Rows:
         """K_i plain steps from z."""
-        return Rows(*aspg(*rows, *work._replace(anchor_NP=None), self.device_step, 0.0, self.projection))
+        return aspg(rows, work._replace(anchor_NP=None), self.device_step, 0.0, self.projection)
 
 
 Algorithm = FedBCD | FedBCDI | FedProx | FedAvg
 ALGORITHMS: dict[str, type[FedBCD] | type[FedBCDI] | type[FedProx] | type[FedAvg]] = {
     kind.name: kind for kind in (FedBCD, FedBCDI, FedProx, FedAvg)
 }
+NESTED["projection"] = PROJECTIONS
 
 
 def penalties(algorithm: Algorithm, devices: int) -> Tensor:

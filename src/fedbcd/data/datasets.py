@@ -65,7 +65,10 @@ def load_mnist(folder: Path | None) -> LoadedDataset:
     root = _data_folder(folder, "mnist")
     parts = {name: _read_idx(root, name) for name in _MNIST_FILES}
     train, test = (
-        Samples(torch.from_numpy(parts[f"{split}-images-idx3-ubyte"]), torch.from_numpy(parts[f"{split}-labels-idx1-ubyte"]).long())
+        Samples(
+            torch.from_numpy(parts[f"{split}-images-idx3-ubyte"]),
+            torch.from_numpy(parts[f"{split}-labels-idx1-ubyte"]).long(),
+        )
         for split in ("train", "t10k")
     )
     return LoadedDataset(train, test, Scale(255.0, 0.1307, 0.3081), 10)
@@ -81,7 +84,12 @@ def load_dataset(name: str, folder: Path | None = None) -> LoadedDataset:
     return DATASETS[name](folder)
 
 
-_MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_MNIST_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 def _data_folder(folder: Path | None, name: str) -> Path:

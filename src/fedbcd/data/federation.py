@@ -3,6 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Federation:
         _check_parts(parts)
         pool = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
         bounds = torch.tensor([0, *(len(p) for p in parts)]).cumsum(0)
-        self._set(model, loss, pool, [torch.arange(a, b) for a, b in zip(bounds, bounds[1:], strict=False)], servers)
+        self._set(model, loss, pool, [torch.arange(a, b) for a, b in pairwise(bounds)], servers)
         self._set_evaluation(None if test is None else _samples("the test set", test), metric, transform, None)
 
     @classmethod
@@ -99,9 +100,7 @@ class Federation:
         self.starts = torch.tensor([0, *self.sizes[:-1]]).cumsum(0)
         self.servers = _servers(servers, len(owned))
 
-    def _set_evaluation(
-        self, test: Samples | None, metric: Metric, transform: Transform, labels: Sequence[tuple[int, ...]] | None
-    ) -> None:
+    def _set_evaluation(self, test: Samples | None, metric: Metric, transform: Transform, labels: Sequence[tuple[int, ...]] | None) -> None:
         self.test = test
         self.metric = metric
         self.transform = transform
@@ -162,7 +161,10 @@ def _check_parts(parts: Sequence[Samples]) -> None:
     for i, part in enumerate(parts):
         if len(part) == 0:
             raise DataError(f"device {i} has no samples; leave it out, or give it data")
-        for kind, mine, first in (("inputs", part.inputs, parts[0].inputs), ("targets", part.targets, parts[0].targets)):
+        for kind, mine, first in (
+            ("inputs", part.inputs, parts[0].inputs),
+            ("targets", part.targets, parts[0].targets),
+        ):
             if mine.dtype != first.dtype:
                 raise DataError(f"device {i} has {kind} of {mine.dtype}, device 0 of {first.dtype}; use one dtype for all")
             if mine.shape[1:] != first.shape[1:]:
@@ -177,7 +179,7 @@ def _servers(servers: int | Sequence[Sequence[int]], devices: int) -> list[list[
         if not 1 <= servers <= devices:
             raise ConfigError(f"servers={servers} must be between 1 and the {devices} devices")
         bounds = [round(k * devices / servers) for k in range(servers + 1)]
-        return [list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [list(range(a, b)) for a, b in pairwise(bounds)]
     groups = [list(group) for group in servers]
     flat = sorted(device for group in groups for device in group)
     if flat != list(range(devices)) or not all(groups):

@@ -14,19 +14,20 @@ from torch import Tensor, nn
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.params import Layout
-from fedbcd.algorithm.variants import Algorithm, FedBCDI, penalties
+from fedbcd.algorithm.variants import ALGORITHMS, Algorithm, FedBCDI, penalties
+from fedbcd.config import choose
 from fedbcd.data.federation import Federation
 from fedbcd.describe import describe
 from fedbcd.engines.driver import Driver, Machines, NoNumbers
 from fedbcd.engines.simulate.batch import Trainer
-from fedbcd.engines.simulate.delays import Clock
+from fedbcd.engines.simulate.delays import DELAYS, Clock
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
 from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.errors import ConfigError, RecordError, ReplayMismatch
 from fedbcd.eventlog import LogReader, LogWriter
 from fedbcd.history import History, Row
-from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
+from fedbcd.protocol.clouds import CLOUDS, Cloud, GraphCloud, SyncCloud
 from fedbcd.runfolder import Checkpoint, RunFolder, read_tensors, write_tensors
 
 
@@ -79,7 +80,11 @@ class Run:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self.history.write_csv(path / "history.csv")
-        summary = {"summary": json.dumps(self.summary), "scores": json.dumps(self.personal_scores), "fedbcd_models": "1"}
+        summary = {
+            "summary": json.dumps(self.summary),
+            "scores": json.dumps(self.personal_scores),
+            "fedbcd_models": "1",
+        }
         write_tensors(path / "models.safetensors", {"x": self.personal_NF, "z": self.global_VF}, summary)
 
     @classmethod
@@ -207,6 +212,7 @@ def train(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     max_batch: int | None = None,
+    record: Mapping[str, Any] | None = None,
     on_round: Callable[[Progress], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -223,15 +229,15 @@ def train(
     checkpoint_every  rounds between two checkpoints (with `out`); by default as often as evaluations
     out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there
     max_batch         how many devices train together at most; 1 gives results that do not depend on batching
+    record            plain data to keep at the head of the event log, e.g. the job file
     on_round, on_notice, should_stop   progress, remarks in a sentence, and a polite way to end early
     """
-    settings = Settings(
-        algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, joins or {}, leaves or {}, dtype, max_batch
-    )
+    settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, joins or {}, leaves or {}, dtype, max_batch)
     plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every)
     settings.check(federation)
     session = _Training(federation, settings, plan, torch.device(device), on_notice or (lambda _: None))
-    return session.run(None if out is None else Path(out), resume, on_round or (lambda _: None), should_stop or (lambda: False))
+    folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
+    return session.run(folder, resume, on_round or (lambda _: None), should_stop or (lambda: False))
 
 
 @dataclass(frozen=True)
@@ -279,7 +285,12 @@ class _Training:
     """One training from start (or checkpoint) to end."""
 
     def __init__(
-        self, federation: Federation, settings: Settings, plan: _Plan, device: torch.device, notice: Callable[[str], None]
+        self,
+        federation: Federation,
+        settings: Settings,
+        plan: _Plan,
+        device: torch.device,
+        notice: Callable[[str], None],
     ) -> None:
         self.federation = federation
         self.settings = settings
@@ -296,9 +307,12 @@ class _Training:
         self.seconds = 0.0
 
     def run(
-        self, out: Path | None, resume: bool, on_round: Callable[[Progress], None], should_stop: Callable[[], bool]
+        self,
+        folder: RunFolder | None,
+        resume: bool,
+        on_round: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
     ) -> Run:
-        folder = None if out is None else RunFolder(out, self.settings.identity(self.federation))
         log, checkpoint = (None, None) if folder is None else folder.resume() if resume else (folder.start(), None)
         driver = Driver(self.machines, self.numbers, log)
         self.simulation = Simulation(driver, self._schedule())
@@ -312,8 +326,8 @@ class _Training:
         finally:
             if log is not None:
                 log.close()
-        if out is not None:
-            result.save(out)
+        if folder is not None:
+            result.save(folder.path)
         return result
 
     def _schedule(self) -> Schedule:
@@ -336,7 +350,11 @@ class _Training:
         self.seconds = checkpoint.seconds
 
     def _play(
-        self, folder: RunFolder | None, log: LogWriter | None, on_round: Callable[[Progress], None], should_stop: Callable[[], bool]
+        self,
+        folder: RunFolder | None,
+        log: LogWriter | None,
+        on_round: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
     ) -> bool:
         simulation, plan = self.simulation, self.plan
         if not self.history:
@@ -407,15 +425,22 @@ class _Training:
             "digest": numbers.digest(),
         }
         return Run(
-            self.federation, self.history, personal.cpu(), numbers.global_NF().cpu(), summary, self.scores.devices, finished
+            self.federation,
+            self.history,
+            personal.cpu(),
+            numbers.global_NF().cpu(),
+            summary,
+            self.scores.devices,
+            finished,
         )
 
 
-def replay(log: str | Path, federation: Federation, settings: Settings, *, device: str | torch.device = "cpu") -> dict[str, Any]:
+def replay(log: str | Path, federation: Federation, *, device: str | torch.device = "cpu") -> dict[str, Any]:
     """Recompute a recorded run from its event log alone; raises if a machine or the final digest disagrees with the record."""
     reader = LogReader(Path(log))
-    if reader.header.get("identity") != json.loads(json.dumps(settings.identity(federation))):
-        raise RecordError(f"{log} was recorded with another federation or other settings than those given")
+    settings = _recorded_settings(reader)
+    if reader.header["identity"] != json.loads(json.dumps(settings.identity(federation))):
+        raise RecordError(f"{log} was recorded with other data, other servers or another model than the federation given")
     numbers = settings.numbers(federation, torch.device(device))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     machines = settings.machines(federation)
@@ -427,9 +452,28 @@ def replay(log: str | Path, federation: Federation, settings: Settings, *, devic
         clock = step.time
     digest = numbers.digest()
     if reader.end is not None and reader.end.get("digest") != digest:
-        raise ReplayMismatch(f"the replay of {log} ends with digest {digest[:16]}, the run ended with {str(reader.end.get('digest'))[:16]}")
-    rounds = machines.coordinator.round
-    return {"rounds": rounds, "clock": clock, "digest": digest, "complete": reader.end is not None}
+        recorded = str(reader.end.get("digest"))
+        raise ReplayMismatch(f"the replay of {log} ends with digest {digest[:16]}, the run ended with {recorded[:16]}")
+    return {"rounds": machines.coordinator.round, "clock": clock, "digest": digest, "complete": reader.end is not None}
+
+
+def _recorded_settings(reader: LogReader) -> Settings:
+    """The settings in the head of a log."""
+    try:
+        identity = reader.header["identity"]
+        return Settings(
+            algorithm=choose(ALGORITHMS, identity["algorithm"], "algorithm"),
+            cloud=choose(CLOUDS, identity["cloud"], "cloud"),
+            active=identity["active"],
+            clock=Clock(*(choose(DELAYS, identity["clock"][key], f"clock.{key}") for key in ("arrival", "step"))),
+            seed=identity["seed"],
+            joins={int(device): int(when) for device, when in identity["joins"]},
+            leaves={int(device): int(when) for device, when in identity["leaves"]},
+            dtype={"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[identity["dtype"]],
+            max_batch=identity["max_batch"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"{reader.path} does not say how its run was set up ({error}); it is not a log of this version") from None
 
 
 def _mean(values: tuple[float, ...] | list[float]) -> float:

@@ -91,15 +91,21 @@ class AsyncCoordinator:
         heard = self._heard.get(ready.server)
         if heard is not None and (ready.phase, ready.iteration) <= (heard.phase, heard.iteration):
             return self._repeat(ready)
-        in_group = ready.server in self._group
-        if in_group != (ready.iteration > 0):
-            raise RemoteProtocolError(f"{ready} does not fit: iteration 0 starts an exchange, later ones belong to one under way")
+        if not self._fits(ready, heard):
+            raise RemoteProtocolError(f"{ready} does not fit: server {ready.server} was last heard with {heard}")
         self._heard[ready.server] = ready
-        if in_group:
+        if ready.iteration > 0:
             self._group[ready.server] = ready
         else:
             self._queue.append(ready)
         return self._advance()
+
+    def _fits(self, ready: ServerReady, heard: ServerReady | None) -> bool:
+        """Whether it is the next iteration of the mix under way, or starts anew for a server that waits for none."""
+        if ready.server in self._group:
+            after = heard is not None and (ready.phase, ready.iteration) == (heard.phase, heard.iteration + 1)
+            return after and self._group[ready.server] is None
+        return ready.iteration == 0 and all(ready.server != queued.server for queued in self._queue)
 
     def _repeat(self, ready: ServerReady) -> list[Command]:
         """A copy of what was heard before: if it has been answered, the answer was lost; otherwise it is still queued."""
@@ -166,6 +172,8 @@ class RigorousCoordinator:
             return [Send(to=server_actor(ready.server), message=said)]
         if said is not None and (said.phase, said.iteration) > (ready.phase, ready.iteration):
             return []  # a copy from before its last answer
+        if ready.phase == self.round:
+            return []  # it is told when the round is over, so that nobody is in the next one before
         return [self._isolate(ready.server, ready.phase)]
 
     def _mix(self) -> list[Command]:
@@ -175,16 +183,17 @@ class RigorousCoordinator:
         for ready in group:
             self._said[ready.server] = Mixed(phase=self.round, iteration=self._iteration, model=result)
             commands.append(Send(to=server_actor(ready.server), message=self._said[ready.server]))
-        if self._iteration == 0:
-            self._group = frozenset(self._ready)
-            commands += [self._isolate(server, self.round) for server in self._servers if server not in self._group]
+        self._group = frozenset(self._ready)
         self._ready = {}
         self._iteration += 1
-        if self._iteration == self.iterations:
-            self.round += 1
-            self._iteration = 0
-            self._group = frozenset()
-        return commands
+        return commands if self._iteration < self.iterations else [*commands, *self._end_round()]
+
+    def _end_round(self) -> list[Command]:
+        isolates: list[Command] = [self._isolate(n, self.round) for n in self._servers if n not in self._group]
+        self.round += 1
+        self._iteration = 0
+        self._group = frozenset()
+        return isolates
 
     def _isolate(self, server: ServerId, phase: int) -> Send:
         return Send(to=server_actor(server), message=Isolated(phase=phase))

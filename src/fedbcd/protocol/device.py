@@ -130,9 +130,7 @@ class Device:
 
     def _acknowledged(self, event: Event) -> list[Command]:
         assert isinstance(event, Acknowledged)
-        if event.activation > self.activation or (
-            event.activation == self.activation and self.state is not DeviceState.UPLOADING
-        ):
+        if event.activation > self.activation or (event.activation == self.activation and self.state is not DeviceState.UPLOADING):
             raise RemoteProtocolError(
                 f"device {self.device} got an acknowledgement of activation {event.activation}, which it has not uploaded"
             )

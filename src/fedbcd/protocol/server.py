@@ -51,9 +51,7 @@ class ServerState(Enum):
 class Server:
     """One server: its members (Q_n), the number of uploads that ends a phase (q = `active`), K_z = `iterations`."""
 
-    def __init__(
-        self, server: ServerId, members: Iterable[DeviceId], active: int, iterations: int = 1, sync: bool = False
-    ) -> None:
+    def __init__(self, server: ServerId, members: Iterable[DeviceId], active: int, iterations: int = 1, sync: bool = False) -> None:
         self.server = server
         self.active = active
         self.iterations = iterations
@@ -61,10 +59,10 @@ class Server:
         self.state = ServerState.NEW
         self.phase = -1
         self.iteration = 0  # of the cloud's K_z, while waiting
-        self.received = 0  # uploads of this phase
         self.model: ModelRef = ref("z", 0) if sync else ref("z", server, 0)
         self._version = 0
         self._isolated_through = -1
+        self._counted: set[DeviceId] = set()  # whose uploads this phase has; a device counts once
         self._last = dict.fromkeys(members, -1)  # member -> its last accepted activation
         self._left: dict[DeviceId, int] = {}
         self._asking: dict[DeviceId, int] = {}  # in order of arrival
@@ -76,6 +74,11 @@ class Server:
     def members(self) -> tuple[DeviceId, ...]:
         """The devices of this server, Q_n."""
         return tuple(self._last)
+
+    @property
+    def received(self) -> int:
+        """The number of devices whose uploads count in this phase."""
+        return len(self._counted)
 
     def is_working(self, device: DeviceId) -> bool:
         """Whether the device is busy with an activation."""
@@ -108,9 +111,10 @@ class Server:
         return self._activate_next() if self.state is ServerState.COLLECTING else []
 
     def _activate_next(self) -> list[Command]:
+        """Let in as many as are still needed, in order of arrival; a counted device waits for the next phase."""
+        free = max(self._needed() - self.received - len(self._working), 0)
         commands: list[Command] = []
-        while self._asking and self.received + len(self._working) < self._needed():
-            device = next(iter(self._asking))
+        for device in [device for device in self._asking if device not in self._counted][:free]:
             self._working[device] = Activated(activation=self._asking.pop(device), model=self.model)
             commands.append(Send(to=device_actor(device), message=self._working[device]))
         return commands
@@ -133,7 +137,7 @@ class Server:
         if self.state is ServerState.WAITING:
             self._held.append((event.device, event.activation))
             return [acknowledge]
-        self.received += 1
+        self._counted.add(event.device)
         return [Absorb(device=event.device, activation=event.activation), acknowledge, *self._end_if_complete()]
 
     def _device_lost(self, event: Event) -> list[Command]:
@@ -149,7 +153,8 @@ class Server:
         if event.device in self._last:
             return []
         self._last[event.device] = self._left.pop(event.device, -1)
-        return [Admit(device=event.device, model=self.model)]
+        admit = Admit(device=event.device, model=self.model)
+        return [admit, *self._activate_next()] if self.state is ServerState.COLLECTING else [admit]
 
     def _device_left(self, event: Event) -> list[Command]:
         assert isinstance(event, DeviceLeft)
@@ -160,8 +165,9 @@ class Server:
                 f"device {event.device} is the last of server {self.server} and cannot leave; remove the server instead"
             )
         self._left[event.device] = self._last.pop(event.device)
-        for table in (self._asking, self._working, self._lost):
-            table.pop(event.device, None)
+        self._asking.pop(event.device, None)
+        if event.device in self._working:
+            self._lost[event.device] = self._working.pop(event.device)  # it may come back and finish
         self._held = [(device, activation) for device, activation in self._held if device != event.device]
         dismiss = Dismiss(device=event.device)
         if self.state is not ServerState.COLLECTING:
@@ -171,9 +177,7 @@ class Server:
     def _is_gone(self, device: DeviceId) -> bool:
         """Whether a message is a late one of a device that has left; a device that never belonged here is refused."""
         if device not in self._last and device not in self._left:
-            raise RemoteProtocolError(
-                f"device {device} is not a member of server {self.server}; its members are {sorted(self._last)[:20]}"
-            )
+            raise RemoteProtocolError(f"device {device} is not a member of server {self.server}; its members are {sorted(self._last)[:20]}")
         return device in self._left
 
     def _needed(self) -> int:
@@ -185,7 +189,7 @@ class Server:
         self.phase += 1
         self.iteration = 0
         held, self._held = self._held, []
-        self.received = len(held)
+        self._counted = {device for device, _ in held}
         absorbs = [Absorb(device=device, activation=activation) for device, activation in held]
         return [OpenPhase(phase=self.phase), *absorbs, *self._activate_next(), *self._end_if_complete()]
 
@@ -231,7 +235,8 @@ class Server:
     def _isolated(self, event: Event) -> list[Command]:
         assert isinstance(event, Isolated)
         self._isolated_through = max(self._isolated_through, event.phase)
-        if self.state is ServerState.WAITING and self._isolated_through >= self.phase and self.iteration == 0:
+        # A notice of a later round says nothing about the one it waits for: that one's Mixed may just be slower.
+        if self.state is ServerState.WAITING and event.phase == self.phase and self.iteration == 0:
             return self._step_alone()
         return []
 

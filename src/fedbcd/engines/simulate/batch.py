@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm import draws
+from fedbcd.algorithm.device import Rows, Work
 from fedbcd.algorithm.objective import Objective
-from fedbcd.algorithm.variants import Algorithm, FedBCDI, Rows, Work, penalties
+from fedbcd.algorithm.variants import Algorithm, FedBCDI, penalties
 from fedbcd.data.federation import Federation
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.protocol.messages import ModelRef
@@ -27,7 +28,15 @@ class Job:
 class Trainer:
     """Runs jobs of one kind together. `max_batch` bounds how many; 1 means one at a time, and no result depends on another."""
 
-    def __init__(self, federation: Federation, algorithm: Algorithm, objective: Objective, seed: int, start: Tensor, max_batch: int | None) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        algorithm: Algorithm,
+        objective: Objective,
+        seed: int,
+        start: Tensor,
+        max_batch: int | None,
+    ) -> None:
         if max_batch is not None and max_batch < 1:
             raise ConfigError(f"max_batch={max_batch} must be 1 or more; leave it out to train all that is due together")
         where = start.device
@@ -83,9 +92,7 @@ class Trainer:
             within = torch.arange(self._size_list[jobs[0].device], device=device.device).expand(len(jobs), jobs[0].steps, -1)
         else:
             session = torch.tensor([job.session for job in jobs], device=device.device)
-            within = draws.batch_positions(
-                self.seed, device, session, self._sizes[device], jobs[0].steps, self.algorithm.batch
-            )
+            within = draws.batch_positions(self.seed, device, session, self._sizes[device], jobs[0].steps, self.algorithm.batch)
         return self._positions[self._starts[device][:, None, None] + within]
 
     def gradients(self, params: Tensor, buffers: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,7 +134,8 @@ class _Session:
 
     def check(self, x_NP: Tensor) -> None:
         """Refuse values that are not finite, and say where the first one came from."""
-        if bool(torch.isfinite(x_NP).all()) and all(bool(torch.isfinite(loss).all()) for loss in self._losses):
+        total = torch.stack([x_NP.sum(), *(loss.sum() for loss in self._losses)]).sum()
+        if bool(torch.isfinite(total)):  # a sum of finite values can overflow, so only a finite one decides
             return
         for k, loss in enumerate(self._losses):
             bad = (~torch.isfinite(loss)).nonzero()
@@ -137,7 +145,10 @@ class _Session:
                     f"the loss of device {job.device} is {float(loss[int(bad[0])])} in step {k + 1} of {job.steps} of its session "
                     f"{job.session}; check its data, or use a smaller device_step (now {self.trainer.algorithm.device_step:g})"
                 )
-        job = self.jobs[int((~torch.isfinite(x_NP)).any(1).nonzero()[0])]
+        rows = (~torch.isfinite(x_NP)).any(1).nonzero()
+        if not len(rows):
+            return
+        job = self.jobs[int(rows[0])]
         raise NumericalError(
             f"the model of device {job.device} is no longer finite after its session {job.session}; "
             f"use a smaller device_step (now {self.trainer.algorithm.device_step:g})"

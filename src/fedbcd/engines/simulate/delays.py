@@ -135,9 +135,7 @@ class Clock:
     step: Delay = field(default_factory=lambda: Exponential(1.0))
 
 
-DELAYS: dict[str, type[Delay]] = {
-    kind.name: kind for kind in (Exponential, Weibull, LogNormal, Uniform, Constant, Trace)
-}
+DELAYS: dict[str, type[Delay]] = {kind.name: kind for kind in (Exponential, Weibull, LogNormal, Uniform, Constant, Trace)}
 
 
 def _above_zero(name: str, **values: float) -> None:

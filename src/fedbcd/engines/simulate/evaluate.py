@@ -56,7 +56,7 @@ class Evaluator:
         state = (self._layout.parameters_of(flat[:p]), self._layout.buffers_of(flat[p:]), self._layout.counters)
         total = 0.0
         with torch.no_grad():
-            for x, y in zip(inputs.split(self.chunk), targets.split(self.chunk), strict=True):
+            for x, y in zip(torch.split(inputs, self.chunk), torch.split(targets, self.chunk), strict=True):
                 outputs = functional_call(self._module, state, (self._federation.transform(x, flat.dtype),))
                 total += float(self._federation.metric(outputs, y).double().sum())
         return total / len(targets)

@@ -51,7 +51,15 @@ class _Upload:
 class StackedNumbers:
     """All models of a federation, and the tensor work that machines ask for."""
 
-    def __init__(self, federation: Federation, algorithm: Algorithm, cloud: Cloud, trainer: Trainer, start: Tensor, late: set[int]) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        algorithm: Algorithm,
+        cloud: Cloud,
+        trainer: Trainer,
+        start: Tensor,
+        late: set[int],
+    ) -> None:
         """`start` is x(0); devices in `late` join later and are not counted before."""
         self.algorithm = algorithm
         self.cloud = cloud
@@ -64,7 +72,9 @@ class StackedNumbers:
         self.x_NF = start.repeat(rows, 1)
         self.prev_NP = self.x_NF[:, : self.size_P].clone()
         self.weights_N = cloud_weights(algorithm, federation.sizes).to(start.device)
-        self.mixing = [torch.tensor(m, dtype=torch.float64, device=start.device) for m in cloud.mixing] if isinstance(cloud, GraphCloud) else []
+        self.mixing = (
+            [torch.tensor(m, dtype=torch.float64, device=start.device) for m in cloud.mixing] if isinstance(cloud, GraphCloud) else []
+        )
         self._set_start(start)
         self._count_members(federation, start, late)
         self._at_work: dict[int, Train | Pull] = {}

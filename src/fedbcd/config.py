@@ -1,0 +1,158 @@
+"""Plain tables (TOML, JSON) to typed frozen values and back. Whatever does not fit is named, with the nearest thing that would.
+
+`build(Kind, table, "algorithm")` makes a dataclass from a table; `choose(KINDS, table, "algorithm")` picks the class by the table's
+`name` first. Every complaint says where the value stands, what it is, and what it may be.
+"""
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedbcd.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def choose(kinds: Mapping[str, type[T]], table: Any, where: str) -> T:
+    """The value described by `table`; its key `name` says of which kind it is."""
+    if not isinstance(table, Mapping) or "name" not in table:
+        raise ConfigError(f"[{where}] needs a name; known: {', '.join(kinds)}")
+    name = table["name"]
+    if name not in kinds:
+        raise ConfigError(f"{where}.name = {name!r} is unknown{nearest(str(name), kinds)}; known: {', '.join(kinds)}")
+    return build(kinds[name], {k: v for k, v in table.items() if k != "name"}, where)
+
+
+def build(kind: type[T], table: Any, where: str, nested: Mapping[str, Mapping[str, type[Any]]] | None = None) -> T:
+    """A dataclass from a table. `nested` says which fields are themselves chosen by name."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"[{where}] must be a table, not {table!r}")
+    known = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
+    check_keys(table, known, where)
+    missing = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING and n not in table]
+    if missing:
+        raise ConfigError(f"[{where}] needs {missing[0]}, e.g. {missing[0]} = 1")
+    hints = typing.get_type_hints(kind)
+    nested = nested or NESTED
+    values = {
+        key: choose(nested[key], value, f"{where}.{key}") if key in nested else convert(value, hints[key], f"{where}.{key}")
+        for key, value in table.items()
+    }
+    return kind(**values)
+
+
+# Fields that are themselves chosen by name; the packages that own the kinds fill this in.
+NESTED: dict[str, Mapping[str, type[Any]]] = {}
+
+
+def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Refuse keys that nobody reads."""
+    for key in table:
+        if key not in known:
+            place = f"[{where}]" if where else "the file"
+            raise ConfigError(f"{place} has an unknown key {key!r}{nearest(key, known)}; known: {', '.join(sorted(known))}")
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """A hint at the nearest known word, if one is near."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def convert(value: Any, hint: Any, where: str) -> Any:
+    """`value` as the type that `hint` asks for; whole numbers pass as floats, lists as tuples."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _first_fit(value, arguments, hint, where)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ConfigError(f"{where} = {value!r} must be one of {', '.join(map(repr, arguments))}")
+        return value
+    if origin is not None and issubclass(origin, Sequence) and isinstance(value, list | tuple):
+        return _items(value, origin, arguments, where)
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise ConfigError(f"{where} = {value!r} must be {_in_words(hint)}")
+    return value
+
+
+def _items(value: Sequence[Any], origin: type, arguments: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+    if origin is tuple and Ellipsis not in arguments:
+        if len(arguments) != len(value):
+            raise ConfigError(f"{where} = {list(value)!r} must have {len(arguments)} values")
+        return tuple(convert(v, hint, f"{where}[{k}]") for k, (v, hint) in enumerate(zip(value, arguments, strict=True)))
+    return tuple(convert(v, arguments[0], f"{where}[{k}]") for k, v in enumerate(value))
+
+
+def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str) -> Any:
+    for option in hints:
+        try:
+            return convert(value, option, where)
+        except ConfigError:
+            continue
+    raise ConfigError(f"{where} = {value!r} must be {_in_words(hint)}")
+
+
+def _in_words(hint: Any) -> str:
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "left out"}
+    if hint in words:
+        return words[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_in_words(option) for option in arguments if option is not type(None))
+    if origin is typing.Literal:
+        return " or ".join(map(repr, arguments))
+    return "a list" if origin is not None else str(hint)
+
+
+def dump_toml(table: Mapping[str, Any]) -> str:
+    """A table as TOML: plain values first, then tables, then lists of tables. None is left out."""
+    return "\n".join(_lines(table, "")).strip() + "\n"
+
+
+def _lines(table: Mapping[str, Any], path: str) -> list[str]:
+    plain = {k: v for k, v in table.items() if v is not None and not _is_table(v) and not _is_tables(v)}
+    lines = [f"{k} = {_value(v)}" for k, v in plain.items()]
+    for key, value in table.items():
+        full = f"{path}.{key}" if path else key
+        if _is_table(value):
+            lines += ["", f"[{full}]", *_lines(value, full)]
+        elif _is_tables(value):
+            for item in value:
+                lines += ["", f"[[{full}]]", *_lines(item, full)]
+    return lines
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(map(_is_table, value))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = "".join(c if c >= " " and c not in '"\\' and c != "\x7f" else f"\\u{ord(c):04x}" for c in value)
+        return f'"{escaped}"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return repr(value)

@@ -1,0 +1,1 @@
+"""Recipes: jobs described by a file, comparisons, pictures."""

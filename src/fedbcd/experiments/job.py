@@ -1,0 +1,240 @@
+"""A job file: what to train on what, how, for how long. One run, or several under `[[runs]]` that each change some of it."""
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fedbcd.algorithm.variants import ALGORITHMS, Algorithm, FedBCD
+from fedbcd.config import build, check_keys, choose, nearest, read_toml
+from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
+from fedbcd.data.federation import Federation
+from fedbcd.data.partition import diversity
+from fedbcd.describe import describe
+from fedbcd.engines.run import Run, train
+from fedbcd.engines.simulate.delays import DELAYS, Clock, Delay
+from fedbcd.errors import ConfigError
+from fedbcd.models import MODELS
+from fedbcd.protocol.clouds import CLOUDS, Cloud, SyncCloud
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPart:
+    """Which data, and how they are split over the devices."""
+
+    name: str = "digits"  # see `fedbcd models`
+    folder: str | None = None  # where its files are; FEDBCD_DATA by default
+    diversity: int = 3  # labels per device
+    samples: int = 60  # samples per device
+
+    def __post_init__(self) -> None:
+        if self.name not in DATASETS:
+            raise ConfigError(f"data.name = {self.name!r} is unknown{nearest(self.name, DATASETS)}; known: {', '.join(DATASETS)}")
+        if self.samples < 1:
+            raise ConfigError(f"data.samples = {self.samples} must be 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationPart:
+    """Who there is."""
+
+    servers: int = 10
+    devices: int = 10  # per server
+    active: int = 3  # q, uploads that end a server's phase
+
+    def __post_init__(self) -> None:
+        for name in ("servers", "devices", "active"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"federation.{name} = {getattr(self, name)} must be 1 or more")
+        if self.active > self.devices:
+            raise ConfigError(
+                f"federation.active = {self.active} exceeds the {self.devices} devices of a server; use active <= {self.devices}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPart:
+    """Which network: one of `fedbcd models`, or your own as "package.module:factory"."""
+
+    name: str = "mlp"
+    hidden: tuple[int, ...] = (64, 32)  # widths of the hidden layers of an mlp
+
+    def factory(self, data: LoadedDataset) -> Callable[[], nn.Module]:
+        """A callable that makes the module."""
+        inputs = math.prod(data.train.inputs.shape[1:])
+        if ":" in self.name:
+            return _imported(self.name)
+        if self.name not in MODELS:
+            raise ConfigError(
+                f"model.name = {self.name!r} is unknown{nearest(self.name, MODELS)}; known: {', '.join(MODELS)}, "
+                'or your own as "package.module:factory"'
+            )
+        options = {"hidden": self.hidden} if self.name == "mlp" else {}
+        return partial(MODELS[self.name], inputs=inputs, classes=data.classes, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPart:
+    """How long, how often to look, and on what."""
+
+    rounds: int | None = None
+    until_clock: float | None = None
+    seed: int = 0
+    evaluate_every: int | None = None
+    checkpoint_every: int | None = None
+    device: str = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    max_batch: int | None = None
+    threads: int | None = None  # of torch; by default 1 for small models, where more only wait for each other
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"run.threads = {self.threads} must be 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run, fully described."""
+
+    title: str = ""
+    data: DataPart = field(default_factory=DataPart)
+    federation: FederationPart = field(default_factory=FederationPart)
+    model: ModelPart = field(default_factory=ModelPart)
+    algorithm: Algorithm = field(default_factory=FedBCD)
+    cloud: Cloud = field(default_factory=SyncCloud)
+    clock: Clock = field(default_factory=Clock)
+    run: RunPart = field(default_factory=lambda: RunPart(rounds=100))
+
+    @property
+    def name(self) -> str:
+        """The title, or what it runs."""
+        return self.title or f"{self.algorithm.name} {self.cloud.name}"
+
+    def to_table(self) -> dict[str, Any]:
+        """A table that makes this job again."""
+        clock = {"arrival": describe(self.clock.arrival), "step": describe(self.clock.step)}
+        parts = {key: describe(getattr(self, key)) for key in ("data", "federation", "model", "algorithm", "cloud", "run")}
+        return {"title": self.name, **parts, "clock": clock}
+
+    def make_federation(self) -> Federation:
+        """Load the data, split them, and put the model to them."""
+        data = load_dataset(self.data.name, None if self.data.folder is None else Path(self.data.folder))
+        devices = self.federation.servers * self.federation.devices
+        split = diversity(data.train.targets, devices, self.data.diversity, self.data.samples, self.run.seed)
+        return Federation.from_partition(
+            self.model.factory(data),
+            nn.functional.cross_entropy,
+            data.train,
+            split,
+            self.federation.servers,
+            test=data.test,
+            transform=data.transform,
+        )
+
+    def start(self, out: Path | None = None, *, resume: bool = False, **callbacks: Any) -> Run:
+        """Train; see `fedbcd.train` for the callbacks."""
+        run = self.run
+        federation = self.make_federation()
+        if run.threads is not None or _is_small(federation):
+            torch.set_num_threads(run.threads or 1)
+        return train(
+            federation,
+            self.algorithm,
+            cloud=self.cloud,
+            rounds=run.rounds,
+            until_clock=run.until_clock,
+            active=self.federation.active,
+            clock=self.clock,
+            seed=run.seed,
+            evaluate_every=run.evaluate_every,
+            checkpoint_every=run.checkpoint_every,
+            out=out,
+            resume=resume,
+            device=run.device,
+            dtype=torch.float64 if run.dtype == "float64" else torch.float32,
+            max_batch=run.max_batch,
+            record=self.to_table(),
+            **callbacks,
+        )
+
+
+SMALL = 50_000  # parameters; below, a step takes less time than waking a second thread
+SECTIONS = ("data", "federation", "model", "algorithm", "cloud", "clock", "run")
+
+
+def default_table() -> dict[str, Any]:
+    """The default job, on data that ship with the package."""
+    return read_toml(Path(str(files("fedbcd.experiments") / "default.toml")))
+
+
+def parse(table: Mapping[str, Any]) -> list[Job]:
+    """The jobs of a job file: one, or one per entry of `[[runs]]`, each with its own changes."""
+    check_keys(table, {*SECTIONS, "title", "runs"}, "")
+    runs = table.get("runs", [{}])
+    if not (isinstance(runs, list) and runs and all(isinstance(entry, Mapping) for entry in runs)):
+        raise ConfigError("runs must be a list of tables, written [[runs]]")
+    base = {key: value for key, value in table.items() if key != "runs"}
+    jobs = []
+    for number, entry in enumerate(runs):
+        check_keys(entry, {*SECTIONS, "title"}, f"runs #{number + 1}")
+        jobs.append(_job({**base, **{key: _merged(base.get(key), value) for key, value in entry.items()}}))
+    names = [job.name for job in jobs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two runs are called {name!r}; give each a title of its own")
+    return jobs
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """A section changed by a run: key by key, unless it names another kind of thing."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("name", old.get("name")) == old.get("name"):
+        return {**old, **new}
+    return new
+
+
+def _job(table: Mapping[str, Any]) -> Job:
+    parts: dict[str, Any] = {"title": table.get("title", "")}
+    for key, kind in (("data", DataPart), ("federation", FederationPart), ("model", ModelPart), ("run", RunPart)):
+        if key in table:
+            parts[key] = build(kind, table[key], key)
+    if "algorithm" in table:
+        parts["algorithm"] = choose(ALGORITHMS, table["algorithm"], "algorithm")
+    if "cloud" in table:
+        parts["cloud"] = choose(CLOUDS, table["cloud"], "cloud")
+    if "clock" in table:
+        parts["clock"] = _clock(table["clock"])
+    job = Job(**parts)
+    if job.run.rounds is None and job.run.until_clock is None:
+        raise ConfigError("[run] needs rounds or until_clock, to say when to stop, e.g. rounds = 100")
+    job.cloud.coordinator(job.federation.servers, job.algorithm.cloud_iterations)  # refuses B > servers
+    return job
+
+
+def _clock(table: Any) -> Clock:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"[clock] must be a table, not {table!r}")
+    check_keys(table, {"arrival", "step"}, "clock")
+    delays: dict[str, Delay] = {key: choose(DELAYS, value, f"clock.{key}") for key, value in table.items()}
+    return Clock(**delays)
+
+
+def _is_small(federation: Federation) -> bool:
+    return sum(p.numel() for p in federation.make_model(0).parameters()) < SMALL
+
+
+def _imported(name: str) -> Callable[[], nn.Module]:
+    module, _, attribute = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model.name = {name!r} cannot be imported: {error}; is it on PYTHONPATH?") from None
+    if not callable(factory):
+        raise ConfigError(f"model.name = {name!r} is not callable; name a function or class that makes the module")
+    return factory  # type: ignore[no-any-return]

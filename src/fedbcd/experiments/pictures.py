@@ -1,0 +1,42 @@
+"""Curves of accuracy. Needs matplotlib, which the extra `report` brings; without it there is no picture, and a sentence says so."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedbcd.history import History
+
+COLOURS = ("#7f7f7f", "#1f5fa8", "#d1495b", "#2e8b57", "#8c6bb1", "#e08e0b")
+
+
+def draw_curves(histories: Mapping[str, History], path: Path) -> bool:
+    """Personal and global accuracy against the clock, one line per run. False: matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for axes, column, title in (
+        (left, "personal_accuracy", "Personal models, each on its own labels"),
+        (right, "global_accuracy", "Global model, on all labels"),
+    ):
+        _panel(axes, histories, column, title)
+    left.set_ylabel("test accuracy")
+    right.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    return True
+
+
+def _panel(axes: Any, histories: Mapping[str, History], column: str, title: str) -> None:
+    for colour, (name, history) in zip(COLOURS * len(histories), histories.items(), strict=False):
+        axes.plot(history.column("clock"), history.column(column), label=name, color=colour, linewidth=2)
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel("clock")
+    axes.set_ylim(0, 1)
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

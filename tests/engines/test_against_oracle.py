@@ -1,0 +1,164 @@
+"""Every algorithm x protocol against the float64 oracle, which shares nothing with the package (SPEC, DESIGN decision 4)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedbcd as fb
+import oracle
+
+DEVICES, SERVERS, FEATURES, CLASSES = 15, 3, 5, 3
+SIZES = [4 + (3 * i) % 7 for i in range(DEVICES)]
+
+
+def _data(device: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 + device)
+    inputs = torch.randn(SIZES[device], FEATURES, generator=generator, dtype=torch.float64)
+    return inputs, torch.randint(CLASSES, (SIZES[device],), generator=generator)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 4)
+        self.second = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+@dataclass
+class Case:
+    algorithm: fb.Algorithm
+    cloud: fb.Cloud
+    active: int = 2
+    rounds: int = 12
+    joins: tuple[tuple[int, int], ...] = ()
+    leaves: tuple[tuple[int, int], ...] = ()
+    clock: fb.Clock = fb.Clock()  # noqa: RUF009
+
+
+GAMMA = [0.3 + 0.1 * (i % 5) for i in range(DEVICES)]
+BCD = fb.FedBCD(penalty=GAMMA, device_step=0.1, batch=3, projection=fb.Box(-0.4, 0.4))
+BCDI = fb.FedBCDI(penalty=[g / 3 for g in GAMMA], device_step=0.1, batch=3, projection=fb.Box(-0.4, 0.4), offline_limit=2)
+BCDI_3 = fb.FedBCDI(device_step=0.1, batch=3, available=3)
+CLOUDS = {
+    "sync": fb.SyncCloud(),
+    "async": fb.AsyncCloud(first=2),
+    "async-1": fb.AsyncCloud(first=1),
+    "rigorous": fb.RigorousCloud(first=2),
+}
+CASES = {f"{a.name}-{name}": Case(a, cloud) for a in (BCD, BCDI) for name, cloud in CLOUDS.items()}
+CASES |= {
+    "fedavg-sync": Case(fb.FedAvg(device_step=0.1, batch=3, projection=fb.Box(-0.4, 0.4)), fb.SyncCloud()),
+    "fedprox-sync": Case(fb.FedProx(device_step=0.1, batch=3, penalty=GAMMA), fb.SyncCloud()),
+    "exact-gradients": Case(fb.FedBCD(device_step=0.1, batch="all", projection=fb.Ball(1.0)), fb.AsyncCloud(first=2)),
+    "exact-gradients-fedbcd-i": Case(fb.FedBCDI(device_step=0.1, batch="all", projection=fb.NoProjection()), fb.RigorousCloud(first=1)),
+    "three-cloud-iterations-sync": Case(fb.FedBCD(device_step=0.1, batch=3, cloud_iterations=3), fb.SyncCloud()),
+    "three-cloud-iterations-async": Case(fb.FedBCD(device_step=0.1, batch=3, cloud_iterations=3), fb.AsyncCloud(first=2)),
+    "two-cloud-iterations-rigorous": Case(fb.FedBCDI(device_step=0.1, batch=3, cloud_iterations=2), fb.RigorousCloud(first=2)),
+    "join-and-leave-sync": Case(BCD, fb.SyncCloud(), joins=((3, 4), (9, 2)), leaves=((0, 5), (7, 3))),
+    "join-and-leave-fedbcd-i": Case(BCDI_3, fb.SyncCloud(), joins=((3, 4),), leaves=((7, 3),), active=1),
+    "join-async": Case(BCD, fb.AsyncCloud(first=2), joins=((3, 4), (9, 2))),
+    "other-delays": Case(BCD, fb.AsyncCloud(first=2), clock=fb.Clock(fb.Weibull(0.7, 2.0), fb.Uniform(0.5, 2.0))),
+    "one-step-each": Case(fb.FedBCDI(device_step=0.1, batch=3, steps=(1, 1)), fb.AsyncCloud(first=2)),
+}
+
+
+def _federation(dtype: torch.dtype) -> fb.Federation:
+    data = [(x.to(dtype), y) for x, y in map(_data, range(DEVICES))]
+    return fb.Federation(model=Net, loss=nn.functional.cross_entropy, devices=data, servers=SERVERS)
+
+
+def _gradient(device: int, params: np.ndarray, positions: list[int] | None) -> np.ndarray:
+    """Softmax regression with one tanh layer, by hand in NumPy: not even autograd is shared."""
+    x, y = (t.numpy() for t in _data(device))
+    if positions is not None:
+        x, y = x[positions], y[positions]
+    w1, rest = params[: 4 * FEATURES].reshape(4, FEATURES), params[4 * FEATURES :]
+    b1, w2, b2 = rest[:4], rest[4 : 4 + 4 * CLASSES].reshape(CLASSES, 4), rest[4 + 4 * CLASSES :]
+    h = np.tanh(x @ w1.T + b1)
+    logits = h @ w2.T + b2
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    d = (p - np.eye(CLASSES)[y]) / len(y)
+    dh = (d @ w2) * (1 - h**2)
+    return np.concatenate([(dh.T @ x).ravel(), dh.sum(0), (d.T @ h).ravel(), d.sum(0)])
+
+
+def _expected(case: Case, seed: int) -> oracle.Result:
+    a = case.algorithm
+    federation = _federation(torch.float64)
+    module = federation.make_model(seed).double()
+    start = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    penalty = a.penalty if isinstance(a.penalty, list) else [a.penalty] * DEVICES
+
+    def project(v: np.ndarray) -> np.ndarray:
+        return a.projection.project(torch.from_numpy(v)).numpy()
+
+    problem = oracle.Problem(federation.servers, dict(enumerate(SIZES)), _gradient, project(start.numpy()), project)
+    settings = oracle.Settings(
+        algorithm=a.name,
+        cloud=case.cloud.name,
+        first=getattr(case.cloud, "first", SERVERS),
+        active=case.active,
+        available=(a.available or a.available_of(5)) if isinstance(a, fb.FedBCDI) else 5,
+        offline_limit=a.offline_limit if isinstance(a, fb.FedBCDI) else 4,
+        penalty=dict(enumerate(penalty)),
+        device_step=a.device_step,
+        momentum=a.momentum,
+        server_step=a.server_step,
+        steps=a.steps,
+        batch=None if a.batch == "all" else a.batch,
+        cloud_iterations=a.cloud_iterations,
+        rounds=case.rounds,
+        seed=seed,
+        arrival_quantile=lambda u: float(case.clock.arrival.quantile(np.array([u]))[0]),
+        step_quantile=lambda u: float(case.clock.step.quantile(np.array([u]))[0]),
+        joins=dict(case.joins),
+        leaves=dict(case.leaves),
+    )
+    return oracle.run(problem, settings)
+
+
+def _actual(case: Case, seed: int, dtype: torch.dtype, max_batch: int | None) -> fb.Run:
+    return fb.train(
+        _federation(dtype),
+        case.algorithm,
+        cloud=case.cloud,
+        rounds=case.rounds,
+        active=case.active,
+        clock=case.clock,
+        seed=seed,
+        joins=dict(case.joins),
+        leaves=dict(case.leaves),
+        dtype=dtype,
+        max_batch=max_batch,
+    )
+
+
+def _largest_difference(run: fb.Run, expected: oracle.Result) -> float:
+    x = max(np.abs(run.personal_NF[i].double().numpy() - v).max() for i, v in expected.x.items())
+    z = max(np.abs(run.global_VF[n].double().numpy() - v).max() for n, v in enumerate(expected.z))
+    return float(max(x, z))
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("name", CASES)
+def test_every_algorithm_on_every_cloud_agrees_with_the_oracle_in_float64(name: str, seed: int) -> None:
+    case = CASES[name]
+    expected = _expected(case, seed)
+    for max_batch in (None, 1):
+        run = _actual(case, seed, torch.float64, max_batch)
+        assert run.summary["clock"] == pytest.approx(expected.clock, rel=1e-12)
+        assert _largest_difference(run, expected) < 1e-9
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32_agrees_with_the_oracle_within_rounding(name: str) -> None:
+    """Twelve rounds of at most five contracting steps: a few hundred roundings of 6e-8."""
+    run = _actual(CASES[name], 0, torch.float32, None)
+    assert _largest_difference(run, _expected(CASES[name], 0)) < 2e-5
