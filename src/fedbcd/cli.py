@@ -219,7 +219,7 @@ def _progress() -> Progress:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(24),
+        BarColumn(None),
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )
@@ -228,7 +228,7 @@ def _progress() -> Progress:
 
 def _note(p: RunProgress) -> str:
     latest = p.latest
-    return f"round {p.round}, clock {p.clock:.0f}, global {latest.global_accuracy:.3f}, personal {latest.personal_accuracy:.3f}"
+    return f"round {p.round} clock {p.clock:.0f} global {latest.global_accuracy:.3f} personal {latest.personal_accuracy:.3f}"
 
 
 # ------------------------------------------------------------------------------------------------------------------ showing
@@ -249,13 +249,14 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
 
 
 def _table(jobs: list[Job], runs: list[Run]) -> Table:
-    table = Table(header_style="bold")
-    for title in ("run", "rounds", "clock", "global accuracy", "personal accuracy", "worst tenth", "seconds", "digest"):
-        table.add_column(title, justify="left" if title in ("run", "digest") else "right")
+    table = Table(header_style="bold", title="test accuracy at the end", title_justify="left")
+    table.add_column("run", no_wrap=True)
+    for title in ("rounds", "clock", "global", "personal", "worst 10 %", "seconds"):
+        table.add_column(title, justify="right", no_wrap=True)
     for job, run in zip(jobs, runs, strict=True):
         s, last = run.summary, run.history.last
         scores = (f"{v:.3f}" for v in (last.global_accuracy, last.personal_accuracy, last.worst_decile))
-        table.add_row(job.name, str(s["rounds"]), f"{s['clock']:.0f}", *scores, f"{s['seconds']:.1f}", s["digest"][:12])
+        table.add_row(job.name, str(s["rounds"]), f"{s['clock']:.0f}", *scores, f"{s['seconds']:.1f}")
     return table
 
 

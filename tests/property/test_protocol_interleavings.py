@@ -515,7 +515,7 @@ def _version(model: ModelRef) -> int:
 WEIGHTED = [*Op, *[Op.ADVANCE] * 8, *[Op.DELIVER] * 4, *[Op.SLOW] * 2]  # disturbances between stretches of progress
 STORM = st.lists(st.tuples(st.sampled_from(WEIGHTED), st.integers(0, 23)), min_size=20, max_size=60)
 THOROUGH = settings(
-    max_examples=650,
+    max_examples=900,
     derandomize=True,
     database=None,
     deadline=None,

@@ -221,8 +221,19 @@ def _clock(table: Any) -> Clock:
     if not isinstance(table, Mapping):
         raise ConfigError(f"[clock] must be a table, not {table!r}")
     check_keys(table, {"arrival", "step"}, "clock")
-    delays: dict[str, Delay] = {key: choose(DELAYS, value, f"clock.{key}") for key, value in table.items()}
-    return Clock(**delays)
+    return Clock(**{key: _delay(value, f"clock.{key}") for key, value in table.items()})
+
+
+def _delay(table: Any, where: str) -> Delay:
+    """A delay by name; a trace may name a file with one recorded time per line instead of its values."""
+    if isinstance(table, Mapping) and table.get("name") == "trace" and "file" in table:
+        path = Path(str(table["file"]))
+        try:
+            values = [float(line) for line in path.read_text().split()]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{where}.file = {str(path)!r} is not a list of times, one per line: {error}") from None
+        table = {"name": "trace", "values": values}
+    return choose(DELAYS, table, where)
 
 
 def _is_small(federation: Federation) -> bool:
