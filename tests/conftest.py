@@ -1,6 +1,9 @@
 """Options of the test suite."""
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # the tensors of the tests are small: more threads only wait for each other
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

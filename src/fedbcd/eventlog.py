@@ -2,7 +2,7 @@
 
 Line 1 is the header: format version and the settings of the run. Each further line is one transition,
     {"t": 3.25, "on": "server/3", "event": {"Uploaded": {...}}, "do": [{"Absorb": {...}}, ...]}
-and the last, once the run has ended, is {"end": {"rounds": ..., "clock": ..., "digest": ...}}.
+and the last, once the run has ended, is {"end": {"transitions": ..., "rounds": ..., "clock": ..., "digest": ...}}.
 The log is the schedule: replay needs nothing else.
 """
 
@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, get_type_hints
+from typing import Any, BinaryIO, Protocol, get_origin, get_type_hints
 
 from fedbcd.errors import RecordError
 from fedbcd.protocol import messages
@@ -63,11 +63,19 @@ def decode(data: Any) -> Event | Command:
 def _decode_field(hint: Any, value: Any) -> Any:
     if hint is Event:
         return decode(value)
-    if isinstance(value, list) and all(type(v) in (int, str) for v in value):
+    if get_origin(hint) is tuple and isinstance(value, list) and all(type(v) in (int, str) for v in value):
         return tuple(value)
     if type(value) is not hint:
         raise ValueError(f"{value!r} is not of type {hint}")
     return value
+
+
+class Log(Protocol):
+    """Where transitions go: a file (`LogWriter`), or a comparison with what was recorded before (`replay`)."""
+
+    def append(self, time: float, actor: Actor, event: Event, commands: list[Command]) -> None:
+        """Take one transition."""
+        ...
 
 
 class LogWriter:
@@ -77,7 +85,8 @@ class LogWriter:
         """Start a new log with `header`, or go on with an old one after its first `keep` bytes."""
         self._file: BinaryIO = path.open("xb" if header is not None else "r+b")
         if header is not None:
-            self._write({"fedbcd_log": VERSION, **header})
+            self._file.write(header_line(header))
+            self.sync()  # a run that is killed right away can still be told from a foreign file
         else:
             self._file.truncate(keep)
             self._file.seek(keep)
@@ -103,7 +112,16 @@ class LogWriter:
             self._file.close()
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._file.write(_as_line(line))
+
+
+def header_line(header: dict[str, Any]) -> bytes:
+    """The first line of a log."""
+    return _as_line({"fedbcd_log": VERSION, **header})
+
+
+def _as_line(line: dict[str, Any]) -> bytes:
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 class LogReader:
@@ -133,7 +151,7 @@ class LogReader:
                     raise RecordError(f"{self.path} line {number} comes after the end of the run; the log was tampered with")
                 line = self._parse(number, raw)
                 if "end" in line:
-                    self.end = line["end"]
+                    self.end = self._end(number, line["end"])
                     continue
                 yield self._transition(number, line)
 
@@ -149,6 +167,16 @@ class LogReader:
             raise RecordError(
                 f"{self.path} line {number} is damaged or cut short ({error}); resume the run, or replay an undamaged copy"
             ) from None
+
+    def _end(self, number: int, end: Any) -> dict[str, Any]:
+        if not isinstance(end, dict):
+            raise RecordError(f"{self.path} line {number} is damaged: the end of a run is an object, not {end!r}")
+        if end.get("transitions") != number - 2:
+            raise RecordError(
+                f"{self.path} line {number} ends a run of {end.get('transitions')} transitions, but {number - 2} are recorded; "
+                "lines were removed or added"
+            )
+        return end
 
     def _transition(self, number: int, line: dict[str, Any]) -> Transition:
         try:

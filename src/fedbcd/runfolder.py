@@ -5,6 +5,7 @@ events.jsonl         the event log             models.safetensors      all x_i a
 checkpoint.safetensors   where to resume       curves.png              accuracy against rounds and clock
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -16,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedbcd.config import dump_toml
 from fedbcd.errors import RecordError
-from fedbcd.eventlog import LogReader, LogWriter
+from fedbcd.eventlog import LogReader, LogWriter, header_line
 from fedbcd.history import History, Row
 
 
@@ -34,7 +36,7 @@ class Checkpoint:
 
 
 class RunFolder:
-    """One run on disk. `identity` is what makes it this run and no other: federation, algorithm, cloud, clock, seed."""
+    """One run on disk. `identity` is what makes it this run and no other: federation, model, algorithm, cloud, clock, seed."""
 
     def __init__(self, path: Path, identity: dict[str, Any], job: dict[str, Any]) -> None:
         self.path = path
@@ -43,52 +45,69 @@ class RunFolder:
         self.events = path / "events.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
 
-    def start(self) -> LogWriter:
-        """Begin a new run in an empty or new folder."""
-        if self.events.exists():
-            hint = "resume it with --resume" if self._is_mine() else "it is another run"
-            raise RecordError(f"{self.path} holds a run already ({hint}); choose another folder with --out")
+    def inspect(self, resume: bool) -> Checkpoint | None:
+        """Refuse a folder that is not ours to write; otherwise where to go on, if there is a checkpoint. Changes nothing."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if any(p.name != "config.toml" for p in self.path.iterdir()):
+            if self.events.exists():
+                return self._inspect_run(resume)
+            allowed = ("config.toml", "config.tmp") if resume else ()  # all that a run leaves that is killed before its first event
+            if self.path.exists() and any(p.name not in allowed for p in self.path.iterdir()):
                 raise RecordError(f"{self.path} is not empty; choose a new folder with --out")
-            return LogWriter(self.events, self.header)
         except OSError as error:
-            raise RecordError(f"cannot write to {self.path}: {error.strerror}; choose another folder with --out") from None
+            raise self._unusable(error) from None
+        return None
 
-    def resume(self) -> tuple[LogWriter, Checkpoint | None]:
-        """Go on with this run: from its last checkpoint, or from the start if it had none."""
-        if not self.events.exists():
-            return self.start(), None
-        if not self._is_mine():
-            raise RecordError(
-                f"{self.path} holds another run ({self._difference()}); give the same settings to resume it, or another folder"
-            )
+    def _inspect_run(self, resume: bool) -> Checkpoint | None:
+        difference = self._difference()
+        if not resume:
+            hint = "it is another run" if difference else "resume it with --resume"
+            raise RecordError(f"{self.path} holds a run already ({hint}); choose another folder with --out")
+        if difference:
+            raise RecordError(f"{self.path} holds another run ({difference}); give the same settings to resume it, or another folder")
         if not self.checkpoint.exists():
-            self.events.unlink()
-            return LogWriter(self.events, self.header), None
+            return None
         checkpoint = self._read_checkpoint()
         if self.events.stat().st_size < checkpoint.log_bytes:
             raise RecordError(
                 f"{self.events} is shorter than when the checkpoint was made ({self.events.stat().st_size} of "
                 f"{checkpoint.log_bytes} bytes); restore it, or start again in another folder"
             )
-        return LogWriter(self.events, keep=checkpoint.log_bytes), checkpoint
+        return checkpoint
 
-    def _is_mine(self) -> bool:
-        return bool(LogReader(self.events).header.get("identity") == json.loads(json.dumps(self.identity)))
+    def open(self, checkpoint: Checkpoint | None, resume: bool) -> LogWriter:
+        """After `inspect`: begin the log, or go on with it from the checkpoint."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self.header["job"]:
+                write_whole(self.path / "config.toml", dump_toml(self.header["job"]).encode())
+            if checkpoint is not None:
+                return LogWriter(self.events, keep=checkpoint.log_bytes)
+            if resume:
+                self.events.unlink(missing_ok=True)
+            return LogWriter(self.events, self.header)
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: OSError) -> RecordError:
+        return RecordError(f"cannot write to {self.path}: {error.strerror}; choose another folder with --out")
 
     def _difference(self) -> str:
+        """In which settings the run that is there differs from this one; empty if it is this one."""
+        with self.events.open("rb") as file:
+            first = file.readline()
+        if not first.endswith(b"\n") and header_line(self.header).startswith(first):
+            return ""  # killed while it wrote its first line
         theirs = _flat(LogReader(self.events).header.get("identity", {}))
         mine = _flat(json.loads(json.dumps(self.identity)))
-        changed = [f"{k}: {theirs.get(k)} there, {mine.get(k)} here" for k in sorted(theirs | mine) if theirs.get(k) != mine.get(k)]
-        return "; ".join(changed[:3])
+        changed = [key for key in sorted(theirs | mine) if theirs.get(key) != mine.get(key)]
+        return "; ".join(f"{key}: {_short(theirs.get(key))} there, {_short(mine.get(key))} here" for key in changed[:3])
 
     # -------------------------------------------------------------------------------------------------------------- checkpoints
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint in one step: a crash leaves the old one or the new one."""
         metadata = {
             "fedbcd_checkpoint": "1",
+            "identity": self._fingerprint(),
             "round": str(checkpoint.round),
             "log_bytes": str(checkpoint.log_bytes),
             "seconds": repr(checkpoint.seconds),
@@ -99,6 +118,8 @@ class RunFolder:
 
     def _read_checkpoint(self) -> Checkpoint:
         tensors, metadata = read_tensors(self.checkpoint)
+        if metadata.get("identity") != self._fingerprint():
+            raise RecordError(f"{self.checkpoint} is not a checkpoint of this run; restore the right one, or remove it to start over")
         try:
             history = History([Row(*values) for values in json.loads(metadata["history"])])
             numbers = int(metadata["round"]), int(metadata["log_bytes"]), float(metadata["seconds"])
@@ -106,10 +127,17 @@ class RunFolder:
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"{self.checkpoint} is not a checkpoint of this version ({error}); remove it to start over") from None
 
+    def _fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file so that a crash leaves the old one or the new one, whole."""
-    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata)
+    write_whole(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one, whole."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         file.write(data)
@@ -130,6 +158,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise RecordError(f"{path} is missing or damaged ({error}); restore it, or remove it to start over") from None
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _flat(data: Any, prefix: str = "") -> dict[str, Any]:

@@ -54,7 +54,7 @@ def check_doubly_stochastic(weights: Tensor, tolerance: float = 1e-9) -> None:
     for axis, name in ((1, "row"), (0, "column")):
         sums = weights.double().sum(axis)
         worst = int((sums - 1).abs().argmax())
-        if abs(float(sums[worst]) - 1) > tolerance:
+        if not abs(float(sums[worst]) - 1) <= tolerance:  # also if it is not a number
             raise ConfigError(
                 f"{name} {worst} of the mixing matrix sums to {float(sums[worst]):.12g}, not 1; "
                 "Assumption 3(ii) asks for a doubly stochastic matrix (try Metropolis weights)"

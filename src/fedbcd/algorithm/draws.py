@@ -13,7 +13,8 @@ import torch
 Ints = TypeVar("Ints", npt.NDArray[np.int64], torch.Tensor)
 
 BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE, LABELS, SAMPLES = range(1, 8)
-
+SHUFFLE, GAMMA, SHARDS, RANKS, OWNERS = range(8, 13)  # of the partitioners in data/partition.py
+AUGMENT = 20
 
 _MASK = (1 << 64) - 1
 
@@ -84,7 +85,11 @@ def batch_positions(
     seed: int, device_N: torch.Tensor, session_N: torch.Tensor, size_N: torch.Tensor, steps: int, batch: int
 ) -> torch.Tensor:
     """Mini-batches of `steps` steps as positions within each device's own samples: shape (N, steps, batch)."""
+    return below(slots(seed, BATCH, device_N, session_N, steps, batch), size_N[:, None, None])
+
+
+def slots(seed: int, stream: int, device_N: torch.Tensor, session_N: torch.Tensor, steps: int, batch: int) -> torch.Tensor:
+    """One hash per slot of each mini-batch: shape (N, steps, batch)."""
     k = torch.arange(steps, device=device_N.device)[None, :, None]
     r = torch.arange(batch, device=device_N.device)[None, None, :]
-    h = address(seed, BATCH, device_N[:, None, None], session_N[:, None, None], k, r)
-    return below(h, size_N[:, None, None])
+    return address(seed, stream, device_N[:, None, None], session_N[:, None, None], k, r)

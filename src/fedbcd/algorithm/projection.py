@@ -74,19 +74,19 @@ class Ball:
     radius: float
 
     def __post_init__(self) -> None:
-        if not self.radius > 0:
-            raise ConfigError(f"ball radius={self.radius} must be above 0")
+        if not 0 < self.radius < math.inf:
+            raise ConfigError(f"ball radius={self.radius} must be a finite number above 0")
 
     def project(self, x: Tensor) -> Tensor:
         """Scale down rows that are too long."""
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)  # float32 is too coarse for many parameters
         scale: Tensor = self.radius / norm.clamp_min(self.radius)
-        return x * scale
+        return x * scale.to(x.dtype)
 
     def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
         """Whether every row's norm is at most the radius (within rounding of the norm itself)."""
         norm = torch.linalg.vector_norm(x.double(), dim=-1)
-        rounding = 4 * torch.finfo(x.dtype).eps * self.radius
+        rounding = (4 * torch.finfo(x.dtype).eps + math.sqrt(x.shape[-1]) * torch.finfo(torch.float64).eps) * self.radius
         return bool((norm <= self.radius + tolerance + rounding).all())
 
 
@@ -99,17 +99,18 @@ class Simplex:
     total: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.total > 0:
-            raise ConfigError(f"simplex total={self.total} must be above 0")
+        if not 0 < self.total < math.inf:
+            raise ConfigError(f"simplex total={self.total} must be a finite number above 0")
 
     def project(self, x: Tensor) -> Tensor:
         """Subtract the one threshold that leaves the right mass, and clip at 0 (Held, Wolfe and Crowder, 1974)."""
-        ordered = x.sort(dim=-1, descending=True).values
+        shifted = x.double() - x.double().amax(-1, keepdim=True)  # a shift does not matter; without it large entries cost precision
+        ordered = shifted.sort(dim=-1, descending=True).values
         excess = ordered.cumsum(-1) - self.total
-        rank = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
-        support = (ordered * rank > excess).sum(-1, keepdim=True)
+        rank = torch.arange(1, x.shape[-1] + 1, device=x.device)
+        support = (ordered * rank > excess).sum(-1, keepdim=True).clamp_min(1)  # 0 where x is not finite: the result is not either
         threshold = excess.gather(-1, support - 1) / support
-        return (x - threshold).clamp_min(0.0)
+        return (shifted - threshold).clamp_min(0.0).to(x.dtype)
 
     def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
         """Whether every row is non-negative and has the right mass (within rounding of the sum)."""
@@ -135,8 +136,7 @@ class TensorBoxes:
         total = sum(length for length, _, _ in self.segments)
         if total != x.shape[-1]:
             raise ConfigError(f"tensor boxes cover {total} parameters, the model has {x.shape[-1]}; give one box per tensor")
-        lengths = torch.tensor([s[0] for s in self.segments], device=x.device)
-        low, high = (torch.tensor([s[k] for s in self.segments], device=x.device, dtype=x.dtype).repeat_interleave(lengths) for k in (1, 2))
+        low, high = (torch.cat([x.new_full((segment[0],), segment[k]) for segment in self.segments]) for k in (1, 2))
         return low, high
 
     def project(self, x: Tensor) -> Tensor:

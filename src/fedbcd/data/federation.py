@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.objective import Loss
 from fedbcd.data.datasets import Samples
 from fedbcd.data.partition import Partition, labels_of
@@ -40,6 +41,7 @@ class Federation:
     test      (inputs, targets) or a Dataset; device i's personal test set are the samples whose label it owns
     metric    per-sample score, higher is better; accuracy by default
     transform applied to each batch of inputs on its way to the model
+    augment   changes training batches before that, by addressed draws, e.g. FlipCrop()
     """
 
     def __init__(
@@ -52,13 +54,14 @@ class Federation:
         test: DeviceData | None = None,
         metric: Metric = accuracy,
         transform: Transform = as_dtype,
+        augment: Augment | None = None,
     ) -> None:
         parts = [_samples(f"device {i}", data) for i, data in enumerate(devices)]
         _check_parts(parts)
         pool = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
         bounds = torch.tensor([0, *(len(p) for p in parts)]).cumsum(0)
         self._set(model, loss, pool, [torch.arange(a, b) for a, b in pairwise(bounds)], servers)
-        self._set_evaluation(None if test is None else _samples("the test set", test), metric, transform, None)
+        self._set_evaluation(None if test is None else _samples("the test set", test), metric, transform, None, augment)
 
     @classmethod
     def from_partition(
@@ -72,11 +75,12 @@ class Federation:
         test: Samples | None = None,
         metric: Metric = accuracy,
         transform: Transform = as_dtype,
+        augment: Augment | None = None,
     ) -> "Federation":
         """Devices that own positions of one common pool; the pool is not copied."""
         self = cls.__new__(cls)
         self._set(model, loss, _samples("the pool", pool), [torch.from_numpy(p) for p in partition.samples], servers)
-        self._set_evaluation(test, metric, transform, partition.labels)
+        self._set_evaluation(test, metric, transform, partition.labels, augment)
         return self
 
     def _set(
@@ -100,10 +104,18 @@ class Federation:
         self.starts = torch.tensor([0, *self.sizes[:-1]]).cumsum(0)
         self.servers = _servers(servers, len(owned))
 
-    def _set_evaluation(self, test: Samples | None, metric: Metric, transform: Transform, labels: Sequence[tuple[int, ...]] | None) -> None:
+    def _set_evaluation(
+        self,
+        test: Samples | None,
+        metric: Metric,
+        transform: Transform,
+        labels: Sequence[tuple[int, ...]] | None,
+        augment: Augment | None,
+    ) -> None:
         self.test = test
         self.metric = metric
         self.transform = transform
+        self.augment = augment
         if labels is None and test is not None and not self.pool.targets.is_floating_point() and self.pool.targets.ndim == 1:
             labels = [labels_of(self.pool.targets[self.owned(i)]) for i in range(len(self.sizes))]
         self.labels = labels

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from fedbcd.errors import RecordError
-from fedbcd.eventlog import LogWriter
+from fedbcd.eventlog import Log
 from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import (
@@ -105,14 +105,16 @@ class Machines:
 class Driver:
     """Feeds events to machines, commands to numbers, and both to the log."""
 
-    def __init__(self, machines: Machines, numbers: Numbers, log: LogWriter | None = None) -> None:
+    def __init__(self, machines: Machines, numbers: Numbers, log: Log | None = None) -> None:
         self.machines = machines
         self.numbers = numbers
         self.log = log
+        self.transitions = 0
 
     def deliver(self, now: float, actor: Actor, event: Event) -> list[Command]:
         """One transition. What remains for the engine to do are the commands that take time: messages and local work."""
         commands = self.machines.of(actor).handle(event)
+        self.transitions += 1
         if self.log is not None:
             self.log.append(now, actor, event, commands)
         self.numbers.apply(actor, event, commands)

@@ -1,5 +1,6 @@
 """`train`, `replay` and the `Run` they return."""
 
+import hashlib
 import json
 import math
 import time
@@ -24,10 +25,11 @@ from fedbcd.engines.simulate.delays import DELAYS, Clock
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
 from fedbcd.engines.simulate.numbers import StackedNumbers
-from fedbcd.errors import ConfigError, RecordError, ReplayMismatch
-from fedbcd.eventlog import LogReader, LogWriter
+from fedbcd.errors import ConfigError, ProtocolError, RecordError, ReplayMismatch
+from fedbcd.eventlog import LogReader, LogWriter, Transition
 from fedbcd.history import History, Row
 from fedbcd.protocol.clouds import CLOUDS, Cloud, GraphCloud, SyncCloud
+from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trained
 from fedbcd.runfolder import Checkpoint, RunFolder, read_tensors, write_tensors
 
 
@@ -83,6 +85,7 @@ class Run:
         summary = {
             "summary": json.dumps(self.summary),
             "scores": json.dumps(self.personal_scores),
+            "finished": json.dumps(self.finished),
             "fedbcd_models": "1",
         }
         write_tensors(path / "models.safetensors", {"x": self.personal_NF, "z": self.global_VF}, summary)
@@ -95,7 +98,7 @@ class Run:
         try:
             summary = json.loads(metadata["summary"])
             scores = {int(k): float(v) for k, v in json.loads(metadata["scores"]).items()}
-            x, z = tensors["x"], tensors["z"]
+            x, z, finished = tensors["x"], tensors["z"], bool(json.loads(metadata["finished"]))
         except (KeyError, ValueError) as error:
             raise RecordError(f"{path / 'models.safetensors'} does not hold the models of a run ({error})") from None
         size = Layout(federation.make_model(0)).size_F
@@ -103,7 +106,7 @@ class Run:
             raise RecordError(
                 f"{path} holds models of {tuple(x.shape)} (devices, values); this federation has {(federation.devices, size)}"
             )
-        return cls(federation, History.read_csv(path / "history.csv"), x, z, summary, scores)
+        return cls(federation, History.read_csv(path / "history.csv"), x, z, summary, scores, finished)
 
 
 @dataclass
@@ -122,13 +125,14 @@ class Settings:
 
     def active_of(self, federation: Federation) -> int:
         """q: as given, or 0.3 of the smallest server's members."""
-        return self.active or max(1, round(0.3 * min(self._members(federation))))
+        return max(1, round(0.3 * min(self._members(federation)))) if self.active is None else self.active
 
     def _members(self, federation: Federation) -> list[int]:
         return [sum(device not in self.joins for device in members) for members in federation.servers]
 
     def check(self, federation: Federation) -> None:
         """Refuse what cannot be, before anything is written."""
+        self._check_changes(federation)
         members = self._members(federation)
         active = self.active_of(federation)
         if not 1 <= active <= min(members):
@@ -140,14 +144,16 @@ class Settings:
         if not self.algorithm.personal and not self.cloud.sync:
             raise ConfigError(f"{self.algorithm.name} keeps one model everywhere and runs on the sync cloud only, not {self.cloud.name}")
         if self.algorithm.server_step_form == "absolute":
-            most = sum(members) if self.cloud.sync else max(members)
+            sizes = [len(members) for members in federation.servers]  # with those that join late
+            most = sum(sizes) if self.cloud.sync else max(sizes)
             check_absolute_step(self.algorithm.server_step, float(penalties(self.algorithm, federation.devices).max()), most)
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:
                 check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))
         if not self.dtype.is_floating_point:
             raise ConfigError(f"dtype={self.dtype} must be a floating-point dtype, such as torch.float32")
-        self._check_changes(federation)
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise ConfigError(f"seed={self.seed} must fit in 64 bits: between -2^63 and 2^63 - 1")
 
     def _check_changes(self, federation: Federation) -> None:
         for name, changes in (("joins", self.joins), ("leaves", self.leaves)):
@@ -175,6 +181,7 @@ class Settings:
             "max_batch": self.max_batch,
             "servers": federation.servers,
             "data": federation.fingerprint(),
+            "model": _model_fingerprint(federation.make_model(self.seed)),
         }
 
     def machines(self, federation: Federation) -> Machines:
@@ -235,7 +242,7 @@ def train(
     settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, joins or {}, leaves or {}, dtype, max_batch)
     plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every)
     settings.check(federation)
-    session = _Training(federation, settings, plan, torch.device(device), on_notice or (lambda _: None))
+    session = _Training(federation, settings, plan, torch_device(device), on_notice or (lambda _: None))
     folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
     return session.run(folder, resume, on_round or (lambda _: None), should_stop or (lambda: False))
 
@@ -313,16 +320,18 @@ class _Training:
         on_round: Callable[[Progress], None],
         should_stop: Callable[[], bool],
     ) -> Run:
-        log, checkpoint = (None, None) if folder is None else folder.resume() if resume else (folder.start(), None)
-        driver = Driver(self.machines, self.numbers, log)
+        checkpoint = None if folder is None else folder.inspect(resume)
+        driver = Driver(self.machines, self.numbers)
         self.simulation = Simulation(driver, self._schedule())
+        if checkpoint is not None:
+            self._fast_forward(driver, checkpoint)
+        log = driver.log = None if folder is None else folder.open(checkpoint, resume)  # only now does anything change on disk
         try:
-            if checkpoint is not None:
-                self._fast_forward(driver, checkpoint)
             finished = self._play(folder, log, on_round, should_stop)
             result = self._result(finished)
             if log is not None and finished:
-                log.end({key: result.summary[key] for key in ("rounds", "clock", "digest")})
+                ended = {key: result.summary[key] for key in ("rounds", "clock", "digest")}
+                log.end({"transitions": driver.transitions, **ended})
         finally:
             if log is not None:
                 log.close()
@@ -336,17 +345,17 @@ class _Training:
 
     def _fast_forward(self, driver: Driver, checkpoint: Checkpoint) -> None:
         """Time does not depend on numbers: play the schedule alone up to the checkpoint, then put its tensors in place."""
-        outline, log = NoNumbers(), driver.log
-        driver.numbers, driver.log = outline, None
+        driver.numbers = outline = NoNumbers()
         while self.simulation.round < checkpoint.round:
             self.simulation.play_round()
-        driver.numbers, driver.log = self.numbers, log
+        driver.numbers = self.numbers
         self.numbers.load_state(dict(checkpoint.tensors))
         held = [outline.server_models.get(n, handle) for n, handle in enumerate(self.numbers.server_models)]
         self.numbers.resume_at(held, outline.at_work)
         if self.numbers.digest() != checkpoint.digest:
             raise RecordError("the checkpoint is damaged: its tensors do not have the digest it names; remove it to start over")
         self.history = checkpoint.history
+        self.scores = self._scores()
         self.seconds = checkpoint.seconds
 
     def _play(
@@ -385,13 +394,16 @@ class _Training:
     def _members(self) -> list[tuple[int, int]]:
         return [(device, server.server) for server in self.machines.servers for device in server.members]
 
+    def _scores(self) -> Scores:
+        self.numbers.flush()
+        personal = {device: self.numbers.personal(device, server) for device, server in self._members()}
+        return self.evaluator.scores(self.numbers.global_NF(), personal)
+
     def _look(self) -> None:
         """Add a row to the history."""
-        numbers = self.numbers
-        numbers.flush()
+        self.scores = self._scores()
+        numbers, members = self.numbers, self._members()
         z_VF = numbers.global_NF()
-        members = self._members()
-        self.scores = self.evaluator.scores(z_VF, {device: numbers.personal(device, server) for device, server in members})
         mean_z = z_VF.double().mean(0)
         distance = 0.0
         if self.settings.algorithm.personal:
@@ -438,42 +450,100 @@ class _Training:
 def replay(log: str | Path, federation: Federation, *, device: str | torch.device = "cpu") -> dict[str, Any]:
     """Recompute a recorded run from its event log alone; raises if a machine or the final digest disagrees with the record."""
     reader = LogReader(Path(log))
-    settings = _recorded_settings(reader)
-    if reader.header["identity"] != json.loads(json.dumps(settings.identity(federation))):
-        raise RecordError(f"{log} was recorded with other data, other servers or another model than the federation given")
-    numbers = settings.numbers(federation, torch.device(device))
+    settings = _recorded_settings(reader, federation)
+    numbers = settings.numbers(federation, torch_device(device))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    machines = settings.machines(federation)
-    driver = Driver(machines, numbers)
-    clock = 0.0
-    for line, step in enumerate(reader, start=2):
-        if tuple(driver.deliver(step.time, step.actor, step.event)) != step.commands:
-            raise ReplayMismatch(f"{log} line {line}: {step.actor} now answers {step.event} differently than recorded")
-        clock = step.time
-    digest = numbers.digest()
-    if reader.end is not None and reader.end.get("digest") != digest:
-        recorded = str(reader.end.get("digest"))
-        raise ReplayMismatch(f"the replay of {log} ends with digest {digest[:16]}, the run ended with {recorded[:16]}")
-    return {"rounds": machines.coordinator.round, "clock": clock, "digest": digest, "complete": reader.end is not None}
+    recorded = _Recorded(reader.path, settings.algorithm.steps)
+    driver = Driver(settings.machines(federation), numbers, recorded)
+    for step in reader:
+        recorded.deliver(driver, step)
+    result = {"rounds": driver.machines.coordinator.round, "clock": recorded.clock, "digest": numbers.digest()}
+    for key, value in result.items() if reader.end is not None else ():
+        if reader.end is not None and reader.end.get(key) != value:
+            raise ReplayMismatch(f"{log} line {recorded.line + 1} ends with {key} {reader.end.get(key)}, the replay with {value}")
+    return {**result, "complete": reader.end is not None}
 
 
-def _recorded_settings(reader: LogReader) -> Settings:
-    """The settings in the head of a log."""
+class _Recorded:
+    """The log of a replay: it compares each transition with the recorded one, before any number is touched."""
+
+    def __init__(self, path: Path, steps: tuple[int, int]) -> None:
+        self.path = path
+        self.steps = steps
+        self.line = 1
+        self.clock = 0.0
+        self._expected: tuple[Command, ...] = ()
+
+    def deliver(self, driver: Driver, step: Transition) -> None:
+        """Feed one recorded event to the machines; every complaint names its line."""
+        self.line += 1
+        if not step.time >= self.clock:
+            raise ReplayMismatch(f"{self._place()}: time goes back from {self.clock} to {step.time}")
+        low, high = self.steps
+        if isinstance(step.event, Trained | OfflineTrained) and not low <= step.event.steps <= high:
+            raise ReplayMismatch(f"{self._place()}: {step.actor} took {step.event.steps} steps, but the run allows {low} to {high}")
+        self.clock, self._expected = step.time, step.commands
+        try:
+            driver.deliver(step.time, step.actor, step.event)
+        except (ProtocolError, RecordError) as error:
+            raise ReplayMismatch(f"{self._place()}: {error}") from None
+        except KeyError as error:
+            raise ReplayMismatch(f"{self._place()}: at this point there is no model {error}") from None
+
+    def append(self, time: float, actor: Actor, event: Event, commands: list[Command]) -> None:  # noqa: ARG002
+        """Compare what a machine answers with what it answered then."""
+        if tuple(commands) != self._expected:
+            raise ReplayMismatch(f"{self._place()}: {actor} now answers {event} differently than recorded")
+
+    def _place(self) -> str:
+        return f"{self.path} line {self.line}"
+
+
+def _recorded_settings(reader: LogReader, federation: Federation) -> Settings:
+    """The settings in the head of a log, if they belong to this federation."""
+    settings = _parsed_settings(reader)
+    if reader.header["identity"] != json.loads(json.dumps(settings.identity(federation))):
+        raise RecordError(f"{reader.path} was recorded with other data, other servers or another model than the federation given")
+    settings.check(federation)
+    return settings
+
+
+def _parsed_settings(reader: LogReader) -> Settings:
     try:
         identity = reader.header["identity"]
         return Settings(
             algorithm=choose(ALGORITHMS, identity["algorithm"], "algorithm"),
             cloud=choose(CLOUDS, identity["cloud"], "cloud"),
-            active=identity["active"],
+            active=int(identity["active"]),
             clock=Clock(*(choose(DELAYS, identity["clock"][key], f"clock.{key}") for key in ("arrival", "step"))),
-            seed=identity["seed"],
+            seed=int(identity["seed"]),
             joins={int(device): int(when) for device, when in identity["joins"]},
             leaves={int(device): int(when) for device, when in identity["leaves"]},
             dtype={"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[identity["dtype"]],
-            max_batch=identity["max_batch"],
+            max_batch=None if identity["max_batch"] is None else int(identity["max_batch"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{reader.path} does not say how its run was set up ({error}); it is not a log of this version") from None
+
+
+def torch_device(name: str | torch.device) -> torch.device:
+    """The torch device of this name, if there is one."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"device={str(name)!r} cannot be used here ({reason}); use 'cpu', or 'cuda' where there is a GPU") from None
+    return device
+
+
+def _model_fingerprint(module: nn.Module) -> str:
+    """A hash of a module's tensors: their names, shapes and initial values."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _mean(values: tuple[float, ...] | list[float]) -> float:

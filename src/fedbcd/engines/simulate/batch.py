@@ -1,13 +1,16 @@
 """Training many devices at once: gather their mini-batches, run the algorithm on the stack, one vectorised gradient per step."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.device import Rows, Work
-from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.objective import Gradients, Objective
 from fedbcd.algorithm.variants import Algorithm, FedBCDI, penalties
 from fedbcd.data.federation import Federation
 from fedbcd.errors import ConfigError, NumericalError
@@ -23,6 +26,17 @@ class Job:
     steps: int
     model: ModelRef | None
     offline: bool
+
+
+class Batches(NamedTuple):
+    """Mini-batches of all steps: positions in the pool and, for augmentation, one hash per slot; (jobs, steps, R) each."""
+
+    positions: Tensor
+    hashes: Tensor | None
+
+    def of_step(self, k: int, n: int) -> tuple[Tensor, Tensor | None]:
+        """Those of step k, for the first n jobs."""
+        return self.positions[:n, k], None if self.hashes is None else self.hashes[:n, k]
 
 
 class Trainer:
@@ -46,6 +60,7 @@ class Trainer:
         self.max_batch = max_batch
         self.one_by_one = max_batch == 1
         self._transform = federation.transform
+        self._augment = federation.augment
         self._inputs, self._targets = federation.pool.inputs.to(where), federation.pool.targets.to(where)
         self._positions, self._starts = federation.positions.to(where), federation.starts.to(where)
         self._sizes = torch.tensor(federation.sizes, device=where)
@@ -53,14 +68,27 @@ class Trainer:
         self._size_list = federation.sizes
 
     def check_vectorised(self, start: Tensor) -> str | None:
-        """Fall back to one device at a time when the model cannot be vectorised; returns the reason, if so."""
+        """Try a gradient. Fall back to one device at a time when the model cannot be vectorised; returns the reason, if so."""
+        inputs, targets = self._fetch(self._positions[: min(2, self._size_list[0])], start.dtype)
+        self._check_fit(start, inputs, targets)
         if self.one_by_one:
             return None
-        inputs, targets = self._fetch(self._positions[: min(2, self._size_list[0])], start.dtype)
         reason = self.objective.why_not_vectorised(start, inputs, targets)
         if reason is not None:
             self.one_by_one, self.max_batch = True, 1
         return reason
+
+    def _check_fit(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        p = self.objective.layout.size_P
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self.objective.gradients_one_by_one(start[None, :p], start[None, p:], inputs[None], targets[None])
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"model or loss fail on inputs of shape {tuple(inputs.shape)} and targets of {targets.dtype} ({reason}); "
+                "use a model and a loss that fit the data"
+            ) from error
 
     def parts(self, jobs: list[Job]) -> list[list[Job]]:
         """Split jobs into batches that can run together: in descending order of steps; exact gradients need equal data sizes."""
@@ -85,25 +113,32 @@ class Trainer:
         session.check(rows.x_NP)
         return torch.cat([rows.x_NP, session.buffers_NB], dim=1), rows.prev_NP
 
-    def batches(self, jobs: list[Job]) -> Tensor:
-        """Positions in the pool of every mini-batch of every step: (jobs, steps, R)."""
+    def batches(self, jobs: list[Job]) -> Batches:
+        """The mini-batches of every step of these jobs."""
         device = torch.tensor([job.device for job in jobs], device=self._starts.device)
-        if self.algorithm.batch == "all":
-            within = torch.arange(self._size_list[jobs[0].device], device=device.device).expand(len(jobs), jobs[0].steps, -1)
+        steps, batch = jobs[0].steps, self.algorithm.batch
+        hashes = None
+        if batch == "all":
+            within = torch.arange(self._size_list[jobs[0].device], device=device.device).expand(len(jobs), steps, -1)
         else:
             session = torch.tensor([job.session for job in jobs], device=device.device)
-            within = draws.batch_positions(self.seed, device, session, self._sizes[device], jobs[0].steps, self.algorithm.batch)
-        return self._positions[self._starts[device][:, None, None] + within]
+            within = draws.batch_positions(self.seed, device, session, self._sizes[device], steps, batch)
+            if self._augment is not None:
+                hashes = draws.slots(self.seed, draws.AUGMENT, device, session, steps, batch)
+        return Batches(self._positions[self._starts[device][:, None, None] + within], hashes)
 
-    def gradients(self, params: Tensor, buffers: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def gradients(self, params: Tensor, buffers: Tensor, positions: Tensor, hashes: Tensor | None) -> Gradients:
         """Gradient, loss and new buffers of some devices on the mini-batches at these positions."""
-        inputs, targets = self._fetch(positions, params.dtype)
+        inputs, targets = self._fetch(positions, params.dtype, hashes)
         call = self.objective.gradients_one_by_one if self.one_by_one else self.objective.gradients
         return call(params, buffers, inputs, targets)
 
-    def _fetch(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        targets = self._targets[positions]
-        return self._transform(self._inputs[positions], dtype), targets.to(dtype) if targets.is_floating_point() else targets
+    def _fetch(self, positions: Tensor, dtype: torch.dtype, hashes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Samples as the model wants them: gathered in their small dtype, augmented, then transformed."""
+        inputs, targets = self._inputs[positions], self._targets[positions]
+        if hashes is not None and self._augment is not None:
+            inputs = self._augment.apply(inputs, hashes)
+        return self._transform(inputs, dtype), targets.to(dtype) if targets.is_floating_point() else targets
 
 
 class _Session:
@@ -114,23 +149,28 @@ class _Session:
         self.jobs = jobs
         self.buffers_NB = buffers_NB.clone()
         self._losses: list[Tensor] = []
-        self._positions: Tensor | None = None
+        self._batches: Batches | None = None
 
     def gradient(self, k: int, ex: Tensor) -> Tensor:
         """The gradients of the first len(ex) jobs in step k."""
         n = len(ex)
-        if self._positions is None:
-            self._positions = self.trainer.batches(self.jobs)
-        if self.trainer.objective.stochastic:
-            with torch.random.fork_rng(devices=[ex.device] if ex.is_cuda else []):
-                first = self.jobs[0]
-                torch.manual_seed(hash((self.trainer.seed, first.device, first.session, k)) & ((1 << 62) - 1))
-                gradient, loss, buffers = self.trainer.gradients(ex, self.buffers_NB[:n], self._positions[:n, k])
-        else:
-            gradient, loss, buffers = self.trainer.gradients(ex, self.buffers_NB[:n], self._positions[:n, k])
+        if self._batches is None:
+            self._batches = self.trainer.batches(self.jobs)
+        positions, hashes = self._batches.of_step(k, n)
+        seeded = self.trainer.objective.stochastic or self.trainer.one_by_one  # one by one, nobody has asked whether it is
+        with self._own_randomness(k, ex) if seeded else nullcontext():
+            gradient, loss, buffers = self.trainer.gradients(ex, self.buffers_NB[:n], positions, hashes)
         self.buffers_NB[:n] = buffers
         self._losses.append(loss)
         return gradient
+
+    @contextmanager
+    def _own_randomness(self, k: int, ex: Tensor) -> Iterator[None]:
+        """Dropout and the like draw from a generator that is seeded by the address of this step."""
+        first = self.jobs[0]
+        with torch.random.fork_rng(devices=[ex.device] if ex.is_cuda else []):
+            torch.manual_seed(draws.address_one(self.trainer.seed, draws.BATCH, first.device, first.session, k) >> 1)
+            yield
 
     def check(self, x_NP: Tensor) -> None:
         """Refuse values that are not finite, and say where the first one came from."""

@@ -149,7 +149,9 @@ class StackedNumbers:
         self.models[command.result] = z.to(self.x_NF.dtype)
 
     def _stepped(self, mixed: Tensor, total: Tensor, weight: float) -> Tensor:
-        """Eqs. (5) and (6b) in float64, rounded once."""
+        """Eqs. (5) and (6b) in float64, rounded once. With nobody to count, z = w."""
+        if weight == 0.0:
+            return mixed.to(self.x_NF.dtype)
         if self.algorithm.server_step_form == "absolute":
             z = cloud_step.server_step_absolute(mixed, total, weight, self.algorithm.server_step)
         else:
