@@ -3,21 +3,25 @@
 import contextlib
 import json
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedbcd import __version__
 from fedbcd.algorithm.variants import ALGORITHMS
+from fedbcd.cli_data import data_app
+from fedbcd.cli_experiments import paper_command, sweep_command
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.datasets import DATASETS
 from fedbcd.engines.run import Progress as RunProgress
@@ -26,8 +30,10 @@ from fedbcd.errors import ConfigError, FedBCDError, RecordError
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job, default_table, parse
 from fedbcd.experiments.pictures import draw_curves
+from fedbcd.experiments.pool import without_none
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS
+from fedbcd.runfolder import write_whole
 
 app = typer.Typer(
     add_completion=False,
@@ -78,10 +84,13 @@ def replay_command(
     """Recompute a recorded run from its event log, and check that it ends with the same models, bit for bit."""
     path = log / "events.jsonl" if log.is_dir() else log
     table = LogReader(path).header.get("job")
-    if not table:
+    if not (table and isinstance(table, dict)):
         raise RecordError(f"{path} was not made by 'fedbcd run', so it does not name its data and model; use fedbcd.replay()")
-    with console.status(f"replaying {path}"):
-        result = replay(path, parse(_without_none(table))[0].make_federation())
+    job = parse(without_none(table))[0]
+    federation = job.make_federation()
+    job.use_threads(federation)
+    with console.status("replaying ..."):
+        result = replay(path, federation)
     if not result["complete"]:
         console.print("the log has no end: the run was stopped or killed. What it holds was replayed.")
     else:
@@ -111,6 +120,11 @@ def algorithms_command() -> None:
         Console().print(table)
 
 
+app.add_typer(data_app, name="data")
+app.command("paper")(paper_command)
+app.command("sweep")(sweep_command)
+
+
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
@@ -123,9 +137,15 @@ def main() -> None:
     try:
         app()
     except FedBCDError as error:
-        console.print("error:", style="bold red", end=" ")
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
+        _complain(str(error), error.exit_code)
+    except OSError as error:
+        _complain(f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}", RecordError.exit_code)
+
+
+def _complain(sentence: str, code: int) -> NoReturn:
+    console.print("error:", style="bold red", end=" ")
+    console.print(sentence, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
 
 
 # ------------------------------------------------------------------------------------------------------------------ running
@@ -138,15 +158,23 @@ def _job_table(file: Path | None, resumed: Path | None) -> dict[str, Any]:
 
 
 def _override(table: dict[str, Any], rounds: int | None, seed: int | None, folder: Path | None) -> None:
-    run = table.setdefault("run", {})
+    """What the command line says goes before what the file says, in every run of it. Checking the result is `parse`'s work."""
     if rounds is not None:
-        for section in (run, *(entry["run"] for entry in table.get("runs", ()) if isinstance(entry.get("run"), dict))):
-            section.pop("until_clock", None)
-        run["rounds"] = rounds
+        _set(table, "run", {"rounds": rounds}, unset=("until_clock",))
     if seed is not None:
-        run["seed"] = seed
+        _set(table, "run", {"seed": seed})
     if folder is not None:
-        table.setdefault("data", {})["folder"] = str(folder)
+        _set(table, "data", {"folder": str(folder)})
+
+
+def _set(table: dict[str, Any], section: str, values: dict[str, Any], unset: tuple[str, ...] = ()) -> None:
+    entries = table.get("runs", [])
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and isinstance(entry.get(section), dict):
+            entry[section] = {k: v for k, v in entry[section].items() if k not in (*values, *unset)}
+    old = table.get(section, {})
+    if isinstance(old, dict):
+        table[section] = {k: v for k, v in old.items() if k not in unset} | values
 
 
 def _new_folder(file: Path | None) -> Path:
@@ -159,39 +187,62 @@ def _new_folder(file: Path | None) -> Path:
 
 def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: bool) -> list[Run]:
     """Train the jobs one after another; stop politely on Ctrl-C."""
+    places = _places(jobs, folder)
     if len(jobs) > 1:
-        _claim(folder, table, resume)
+        _check_all(jobs, places, folder, resume)
+        _claim(folder, table)
     runs: list[Run] = []
     with _stop_on_interrupt() as stopped, _progress() as progress:
-        for job in jobs:
+        for job, place in zip(jobs, places, strict=True):
             bar = progress.add_task(job.name, total=1.0, note="")
-            place = folder if len(jobs) == 1 else folder / _slug(job.name)
-            run = job.start(
-                place,
-                resume=resume,
-                on_round=lambda p, bar=bar: progress.update(bar, completed=p.fraction, note=_note(p)),
-                on_notice=lambda text: console.print(f"note: {text}"),
-                should_stop=stopped,
-            )
-            (place / "config.toml").write_text(dump_toml(job.to_table()))
+            try:
+                run = job.start(
+                    place,
+                    resume=resume,
+                    on_round=lambda p, bar=bar: progress.update(bar, completed=p.fraction, note=_note(p)),
+                    on_notice=lambda text: console.print(f"note: {text}", markup=False, soft_wrap=True),
+                    should_stop=stopped,
+                )
+            except FedBCDError:
+                progress.remove_task(bar)  # the sentence is enough
+                raise
             draw_curves({job.name: run.history}, place / "curves.png")
             runs.append(run)
             if not run.finished:
                 break
     if stopped() and not all(run.finished for run in runs):
-        console.print(f"stopped. Go on with: fedbcd run --resume --out {folder}", soft_wrap=True)
+        command = f"fedbcd run --resume --out {shlex.quote(str(folder))}"
+        console.print(f"stopped. Go on with: {command}", markup=False, emoji=False, highlight=False, soft_wrap=True)
         sys.exit(INTERRUPTED)
     return runs
 
 
-def _claim(folder: Path, table: dict[str, Any], resume: bool) -> None:
-    """Make the folder of several runs, unless something else is there."""
-    config = folder / "config.toml"
-    if folder.exists() and any(folder.iterdir()) and not (resume and config.is_file()):
+def _places(jobs: list[Job], folder: Path) -> list[Path]:
+    """Where each job's files go: one job in the folder itself, several in folders named after them."""
+    if len(jobs) == 1:
+        return [folder]
+    places: list[Path] = []
+    for number, job in enumerate(jobs, start=1):
+        place = folder / (_slug(job.name) or "run")
+        places.append(place if place not in places else folder / f"{place.name}-{number}")
+    return places
+
+
+def _check_all(jobs: list[Job], places: list[Path], folder: Path, resume: bool) -> None:
+    """Refuse several runs together, before the first begins: the last may be hours away."""
+    if resume and (folder / "events.jsonl").exists():
+        raise RecordError(f"{folder} holds one run, but the job has {len(jobs)}; give the job of that run, or another folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (resume and (folder / "config.toml").is_file()):
         raise RecordError(f"{folder} is not empty; choose a new folder with --out, or go on with --resume")
+    for job, place in zip(jobs, places, strict=True):
+        job.check(place, resume)
+
+
+def _claim(folder: Path, table: dict[str, Any]) -> None:
+    """Make the folder of several runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        config.write_text(dump_toml(table))
+        write_whole(folder / "config.toml", dump_toml(table).encode())
     except OSError as error:
         raise RecordError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
 
@@ -218,9 +269,9 @@ def _stop_on_interrupt() -> Iterator[Any]:
 def _progress() -> Progress:
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(None),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console)
@@ -235,12 +286,13 @@ def _note(p: RunProgress) -> str:
 def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None:
     histories = {job.name: run.history for job, run in zip(jobs, runs, strict=True)}
     picture = folder / "curves.png"
-    drawn = draw_curves(histories, picture)
+    drawn = draw_curves(histories, picture) if len(runs) > 1 else picture.exists()
     screen = console if as_json else Console()
     screen.print(_table(jobs, runs))
     if len(runs) > 1:
-        screen.print(_lesson(histories), soft_wrap=True)
-    screen.print(f"everything is in {folder}" + (f", the curves in {picture}" if drawn else ""), soft_wrap=True, highlight=False)
+        screen.print(_lesson(histories), markup=False, emoji=False, soft_wrap=True)
+    where = f"everything is in {folder}" + (f", the curves in {picture}" if drawn else "")
+    screen.print(where, markup=False, emoji=False, soft_wrap=True, highlight=False)
     if not drawn:
         screen.print("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib")
     if as_json:
@@ -256,7 +308,7 @@ def _table(jobs: list[Job], runs: list[Run]) -> Table:
     for job, run in zip(jobs, runs, strict=True):
         s, last = run.summary, run.history.last
         scores = (f"{v:.3f}" for v in (last.global_accuracy, last.personal_accuracy, last.worst_decile))
-        table.add_row(job.name, str(s["rounds"]), f"{s['clock']:.0f}", *scores, f"{s['seconds']:.1f}")
+        table.add_row(escape(job.name), str(s["rounds"]), f"{s['clock']:.0f}", *scores, f"{s['seconds']:.1f}")
     return table
 
 
@@ -274,12 +326,6 @@ def _slug(name: str) -> str:
 
 def _first_line(thing: Any) -> str:
     return (thing.__doc__ or "").strip().splitlines()[0]
-
-
-def _without_none(table: Any) -> Any:
-    if isinstance(table, dict):
-        return {k: _without_none(v) for k, v in table.items() if v is not None}
-    return table
 
 
 if __name__ == "__main__":

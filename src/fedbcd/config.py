@@ -5,6 +5,7 @@
 """
 
 import difflib
+import re
 import tomllib
 import types
 import typing
@@ -23,7 +24,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
@@ -33,7 +34,7 @@ def choose(kinds: Mapping[str, type[T]], table: Any, where: str) -> T:
     if not isinstance(table, Mapping) or "name" not in table:
         raise ConfigError(f"[{where}] needs a name; known: {', '.join(kinds)}")
     name = table["name"]
-    if name not in kinds:
+    if not isinstance(name, str) or name not in kinds:
         raise ConfigError(f"{where}.name = {name!r} is unknown{nearest(str(name), kinds)}; known: {', '.join(kinds)}")
     return build(kinds[name], {k: v for k, v in table.items() if k != "name"}, where)
 
@@ -47,7 +48,7 @@ def build(kind: type[T], table: Any, where: str, nested: Mapping[str, Mapping[st
     missing = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING and n not in table]
     if missing:
         raise ConfigError(f"[{where}] needs {missing[0]}, e.g. {missing[0]} = 1")
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind.__init__)  # what may be given, which can be more than what is kept
     nested = nested or NESTED
     values = {
         key: choose(nested[key], value, f"{where}.{key}") if key in nested else convert(value, hints[key], f"{where}.{key}")
@@ -128,9 +129,9 @@ def dump_toml(table: Mapping[str, Any]) -> str:
 
 def _lines(table: Mapping[str, Any], path: str) -> list[str]:
     plain = {k: v for k, v in table.items() if v is not None and not _is_table(v) and not _is_tables(v)}
-    lines = [f"{k} = {_value(v)}" for k, v in plain.items()]
+    lines = [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
     for key, value in table.items():
-        full = f"{path}.{key}" if path else key
+        full = f"{path}.{_key(key)}" if path else _key(key)
         if _is_table(value):
             lines += ["", f"[{full}]", *_lines(value, full)]
         elif _is_tables(value):
@@ -147,6 +148,10 @@ def _is_tables(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(map(_is_table, value))
 
 
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
+
+
 def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -155,4 +160,6 @@ def _value(value: Any) -> str:
         return f'"{escaped}"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
+    if _is_table(value):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
     return repr(value)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, get_origin, get_type_hints
+from typing import Any, BinaryIO, Protocol, get_args, get_origin, get_type_hints
 
 from fedbcd.errors import RecordError
 from fedbcd.protocol import messages
@@ -62,8 +62,11 @@ def decode(data: Any) -> Event | Command:
 
 def _decode_field(hint: Any, value: Any) -> Any:
     if hint is Event:
-        return decode(value)
-    if get_origin(hint) is tuple and isinstance(value, list) and all(type(v) in (int, str) for v in value):
+        message = decode(value)
+        if not isinstance(message, Event):
+            raise ValueError(f"{message!r} is not an event")
+        return message
+    if get_origin(hint) is tuple and isinstance(value, list) and all(type(v) is get_args(hint)[0] for v in value):
         return tuple(value)
     if type(value) is not hint:
         raise ValueError(f"{value!r} is not of type {hint}")
@@ -144,6 +147,7 @@ class LogReader:
         return header
 
     def __iter__(self) -> Iterator[Transition]:
+        self.end = None
         with self.path.open("rb") as file:
             file.readline()
             for number, raw in enumerate(file, start=2):
@@ -185,5 +189,5 @@ class LogReader:
             if not isinstance(event, Event) or not all(isinstance(c, Command) for c in commands):
                 raise ValueError("an event and commands are expected")
             return Transition(float(line["t"]), str(line["on"]), event, commands)  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise RecordError(f"{self.path} line {number} is not a transition that this version knows: {error}") from None

@@ -70,8 +70,11 @@ class History(Sequence[Row]):
         """The inverse of `write_csv`."""
         try:
             with path.open(newline="") as file:
-                return cls([_row(record) for record in csv.DictReader(file)])
-        except (OSError, KeyError, TypeError, ValueError) as error:
+                reader = csv.DictReader(file, strict=True)
+                if tuple(reader.fieldnames or ()) != COLUMNS:
+                    raise ValueError(f"its columns are {reader.fieldnames}, not {', '.join(COLUMNS)}")
+                return cls([_row(record) for record in reader])
+        except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
             raise RecordError(f"{path} is not a history of this version: {error}") from None
 
     @overload

@@ -23,6 +23,9 @@ from fedbcd.eventlog import LogReader, LogWriter, header_line
 from fedbcd.history import History, Row
 
 
+FINGERPRINTS = ("data", "model")  # parts of the identity that say nothing to a reader
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Where a run stood between two rounds."""
@@ -99,8 +102,8 @@ class RunFolder:
             return ""  # killed while it wrote its first line
         theirs = _flat(LogReader(self.events).header.get("identity", {}))
         mine = _flat(json.loads(json.dumps(self.identity)))
-        changed = [key for key in sorted(theirs | mine) if theirs.get(key) != mine.get(key)]
-        return "; ".join(f"{key}: {_short(theirs.get(key))} there, {_short(mine.get(key))} here" for key in changed[:3])
+        changed = [key for key in sorted(theirs | mine, key=lambda k: (k in FINGERPRINTS, k)) if theirs.get(key) != mine.get(key)]
+        return "; ".join(_compared(key, theirs.get(key), mine.get(key)) for key in changed[:3])
 
     # -------------------------------------------------------------------------------------------------------------- checkpoints
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -160,9 +163,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise RecordError(f"{path} is missing or damaged ({error}); restore it, or remove it to start over") from None
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+def _compared(key: str, theirs: Any, mine: Any) -> str:
+    if key in FINGERPRINTS:
+        return f"another {key}" if key == "model" else f"other {key}"
+    there, here = (text if len(text) <= 40 else f"{text[:37]}..." for text in map(str, (theirs, mine)))
+    return f"{key}: {there} there, {here} here"
 
 
 def _flat(data: Any, prefix: str = "") -> dict[str, Any]:

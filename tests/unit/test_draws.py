@@ -1,5 +1,7 @@
 """Addressed draws: the bits of docs/determinism.md, the same from Python integers, NumPy and torch."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -52,7 +54,7 @@ def chi_square(counts: np.ndarray) -> float:
 
 def is_plausible(statistic: float, freedom: int) -> bool:
     """Within six standard deviations of what uniform counts give, on either side."""
-    return abs(statistic - freedom) < 6 * (2 * freedom) ** 0.5
+    return abs(statistic - freedom) < 6 * math.sqrt(2 * freedom)
 
 
 def test_the_streams_have_the_numbers_of_the_determinism_page() -> None:

@@ -59,7 +59,7 @@ def slack(dtype: torch.dtype, *tensors: Tensor) -> float:
 
 
 def test_the_registry_knows_every_set_by_its_name() -> None:
-    assert PROJECTIONS == {"none": NoProjection, "box": Box, "ball": Ball, "simplex": Simplex, "tensor-boxes": TensorBoxes}
+    assert {"none": NoProjection, "box": Box, "ball": Ball, "simplex": Simplex, "tensor-boxes": TensorBoxes} == PROJECTIONS
     assert all(isinstance(projection, Projection) for projection in SETS.values())
 
 

@@ -36,7 +36,7 @@ def extrapolate(x: Tensor, x_prev: Tensor, momentum: float) -> Tensor:
 def aspg_step(ex: Tensor, gradient: Tensor, anchor: Tensor | None, penalty: Tensor | float, step: float, projection: Projection) -> Tensor:
     """Eq. (4b): x <- P_X(ex - eta_x (gradient + gamma_i (ex - z_n))), eta_x = `step`, gamma_i = `penalty`, z_n = `anchor`.
 
-    `gradient` is the mini-batch gradient of g_i at ex. Without an anchor there is no penalty (Algorithm 2, line 8).
+    `gradient` is the mini-batch gradient of g_i at ex. Without an anchor there is no penalty (Algorithm 2, line 9).
 
     >>> import torch
     >>> from fedbcd.algorithm.projection import Box

@@ -64,9 +64,9 @@ class Objective:
         self, params: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         counters = {name: value.clone() for name, value in self.layout.counters.items()}
-        outputs = functional_call(self.module, (params, buffers, counters), (inputs,))
-        loss = self.loss(outputs, targets)
-        return loss, buffers  # the forward pass has updated `buffers` in place
+        state = {**params, **buffers, **counters}
+        outputs = functional_call(self.module, state, (inputs,))  # writes buffers that the forward pass has changed back to `state`
+        return self.loss(outputs, targets), {name: state[name] for name in buffers}
 
     def why_not_vectorised(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
         """Try a small vectorised gradient. None: it works (`stochastic` is set on the way). Otherwise: the reason, in a sentence."""

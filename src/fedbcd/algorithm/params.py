@@ -46,12 +46,12 @@ class Layout:
     def parameters_of(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views of the parameters of one model (P,) or a stack (N, P)."""
         lead = flat.shape[:-1]
-        return {s.name: flat[..., s.start : s.stop].reshape(*lead, *s.shape) for s in self.parameters}
+        return {s.name: flat[..., s.start : s.stop].reshape((*lead, *s.shape)) for s in self.parameters}
 
     def buffers_of(self, flat: Tensor) -> dict[str, Tensor]:
         """Named copies of the buffers of one model or a stack; `flat` holds the buffers only."""
         p = self.size_P
-        return {s.name: flat[..., s.start - p : s.stop - p].reshape(*flat.shape[:-1], *s.shape).clone() for s in self.buffers}
+        return {s.name: flat[..., s.start - p : s.stop - p].reshape((*flat.shape[:-1], *s.shape)).clone() for s in self.buffers}
 
     def join(self, tensors: dict[str, Tensor], slots: tuple[Slot, ...], like: Tensor) -> Tensor:
         """The inverse of the views: a dictionary of (stacked) tensors as flat vectors."""

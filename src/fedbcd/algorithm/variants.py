@@ -36,7 +36,7 @@ class _DeviceSettings:
         low, high = self.steps
         if not 1 <= low <= high:
             raise ConfigError(f"steps={list(self.steps)} must be [low, high] with 1 <= low <= high, e.g. [1, 5]")
-        if self.batch != "all" and not self.batch >= 1:
+        if self.batch != "all" and not (isinstance(self.batch, int) and self.batch >= 1):
             raise ConfigError(f"batch={self.batch} must be 1 or more, or 'all' for exact gradients")
 
 

@@ -2,6 +2,30 @@
 
 from fedbcd.data.datasets import DATASETS, Samples, load_dataset
 from fedbcd.data.federation import Federation
-from fedbcd.data.partition import Partition, diversity
+from fedbcd.data.partition import (
+    IID,
+    PARTITIONS,
+    Dirichlet,
+    Diversity,
+    Natural,
+    Partition,
+    QuantitySkew,
+    Shards,
+    diversity,
+)
 
-__all__ = ["DATASETS", "Federation", "Partition", "Samples", "diversity", "load_dataset"]
+__all__ = [
+    "DATASETS",
+    "IID",
+    "PARTITIONS",
+    "Dirichlet",
+    "Diversity",
+    "Federation",
+    "Natural",
+    "Partition",
+    "QuantitySkew",
+    "Samples",
+    "Shards",
+    "diversity",
+    "load_dataset",
+]

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -136,7 +137,10 @@ class Federation:
             return copy.deepcopy(self._model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = self._model()
+            try:
+                module = self._model()
+            except TypeError as error:
+                raise ConfigError(f"model() cannot be called: {error}; give a callable without arguments") from error
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model() returned {type(module).__name__}; it must return a torch.nn.Module")
         return module
@@ -151,17 +155,10 @@ class Federation:
 
 
 def _samples(name: str, data: DeviceData) -> Samples:
-    if isinstance(data, Samples):
-        samples = data
-    elif isinstance(data, tuple) and len(data) == 2:
-        samples = Samples(torch.as_tensor(data[0]), torch.as_tensor(data[1]))
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        rows = [data[k] for k in range(len(data))]
-        if not rows:
-            raise DataError(f"{name} has no samples; leave it out, or give it data")
-        samples = Samples(*(torch.stack([torch.as_tensor(v) for v in column]) for column in zip(*rows, strict=True)))
-    else:
-        raise DataError(f"{name} is a {type(data).__name__}; give (inputs, targets) or a Dataset with a length")
+    try:
+        samples = _as_samples(data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{name} cannot be used: {error}; give (inputs, targets) or a Dataset of such pairs") from error
     for kind, tensor in (("input", samples.inputs), ("target", samples.targets)):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).flatten(1 if tensor.ndim > 1 else 0).reshape(len(tensor), -1).any(1).nonzero()[0])
@@ -169,7 +166,22 @@ def _samples(name: str, data: DeviceData) -> Samples:
     return samples
 
 
+def _as_samples(data: DeviceData) -> Samples:
+    if isinstance(data, Samples):
+        return data
+    if isinstance(data, tuple) and len(data) == 2:
+        return Samples(torch.as_tensor(data[0]), torch.as_tensor(data[1]))
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise TypeError(f"a {type(data).__name__} has no length")
+    rows = [data[k] for k in range(len(data))]
+    if not rows:
+        raise ValueError("it has no samples")
+    return Samples(*(torch.stack([torch.as_tensor(v) for v in column]) for column in zip(*rows, strict=True)))
+
+
 def _check_parts(parts: Sequence[Samples]) -> None:
+    if not parts:
+        raise DataError("a federation needs at least one device; `devices` is empty")
     for i, part in enumerate(parts):
         if len(part) == 0:
             raise DataError(f"device {i} has no samples; leave it out, or give it data")
@@ -193,7 +205,10 @@ def _servers(servers: int | Sequence[Sequence[int]], devices: int) -> list[list[
         bounds = [round(k * devices / servers) for k in range(servers + 1)]
         return [list(range(a, b)) for a, b in pairwise(bounds)]
     groups = [list(group) for group in servers]
-    flat = sorted(device for group in groups for device in group)
-    if flat != list(range(devices)) or not all(groups):
-        raise ConfigError(f"servers must name each of the {devices} devices exactly once, and no server may be empty")
+    counts = Counter(device for group in groups for device in group)
+    wrong = [f"server {n} is empty" for n, group in enumerate(groups) if not group]
+    wrong += [f"device {device} appears {counts[device]} times" for device in range(devices) if counts[device] != 1]
+    wrong += [f"there is no device {device}" for device in counts if device not in range(devices)]
+    if wrong:
+        raise ConfigError(f"servers must name each of the {devices} devices exactly once, and no server may be empty: {wrong[0]}")
     return groups

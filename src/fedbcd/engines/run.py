@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +181,7 @@ class Settings:
             "max_batch": self.max_batch,
             "servers": federation.servers,
             "data": federation.fingerprint(),
+            "augment": describe(federation.augment) if is_dataclass(federation.augment) else getattr(federation.augment, "name", None),
             "model": _model_fingerprint(federation.make_model(self.seed)),
         }
 
@@ -213,6 +214,7 @@ def train(
     joins: Mapping[int, int] | None = None,
     leaves: Mapping[int, int] | None = None,
     evaluate_every: int | None = None,
+    looks: int = 20,
     checkpoint_every: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -232,7 +234,8 @@ def train(
     active            q, uploads that end a server's phase; by default 0.3 of a server's devices
     clock             how long devices take; by default the paper's clock model
     joins, leaves     device -> round: a new device starts from its server's z; one that leaves is no longer counted
-    evaluate_every    rounds between two rows of the history; by default about twenty rows
+    evaluate_every    rounds between two rows of the history, or ...
+    looks             ... how many rows there are to be, about
     checkpoint_every  rounds between two checkpoints (with `out`); by default as often as evaluations
     out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there
     max_batch         how many devices train together at most; 1 gives results that do not depend on batching
@@ -240,7 +243,7 @@ def train(
     on_round, on_notice, should_stop   progress, remarks in a sentence, and a polite way to end early
     """
     settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, joins or {}, leaves or {}, dtype, max_batch)
-    plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every)
+    plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every, looks)
     settings.check(federation)
     session = _Training(federation, settings, plan, torch_device(device), on_notice or (lambda _: None))
     folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
@@ -255,8 +258,7 @@ class _Plan:
     until_clock: float | None
     evaluate_every: int | None
     checkpoint_every: int | None
-
-    looks = 20
+    looks: int
 
     def __post_init__(self) -> None:
         if (self.rounds is None) == (self.until_clock is None):
@@ -265,7 +267,7 @@ class _Plan:
             raise ConfigError(f"rounds={self.rounds} must be 1 or more")
         if self.until_clock is not None and not 0 < self.until_clock < math.inf:
             raise ConfigError(f"until_clock={self.until_clock} must be a finite number above 0")
-        for name, value in (("evaluate_every", self.evaluate_every), ("checkpoint_every", self.checkpoint_every)):
+        for name, value in (("evaluate_every", self.evaluate_every), ("checkpoint_every", self.checkpoint_every), ("looks", self.looks)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
 
@@ -312,6 +314,7 @@ class _Training:
         self.history = History()
         self.scores = Scores((), {})
         self.seconds = 0.0
+        self.looking = 0.0  # seconds of these that went into evaluation
 
     def run(
         self,
@@ -366,9 +369,9 @@ class _Training:
         should_stop: Callable[[], bool],
     ) -> bool:
         simulation, plan = self.simulation, self.plan
+        began = time.perf_counter() - self.seconds
         if not self.history:
             self._look()
-        began = time.perf_counter() - self.seconds
         while not plan.is_done(simulation.round, simulation.now):
             before = (simulation.round, simulation.now)
             simulation.play_round()
@@ -401,6 +404,8 @@ class _Training:
 
     def _look(self) -> None:
         """Add a row to the history."""
+        self.numbers.flush()
+        began = time.perf_counter()
         self.scores = self._scores()
         numbers, members = self.numbers, self._members()
         z_VF = numbers.global_NF()
@@ -421,6 +426,7 @@ class _Training:
                 distance=distance,
             )
         )
+        self.looking += time.perf_counter() - began
 
     def _result(self, finished: bool) -> Run:
         numbers, last = self.numbers, self.history.last
@@ -434,6 +440,7 @@ class _Training:
             "global_accuracy": last.global_accuracy,
             "personal_accuracy": last.personal_accuracy,
             "seconds": round(self.seconds, 3),
+            "evaluation_share": round(self.looking / max(self.seconds, self.looking, 1e-9), 3),
             "digest": numbers.digest(),
         }
         return Run(

@@ -12,17 +12,19 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from fedbcd.algorithm.augment import FlipCrop
 from fedbcd.algorithm.variants import ALGORITHMS, Algorithm, FedBCD
-from fedbcd.config import build, check_keys, choose, nearest, read_toml
+from fedbcd.config import build, check_keys, choose, convert, nearest, read_toml
 from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
 from fedbcd.data.federation import Federation
-from fedbcd.data.partition import diversity
+from fedbcd.data.partition import Diversity, Partition, Partitioner
 from fedbcd.describe import describe
-from fedbcd.engines.run import Run, train
+from fedbcd.engines.run import Run, Settings, train
 from fedbcd.engines.simulate.delays import DELAYS, Clock, Delay
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS, Cloud, SyncCloud
+from fedbcd.runfolder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +35,27 @@ class DataPart:
     folder: str | None = None  # where its files are; FEDBCD_DATA by default
     diversity: int = 3  # labels per device
     samples: int = 60  # samples per device
+    partition: Partitioner | None = None  # another split, chosen by name from PARTITIONS, in place of diversity and samples
+    manifest: str | None = None  # a split that was saved, in place of any other
+    augment: Literal["none", "flip-crop"] | None = None  # of training images; flip-crop for cifar10, none for the others
 
     def __post_init__(self) -> None:
         if self.name not in DATASETS:
             raise ConfigError(f"data.name = {self.name!r} is unknown{nearest(self.name, DATASETS)}; known: {', '.join(DATASETS)}")
         if self.samples < 1:
             raise ConfigError(f"data.samples = {self.samples} must be 1 or more")
+        if self.partition is not None and self.manifest is not None:
+            raise ConfigError(f"[data] has both a partition and manifest = {self.manifest!r}; keep one of them")
+
+    def split(self, data: LoadedDataset, devices: int, seed: int) -> Partition:
+        """Who owns which training samples."""
+        if self.manifest is None:
+            partitioner = self.partition or Diversity(self.diversity, self.samples)
+            return partitioner.split(data.train.targets, devices, seed, data.columns)
+        saved = Partition.load(self.manifest, data.train.targets)
+        if len(saved.samples) != devices:
+            raise ConfigError(f"data.manifest = {self.manifest!r} is of {len(saved.samples)} devices, but [federation] has {devices}")
+        return saved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +82,14 @@ class ModelPart:
 
     name: str = "mlp"
     hidden: tuple[int, ...] = (64, 32)  # widths of the hidden layers of an mlp
+    norm: Literal["batch", "group"] = "batch"  # normalisation of a resnet20
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden):
+            raise ConfigError(f"model.hidden = {list(self.hidden)} must be widths of 1 or more, e.g. [64, 32]")
 
     def factory(self, data: LoadedDataset) -> Callable[[], nn.Module]:
         """A callable that makes the module."""
-        inputs = math.prod(data.train.inputs.shape[1:])
         if ":" in self.name:
             return _imported(self.name)
         if self.name not in MODELS:
@@ -76,6 +97,9 @@ class ModelPart:
                 f"model.name = {self.name!r} is unknown{nearest(self.name, MODELS)}; known: {', '.join(MODELS)}, "
                 'or your own as "package.module:factory"'
             )
+        if self.name == "resnet20":
+            return partial(MODELS[self.name], classes=data.classes, norm=self.norm)
+        inputs = math.prod(data.train.inputs.shape[1:])
         options = {"hidden": self.hidden} if self.name == "mlp" else {}
         return partial(MODELS[self.name], inputs=inputs, classes=data.classes, **options)
 
@@ -88,6 +112,7 @@ class RunPart:
     until_clock: float | None = None
     seed: int = 0
     evaluate_every: int | None = None
+    looks: int = 20  # evaluations in all, where evaluate_every is left out
     checkpoint_every: int | None = None
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
@@ -95,8 +120,14 @@ class RunPart:
     threads: int | None = None  # of torch; by default 1 for small models, where more only wait for each other
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"run.threads = {self.threads} must be 1 or more")
+        for name in ("rounds", "evaluate_every", "looks", "checkpoint_every", "max_batch", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"run.{name} = {value} must be 1 or more")
+        if self.until_clock is not None and not 0 < self.until_clock < math.inf:
+            raise ConfigError(f"run.until_clock = {self.until_clock} must be a finite number above 0")
+        if self.rounds is not None and self.until_clock is not None:
+            raise ConfigError(f"[run] has both rounds = {self.rounds} and until_clock = {self.until_clock:g}; keep one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +158,7 @@ class Job:
         """Load the data, split them, and put the model to them."""
         data = load_dataset(self.data.name, None if self.data.folder is None else Path(self.data.folder))
         devices = self.federation.servers * self.federation.devices
-        split = diversity(data.train.targets, devices, self.data.diversity, self.data.samples, self.run.seed)
+        split = self.data.split(data, devices, self.run.seed)
         return Federation.from_partition(
             self.model.factory(data),
             nn.functional.cross_entropy,
@@ -136,14 +167,36 @@ class Job:
             self.federation.servers,
             test=data.test,
             transform=data.transform,
+            augment=self._augment(),
         )
+
+    def _augment(self) -> FlipCrop | None:
+        chosen = self.data.augment or ("flip-crop" if self.data.name == "cifar10" else "none")
+        return FlipCrop() if chosen == "flip-crop" else None
+
+    def check(self, out: Path, resume: bool) -> None:
+        """Refuse what `start` would refuse, before anything is trained or written."""
+        federation = self.make_federation()
+        settings = self.settings()
+        settings.check(federation)
+        RunFolder(out, settings.identity(federation), self.to_table()).inspect(resume)
+
+    def settings(self) -> Settings:
+        """What makes this run, beyond the federation."""
+        dtype = torch.float64 if self.run.dtype == "float64" else torch.float32
+        parts = (self.algorithm, self.cloud, self.federation.active, self.clock, self.run.seed)
+        return Settings(*parts, dtype=dtype, max_batch=self.run.max_batch)
+
+    def use_threads(self, federation: Federation) -> None:
+        """Set the number of torch's threads that this job asks for."""
+        if self.run.threads is not None or _is_small(federation):
+            torch.set_num_threads(self.run.threads or 1)
 
     def start(self, out: Path | None = None, *, resume: bool = False, **callbacks: Any) -> Run:
         """Train; see `fedbcd.train` for the callbacks."""
         run = self.run
         federation = self.make_federation()
-        if run.threads is not None or _is_small(federation):
-            torch.set_num_threads(run.threads or 1)
+        self.use_threads(federation)
         return train(
             federation,
             self.algorithm,
@@ -154,6 +207,7 @@ class Job:
             clock=self.clock,
             seed=run.seed,
             evaluate_every=run.evaluate_every,
+            looks=run.looks,
             checkpoint_every=run.checkpoint_every,
             out=out,
             resume=resume,
@@ -200,7 +254,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def _job(table: Mapping[str, Any]) -> Job:
-    parts: dict[str, Any] = {"title": table.get("title", "")}
+    parts: dict[str, Any] = {"title": convert(table.get("title", ""), str, "title")}
     for key, kind in (("data", DataPart), ("federation", FederationPart), ("model", ModelPart), ("run", RunPart)):
         if key in table:
             parts[key] = build(kind, table[key], key)
@@ -244,7 +298,7 @@ def _imported(name: str) -> Callable[[], nn.Module]:
     module, _, attribute = name.partition(":")
     try:
         factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
         raise ConfigError(f"model.name = {name!r} cannot be imported: {error}; is it on PYTHONPATH?") from None
     if not callable(factory):
         raise ConfigError(f"model.name = {name!r} is not callable; name a function or class that makes the module")

@@ -60,14 +60,16 @@ class GraphCloud:
     sync: ClassVar[bool] = False
 
     def __init__(self, mixing: Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]) -> None:
-        matrices = mixing if mixing and isinstance(mixing[0][0], Sequence) else [mixing]
+        matrices = mixing if mixing and mixing[0] and isinstance(mixing[0][0], Sequence) else [mixing]
         plain = tuple(tuple(tuple(float(a) for a in row) for row in matrix) for matrix in matrices)  # type: ignore[union-attr, arg-type]
         object.__setattr__(self, "mixing", plain)
 
     def coordinator(self, servers: int, iterations: int) -> Coordinator:
         """A new coordinator for this many servers."""
-        if any(len(matrix) != servers for matrix in self.mixing):
-            raise ConfigError(f"the mixing matrix has {len(self.mixing[0])} rows for {servers} servers; give one row each")
+        for matrix in self.mixing:
+            widths = [len(row) for row in matrix]
+            if widths != [servers] * servers:
+                raise ConfigError(f"mixing has rows of {widths} numbers; {servers} servers need {servers} rows of {servers} numbers")
         return AsyncCoordinator(range(servers), servers, iterations, alike=False)
 
 

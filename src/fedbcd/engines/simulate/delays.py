@@ -115,8 +115,9 @@ class Trace:
         object.__setattr__(self, "values", tuple(sorted(float(v) for v in self.values)))
         if not self.values:
             raise ConfigError("trace values=[] is empty; give at least one recorded time")
-        if not (self.values[0] >= 0 and math.isfinite(self.values[-1])):
-            raise ConfigError(f"trace values must be finite and 0 or more; the smallest is {self.values[0]}, the largest {self.values[-1]}")
+        bad = [value for value in self.values if not 0 <= value < math.inf]
+        if bad:
+            raise ConfigError(f"trace values must be finite and 0 or more, not {bad[0]}")
 
     def quantile(self, u: Floats) -> Floats:
         """The empirical quantile."""

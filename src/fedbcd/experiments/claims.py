@@ -1,0 +1,191 @@
+"""The paper's claims, each a small function from curves to a verdict. The verdict is what the data say.
+
+A claim's effect is a number whose sign decides: positive, the claim holds. It is computed per seed; the verdict is on the mean, and
+`clear` says whether the mean is at least twice its standard error away from zero.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean, stdev
+
+from fedbcd.history import History
+
+Curves = Mapping[str, Mapping[str, Sequence[History]]]  # panel -> run -> one history per seed
+CLOSE = 0.01  # two accuracies that differ by less are "almost the same"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a claim."""
+
+    claim: int
+    part: str
+    holds: bool
+    clear: bool
+    effect: float  # mean over seeds; the claim asks for more than 0
+    spread: float  # standard deviation over seeds
+    seeds: int
+    meaning: str  # of the effect
+
+
+def _verdict(claim: int, part: str, effects: Sequence[float], meaning: str) -> Verdict:
+    effect, spread = mean(effects), stdev(effects) if len(effects) > 1 else 0.0
+    clear = abs(effect) >= 2 * spread / len(effects) ** 0.5 and len(effects) > 1
+    return Verdict(claim, part, effect > 0, clear, effect, spread, len(effects), meaning)
+
+
+def consensus_methods_have_one_accuracy(curves: Curves) -> list[Verdict]:
+    """1. FedAvg and FedProx: "the personalized and global performance ... is almost the same"."""
+    return [
+        _verdict(
+            1,
+            f"{run}, {panel}",
+            [CLOSE - abs(h.last.personal_accuracy - h.last.global_accuracy) for h in curves[panel][run]],
+            f"{CLOSE} minus the final difference of personal and global accuracy",
+        )
+        for panel in _present(curves, "fig3")
+        for run in ("FedAvg", "FedProx")
+    ]
+
+
+def personal_models_are_better(curves: Curves) -> list[Verdict]:
+    """2. FedBCD and FedBCD-I "provide better personalized performance"."""
+    return [
+        _verdict(
+            2,
+            f"{run}, {panel}",
+            [
+                a - max(b, c)
+                for a, b, c in zip(*(_final(curves[panel][r], "personal_accuracy") for r in (run, "FedAvg", "FedProx")), strict=True)
+            ],
+            "final personal accuracy minus the better of FedAvg's and FedProx's",
+        )
+        for panel in _present(curves, "fig3")
+        for run in ("FedBCD", "FedBCD-I")
+    ]
+
+
+def fedbcd_is_slow_but_ahead_of_fedavg(curves: Curves) -> list[Verdict]:
+    """3. FedBCD "suffers from slow update progress when |Q_n(t)| is low and is only faster than FedAvg" (global accuracy)."""
+    meaning = "mean global accuracy along the curve, {} minus {}"
+    verdicts = []
+    for panel in _present(curves, "fig3"):
+        areas = {run: [_area(h, "round") for h in curves[panel][run]] for run in ("FedAvg", "FedProx", "FedBCD")}
+        for a, b in (("FedProx", "FedBCD"), ("FedBCD", "FedAvg")):
+            effects = [x - y for x, y in zip(areas[a], areas[b], strict=True)]
+            verdicts.append(_verdict(3, f"{a} ahead of {b}, {panel}", effects, meaning.format(a, b)))
+    return verdicts
+
+
+def cifar_fedbcd_i_is_comparable_and_more_personal(curves: Curves) -> list[Verdict]:
+    """4. CIFAR-10: "FedBCD-I has global performance comparable to FedProx, while giving much better personalized performance"."""
+    if "fig3d" not in curves:
+        return []
+    ours, theirs = (curves["fig3d"][run] for run in ("FedBCD-I", "FedProx"))
+    margin, much = 0.05, 0.05
+    gaps = [a - b for a, b in zip(_final(ours, "global_accuracy"), _final(theirs, "global_accuracy"), strict=True)]
+    gains = [a - b for a, b in zip(_final(ours, "personal_accuracy"), _final(theirs, "personal_accuracy"), strict=True)]
+    return [
+        _verdict(4, "global comparable", [gap + margin for gap in gaps], f"final global accuracy minus FedProx's, plus {margin}"),
+        _verdict(4, "personal much better", [gain - much for gain in gains], f"final personal accuracy minus FedProx's, minus {much}"),
+    ]
+
+
+def async_takes_less_clock_time(curves: Curves) -> list[Verdict]:
+    """5. "the Async-cloud update is clearly more efficient"; "beta = 0.3 or 0.5 seems to strike a good balance"."""
+    verdicts = []
+    for panel in _present(curves, "fig4"):
+        runs = curves[panel]
+        for beta in ("0.3", "0.5", "0.7"):
+            speedups = [_time_saved(s, a) for s, a in zip(runs["Sync"], runs[f"Async, beta {beta}"], strict=True)]
+            verdicts.append(_verdict(5, f"beta {beta}, {panel}", speedups, "share of Sync's clock time saved to the same global accuracy"))
+        best = {b: [_area(h, "clock") for h in runs[f"Async, beta {b}"]] for b in ("0.3", "0.5", "0.7")}
+        effects = [max(x, y) - z for x, y, z in zip(best["0.3"], best["0.5"], best["0.7"], strict=True)]
+        verdicts.append(
+            _verdict(5, f"0.3 or 0.5 best, {panel}", effects, "mean global accuracy along the clock, better of 0.3 and 0.5 minus 0.7")
+        )
+    return verdicts
+
+
+def async_fedbcd_i_beats_fedprox(curves: Curves) -> list[Verdict]:
+    """6. "by using the asynchronous update, our scheme could outperform FedProx even for the global performance in terms of runtime"."""
+    if "fig4d" not in curves:
+        return []
+    runs = curves["fig4d"]
+    return [
+        _verdict(
+            6,
+            f"beta {beta}, fig4d",
+            [_area(a, "clock") - _area(p, "clock") for a, p in zip(runs[f"Async, beta {beta}"], runs["FedProx, Sync"], strict=True)],
+            "mean global accuracy along the clock, FedBCD-I minus FedProx",
+        )
+        for beta in ("0.3", "0.5", "0.7")
+    ]
+
+
+def diversity_smooths_the_curve(curves: Curves) -> list[Verdict]:
+    """7. "the higher diversity leads to a smoother improvement of the global performance"."""
+    verdicts = []
+    for low, high in (("fig3a", "fig3b"), ("fig4a", "fig4c"), ("fig4b", "fig4d")):
+        if low in curves and high in curves:
+            for run in curves[low]:
+                pairs = zip(curves[low][run], curves[high][run], strict=True)
+                effects = [_roughness(a) - _roughness(b) for a, b in pairs]
+                verdicts.append(_verdict(7, f"{run}, {low} against {high}", effects, "total fall of the global curve, diversity 3 minus 6"))
+    return verdicts
+
+
+CLAIMS: tuple[Callable[[Curves], list[Verdict]], ...] = (
+    consensus_methods_have_one_accuracy,
+    personal_models_are_better,
+    fedbcd_is_slow_but_ahead_of_fedavg,
+    cifar_fedbcd_i_is_comparable_and_more_personal,
+    async_takes_less_clock_time,
+    async_fedbcd_i_beats_fedprox,
+    diversity_smooths_the_curve,
+)
+
+
+def judge(curves: Curves) -> list[Verdict]:
+    """Every claim that the panels at hand can speak to."""
+    return [verdict for claim in CLAIMS for verdict in claim(curves)]
+
+
+def _present(curves: Curves, prefix: str) -> list[str]:
+    return sorted(panel for panel in curves if panel.startswith(prefix))
+
+
+def _final(histories: Sequence[History], column: str) -> list[float]:
+    return [float(getattr(h.last, column)) for h in histories]
+
+
+def _area(history: History, axis: str) -> float:
+    """The mean height of the global curve over its axis (trapezoids)."""
+    x, y = history.column(axis), history.column("global_accuracy")
+    area = sum((b - a) * (u + v) / 2 for a, b, u, v in zip(x, x[1:], y, y[1:], strict=False))
+    return area / (x[-1] - x[0])
+
+
+def _time_saved(sync: History, other: History) -> float:
+    """1 - (clock time of `other` / clock time of `sync`) to 90 % of the best accuracy that both reach."""
+    goal = 0.9 * min(max(h.column("global_accuracy")) for h in (sync, other))
+    theirs, ours = (_first_time(h, goal) for h in (sync, other))
+    return 1 - ours / theirs
+
+
+def _first_time(history: History, goal: float) -> float:
+    """When the curve first reaches `goal`, between two looks by a straight line."""
+    rows = list(history)
+    for before, after in pairwise(rows):
+        if after.global_accuracy >= goal:
+            rise = max(after.global_accuracy - before.global_accuracy, 1e-12)
+            share = min(1.0, max(0.0, (goal - before.global_accuracy) / rise))
+            return before.clock + share * (after.clock - before.clock)
+    return rows[-1].clock
+
+
+def _roughness(history: History) -> float:
+    """How far the global curve falls in total, from look to look."""
+    y = history.column("global_accuracy")
+    return sum(max(0.0, a - b) for a, b in pairwise(y))

@@ -1,0 +1,82 @@
+"""From runs to figures: a table (CSV), a picture (PNG and SVG) with the spread over seeds as a band, and the claims judged (JSON)."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbcd.experiments.claims import Verdict
+from fedbcd.experiments.paper import Panel
+from fedbcd.experiments.pictures import COLOURS
+from fedbcd.experiments.pool import Result
+from fedbcd.history import COLUMNS, History
+
+LABELS = {"personal_accuracy": "personal accuracy", "global_accuracy": "global accuracy", "round": "round", "clock": "clock time"}
+
+
+def by_run(results: Sequence[Result]) -> dict[str, list[History]]:
+    """Histories per run title, one per seed."""
+    runs: dict[str, list[History]] = {}
+    for result in results:
+        runs.setdefault(result.job.title, []).append(result.history)
+    return runs
+
+
+def write_table(results: Sequence[Result], path: Path) -> None:
+    """Every row of every run, as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("run", "seed", *COLUMNS))
+        for result in results:
+            writer.writerows((result.job.title, result.job.run.seed, *astuple(row)) for row in result.history)
+
+
+def write_claims(verdicts: Sequence[Verdict], path: Path) -> None:
+    """All verdicts, as JSON."""
+    path.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1) + "\n")
+
+
+def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) -> bool:
+    """The panel as PNG and SVG: a line per run (mean over seeds) and a band (standard deviation). False: no matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    count = len(panel.columns)
+    figure, axes = pyplot.subplots(1, count, figsize=(5.2 * count, 3.9), layout="constrained", squeeze=False)
+    for place, column in zip(axes[0], panel.columns, strict=True):
+        _draw_column(place, panel.axis, column, runs)
+    seeds = len(next(iter(runs.values())))
+    figure.suptitle(f"{panel.title} (mean and spread of {seeds} seed{'s' if seeds > 1 else ''})", fontsize=11)
+    axes[0][-1].legend(loc="lower right", frameon=False, fontsize=9)
+    for suffix in (".png", ".svg"):
+        figure.savefig(path.with_suffix(suffix), dpi=130, metadata={"Date": None} if suffix == ".svg" else None)
+    pyplot.close(figure)
+    return True
+
+
+def _draw_column(axes: Any, axis: str, column: str, runs: Mapping[str, Sequence[History]]) -> None:
+    for colour, (title, histories) in zip(COLOURS, runs.items(), strict=False):
+        grid, curves = on_one_grid(histories, axis, column)
+        mean, spread = curves.mean(0), curves.std(0)
+        axes.plot(grid, mean, label=title, color=colour, linewidth=1.8)
+        axes.fill_between(grid, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+    axes.set_xlabel(LABELS[axis])
+    axes.set_ylabel(f"test: {LABELS[column]}")
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def on_one_grid(histories: Sequence[History], axis: str, column: str) -> tuple[Any, Any]:
+    """Curves of several seeds at common points of the axis, by straight lines between looks: (points,), (seeds, points)."""
+    end = min(h.column(axis)[-1] for h in histories)
+    grid = np.linspace(0.0, end, max(len(h) for h in histories))
+    return grid, np.array([np.interp(grid, h.column(axis), h.column(column)) for h in histories])

@@ -1,0 +1,129 @@
+"""Many jobs, in parallel processes, each computed once: results are kept by the hash of what was asked, and interrupted runs resume."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import astuple, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedbcd.errors import ConfigError, RecordError
+from fedbcd.experiments.job import Job, parse
+from fedbcd.history import History, Row
+
+CHECKPOINT_EVERY = 200  # rounds
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is kept of a run: its table, its summary, and the accuracy of every personal model at the end."""
+
+    job: Job
+    history: History
+    summary: dict[str, Any]
+    personal: tuple[float, ...]
+
+
+def job_key(job: Job) -> str:
+    """A hash of everything that changes the result; titles, folders and thread counts do not."""
+    table = json.loads(json.dumps(job.to_table()))
+    del table["title"]
+    for section, key in (("data", "folder"), ("run", "threads"), ("run", "checkpoint_every"), ("run", "device")):
+        table[section].pop(key, None)
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def run_jobs(jobs: Sequence[Job], folder: Path, workers: int = 1, on_done: Callable[[Job], None] = lambda _: None) -> list[Result]:
+    """Run what is not known yet, `workers` at a time, and return the results in the order of `jobs`."""
+    if workers < 1:
+        raise ConfigError(f"workers={workers} must be 1 or more")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+    todo = {job_key(job): job for job in jobs if not _result_file(folder, job).exists()}
+    for job in jobs:
+        if job_key(job) not in todo:
+            on_done(job)
+    if workers == 1 or len(todo) <= 1:
+        for job in todo.values():
+            _compute(job, folder)
+            on_done(job)
+    else:
+        _in_processes(todo, folder, workers, on_done)
+    return [_read(folder, job) for job in jobs]
+
+
+def _in_processes(todo: dict[str, Job], folder: Path, workers: int, on_done: Callable[[Job], None]) -> None:
+    with ProcessPoolExecutor(min(workers, len(todo)), mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(_work, json.dumps(job.to_table()), str(folder)): job for job in todo.values()}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                on_done(futures[future])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _work(table: str, folder: str) -> None:
+    """In a process of its own: one thread each, so that processes do not wait for each other's."""
+    torch.set_num_threads(1)
+    _compute(parse(without_none(json.loads(table)))[0], Path(folder))
+
+
+def _compute(job: Job, folder: Path) -> None:
+    place = folder / f"{job_key(job)}.run"
+    run = _sparing(job).start(place, resume=True)
+    kept = {
+        "job": job.to_table(),
+        "summary": run.summary,
+        "history": [astuple(row) for row in run.history],
+        "personal": list(run.personal_scores.values()),
+    }
+    temporary = _result_file(folder, job).with_suffix(".tmp")
+    temporary.write_text(json.dumps(kept))
+    temporary.replace(_result_file(folder, job))
+    shutil.rmtree(place)
+
+
+def _sparing(job: Job) -> Job:
+    """The same job with fewer checkpoints: a run in a series is short, and its models are not kept."""
+    every = job.run.checkpoint_every or CHECKPOINT_EVERY
+    return replace(job, run=replace(job.run, checkpoint_every=every))
+
+
+def _result_file(folder: Path, job: Job) -> Path:
+    return folder / f"{job_key(job)}.json"
+
+
+def _read(folder: Path, job: Job) -> Result:
+    path = _result_file(folder, job)
+    try:
+        kept = json.loads(path.read_text())
+        history = History([Row(*values) for values in kept["history"]])
+        return Result(job, history, kept["summary"], tuple(kept["personal"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} is damaged ({error}); remove it, and the run will be repeated") from None
+
+
+def workers_that_fit(job: Job) -> int:
+    """How many processes memory and cores allow: two copies of every personal model, the data, and torch itself."""
+    parameters = sum(p.numel() for p in job.make_federation().make_model(0).parameters())
+    devices = job.federation.servers * job.federation.devices
+    need = 3 * devices * parameters * 4 + 800 * 2**20
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(os.cpu_count() or 1, int(0.8 * free / need)))
+
+
+def without_none(table: Any) -> Any:
+    """Plain data without the keys whose value is None, which TOML cannot say."""
+    if isinstance(table, dict):
+        return {key: without_none(value) for key, value in table.items() if value is not None}
+    return table
