@@ -49,9 +49,7 @@ def federation(model: Callable[[], nn.Module] = MLP) -> fb.Federation:
     """Sixteen devices under four servers, thirty digits of three kinds each; a quarter of the test set."""
     data, split = _digits()
     test = fb.Samples(data.test.inputs[::4], data.test.targets[::4])
-    return fb.Federation.from_partition(
-        model, nn.functional.cross_entropy, data.train, split, SERVERS, test=test, transform=data.transform
-    )
+    return fb.Federation.from_partition(model, nn.functional.cross_entropy, data.train, split, SERVERS, test=test, transform=data.transform)
 
 
 def train(case: str, rounds: int = 6, **options: Any) -> fb.Run:

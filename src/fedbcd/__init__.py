@@ -1,10 +1,11 @@
 """FedBCD: personal and global models at once, across many devices and several servers (Wu et al., AAAI 2021)."""
 
+from fedbcd.algorithm.augment import Augment, FlipCrop
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
 from fedbcd.algorithm.variants import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
-from fedbcd.data.partition import Partition, diversity
+from fedbcd.data.partition import IID, Dirichlet, Diversity, Natural, Partition, QuantitySkew, Shards, diversity
 from fedbcd.engines.run import Progress, Run, Settings, replay, train
 from fedbcd.engines.simulate.delays import Clock, Constant, Exponential, LogNormal, Trace, Uniform, Weibull
 from fedbcd.history import History, Row
@@ -14,29 +15,37 @@ __version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "AsyncCloud",
+    "Augment",
     "Ball",
     "Box",
     "Clock",
     "Cloud",
     "Constant",
+    "Dirichlet",
+    "Diversity",
     "Exponential",
     "FedAvg",
     "FedBCD",
     "FedBCDI",
     "FedProx",
     "Federation",
+    "FlipCrop",
     "GraphCloud",
     "History",
+    "IID",
     "LogNormal",
+    "Natural",
     "NoProjection",
     "Partition",
     "Progress",
     "Projection",
+    "QuantitySkew",
     "RigorousCloud",
     "Row",
     "Run",
     "Samples",
     "Settings",
+    "Shards",
     "Simplex",
     "SyncCloud",
     "TensorBoxes",

@@ -22,7 +22,6 @@ from fedbcd.errors import RecordError
 from fedbcd.eventlog import LogReader, LogWriter, header_line
 from fedbcd.history import History, Row
 
-
 FINGERPRINTS = ("data", "model")  # parts of the identity that say nothing to a reader
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import fedbcd as fb
 from fedbcd.errors import RecordError, ReplayMismatch
-from run_helpers import BCD, BCDI, CASES, LOGISTIC, Answer, federation, fedbcd, train, write_job
+from run_helpers import BCD, BCDI, CASES, LOGISTIC, Answer, fedbcd, federation, train, write_job
 
 CHAIN = [[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0, 0, 0.5, 0.5]]
 CLOUDS: dict[str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ def test_the_log_of_a_killed_run_replays_as_far_as_it_goes(recorded: Path) -> No
 def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     place = tmp_path_factory.mktemp("original")
     cloud = {"name": "async", "first": 2}
-    job = write_job(place / "job.toml", **{"cloud": cloud, "run": {"rounds": 4, "evaluate_every": 4}})
+    job = write_job(place / "job.toml", cloud=cloud, run={"rounds": 4, "evaluate_every": 4})
     assert fedbcd("run", job, "--out", place / "run").code == 0
     return (place / "run" / "events.jsonl").read_bytes()
 

@@ -15,7 +15,7 @@ import pytest
 from safetensors import SafetensorError, safe_open
 
 import fedbcd as fb
-from run_helpers import BCD, Answer, federation, fedbcd, hash_folder, log_lines, train, write_job
+from run_helpers import BCD, Answer, fedbcd, federation, hash_folder, log_lines, train, write_job
 
 MODEL = """
 import os, time

@@ -11,7 +11,7 @@ import fedbcd
 from fedbcd.experiments.job import parse
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def _blocks(language: str) -> list[tuple[str, str]]:

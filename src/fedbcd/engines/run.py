@@ -143,10 +143,11 @@ class Settings:
                 raise ConfigError(f"active={active} exceeds the {available} available devices of a server; use active <= {available}")
         if not self.algorithm.personal and not self.cloud.sync:
             raise ConfigError(f"{self.algorithm.name} keeps one model everywhere and runs on the sync cloud only, not {self.cloud.name}")
+        gamma = penalties(self.algorithm, federation.devices)  # refuses a wrong number of them
         if self.algorithm.server_step_form == "absolute":
             sizes = [len(members) for members in federation.servers]  # with those that join late
             most = sum(sizes) if self.cloud.sync else max(sizes)
-            check_absolute_step(self.algorithm.server_step, float(penalties(self.algorithm, federation.devices).max()), most)
+            check_absolute_step(self.algorithm.server_step, float(gamma.max()), most)
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:
                 check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))

@@ -31,7 +31,7 @@ class Verdict:
 
 def _verdict(claim: int, part: str, effects: Sequence[float], meaning: str) -> Verdict:
     effect, spread = mean(effects), stdev(effects) if len(effects) > 1 else 0.0
-    clear = abs(effect) >= 2 * spread / len(effects) ** 0.5 and len(effects) > 1
+    clear = len(effects) > 1 and abs(effect) > 2 * spread / len(effects) ** 0.5
     return Verdict(claim, part, effect > 0, clear, effect, spread, len(effects), meaning)
 
 

@@ -19,7 +19,7 @@ from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
 from fedbcd.data.federation import Federation
 from fedbcd.data.partition import Diversity, Partition, Partitioner
 from fedbcd.describe import describe
-from fedbcd.engines.run import Run, Settings, train
+from fedbcd.engines.run import Run, Settings, torch_device, train
 from fedbcd.engines.simulate.delays import DELAYS, Clock, Delay
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
@@ -176,6 +176,7 @@ class Job:
 
     def check(self, out: Path, resume: bool) -> None:
         """Refuse what `start` would refuse, before anything is trained or written."""
+        torch_device(self.run.device)
         federation = self.make_federation()
         settings = self.settings()
         settings.check(federation)

@@ -31,11 +31,13 @@ class Result:
 
 
 def job_key(job: Job) -> str:
-    """A hash of everything that changes the result; titles, folders and thread counts do not."""
-    table = json.loads(json.dumps(job.to_table()))
+    """A hash of everything that changes the result; titles, folders and thread counts do not, nor does what is left out."""
+    table = without_none(json.loads(json.dumps(job.to_table())))
     del table["title"]
     for section, key in (("data", "folder"), ("run", "threads"), ("run", "checkpoint_every"), ("run", "device")):
         table[section].pop(key, None)
+    if job.data.manifest is not None:  # what it says counts, not where it lies
+        table["data"]["manifest"] = hashlib.sha256(Path(job.data.manifest).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 

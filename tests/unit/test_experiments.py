@@ -1,0 +1,197 @@
+"""Panels, claims, sweeps and the pool of runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedbcd.errors import ConfigError, RecordError
+from fedbcd.experiments.claims import CLAIMS, Verdict, judge
+from fedbcd.experiments.figures import by_run, draw_panel, on_one_grid, write_table
+from fedbcd.experiments.job import Job, parse
+from fedbcd.experiments.paper import PANELS, Panel, Setting, panels
+from fedbcd.experiments.pool import job_key, run_jobs
+from fedbcd.experiments.sweep import parse_sweep, rank
+from fedbcd.history import History, Row
+
+SMALL = {
+    "data": {"diversity": 2, "samples": 12},
+    "federation": {"servers": 2, "devices": 3, "active": 1},
+    "model": {"name": "logistic"},
+    "run": {"rounds": 3, "looks": 3},
+}
+
+
+def _curve(points: list[tuple[float, float]], personal: float = 0.5) -> History:
+    return History([Row(k, clock, k, accuracy, personal, personal, 0.0, 0.0) for k, (clock, accuracy) in enumerate(points)])
+
+
+def _straight(end: float, personal: float = 0.5) -> History:
+    return _curve([(0.0, 0.1), (50.0, (0.1 + end) / 2), (100.0, end)], personal)
+
+
+def _by_part(verdicts: list[Verdict]) -> dict[tuple[int, str], Verdict]:
+    return {(v.claim, v.part): v for v in verdicts}
+
+
+def test_the_panels_are_those_of_figures_3_and_4() -> None:
+    """SPEC, Experiments: "Figure 3: (a) MNIST active 3, d 3; (b) active 3, d 6; (c) active 6, d 3; (d) CIFAR-10 active 5, d 3"."""
+    shown = {name: panel(Setting()).jobs[0] for name, panel in PANELS.items()}
+    assert {n: (j.data.name, j.federation.active, j.data.diversity, j.data.samples) for n, j in shown.items() if n.startswith("fig3")} == {
+        "fig3a": ("mnist", 3, 3, 600),
+        "fig3b": ("mnist", 3, 6, 600),
+        "fig3c": ("mnist", 6, 3, 600),
+        "fig3d": ("cifar10", 5, 3, 500),
+    }
+    for name, diversity in (("fig4a", 3), ("fig4b", 3), ("fig4c", 6), ("fig4d", 6)):
+        panel = PANELS[name](Setting())
+        assert [getattr(j.cloud, "first", None) for j in panel.jobs] == [None, 7, 5, 3, None]
+        assert {j.data.diversity for j in panel.jobs} == {diversity}
+        assert panel.axis == "clock"
+
+
+def test_the_settings_are_the_papers() -> None:
+    """Section "Numerical Experiments": eta_x 0.005, zeta 0.9, epochs [1, 5], box [-2, 2], R 32, eta_z 0.5, gamma 1 / 0.2 / 5."""
+    by_title = {job.title: job.algorithm for job in PANELS["fig3a"](Setting()).jobs}
+    for algorithm in by_title.values():
+        assert (algorithm.device_step, algorithm.batch, algorithm.steps) == (0.005, 32, (1, 5))
+        assert (algorithm.projection.low, algorithm.projection.high) == (-2, 2)
+    assert {t: a.penalty for t, a in by_title.items()} == {"FedAvg": 0.0, "FedProx": 5.0, "FedBCD": 1.0, "FedBCD-I": 0.2}
+    assert [by_title[t].momentum for t in ("FedAvg", "FedProx", "FedBCD", "FedBCD-I")] == [0.0, 0.9, 0.9, 0.9]
+    assert by_title["FedBCD"].server_step == by_title["FedBCD-I"].server_step == 0.5
+    assert (by_title["FedBCD-I"].available_of(10), by_title["FedBCD-I"].offline_limit) == (8, 4)
+
+
+def test_all_means_every_panel_and_an_unknown_one_is_named() -> None:
+    assert [p.name for p in panels(["all"], Setting())] == list(PANELS)
+    with pytest.raises(ConfigError, match="no panel 'fig5'"):
+        panels(["fig5"], Setting())
+
+
+def test_claims_hold_on_curves_that_show_them_and_fail_on_curves_that_do_not() -> None:
+    def fig3(bcd_personal: float, prox_personal: float, bcd_end: float) -> dict[str, list[History]]:
+        return {
+            "FedAvg": [_straight(0.6, 0.6)] * 2,
+            "FedProx": [_straight(0.8, prox_personal)] * 2,
+            "FedBCD": [_straight(bcd_end, bcd_personal)] * 2,
+            "FedBCD-I": [_straight(0.78, bcd_personal)] * 2,
+        }
+
+    good, bad = (_by_part(judge({"fig3a": fig3(*v)})) for v in ((0.95, 0.805, 0.7), (0.5, 0.9, 0.5)))
+    for key in ((1, "FedProx, fig3a"), (2, "FedBCD, fig3a"), (3, "FedBCD ahead of FedAvg, fig3a")):
+        assert good[key].holds
+        assert good[key].clear
+        assert not bad[key].holds
+    assert good[2, "FedBCD, fig3a"].effect == pytest.approx(0.95 - 0.805)
+    assert good[2, "FedBCD, fig3a"].seeds == 2
+
+
+def test_time_saved_is_measured_between_looks() -> None:
+    """Claim 5: clock time to the same global accuracy."""
+    slow, fast = _curve([(0, 0.0), (100, 0.8)]), _curve([(0, 0.0), (50, 0.8), (100, 0.8)])
+    runs = {"Sync": [slow], "FedProx, Sync": [slow]} | {f"Async, beta {b}": [fast] for b in ("0.3", "0.5", "0.7")}
+    verdicts = _by_part(judge({"fig4d": runs}))
+    assert verdicts[5, "beta 0.3, fig4d"].effect == pytest.approx(0.5)
+    assert verdicts[6, "beta 0.3, fig4d"].holds
+    assert not verdicts[5, "beta 0.3, fig4d"].clear  # one seed says nothing about noise
+
+
+def test_smoothness_is_the_total_fall_of_the_curve() -> None:
+    rough, smooth = _curve([(0, 0.1), (1, 0.5), (2, 0.3), (3, 0.6)]), _curve([(0, 0.1), (1, 0.3), (2, 0.4), (3, 0.6)])
+    verdict = _by_part(judge({"fig4a": {"Sync": [rough]} | _rest(rough), "fig4c": {"Sync": [smooth]} | _rest(smooth)}))
+    assert verdict[7, "Sync, fig4a against fig4c"].effect == pytest.approx(0.2)
+
+
+def _rest(curve: History) -> dict[str, list[History]]:
+    return {name: [curve] for name in ("Async, beta 0.7", "Async, beta 0.5", "Async, beta 0.3", "FedProx, Sync")}
+
+
+def test_every_claim_of_the_specification_is_judged() -> None:
+    assert [claim.__doc__.strip()[0] for claim in CLAIMS if claim.__doc__] == list("1234567")
+
+
+def _job(**run: object) -> Job:
+    return parse({**SMALL, "run": {**SMALL["run"], **run}})[0]
+
+
+def test_results_are_kept_by_what_was_asked_and_not_computed_twice(tmp_path: Path) -> None:
+    done: list[str] = []
+    first = run_jobs([_job(), _job(seed=1)], tmp_path, on_done=lambda j: done.append(job_key(j)))
+    before = {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+    again = run_jobs([_job(), _job(seed=1)], tmp_path)
+    assert [r.summary for r in again] == [r.summary for r in first]
+    assert {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == before
+    assert len(set(done)) == 2
+    assert all(p.suffix == ".json" for p in tmp_path.iterdir())
+
+
+def test_the_key_of_a_job_follows_its_settings_and_not_its_title() -> None:
+    other = parse({**SMALL, "title": "another name"})[0]
+    assert job_key(other) == job_key(_job())
+    assert job_key(_job(threads=2)) == job_key(_job())
+    assert len({job_key(_job(**r)) for r in ({}, {"seed": 5}, {"rounds": 4})}) == 3
+
+
+def test_parallel_processes_give_the_same_results(tmp_path: Path) -> None:
+    jobs = [_job(seed=s) for s in range(2)]
+    alone, together = run_jobs(jobs, tmp_path / "a"), run_jobs(jobs, tmp_path / "b", workers=2)
+    assert [r.summary["digest"] for r in alone] == [r.summary["digest"] for r in together]
+
+
+def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+    run_jobs([_job()], tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_text(file.read_text()[:50])
+    with pytest.raises(RecordError, match=r"is damaged .* remove it"):
+        run_jobs([_job()], tmp_path)
+
+
+def test_a_panel_becomes_a_table_and_two_pictures(tmp_path: Path) -> None:
+    job = parse({**SMALL, "title": "FedBCD"})[0]
+    panel = Panel("tiny", "tiny", (job,), "round", ("personal_accuracy", "global_accuracy"))
+    results = run_jobs(panel.with_seeds(2), tmp_path / "cache")
+    write_table(results, tmp_path / "tiny.csv")
+    assert draw_panel(panel, by_run(results), tmp_path / "tiny.png")
+    assert {p.name for p in tmp_path.iterdir()} == {"cache", "tiny.csv", "tiny.png", "tiny.svg"}
+    lines = (tmp_path / "tiny.csv").read_text().splitlines()
+    assert lines[0].startswith("run,seed,round,clock")
+    assert len(lines) == 1 + 2 * 4
+
+
+def test_seeds_are_compared_at_common_points() -> None:
+    grid, curves = on_one_grid([_curve([(0, 0.0), (10, 1.0)]), _curve([(0, 0.0), (5, 0.5), (20, 2.0)])], "clock", "global_accuracy")
+    assert list(grid) == [0.0, 5.0, 10.0]
+    assert curves.tolist() == [[0.0, 0.5, 1.0], [0.0, 0.5, 1.0]]
+
+
+def test_a_sweep_tries_every_combination_and_ranks_them(tmp_path: Path) -> None:
+    keys = {"algorithm.penalty": [0.1, 5.0], "federation.active": [1, 2]}
+    table = {**SMALL, "algorithm": {"name": "fedbcd"}, "sweep": {"seeds": 2, "best": "global_accuracy", "keys": keys}}
+    part, points = parse_sweep(table)
+    assert [p.values for p in points] == [{"algorithm.penalty": p, "federation.active": a} for p in (0.1, 5.0) for a in (1, 2)]
+    assert [[j.run.seed for j in p.jobs] for p in points] == [[0, 1]] * 4
+    tried = rank(part, points, run_jobs([j for p in points for j in p.jobs], tmp_path))
+    scores = [t.global_accuracy for t in tried]
+    assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "complaint"),
+    [
+        ({}, "sweep.keys"),
+        ({"keys": {"algorithm.penalty": []}}, "sweep.keys"),
+        ({"keys": {"algorithm.penalti": [1.0]}}, "did you mean 'penalty'"),
+        ({"keys": {"penalty": [1.0]}}, "must name a section"),
+        ({"seeds": 0, "keys": {"algorithm.penalty": [1.0]}}, "seeds = 0"),
+        ({"best": "speed", "keys": {"algorithm.penalty": [1.0]}}, "'global_accuracy'"),
+    ],
+)
+def test_a_bad_sweep_is_refused_in_words(sweep: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_sweep({**SMALL, "algorithm": {"name": "fedbcd"}, "sweep": sweep})
+    assert complaint in str(refused.value)
+
+
+def test_verdicts_are_plain_data() -> None:
+    verdict = Verdict(1, "x", True, True, 0.1, 0.0, 2, "m")
+    assert json.loads(json.dumps(verdict.__dict__))["effect"] == 0.1
