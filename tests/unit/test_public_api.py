@@ -84,7 +84,9 @@ def test_every_public_name_has_a_docstring(name: str) -> None:
 def test_every_public_module_class_and_function_has_a_docstring(name: str) -> None:
     tree = TREES[name]
     assert ast.get_docstring(tree), f"{name} has no docstring"
-    for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))]:
+    owners: list[ast.Module | ast.ClassDef] = [tree]
+    owners += [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    for owner in owners:
         for node in owner.body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
                 overload = any(isinstance(mark, ast.Name) and mark.id == "overload" for mark in node.decorator_list)
@@ -190,8 +192,8 @@ def test_scores_are_the_accuracies_of_the_models(run: fb.Run) -> None:
         mine = torch.isin(test.targets, torch.tensor(labels[device]))
         right = outputs(run.personal_model(device), everything[mine]).argmax(1) == test.targets[mine]
         assert run.personal_scores[device] == pytest.approx(float(right.double().mean()), abs=1e-12)
-    right = [outputs(run.server_model(n), everything).argmax(1) == test.targets for n in range(4)]
-    assert run.history.last.global_accuracy == pytest.approx(float(torch.stack(right).double().mean()), abs=1e-12)
+    of_servers = torch.stack([outputs(run.server_model(n), everything).argmax(1) == test.targets for n in range(4)])
+    assert run.history.last.global_accuracy == pytest.approx(float(of_servers.double().mean()), abs=1e-12)
     assert run.history.last.personal_accuracy == pytest.approx(np.mean(list(run.personal_scores.values())), abs=1e-12)
 
 
