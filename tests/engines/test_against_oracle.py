@@ -94,7 +94,7 @@ def _expected(case: Case, seed: int) -> oracle.Result:
     federation = _federation(torch.float64)
     module = federation.make_model(seed).double()
     start = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-    penalty = a.penalty if isinstance(a.penalty, list) else [a.penalty] * DEVICES
+    penalty = a.penalty if isinstance(a.penalty, tuple) else [a.penalty] * DEVICES
 
     def project(v: np.ndarray) -> np.ndarray:
         return a.projection.project(torch.from_numpy(v)).numpy()

@@ -16,6 +16,7 @@ from fedbcd.algorithm import draws
 from fedbcd.algorithm.cloud import first_b_weights
 from fedbcd.engines.driver import Driver, Machines, NoNumbers
 from fedbcd.engines.simulate.engine import Schedule, Simulation
+from fedbcd.experiments.paper import PANELS, Setting
 from fedbcd.protocol.messages import Actor, Command, Event, MixModels, OfflineTrained, OpenPhase, Send, StepModel, Trained, number_of
 
 SERVERS, MEMBERS = 4, 3
@@ -234,3 +235,9 @@ def test_personal_accuracy_is_on_ones_own_labels_and_global_accuracy_on_the_whol
     own = [accuracy(run.personal_model(i), torch.isin(targets, torch.tensor(split.labels[i]))) for i in range(4)]
     assert run.history.last.personal_accuracy == pytest.approx(sum(own) / 4)
     assert run.history.last.global_accuracy == pytest.approx(accuracy(run.global_model, torch.ones_like(targets, dtype=torch.bool)))
+
+
+def test_every_panel_has_ten_servers_of_ten_devices() -> None:
+    """'there are 10 cloud servers, each connected to 10 edge devices'."""
+    jobs = [job for panel in PANELS.values() for job in panel(Setting()).jobs]
+    assert {(job.federation.servers, job.federation.devices) for job in jobs} == {(10, 10)}

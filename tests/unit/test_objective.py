@@ -205,7 +205,7 @@ def test_a_vector_of_the_wrong_length_is_refused() -> None:
 
 def test_a_module_without_parameters_is_refused_by_its_class() -> None:
     for module in (Bare(), nn.BatchNorm1d(3, affine=False)):
-        with pytest.raises(DataError, match=f"{type(module).__name__} has no parameters; there is nothing to train"):
+        with pytest.raises(DataError, match=f"{type(module).__name__} has no parameters to train"):
             Objective(module, F.cross_entropy)
 
 
@@ -463,3 +463,38 @@ def test_a_module_without_parameters_is_refused_before_training() -> None:
 def test_a_model_that_does_not_fit_the_data_is_refused_in_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"model or loss fail on inputs of shape \(2, 6\)"):
         fb.train(tiny_federation(lambda: nn.Linear(5, CLASSES)), fb.FedBCD(), rounds=1)
+
+
+def test_frozen_parameters_are_not_trained_and_come_back_as_the_seed_made_them() -> None:
+    class Backbone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(4, 5).requires_grad_(False)
+            self.head = nn.Linear(5, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.relu(self.body(x)))
+
+    data = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
+    federation = fb.Federation(Backbone, nn.functional.cross_entropy, data, servers=2)
+    run = fb.train(federation, fb.FedBCD(device_step=0.1), rounds=3, seed=3)
+    start = federation.make_model(3)
+    assert run.personal_NF.shape == (4, 12)
+    assert torch.equal(run.personal_model(0).body.weight, start.body.weight)
+    assert not torch.equal(run.global_model.head.weight, start.head.weight)
+
+
+def test_a_device_with_one_sample_does_not_keep_batch_norm_from_being_vectorised() -> None:
+    notices: list[str] = []
+    data = [(torch.randn(n, 4), torch.randint(2, (n,))) for n in (1, 8)]
+    federation = fb.Federation(
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), nn.functional.cross_entropy, data, 1
+    )
+    fb.train(federation, fb.FedBCD(batch=4), rounds=2, on_notice=notices.append)
+    assert notices == []
+
+
+def test_penalties_may_be_a_list_an_array_or_a_tensor() -> None:
+    expected = fb.FedBCD(penalty=(0.5, 1.0))
+    assert fb.FedBCD(penalty=[0.5, 1.0]) == expected
+    assert fb.FedBCD(penalty=torch.tensor([0.5, 1.0])) == expected

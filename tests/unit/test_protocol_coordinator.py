@@ -393,5 +393,5 @@ def test_a_graph_is_one_matrix_or_several_used_in_turn() -> None:
 
 def test_a_graph_of_the_wrong_size_is_refused() -> None:
     """The message names what was given and what is needed."""
-    with pytest.raises(ConfigError, match="has 2 rows for 3 servers"):
+    with pytest.raises(ConfigError, match="3 servers"):
         GraphCloud(SWAP).coordinator(3, 1)

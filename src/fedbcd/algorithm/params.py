@@ -1,7 +1,8 @@
 """Module state <-> flat vector. The first P entries are parameters, the rest are floating-point buffers (F = P + buffers).
 
 Buffers such as batch-norm running statistics travel with the model and are averaged like parameters, but never stepped, penalised
-or projected. Integer buffers (batch-norm's `num_batches_tracked`) are counters, not model: they stay as the module had them.
+or projected. Frozen parameters (`requires_grad=False`) are not trained and stay in the module. Integer buffers (batch-norm's
+`num_batches_tracked`) are counters, not model: they stay as the module had them.
 """
 
 import math
@@ -28,10 +29,10 @@ class Layout:
     """Where each tensor of a module lives in its flat vector."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.parameters: tuple[Slot, ...] = tuple(_slots(((n, p.shape) for n, p in module.named_parameters()), 0))
+        self.parameters: tuple[Slot, ...] = tuple(_slots(((n, p.shape) for n, p in module.named_parameters() if p.requires_grad), 0))
         self.size_P = self.parameters[-1].stop if self.parameters else 0
         if self.size_P == 0:
-            raise DataError(f"{type(module).__name__} has no parameters; there is nothing to train")
+            raise DataError(f"{type(module).__name__} has no parameters to train; give it some, or let them require gradients")
         floating = ((n, b.shape) for n, b in module.named_buffers() if b.is_floating_point())
         self.buffers: tuple[Slot, ...] = tuple(_slots(floating, self.size_P))
         self.size_F = self.buffers[-1].stop if self.buffers else self.size_P

@@ -8,7 +8,7 @@ the step of length 1.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class _DeviceSettings:
     projection: Projection = field(default_factory=Box)  # P_X
 
     def __post_init__(self) -> None:
+        _freeze_penalty(self)
         _positive("device_step", self.device_step)
         low, high = self.steps
         if not 1 <= low <= high:
@@ -165,6 +166,14 @@ def penalties(algorithm: Algorithm, devices: int) -> Tensor:
 def cloud_weights(algorithm: Algorithm, sizes: Sequence[int]) -> Tensor:
     """The weight of each device in m, float64: gamma_i for FedBCD and FedBCD-I, the data size for FedAvg and FedProx."""
     return penalties(algorithm, len(sizes)) if algorithm.personal else torch.tensor(sizes, dtype=torch.float64)
+
+
+def _freeze_penalty(algorithm: Any) -> None:
+    """One penalty per device may come as a list, an array or a tensor; it is kept as a tuple."""
+    values = algorithm.penalty
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, list):
+        object.__setattr__(algorithm, "penalty", tuple(float(v) for v in values))
 
 
 def _check_personal(penalty: float | Sequence[float], momentum: float, step: float, form: str, iterations: int) -> None:

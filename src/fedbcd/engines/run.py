@@ -74,7 +74,7 @@ class Run:
         return self._module(self.personal_NF[device])
 
     def _module(self, flat: Tensor) -> nn.Module:
-        module = self.federation.make_model(0)
+        module = self.federation.make_model(int(self.summary.get("seed", 0)))  # frozen parameters belong to the seed
         return Layout(module).load(module, flat).eval()
 
     def save(self, folder: str | Path) -> None:
@@ -436,6 +436,7 @@ class _Training:
         summary = {
             "algorithm": self.settings.algorithm.name,
             "cloud": self.settings.cloud.name,
+            "seed": self.settings.seed,
             "rounds": self.simulation.round,
             "clock": self.simulation.now,
             "global_accuracy": last.global_accuracy,

@@ -69,7 +69,7 @@ class Trainer:
 
     def check_vectorised(self, start: Tensor) -> str | None:
         """Try a gradient. Fall back to one device at a time when the model cannot be vectorised; returns the reason, if so."""
-        inputs, targets = self._fetch(self._positions[: min(2, self._size_list[0])], start.dtype)
+        inputs, targets = self._fetch(self._positions[[0, min(1, self._size_list[0] - 1)]], start.dtype)
         self._check_fit(start, inputs, targets)
         if self.one_by_one:
             return None
