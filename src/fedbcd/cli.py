@@ -56,7 +56,7 @@ def run_command(
     seed: Annotated[int | None, typer.Option(help="Another seed: other splits, delays, batches and initial weights.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for log, checkpoints, models and curves [default: a new one under runs/]."),
+        typer.Option(help="Folder for log, checkpoints, models and curves (default: a new one under runs/)."),
     ] = None,
     resume: Annotated[
         bool,

@@ -28,7 +28,7 @@ data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets; look at them
 @data_app.command("fetch")
 def fetch_command(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, kmnist, emnist or cifar10.")],
-    data: Annotated[Path | None, typer.Option(help=f"Folder to put it into [default: {VARIABLE}, else data].")] = None,
+    data: Annotated[Path | None, typer.Option(help=f"Folder to put it into (default: {VARIABLE}, else data).")] = None,
     url_base: Annotated[str | None, typer.Option(help="Another mirror: the address up to the file names.")] = None,
 ) -> None:
     """Download a data set, check it, and lay it out for its reader. After an interruption the same command goes on where it was."""
@@ -49,7 +49,7 @@ def fetch_command(
 @data_app.command("show")
 def show_command(
     name: Annotated[str, typer.Argument(help="A data set; see fedbcd models.")],
-    data: Annotated[Path | None, typer.Option(help=f"Where its files are [default: {VARIABLE}].")] = None,
+    data: Annotated[Path | None, typer.Option(help=f"Where its files are (default: {VARIABLE}).")] = None,
     partition: Annotated[
         str | None, typer.Option(help='How to split it, e.g. "dirichlet alpha=0.3" or "diversity labels=3 samples=60".')
     ] = None,

@@ -24,12 +24,12 @@ console = Console(stderr=True)
 
 def paper_command(
     panel: Annotated[list[str], typer.Argument(help=f"{', '.join(PANELS)} or all")],
-    data: Annotated[Path | None, typer.Option(help="Folder with MNIST and CIFAR-10 [default: FEDBCD_DATA].")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Sync rounds [default: 500 for Figure 3, 300 for CIFAR-10, 133 for Figure 4].")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with MNIST and CIFAR-10 (default: FEDBCD_DATA).")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Sync rounds (default: 500 for Figure 3, 300 for CIFAR-10, 133 for Figure 4).")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds; the band in the figure is their spread.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for figures, tables and what is known already.")] = Path("runs/paper"),
-    workers: Annotated[int | None, typer.Option(help="Processes at a time [default: what cores and memory allow].")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes at a time (default: what cores and memory allow).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
 ) -> None:
     """Draw a figure of the paper from raw data, and judge the paper's claims on it. Interrupt it as you like: it goes on from there."""
@@ -54,9 +54,9 @@ def paper_command(
 
 def sweep_command(
     file: Annotated[Path, typer.Argument(help="A job file with a [sweep] section; see docs/jobs.md.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for what is known already [default: runs/sweep-NAME].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for what is known already (default: runs/sweep-NAME).")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the files of the data set are.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes at a time [default: what cores and memory allow].")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes at a time (default: what cores and memory allow).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
 ) -> None:
     """Try every combination of some settings, in parallel, and say which is best."""
