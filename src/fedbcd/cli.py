@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -301,9 +302,9 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
 
 
 def _table(jobs: list[Job], runs: list[Run]) -> Table:
-    table = Table(header_style="bold", title="test accuracy at the end", title_justify="left")
+    table = Table(header_style="bold", title="test accuracy at the end", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("run", no_wrap=True)
-    for title in ("rounds", "clock", "global", "personal", "worst 10 %", "seconds"):
+    for title in ("rounds", "clock", "global", "personal", "worst", "seconds"):
         table.add_column(title, justify="right", no_wrap=True)
     for job, run in zip(jobs, runs, strict=True):
         s, last = run.summary, run.history.last

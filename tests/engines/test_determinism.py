@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("max_batch", [1, 2, 5])
-@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-i-async", "fedbcd-rigorous", "fedprox-sync"])
+@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-i-async", "fedbcd-rigorous"])
 def test_batch_size_changes_no_event_and_numbers_by_rounding_only(case: str, max_batch: int, folder: Path) -> None:
     """Section 3: 'the same schedule and the same draws, and numbers that differ by rounding only'."""
     run, lines = _of_batch_size(case, max_batch, folder)

@@ -55,7 +55,7 @@ def _job(workplace: Path, name: str) -> Path:
 
 def _start(workplace: Path, *arguments: str | Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "fedbcd.cli", "run", *map(str, arguments)]
-    environment = {**os.environ, "PAUSE_S": "0.04", "PYTHONPATH": str(workplace)}
+    environment = {**os.environ, "PAUSE_S": "0.03", "PYTHONPATH": str(workplace)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=workplace)
 
 
