@@ -5,10 +5,12 @@ events.jsonl         the event log             models.safetensors      all x_i a
 checkpoint.safetensors   where to resume       curves.png              accuracy against rounds and clock
 """
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,29 @@ class RunFolder:
         self.header = {"identity": identity, "job": job}
         self.events = path / "events.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of this folder; the lock goes with the process, however it ends."""
+        try:
+            existed = self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise self._unusable(error) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise RecordError(
+                f"another process is at work in {self.path}; wait for it, stop it, or choose another folder with --out"
+            ) from None
+        try:
+            yield
+        finally:
+            os.close(handle)
+            if not existed and not any(self.path.iterdir()):
+                self.path.rmdir()  # a refused run leaves nothing behind
 
     def inspect(self, resume: bool) -> Checkpoint | None:
         """Refuse a folder that is not ours to write; otherwise where to go on, if there is a checkpoint. Changes nothing."""

@@ -369,3 +369,23 @@ def test_the_api_refuses_another_federation_in_the_folder(tmp_path: Path) -> Non
     with pytest.raises(fb.errors.RecordError, match="holds another run"):
         fb.train(half, BCD, rounds=2, active=2, out=tmp_path, resume=True)
     assert hash_folder(tmp_path) == before
+
+
+def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    import fedbcd as fb
+    from fedbcd.errors import RecordError
+    from fedbcd.experiments.job import parse
+
+    job = parse({"data": {"samples": 12}, "federation": {"servers": 2, "devices": 3, "active": 1}, "run": {"rounds": 4}})[0]
+    refusals: list[str] = []
+
+    def intrude(_: fb.Progress) -> None:
+        try:
+            job.start(tmp_path / "run", resume=True)
+        except RecordError as error:
+            refusals.append(str(error))
+
+    run = job.start(tmp_path / "run", on_round=intrude)
+    assert len(refusals) == 4
+    assert "another process is at work" in refusals[0]
+    assert run.digest == job.start().digest

@@ -5,6 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,16 @@ class _Training:
         self.looking = 0.0  # seconds of these that went into evaluation
 
     def run(
+        self,
+        folder: RunFolder | None,
+        resume: bool,
+        on_round: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+    ) -> Run:
+        with folder.locked() if folder is not None else nullcontext():
+            return self._run(folder, resume, on_round, should_stop)
+
+    def _run(
         self,
         folder: RunFolder | None,
         resume: bool,

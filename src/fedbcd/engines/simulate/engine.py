@@ -5,7 +5,7 @@ docs/determinism.md says in which order things happen; this file is that page as
 
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -67,6 +67,7 @@ class Simulation:
         self._opened: list[int] = []  # servers whose phase has just begun
         self._reserves: dict[int, deque[tuple[float, int]]] = {}  # server -> later arrivals, should a chosen device leave
         self._expected: dict[int, int] = {}  # chosen device that has not uploaded -> its server
+        self._arrived: set[int] = set()  # of the devices that join late
         self._gone: set[int] = set()
 
     def play_round(self) -> None:
@@ -163,13 +164,18 @@ class Simulation:
 
     # ------------------------------------------------------------------------------------------------------------- membership
     def _change_members(self) -> None:
-        for device in _due(self.schedule.joins, self.round):
+        for device in self._due(self.schedule.joins, self._arrived):
             self._deliver(server_actor(self.machines.home[device]), DeviceJoined(device=device))
-        for device in _due(self.schedule.leaves, self.round):
-            self._gone.add(device)
+        for device in self._due(self.schedule.leaves, self._gone):
             server = self.machines.home[device]
             self._deliver(server_actor(server), DeviceLeft(device=device))
             self._replace(device, server)
+
+    def _due(self, changes: Mapping[int, int], done: set[int]) -> list[int]:
+        """Devices whose time has come; also those of a round that was skipped because two mixes fell together."""
+        due = sorted(device for device, when in changes.items() if when <= self.round and device not in done)
+        done.update(due)
+        return due
 
     def _replace(self, device: int, server: int) -> None:
         """A chosen device has gone: the next that would have asked takes its place."""
@@ -178,7 +184,3 @@ class Simulation:
         self._reserves[server] = remaining
         if self._expected.pop(device, None) is not None and remaining:
             self._invite(server)
-
-
-def _due(changes: Mapping[int, int], round_: int) -> Sequence[int]:
-    return sorted(device for device, when in changes.items() if when == round_)
