@@ -6,7 +6,10 @@ from fedbcd.algorithm.variants import Algorithm, FedAvg, FedBCD, FedBCDI, FedPro
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.data.partition import IID, Dirichlet, Diversity, Natural, Partition, QuantitySkew, Shards, diversity
-from fedbcd.engines.run import Progress, Run, Settings, replay, train
+from fedbcd.engines.replay import replay
+from fedbcd.engines.result import Progress, Run
+from fedbcd.engines.run import train
+from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.delays import Clock, Constant, Exponential, LogNormal, Trace, Uniform, Weibull
 from fedbcd.history import History, Row
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud

@@ -25,8 +25,9 @@ from fedbcd.cli_data import data_app
 from fedbcd.cli_experiments import paper_command, sweep_command
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.datasets import DATASETS
-from fedbcd.engines.run import Progress as RunProgress
-from fedbcd.engines.run import Run, replay
+from fedbcd.engines.replay import replay
+from fedbcd.engines.result import Progress as RunProgress
+from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, FedBCDError, RecordError
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job, default_table, parse

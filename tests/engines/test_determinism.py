@@ -11,7 +11,7 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.engines.driver import Driver
-from fedbcd.engines.run import Settings
+from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.protocol.messages import Actor, Command, Event

@@ -10,7 +10,7 @@ import torch
 
 import fedbcd as fb
 from fedbcd.engines.driver import Driver, Machines, NoNumbers
-from fedbcd.engines.run import Settings
+from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.errors import ConfigError
 from run_helpers import BCD, BCDI, DEVICES, LOGISTIC, SERVERS, federation

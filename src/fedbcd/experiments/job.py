@@ -19,7 +19,9 @@ from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
 from fedbcd.data.federation import Federation
 from fedbcd.data.partition import Diversity, Partition, Partitioner
 from fedbcd.describe import describe
-from fedbcd.engines.run import Run, Settings, torch_device, train
+from fedbcd.engines.result import Run
+from fedbcd.engines.run import train
+from fedbcd.engines.settings import Settings, torch_device
 from fedbcd.engines.simulate.delays import DELAYS, Clock, Delay
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS

@@ -1,0 +1,97 @@
+"""A recorded run again: the event log is the schedule, so the numbers follow from it alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedbcd.algorithm.variants import ALGORITHMS
+from fedbcd.config import choose
+from fedbcd.data.federation import Federation
+from fedbcd.engines.driver import Driver
+from fedbcd.engines.settings import Settings, torch_device
+from fedbcd.engines.simulate.delays import DELAYS, Clock
+from fedbcd.errors import ProtocolError, RecordError, ReplayMismatch
+from fedbcd.eventlog import LogReader, Transition
+from fedbcd.protocol.clouds import CLOUDS
+from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trained
+
+
+def replay(log: str | Path, federation: Federation, *, device: str | torch.device = "cpu") -> dict[str, Any]:
+    """Recompute a recorded run from its event log alone; raises if a machine or the final digest disagrees with the record."""
+    reader = LogReader(Path(log))
+    settings = _recorded_settings(reader, federation)
+    numbers = settings.numbers(federation, torch_device(device))
+    numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    recorded = _Recorded(reader.path, settings.algorithm.steps)
+    driver = Driver(settings.machines(federation), numbers, recorded)
+    for step in reader:
+        recorded.deliver(driver, step)
+    result = {"rounds": driver.machines.coordinator.round, "clock": recorded.clock, "digest": numbers.digest()}
+    for key, value in result.items() if reader.end is not None else ():
+        if reader.end is not None and reader.end.get(key) != value:
+            raise ReplayMismatch(f"{log} line {recorded.line + 1} ends with {key} {reader.end.get(key)}, the replay with {value}")
+    return {**result, "complete": reader.end is not None}
+
+
+class _Recorded:
+    """The log of a replay: it compares each transition with the recorded one, before any number is touched."""
+
+    def __init__(self, path: Path, steps: tuple[int, int]) -> None:
+        self.path = path
+        self.steps = steps
+        self.line = 1
+        self.clock = 0.0
+        self._expected: tuple[Command, ...] = ()
+
+    def deliver(self, driver: Driver, step: Transition) -> None:
+        """Feed one recorded event to the machines; every complaint names its line."""
+        self.line += 1
+        if not step.time >= self.clock:
+            raise ReplayMismatch(f"{self._place()}: time goes back from {self.clock} to {step.time}")
+        low, high = self.steps
+        if isinstance(step.event, Trained | OfflineTrained) and not low <= step.event.steps <= high:
+            raise ReplayMismatch(f"{self._place()}: {step.actor} took {step.event.steps} steps, but the run allows {low} to {high}")
+        self.clock, self._expected = step.time, step.commands
+        try:
+            driver.deliver(step.time, step.actor, step.event)
+        except (ProtocolError, RecordError) as error:
+            raise ReplayMismatch(f"{self._place()}: {error}") from None
+        except KeyError as error:
+            raise ReplayMismatch(f"{self._place()}: at this point there is no model {error}") from None
+
+    def append(self, time: float, actor: Actor, event: Event, commands: list[Command]) -> None:  # noqa: ARG002
+        """Compare what a machine answers with what it answered then."""
+        if tuple(commands) != self._expected:
+            raise ReplayMismatch(f"{self._place()}: {actor} now answers {event} differently than recorded")
+
+    def _place(self) -> str:
+        return f"{self.path} line {self.line}"
+
+
+def _recorded_settings(reader: LogReader, federation: Federation) -> Settings:
+    """The settings in the head of a log, if they belong to this federation."""
+    settings = _parsed_settings(reader)
+    if reader.header["identity"] != json.loads(json.dumps(settings.identity(federation))):
+        raise RecordError(f"{reader.path} was recorded with other data, other servers or another model than the federation given")
+    settings.check(federation)
+    return settings
+
+
+def _parsed_settings(reader: LogReader) -> Settings:
+    try:
+        identity = reader.header["identity"]
+        return Settings(
+            algorithm=choose(ALGORITHMS, identity["algorithm"], "algorithm"),
+            cloud=choose(CLOUDS, identity["cloud"], "cloud"),
+            active=int(identity["active"]),
+            clock=Clock(*(choose(DELAYS, identity["clock"][key], f"clock.{key}") for key in ("arrival", "step"))),
+            seed=int(identity["seed"]),
+            joins={int(device): int(when) for device, when in identity["joins"]},
+            leaves={int(device): int(when) for device, when in identity["leaves"]},
+            dtype={"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[identity["dtype"]],
+            max_batch=None if identity["max_batch"] is None else int(identity["max_batch"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"{reader.path} does not say how its run was set up ({error}); it is not a log of this version") from None

@@ -1,0 +1,134 @@
+"""What makes a run, beyond its federation: checked before anything is written, and kept in the head of its event log."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
+from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.variants import Algorithm, FedBCDI, penalties
+from fedbcd.data.federation import Federation
+from fedbcd.describe import describe
+from fedbcd.engines.driver import Machines
+from fedbcd.engines.simulate.batch import Trainer
+from fedbcd.engines.simulate.delays import Clock
+from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.errors import ConfigError
+from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
+
+
+@dataclass
+class Settings:
+    """What makes a run, beyond the federation: see `train`."""
+
+    algorithm: Algorithm
+    cloud: Cloud = field(default_factory=SyncCloud)
+    active: int | None = None
+    clock: Clock = field(default_factory=Clock)
+    seed: int = 0
+    joins: Mapping[int, int] = field(default_factory=dict)
+    leaves: Mapping[int, int] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    max_batch: int | None = None
+
+    def active_of(self, federation: Federation) -> int:
+        """q: as given, or 0.3 of the smallest server's members."""
+        return max(1, round(0.3 * min(self._members(federation)))) if self.active is None else self.active
+
+    def _members(self, federation: Federation) -> list[int]:
+        return [sum(device not in self.joins for device in members) for members in federation.servers]
+
+    def check(self, federation: Federation) -> None:
+        """Refuse what cannot be, before anything is written."""
+        self._check_changes(federation)
+        members = self._members(federation)
+        active = self.active_of(federation)
+        if not 1 <= active <= min(members):
+            raise ConfigError(f"active={active} must be between 1 and {min(members)}, the members of the smallest server")
+        if isinstance(self.algorithm, FedBCDI):
+            available = min(self.algorithm.available_of(n) for n in members)
+            if active > available:
+                raise ConfigError(f"active={active} exceeds the {available} available devices of a server; use active <= {available}")
+        if not self.algorithm.personal and not self.cloud.sync:
+            raise ConfigError(f"{self.algorithm.name} keeps one model everywhere and runs on the sync cloud only, not {self.cloud.name}")
+        gamma = penalties(self.algorithm, federation.devices)  # refuses a wrong number of them
+        if self.algorithm.server_step_form == "absolute":
+            sizes = [len(members) for members in federation.servers]  # with those that join late
+            most = sum(sizes) if self.cloud.sync else max(sizes)
+            check_absolute_step(self.algorithm.server_step, float(gamma.max()), most)
+        if isinstance(self.cloud, GraphCloud):
+            for matrix in self.cloud.mixing:
+                check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))
+        if not self.dtype.is_floating_point:
+            raise ConfigError(f"dtype={self.dtype} must be a floating-point dtype, such as torch.float32")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise ConfigError(f"seed={self.seed} must fit in 64 bits: between -2^63 and 2^63 - 1")
+
+    def _check_changes(self, federation: Federation) -> None:
+        for name, changes in (("joins", self.joins), ("leaves", self.leaves)):
+            for device, when in changes.items():
+                if not (0 <= device < federation.devices and when >= 1):
+                    raise ConfigError(f"{name}[{device}]={when} must name a device below {federation.devices} and a round from 1 on")
+        for device in set(self.joins) & set(self.leaves):
+            if self.leaves[device] <= self.joins[device]:
+                raise ConfigError(f"device {device} leaves in round {self.leaves[device]} but joins in {self.joins[device]} only")
+        for n, members in enumerate(federation.servers):
+            if all(device in self.leaves or device in self.joins for device in members):
+                raise ConfigError(f"server {n} would be left without devices; keep at least one that neither joins late nor leaves")
+
+    def identity(self, federation: Federation) -> dict[str, Any]:
+        """What makes this run this run and no other, as plain data. How long it runs is not part of it."""
+        return {
+            "algorithm": describe(self.algorithm),
+            "cloud": describe(self.cloud),
+            "clock": {"arrival": describe(self.clock.arrival), "step": describe(self.clock.step)},
+            "active": self.active_of(federation),
+            "seed": self.seed,
+            "joins": sorted(self.joins.items()),
+            "leaves": sorted(self.leaves.items()),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "max_batch": self.max_batch,
+            "servers": federation.servers,
+            "data": federation.fingerprint(),
+            "augment": describe(federation.augment) if is_dataclass(federation.augment) else getattr(federation.augment, "name", None),
+            "model": _model_fingerprint(federation.make_model(self.seed)),
+        }
+
+    def machines(self, federation: Federation) -> Machines:
+        """Fresh machines."""
+        limit = self.algorithm.offline_limit if isinstance(self.algorithm, FedBCDI) else None
+        iterations = self.algorithm.cloud_iterations
+        return Machines(federation.servers, self.cloud, self.active_of(federation), iterations, limit, set(self.joins))
+
+    def numbers(self, federation: Federation, device: torch.device) -> StackedNumbers:
+        """Fresh numbers: all models at x(0)."""
+        module = federation.make_model(self.seed)
+        objective = Objective(module.to(self.dtype), federation.loss)
+        start = objective.layout.flatten(module, self.dtype).to(device)
+        start[: objective.layout.size_P] = self.algorithm.projection.project(start[: objective.layout.size_P])  # x(0) is in X
+        trainer = Trainer(federation, self.algorithm, objective, self.seed, start, self.max_batch)
+        return StackedNumbers(federation, self.algorithm, self.cloud, trainer, start, set(self.joins))
+
+
+def torch_device(name: str | torch.device) -> torch.device:
+    """The torch device of this name, if there is one."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"device={str(name)!r} cannot be used here ({reason}); use 'cpu', or 'cuda' where there is a GPU") from None
+    return device
+
+
+def _model_fingerprint(module: nn.Module) -> str:
+    """A hash of a module's tensors: their names, shapes and initial values."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
