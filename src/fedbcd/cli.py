@@ -31,7 +31,7 @@ from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, FedBCDError, RecordError
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job, default_table, parse
-from fedbcd.experiments.pictures import draw_curves
+from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.experiments.pool import without_none
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS
@@ -209,6 +209,7 @@ def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: boo
                 progress.remove_task(bar)  # the sentence is enough
                 raise
             draw_curves({job.name: run.history}, place / "curves.png")
+            draw_personal({job.name: list(run.personal_scores.values())}, place / "personal.png")
             runs.append(run)
             if not run.finished:
                 break

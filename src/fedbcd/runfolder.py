@@ -2,7 +2,7 @@
 
 config.toml          the job as run            history.csv             one row per evaluation
 events.jsonl         the event log             models.safetensors      all x_i and z_n at the end
-checkpoint.safetensors   where to resume       curves.png              accuracy against rounds and clock
+checkpoint.safetensors   where to resume       curves.png, personal.png   accuracy against the clock, and over devices
 """
 
 import fcntl

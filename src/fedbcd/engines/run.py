@@ -274,6 +274,8 @@ class _Training:
             "clock": self.simulation.now,
             "global_accuracy": last.global_accuracy,
             "personal_accuracy": last.personal_accuracy,
+            "server_accuracy": [round(score, 6) for score in self.scores.servers],
+            "mean_model_accuracy": self.evaluator.score(numbers.global_NF().double().mean(0).to(self.settings.dtype)),
             "seconds": round(self.seconds, 3),
             "evaluation_share": round(self.looking / max(self.seconds, self.looking, 1e-9), 3),
             "digest": numbers.digest(),

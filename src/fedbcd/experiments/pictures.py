@@ -1,6 +1,6 @@
 """Curves of accuracy. Needs matplotlib, which the extra `report` brings; without it there is no picture, and a sentence says so."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,26 @@ def draw_curves(histories: Mapping[str, History], path: Path) -> bool:
         _panel(axes, histories, column, title)
     left.set_ylabel("test accuracy")
     right.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    return True
+
+
+def draw_personal(scores: Mapping[str, Sequence[float]], path: Path) -> bool:
+    """How personal accuracy is spread over the devices: a histogram per run. False: matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    for colour, (name, values) in zip(COLOURS * len(scores), scores.items(), strict=False):
+        axes.hist(values, bins=[k / 40 for k in range(41)], label=name, color=colour, alpha=0.6)
+    axes.set_xlabel("test accuracy on the device's own labels")
+    axes.set_ylabel("devices")
+    axes.legend(frameon=False, loc="upper left")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return True
