@@ -28,6 +28,7 @@ from fedbcd.data.datasets import DATASETS
 from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress as RunProgress
 from fedbcd.engines.result import Run
+from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.errors import ConfigError, FedBCDError, RecordError
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job, default_table, parse
@@ -136,6 +137,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 def main() -> None:
     """The entry point: our own errors become a sentence and an exit code; anything else is a bug and shows its trace."""
+    keep_freed_memory()
     try:
         app()
     except FedBCDError as error:

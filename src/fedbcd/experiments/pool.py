@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job, parse
 from fedbcd.history import History, Row
@@ -77,6 +78,7 @@ def _in_processes(todo: dict[str, Job], folder: Path, workers: int, on_done: Cal
 def _work(table: str, folder: str) -> None:
     """In a process of its own: one thread each, so that processes do not wait for each other's."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     _compute(parse(without_none(json.loads(table)))[0], Path(folder))
 
 
