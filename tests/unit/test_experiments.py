@@ -195,3 +195,9 @@ def test_a_bad_sweep_is_refused_in_words(sweep: dict[str, object], complaint: st
 def test_verdicts_are_plain_data() -> None:
     verdict = Verdict(1, "x", True, True, 0.1, 0.0, 2, "m")
     assert json.loads(json.dumps(verdict.__dict__))["effect"] == 0.1
+
+
+def test_a_kept_result_names_no_folder(tmp_path: Path) -> None:
+    job = parse({**SMALL, "data": {**SMALL["data"], "folder": str(tmp_path / "private")}})[0]
+    run_jobs([job], tmp_path / "cache")
+    assert "private" not in next((tmp_path / "cache").iterdir()).read_text()

@@ -86,7 +86,7 @@ def _compute(job: Job, folder: Path) -> None:
     place = folder / f"{job_key(job)}.run"
     run = _sparing(job).start(place, resume=True)
     kept = {
-        "job": job.to_table(),
+        "job": replace(job, data=replace(job.data, folder=None)).to_table(),  # a result names no place of this machine
         "summary": run.summary,
         "history": [astuple(row) for row in run.history],
         "personal": list(run.personal_scores.values()),
