@@ -138,7 +138,8 @@ class _Training:
         self.history = History()
         self.scores = Scores((), {})
         self.seconds = 0.0
-        self.looking = 0.0  # seconds of these that went into evaluation
+        self.resumed_at = 0.0  # seconds that went before a resume
+        self.looking = 0.0  # seconds since then that went into evaluation
 
     def run(
         self,
@@ -193,7 +194,7 @@ class _Training:
             raise RecordError("the checkpoint is damaged: its tensors do not have the digest it names; remove it to start over")
         self.history = checkpoint.history
         self.scores = self._scores()
-        self.seconds = checkpoint.seconds
+        self.seconds = self.resumed_at = checkpoint.seconds
 
     def _play(
         self,
@@ -277,7 +278,7 @@ class _Training:
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self.evaluator.score(numbers.global_NF().double().mean(0).to(self.settings.dtype)),
             "seconds": round(self.seconds, 3),
-            "evaluation_share": round(self.looking / max(self.seconds, self.looking, 1e-9), 3),
+            "evaluation_share": round(self.looking / max(self.seconds - self.resumed_at, self.looking, 1e-9), 3),
             "digest": numbers.digest(),
         }
         return Run(
