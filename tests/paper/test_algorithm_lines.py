@@ -24,7 +24,7 @@ def rows(x: float, previous: float) -> Rows:
 
 def work(steps: int, anchor: float, penalty: float) -> Work:
     """K_i = `steps` on g_i(x) = x^2 / 2, with z_n = `anchor` and gamma_i = `penalty`."""
-    return Work([steps], lambda _, ex: ex, number(anchor), number(penalty))
+    return Work([steps], lambda _, ex: ex.clone(), number(anchor), number(penalty))
 
 
 def values(state: Rows) -> tuple[float, float]:

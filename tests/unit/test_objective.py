@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 import fedbcd as fb
 from fedbcd.algorithm.objective import Gradients, Loss, Objective
 from fedbcd.algorithm.params import Layout
+from fedbcd.algorithm.traced import _does_nothing, trace
 from fedbcd.errors import ConfigError, DataError
 
 N, R, CLASSES = 3, 4, 3
@@ -122,12 +124,13 @@ def by_ordinary_autograd(modules: Sequence[nn.Module], inputs: Tensor, targets: 
         layout = Layout(module)
         gradient = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
         rows.append((gradient, value.detach(), layout.flatten(module, torch.float64)[layout.size_P :]))
-    return Gradients(*(torch.stack(column) for column in zip(*rows, strict=True)))
+    gradient_NP, loss_N, buffers_NB = (torch.stack(column) for column in zip(*rows, strict=True))
+    return Gradients((gradient_NP,), loss_N, buffers_NB)
 
 
 def assert_same(one: Gradients, other: Gradients) -> None:
-    for mine, theirs in zip(one, other, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(one.gradient_NP, other.gradient_NP, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(one[1:], other[1:], rtol=1e-9, atol=1e-12)
 
 
 # ----------------------------------------------------------------------------------------------------------------- flat vectors
@@ -304,6 +307,69 @@ def test_a_parameter_that_the_loss_does_not_see_has_gradient_zero() -> None:
         gradient = call(*state, inputs, targets).gradient_NP
         assert all(bool((gradient[:, slot.start : slot.stop] == 0).all()) for slot in spare)
         assert bool((gradient != 0).any())
+
+
+# ----------------------------------------------------------------------------------------------------------------------- traces
+class Counting(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+        self.before: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.before.append(1.0)
+        return self.linear(x) * len(self.before)  # not a function of its input: two calls differ
+
+
+@every_module
+def test_a_trace_gives_the_bits_of_the_vectorised_call(name: str) -> None:
+    """When a trace comes in must not matter, or a run that was resumed would differ from one that was not."""
+    objective = Objective(made(name), F.cross_entropy)
+    objective.TRACE_AFTER = 2
+    for seed in range(6):
+        given = [*stacked([made(name, seed + k) for k in range(N)]), *batches(seed)]
+        given = [t.float() if t.is_floating_point() else t for t in given]
+        found, expected = objective.gradients(*given), objective._vectorised(*given)
+        assert all(torch.equal(a, b) for a, b in zip((*found.parts, *found[1:]), expected, strict=True))
+    assert objective.traceable
+    assert len(objective._traces) == 1
+
+
+@every_module
+def test_a_trace_is_a_shorter_list_of_the_same_operations(name: str) -> None:
+    objective = Objective(made(name), F.cross_entropy)
+    given = (*stacked([made(name, k) for k in range(N)]), *batches())
+    traced = trace(objective._vectorised, given)
+    nodes = [node for node in traced.__self__.graph.nodes if node.op == "call_function"]  # type: ignore[attr-defined]
+    assert not any(_does_nothing(node) for node in nodes)
+    assert all(torch.equal(a, b) for a, b in zip(traced(*given), objective._vectorised(*given), strict=True))
+
+
+def test_a_module_that_is_no_function_of_its_input_is_not_traced() -> None:
+    objective = Objective(Counting().double(), F.cross_entropy)
+    objective.TRACE_AFTER = 1
+    for _ in range(4):
+        objective.gradients(*stacked([made_counting()] * N), *batches())
+    assert not objective.traceable
+    assert not objective._traces
+
+
+def made_counting() -> nn.Module:
+    torch.manual_seed(0)
+    return Counting().double()
+
+
+def test_threads_share_an_objective() -> None:
+    """`functional_call` writes into the module for a moment: each thread has its own."""
+    objective = Objective(made("batch norm"), F.cross_entropy)
+    objective.TRACE_AFTER = 10**9
+    states = [[*stacked([made("batch norm", s + k) for k in range(N)]), *batches(s)] for s in range(8)]
+    expected = [objective.gradients(*state) for state in states]
+    with ThreadPoolExecutor(4) as pool:
+        for found, wanted in zip(pool.map(lambda state: objective.gradients(*state), states * 5), expected * 5, strict=True):
+            assert torch.equal(found.gradient_NP, wanted.gradient_NP)
 
 
 # ------------------------------------------------------------------------------------------------------------ dropout, branching

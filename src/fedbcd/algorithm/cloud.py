@@ -29,6 +29,18 @@ def server_step_absolute(mixed: Tensor, weighted_sum: Tensor, weight: float, ste
     return mixed - step * (weight * mixed - weighted_sum)
 
 
+def absorb(total: Tensor, weight: float, after: Tensor, before: Tensor | None) -> None:
+    """Count an upload in a server's float64 sum, in place: total += weight (after - before).
+
+    `before` is the device's last contribution, which this one replaces. One upload at a time, element by element: the sum has the
+    same bits wherever it is formed, as long as uploads come in the same order.
+    """
+    change = after.double()
+    if before is not None:
+        change = change.sub_(before) if change is not after else change - before
+    total.add_(change, alpha=weight)
+
+
 def cloud_round(z_VF: Tensor, weights_VV: Tensor, mean_personal_VF: Tensor, step: float, iterations: int = 1) -> Tensor:
     """Algorithm 1, lines 16-23: K_z = `iterations` times, mix by a_nm, then step each server towards its own devices."""
     check_doubly_stochastic(weights_VV)

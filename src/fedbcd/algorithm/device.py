@@ -9,7 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.projection import Projection
+from fedbcd.algorithm.projection import Projection, project_
+
+Gradient = Tensor | tuple[Tensor, ...]  # whole, or in pieces of columns
 
 
 class Rows(NamedTuple):
@@ -23,9 +25,13 @@ class Work(NamedTuple):
     """What the devices of one batch are to do. Rows are in descending order of `steps` (K_i)."""
 
     steps: list[int]
-    gradient: Callable[[int, Tensor], Tensor]  # (k, ex) -> mini-batch gradients in step k of the first len(ex) rows
+    gradient: Callable[[int, Tensor], Gradient]  # (k, ex) -> gradients in step k of the first len(ex) rows, in memory of their own
     anchor_NP: Tensor | None  # z_n of each device's server; None takes steps without the penalty
-    penalty_N1: Tensor  # gamma_i
+    penalty: Tensor | float  # gamma_i: one for all, or (N, 1)
+
+    def penalty_of(self, n: int) -> Tensor | float:
+        """gamma_i of the first n rows."""
+        return self.penalty if isinstance(self.penalty, float) else self.penalty[:n]
 
 
 def extrapolate(x: Tensor, x_prev: Tensor, momentum: float) -> Tensor:
@@ -33,7 +39,9 @@ def extrapolate(x: Tensor, x_prev: Tensor, momentum: float) -> Tensor:
     return torch.lerp(x_prev, x, 1.0 + momentum)
 
 
-def aspg_step(ex: Tensor, gradient: Tensor, anchor: Tensor | None, penalty: Tensor | float, step: float, projection: Projection) -> Tensor:
+def aspg_step(
+    ex: Tensor, gradient: Gradient, anchor: Tensor | None, penalty: Tensor | float, step: float, projection: Projection
+) -> Tensor:
     """Eq. (4b): x <- P_X(ex - eta_x (gradient + gamma_i (ex - z_n))), eta_x = `step`, gamma_i = `penalty`, z_n = `anchor`.
 
     `gradient` is the mini-batch gradient of g_i at ex. Without an anchor there is no penalty (Algorithm 2, line 9).
@@ -44,39 +52,62 @@ def aspg_step(ex: Tensor, gradient: Tensor, anchor: Tensor | None, penalty: Tens
     >>> aspg_step(x, gradient=x, anchor=torch.zeros(2), penalty=1.0, step=0.25, projection=Box(-1, 1))
     tensor([0.5000, 1.0000])
     """
+    return _aspg_step_(ex.clone(), gradient, anchor, penalty, step, projection)
+
+
+def _aspg_step_(
+    ex: Tensor, gradient: Gradient, anchor: Tensor | None, penalty: Tensor | float, step: float, projection: Projection
+) -> Tensor:
+    """`aspg_step` in the memory of `ex`: the time goes into memory, not into arithmetic."""
     if anchor is not None:
-        gradient = (ex - anchor).mul_(penalty).add_(gradient)
-    return projection.project(torch.sub(ex, gradient, alpha=step))
+        ex.lerp_(anchor, step * penalty)  # ex - eta_x gamma_i (ex - z_n)
+    column = 0
+    for piece in (gradient,) if isinstance(gradient, Tensor) else gradient:
+        stop = column + piece.shape[-1]
+        ex[..., column:stop].sub_(piece, alpha=step)
+        column = stop
+    return project_(projection, ex)
 
 
 def penalty_step(x: Tensor, anchor: Tensor, penalty: Tensor | float, projection: Projection) -> Tensor:
     """Algorithm 2, line 16: x <- P_X(x - gamma_i (x - z_n))."""
-    return projection.project(x - penalty * (x - anchor))
+    return project_(projection, torch.lerp(x, anchor, penalty))
 
 
 def aspg(rows: Rows, work: Work, step: float, momentum: float, projection: Projection) -> Rows:
-    """Algorithm 1, lines 5-11 (with an anchor), and Algorithm 2, lines 5-11 (without), for a stack of devices.
+    """Algorithm 1, lines 5-11 (with an anchor), and Algorithm 2, lines 5-11 (without), for a stack of devices."""
 
-    Rows are in descending order of K_i, so those still at work are always the first n: devices with fewer steps cost less.
-    """
-    x_NP, prev_NP = rows.x_NP.clone(), rows.prev_NP.clone()
-    for k in range(work.steps[0]):
-        n = sum(count > k for count in work.steps)
-        ex = extrapolate(x_NP[:n], prev_NP[:n], momentum)
+    def one_step(k: int, now: Rows) -> Tensor:
+        n = len(now.x_NP)
+        ex = extrapolate(now.x_NP, now.prev_NP, momentum)
         anchor = None if work.anchor_NP is None else work.anchor_NP[:n]
-        new = aspg_step(ex, work.gradient(k, ex), anchor, work.penalty_N1[:n], step, projection)
-        prev_NP[:n] = x_NP[:n]
-        x_NP[:n] = new
-    return Rows(x_NP, prev_NP)
+        return _aspg_step_(ex, work.gradient(k, ex), anchor, work.penalty_of(n), step, projection)
+
+    return _steps(rows, work.steps, one_step)
 
 
 def penalty_steps(rows: Rows, work: Work, projection: Projection) -> Rows:
     """Algorithm 2, lines 14-18, for a stack of devices; x_prev ends as the last iterate but one."""
-    assert work.anchor_NP is not None
-    x_NP, prev_NP = rows.x_NP.clone(), rows.prev_NP.clone()
-    for k in range(work.steps[0]):
-        n = sum(count > k for count in work.steps)
-        new = penalty_step(x_NP[:n], work.anchor_NP[:n], work.penalty_N1[:n], projection)
-        prev_NP[:n] = x_NP[:n]
-        x_NP[:n] = new
-    return Rows(x_NP, prev_NP)
+
+    def one_step(_: int, now: Rows) -> Tensor:
+        assert work.anchor_NP is not None
+        n = len(now.x_NP)
+        return penalty_step(now.x_NP, work.anchor_NP[:n], work.penalty_of(n), projection)
+
+    return _steps(rows, work.steps, one_step)
+
+
+def _steps(rows: Rows, steps: list[int], one_step: Callable[[int, Rows], Tensor]) -> Rows:
+    """K_i steps each. Rows are in descending order of K_i, so those still at work are the first n: fewer steps cost less."""
+    finished: list[Rows] = []
+    now = rows
+    for k in range(steps[0]):
+        n = sum(count > k for count in steps)
+        if n < len(now.x_NP):
+            finished.append(Rows(now.x_NP[n:], now.prev_NP[n:]))
+            now = Rows(now.x_NP[:n], now.prev_NP[:n])
+        now = Rows(one_step(k, now), now.x_NP)
+    if not finished:
+        return now
+    segments = [now, *reversed(finished)]
+    return Rows(torch.cat([s.x_NP for s in segments]), torch.cat([s.prev_NP for s in segments]))

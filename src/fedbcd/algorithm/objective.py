@@ -1,6 +1,8 @@
 """g_i and its mini-batch gradient, for any `nn.Module` and any differentiable loss; many devices at once or one at a time."""
 
 import copy
+import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,26 +11,40 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedbcd.algorithm.params import Layout
+from fedbcd.algorithm.traced import Operations, trace
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Shapes = tuple[torch.Size | torch.dtype, ...]
 
 
 class Gradients(NamedTuple):
     """Per device: the mean gradient over the mini-batch, the loss, and the buffers after the forward pass."""
 
-    gradient_NP: Tensor
+    parts: tuple[Tensor, ...]  # the gradient in pieces of columns, as they came out of the backward pass: (N, some of P) each
     loss_N: Tensor
     buffers_NB: Tensor
 
+    @property
+    def gradient_NP(self) -> Tensor:
+        """The pieces side by side."""
+        return torch.cat(self.parts, dim=1)
+
 
 class Objective:
-    """The loss of a module on a mini-batch as a function of flat parameter vectors."""
+    """The loss of a module on a mini-batch as a function of flat parameter vectors. Threads may share one."""
+
+    TRACE_AFTER = 8  # a trace costs as much as some tens of calls, so shapes that come up a few times are not worth one
+    MOST_TRACES = 64
 
     def __init__(self, module: nn.Module, loss: Loss) -> None:
         self.module = copy.deepcopy(module).train()
         self.loss = loss
         self.layout = Layout(module)
         self.stochastic = False  # draws random numbers in its forward pass (dropout)
+        self.traceable = True
+        self._own = threading.local()  # a copy of the module per thread: `functional_call` writes into it for a moment
+        self._seen: Counter[Shapes] = Counter()
+        self._traces: dict[Shapes, Operations] = {}
 
     def to(self, device: torch.device) -> "Objective":
         """Move the module's own tensors (constants, counters) to a device."""
@@ -38,20 +54,47 @@ class Objective:
 
     def gradients(self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor) -> Gradients:
         """All devices in one vectorised call; inputs and targets have a leading axis of N devices, then R samples."""
+        call = self._operations(params_NP, buffers_NB, inputs, targets) or self._vectorised
+        *parts, loss, buffers = call(params_NP, buffers_NB, inputs, targets)
+        return Gradients(tuple(parts), loss, buffers)
+
+    def _vectorised(self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         randomness = "different" if self.stochastic else "error"
         call = vmap(grad_and_value(self._loss, has_aux=True), randomness=randomness)
-        params = self.layout.parameters_of(params_NP)
-        gradient, (loss, buffers) = call(params, self.layout.buffers_of(buffers_NB), inputs, targets)
-        return Gradients(
-            self.layout.join(gradient, self.layout.parameters, params_NP),
-            loss,
-            self.layout.join(buffers, self.layout.buffers, buffers_NB),
-        )
+        gradient, (loss, buffers) = call(self.layout.parameters_of(params_NP), self.layout.buffers_of(buffers_NB), inputs, targets)
+        parts = (gradient[slot.name].flatten(1) if slot.shape else gradient[slot.name][:, None] for slot in self.layout.parameters)
+        return (*parts, loss, self.layout.join(buffers, self.layout.buffers, buffers_NB))
+
+    def _operations(self, *tensors: Tensor) -> Operations | None:
+        """A trace for tensors of these shapes, once it pays; it gives the same bits, so when it comes in does not matter."""
+        shapes: Shapes = (tensors[0].dtype, *(tensor.shape for tensor in tensors))
+        known = self._traces.get(shapes)
+        if known is not None or self.stochastic or not self.traceable:
+            return known
+        self._seen[shapes] += 1
+        if self._seen[shapes] <= self.TRACE_AFTER or len(self._traces) >= self.MOST_TRACES:
+            return None
+        try:
+            operations = trace(self._vectorised, tensors)
+        except Exception:  # noqa: BLE001 - whatever a user's module does to a tracer, it still works without
+            self.traceable = False
+            return None
+        if not self._agrees(operations, *tensors):
+            self.traceable = False
+            return None
+        self._traces[shapes] = operations
+        return operations
+
+    def _agrees(self, operations: Operations, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+        """Whether a trace gives the same bits on other data than those it was made with."""
+        other = (params_NP, buffers_NB, inputs.flip(1), targets)
+        return all(torch.equal(a, b) for a, b in zip(operations(*other), self._vectorised(*other), strict=True))
 
     def gradients_one_by_one(self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor) -> Gradients:
         """The same, one device after another with ordinary autograd: works for every module, and no row depends on another."""
         rows = [self._gradient(*row) for row in zip(params_NP, buffers_NB, inputs, targets, strict=True)]
-        return Gradients(*(torch.stack(column) for column in zip(*rows, strict=True)))
+        gradient, loss, buffers = (torch.stack(column) for column in zip(*rows, strict=True))
+        return Gradients((gradient,), loss, buffers)
 
     def _gradient(self, params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         params = params.detach().requires_grad_(True)
@@ -65,8 +108,15 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         counters = {name: value.clone() for name, value in self.layout.counters.items()}
         state = {**params, **buffers, **counters}
-        outputs = functional_call(self.module, state, (inputs,))  # writes buffers that the forward pass has changed back to `state`
+        outputs = functional_call(self._module(), state, (inputs,))  # writes buffers that the forward pass has changed back to `state`
         return self.loss(outputs, targets), {name: state[name] for name in buffers}
+
+    def _module(self) -> nn.Module:
+        if not hasattr(self._own, "module"):
+            main = threading.current_thread() is threading.main_thread()
+            self._own.module = self.module if main else copy.deepcopy(self.module)
+        module: nn.Module = self._own.module
+        return module
 
     def why_not_vectorised(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
         """Try a small vectorised gradient. None: it works (`stochastic` is set on the way). Otherwise: the reason, in a sentence."""
@@ -77,7 +127,7 @@ class Objective:
         for self.stochastic in (False, True):
             try:
                 with torch.random.fork_rng(devices=[]):
-                    self.gradients(*sample)
+                    self._vectorised(*sample)
             except (RuntimeError, ValueError) as error:
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 continue

@@ -46,8 +46,8 @@ class Layout:
 
     def parameters_of(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views of the parameters of one model (P,) or a stack (N, P)."""
-        lead = flat.shape[:-1]
-        return {s.name: flat[..., s.start : s.stop].reshape((*lead, *s.shape)) for s in self.parameters}
+        pieces = torch.split_with_sizes(flat, [s.stop - s.start for s in self.parameters], dim=-1)
+        return {s.name: piece.reshape((*flat.shape[:-1], *s.shape)) for s, piece in zip(self.parameters, pieces, strict=True)}
 
     def buffers_of(self, flat: Tensor) -> dict[str, Tensor]:
         """Named copies of the buffers of one model or a stack; `flat` holds the buffers only."""

@@ -153,3 +153,8 @@ class TensorBoxes:
 PROJECTIONS: dict[str, type[NoProjection] | type[Box] | type[Ball] | type[Simplex] | type[TensorBoxes]] = {
     kind.name: kind for kind in (NoProjection, Box, Ball, Simplex, TensorBoxes)
 }
+
+
+def project_(projection: Projection, x: Tensor) -> Tensor:
+    """The projection of x, in the memory of x where the set allows."""
+    return x.clamp_(projection.low, projection.high) if isinstance(projection, Box) else projection.project(x)

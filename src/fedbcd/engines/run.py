@@ -18,6 +18,7 @@ from fedbcd.engines.settings import Settings, torch_device
 from fedbcd.engines.simulate.delays import Clock
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
+from fedbcd.engines.simulate.workers import workers
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.eventlog import LogWriter
 from fedbcd.history import History, Row
@@ -148,7 +149,7 @@ class _Training:
         on_round: Callable[[Progress], None],
         should_stop: Callable[[], bool],
     ) -> Run:
-        with folder.locked() if folder is not None else nullcontext():
+        with folder.locked() if folder is not None else nullcontext(), workers(self._worker_count()) as self.numbers.workers:
             return self._run(folder, resume, on_round, should_stop)
 
     def _run(
@@ -176,6 +177,10 @@ class _Training:
         if folder is not None:
             result.save(folder.path)
         return result
+
+    def _worker_count(self) -> int:
+        on_cpu = self.numbers.x_NF.device.type == "cpu"
+        return torch.get_num_threads() if on_cpu and self.numbers.trainer.divisible else 1
 
     def _schedule(self) -> Schedule:
         s = self.settings

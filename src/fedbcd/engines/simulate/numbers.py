@@ -17,6 +17,7 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.variants import Algorithm, cloud_weights
 from fedbcd.data.federation import Federation
 from fedbcd.engines.simulate.batch import Job, Trainer
+from fedbcd.engines.simulate.workers import OneWorker, Workers
 from fedbcd.protocol.clouds import Cloud, GraphCloud
 from fedbcd.protocol.messages import (
     Absorb,
@@ -61,6 +62,7 @@ class StackedNumbers:
         late: set[int],
     ) -> None:
         """`start` is x(0); devices in `late` join later and are not counted before."""
+        self.workers: Workers = OneWorker()
         self.algorithm = algorithm
         self.cloud = cloud
         self.trainer = trainer
@@ -71,7 +73,7 @@ class StackedNumbers:
         rows = federation.devices if algorithm.personal else 0
         self.x_NF = start.repeat(rows, 1)
         self.prev_NP = self.x_NF[:, : self.size_P].clone()
-        self.weights_N = cloud_weights(algorithm, federation.sizes).to(start.device)
+        self._weights: list[float] = cloud_weights(algorithm, federation.sizes).tolist()
         self.mixing = (
             [torch.tensor(m, dtype=torch.float64, device=start.device) for m in cloud.mixing] if isinstance(cloud, GraphCloud) else []
         )
@@ -93,7 +95,7 @@ class StackedNumbers:
         self.weight_V = [0.0] * self.servers
         if self.algorithm.counts == "members":
             for n, members in enumerate(federation.servers):
-                self.weight_V[n] = sum(float(self.weights_N[i]) for i in members if i not in late)
+                self.weight_V[n] = sum(self._weights[i] for i in members if i not in late)
                 self.total_VF[n] = self.weight_V[n] * start.double()
 
     # ------------------------------------------------------------------------------------------------------------ transitions
@@ -184,7 +186,7 @@ class StackedNumbers:
             self.x_NF[command.device] = z
             self.prev_NP[command.device] = z[: self.size_P]
         if self.algorithm.counts == "members":
-            self._add(server, [command.device], z[None])
+            self._count(server, command.device, z, 1.0)
 
     def _dismiss(self, server: int, device: int) -> None:
         self.flush()
@@ -192,12 +194,12 @@ class StackedNumbers:
         upload = self._uploads.pop(device, None)
         if self.algorithm.counts == "members":
             copy = self.x_NF[device] if upload is None or upload.before is None else upload.before
-            self._add(server, [device], copy[None], sign=-1.0)
+            self._count(server, device, copy, -1.0)
 
-    def _add(self, server: int, devices: list[int], rows: Tensor, sign: float = 1.0) -> None:
-        weights = sign * self.weights_N[devices]
-        self.total_VF[server] += weights @ rows.double()
-        self.weight_V[server] += float(weights.sum())
+    def _count(self, server: int, device: int, model: Tensor, sign: float) -> None:
+        weight = sign * self._weights[device]
+        cloud_step.absorb(self.total_VF[server], weight, model, None)
+        self.weight_V[server] += weight
 
     # ---------------------------------------------------------------------------------------------------------------- batches
     def flush(self) -> None:
@@ -216,46 +218,53 @@ class StackedNumbers:
         self._absorb()
 
     def _run(self, jobs: list[Job]) -> None:
-        for part in self.trainer.parts(jobs):
-            devices = [job.device for job in part]
-            anchor_NF = self._anchors(part)
-            if self.algorithm.personal:
-                before, prev = self.x_NF[devices], self.prev_NP[devices]
-            else:
-                assert anchor_NF is not None
-                before, prev = anchor_NF, anchor_NF[:, : self.size_P]
-            after, prev = self.trainer.run(part, before, prev, None if anchor_NF is None else anchor_NF[:, : self.size_P])
-            if self.algorithm.personal:
-                self.x_NF[devices] = after
-                self.prev_NP[devices] = prev
-            if not part[0].offline:
-                keep = self.algorithm.counts == "members"
-                for k, device in enumerate(devices):
-                    self._uploads[device] = _Upload(before[k] if keep else None, after[k])
+        """Train these devices, each once; parts share nothing, so workers take them as they come."""
+        parts = self.trainer.parts(jobs)
+        for uploads in self.workers.map(self._run_part, parts):
+            self._uploads |= uploads
+
+    def _run_part(self, jobs: list[Job]) -> dict[int, _Upload]:
+        devices = [job.device for job in jobs]
+        anchor_NF = self._anchors(jobs)
+        if self.algorithm.personal:
+            rows = torch.tensor(devices, device=self.x_NF.device)
+            before, prev = self.x_NF.index_select(0, rows), self.prev_NP.index_select(0, rows)
+        else:
+            assert anchor_NF is not None
+            before, prev = anchor_NF, anchor_NF[:, : self.size_P]
+        after, prev = self.trainer.run(jobs, before, prev, None if anchor_NF is None else anchor_NF[:, : self.size_P])
+        if self.algorithm.personal:
+            self.x_NF.index_copy_(0, rows, after)
+            self.prev_NP.index_copy_(0, rows, prev)
+        if jobs[0].offline:
+            return {}
+        keep = self.algorithm.counts == "members"
+        return {device: _Upload(before[k] if keep else None, after[k]) for k, device in enumerate(devices)}
 
     def _anchors(self, jobs: list[Job]) -> Tensor | None:
+        """z_n of each job's server; where it is the same for all, without copies."""
         if jobs[0].offline:
             return None
-        handles = {job.model: None for job in jobs if job.model is not None}
-        places = {handle: k for k, handle in enumerate(handles)}
-        stack = torch.stack([self.models[handle] for handle in handles])
-        return stack[[places[job.model] for job in jobs if job.model is not None]]
+        handles = [job.model for job in jobs if job.model is not None]
+        if len(set(handles)) == 1:
+            return self.models[handles[0]].expand(len(jobs), -1)
+        return torch.stack([self.models[handle] for handle in handles])
 
     def _absorb(self) -> None:
-        """Add each server's uploads to its sum, in order of upload, one product per server."""
+        """Add each server's uploads to its sum, in order of upload."""
         by_server: dict[int, list[int]] = defaultdict(list)
         for server, device in self._absorbing:
             by_server[server].append(device)
         self._absorbing = []
-        for server, devices in by_server.items():
-            uploads = [self._uploads.pop(device) for device in devices]
-            rows = torch.stack([upload.after for upload in uploads]).double()
-            weights = self.weights_N[devices]
-            if self.algorithm.counts == "members":
-                rows -= torch.stack([upload.before for upload in uploads if upload.before is not None]).double()
-            else:
-                self.weight_V[server] += float(weights.sum())
-            self.total_VF[server] += weights @ rows
+        for _ in self.workers.map(self._absorb_at, by_server, by_server.values()):
+            pass  # raises what a worker raised
+
+    def _absorb_at(self, server: int, devices: list[int]) -> None:
+        for device in devices:
+            upload, weight = self._uploads.pop(device), self._weights[device]
+            cloud_step.absorb(self.total_VF[server], weight, upload.after, upload.before)
+            if self.algorithm.counts == "active":
+                self.weight_V[server] += weight
 
     # --------------------------------------------------------------------------------------------------------------- the state
     def global_NF(self) -> Tensor:

@@ -1,0 +1,139 @@
+"""`round`, `epoch` and `scale`: one kind of work at three sizes, done by three contestants."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from floor import Floor
+from harness import Contestant, alternate, as_rows, finish, options, timed
+from plain import PlainLoop
+
+import fedbcd as fb
+from fedbcd.data.partition import Partition
+from fedbcd.engines.driver import Driver
+from fedbcd.engines.simulate.allocator import keep_freed_memory
+from fedbcd.engines.simulate.engine import Schedule, Simulation
+from fedbcd.engines.simulate.workers import workers
+from fedbcd.models import mlp
+
+ALGORITHMS = {"fedbcd": fb.FedBCD, "fedbcd-i": fb.FedBCDI, "fedprox": fb.FedProx}
+BATCH = 32
+WARM_UP = 3  # measurements, until all shapes have been seen often enough to be traced
+
+
+class Setting:
+    """The data of a federation, and draws of who does what for the two contestants without a protocol."""
+
+    def __init__(self, devices: int, servers: int, samples: int, active: int, steps: tuple[int, int], seed: int = 0) -> None:
+        self.devices, self.servers, self.samples, self.active, self.steps = devices, servers, samples, active, steps
+        self.rng = np.random.default_rng(seed)
+        pool = min(devices * samples, 60_000)
+        self.inputs = self.rng.integers(0, 256, (pool, 784), dtype=np.uint8)
+        self.targets = self.rng.integers(0, 10, pool)
+        self.owned = [np.arange(i * samples, (i + 1) * samples) % pool for i in range(devices)]
+        self.q = servers * active
+
+    def federation(self) -> fb.Federation:
+        partition = Partition(tuple(self.owned), tuple((0, 1, 2) for _ in self.owned))
+        pool = fb.Samples(torch.from_numpy(self.inputs), torch.from_numpy(self.targets))
+        return fb.Federation.from_partition(
+            mlp, torch.nn.functional.cross_entropy, pool, partition, self.servers, transform=lambda x, dtype: x.to(dtype) / 255
+        )
+
+    def work(self, count: int) -> list[tuple[int, np.ndarray]]:
+        """`count` devices with the positions of their mini-batches, one row per step."""
+        chosen = self.rng.choice(self.devices, count, replace=False)
+        low, high = self.steps
+        return [(int(i), self.rng.choice(self.owned[i], (self.rng.integers(low, high + 1), BATCH))) for i in chosen]
+
+
+def ours(setting: Setting, algorithm: str, rounds: int) -> Callable[[], tuple[float, float]]:
+    """Rounds of a simulation, protocol and all, as in the middle of a run."""
+    federation = setting.federation()
+    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps), active=setting.active)
+    numbers = settings.numbers(federation, torch.device("cpu"))
+    numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
+    simulation = Simulation(Driver(settings.machines(federation), numbers), schedule)
+
+    def run() -> tuple[float, float]:
+        def all_rounds() -> float:
+            for _ in range(rounds):
+                simulation.play_round()
+            return rounds
+
+        with workers(torch.get_num_threads()) as numbers.workers:
+            return timed(all_rounds)
+
+    for _ in range(WARM_UP):
+        run()
+    return run
+
+
+def plain(setting: Setting, algorithm: str, rounds: int) -> Callable[[], tuple[float, float]]:
+    inputs = torch.from_numpy(setting.inputs).float() / 255
+    loop = PlainLoop(mlp(), inputs, torch.from_numpy(setting.targets), setting.devices, algorithm != "fedprox")
+
+    def tensors(work: list[tuple[int, np.ndarray]]) -> list[tuple[int, torch.Tensor]]:
+        return [(i, torch.from_numpy(batches)) for i, batches in work]
+
+    def run() -> tuple[float, float]:
+        def all_rounds() -> float:
+            for _ in range(rounds):
+                if algorithm == "fedbcd-i":
+                    loop.fedbcd_i(tensors(setting.work(setting.devices * 8 // 10)), [(i, len(b)) for i, b in setting.work(setting.q)])
+                else:
+                    getattr(loop, algorithm)(tensors(setting.work(setting.q)))
+            return rounds
+
+        return timed(all_rounds)
+
+    return run
+
+
+def floor(setting: Setting, algorithm: str, rounds: int) -> Callable[[], tuple[float, float]]:
+    start = torch.nn.utils.parameters_to_vector(mlp().parameters()).detach().numpy()
+    loop = Floor(setting.inputs, setting.targets, start, setting.devices, algorithm != "fedprox")
+
+    def run() -> tuple[float, float]:
+        def all_rounds() -> float:
+            for _ in range(rounds):
+                if algorithm == "fedbcd-i":
+                    loop.fedbcd_i(setting.work(setting.devices * 8 // 10), [(i, len(b)) for i, b in setting.work(setting.q)])
+                else:
+                    getattr(loop, algorithm)(setting.work(setting.q))
+            return rounds
+
+        return timed(all_rounds)
+
+    return run
+
+
+def main(
+    name: str,
+    doc: str | None,
+    *,
+    devices: int,
+    servers: int,
+    samples: int,
+    active: int,
+    steps: tuple[int, int],
+    rounds: int,
+    algorithms: tuple[str, ...] = tuple(ALGORITHMS),
+) -> None:
+    parser = options(doc)
+    parser.add_argument("--rounds", type=int, default=rounds, help="rounds in one measurement")
+    parser.add_argument("--algorithm", choices=algorithms, action="append", help="only this one")
+    parser.add_argument("--only", action="append", choices=("ours", "plain loop", "NumPy floor"))
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    keep_freed_memory()
+    rows = []
+    for algorithm in chosen.algorithm or algorithms:
+        setting = Setting(devices, servers, samples, active, steps)
+        makers = {"ours": ours, "plain loop": plain, "NumPy floor": floor}
+        contestants = [
+            Contestant(who, make(setting, algorithm, chosen.rounds)) for who, make in makers.items() if who in (chosen.only or makers)
+        ]
+        rows += as_rows(alternate(contestants, chosen.repeats), 1e3, algorithm=algorithm)
+    finish(name, chosen, rows, unit="milliseconds per round", rounds=chosen.rounds, repeats=chosen.repeats)
