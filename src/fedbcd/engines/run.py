@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedbcd.algorithm.variants import Algorithm
 from fedbcd.data.federation import Federation
 from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.result import Progress, Run
-from fedbcd.engines.settings import Settings, torch_device
+from fedbcd.engines.settings import Settings, rounds_between_looks, torch_device
 from fedbcd.engines.simulate.delays import Clock
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
@@ -24,6 +24,8 @@ from fedbcd.eventlog import LogWriter
 from fedbcd.history import History, Row
 from fedbcd.protocol.clouds import Cloud, SyncCloud
 from fedbcd.runfolder import Checkpoint, RunFolder
+
+MOST_LOOKS, FEWEST_LOOKS = 20, 5  # where the user has not said
 
 
 def train(
@@ -39,7 +41,7 @@ def train(
     joins: Mapping[int, int] | None = None,
     leaves: Mapping[int, int] | None = None,
     evaluate_every: int | None = None,
-    looks: int = 20,
+    looks: int | None = None,
     checkpoint_every: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -60,7 +62,7 @@ def train(
     clock             how long devices take; by default the paper's clock model
     joins, leaves     device -> round: a new device starts from its server's z; one that leaves is no longer counted
     evaluate_every    rounds between two rows of the history, or ...
-    looks             ... how many rows there are to be, about
+    looks             ... how many rows there are to be, about; by default up to 20, so far apart that they take under 30 % of the time
     checkpoint_every  rounds between two checkpoints (with `out`); by default as often as evaluations
     out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there
     max_batch         how many devices train together at most; 1 gives results that do not depend on batching
@@ -70,6 +72,7 @@ def train(
     settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, joins or {}, leaves or {}, dtype, max_batch)
     plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every, looks)
     settings.check(federation)
+    plan = replace(plan, apart=rounds_between_looks(federation, settings))
     session = _Training(federation, settings, plan, torch_device(device), on_notice or (lambda _: None))
     folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
     return session.run(folder, resume, on_round or (lambda _: None), should_stop or (lambda: False))
@@ -83,7 +86,8 @@ class _Plan:
     until_clock: float | None
     evaluate_every: int | None
     checkpoint_every: int | None
-    looks: int
+    looks: int | None
+    apart: int = 1  # rounds between two looks at least, where the user has not said how many there are to be
 
     def __post_init__(self) -> None:
         if (self.rounds is None) == (self.until_clock is None):
@@ -104,12 +108,15 @@ class _Plan:
         """Whether to stop here."""
         return self.fraction(round_, clock) >= 1.0
 
-    def is_look(self, before: tuple[int, float], after: tuple[int, float]) -> bool:
-        """Whether an evaluation falls due between two rounds."""
+    def is_look(self, last: tuple[int, float], before: tuple[int, float], after: tuple[int, float]) -> bool:
+        """Whether an evaluation falls due between two rounds, the last look having been at `last`."""
         if self.is_done(*after):
             return True
         if self.evaluate_every is not None:
             return after[0] % self.evaluate_every == 0
+        if self.looks is None:
+            progress = self.fraction(*after) - self.fraction(*last) + 1e-9
+            return progress >= 1 / FEWEST_LOOKS or (progress >= 1 / MOST_LOOKS and after[0] - last[0] >= self.apart)
         if self.rounds is not None:
             return after[0] % max(1, self.rounds // self.looks) == 0
         return int(self.fraction(*before) * self.looks) < int(self.fraction(*after) * self.looks)
@@ -216,7 +223,7 @@ class _Training:
             before = (simulation.round, simulation.now)
             simulation.play_round()
             after = (simulation.round, simulation.now)
-            look = plan.is_look(before, after)
+            look = plan.is_look((self.history.last.round, self.history.last.clock), before, after)
             if look:
                 self._look()
             self.seconds = time.perf_counter() - began
@@ -240,7 +247,7 @@ class _Training:
     def _scores(self) -> Scores:
         self.numbers.flush()
         personal = {device: self.numbers.personal(device, server) for device, server in self._members()}
-        return self.evaluator.scores(self.numbers.global_NF(), personal)
+        return self.evaluator.scores(self.numbers.global_NF(), personal, self.numbers.workers)
 
     def _look(self) -> None:
         """Add a row to the history."""

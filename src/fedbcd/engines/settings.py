@@ -1,6 +1,7 @@
 """What makes a run, beyond its federation: checked before anything is written, and kept in the head of its event log."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
@@ -112,6 +113,27 @@ class Settings:
         start[: objective.layout.size_P] = self.algorithm.projection.project(start[: objective.layout.size_P])  # x(0) is in X
         trainer = Trainer(federation, self.algorithm, objective, self.seed, start, self.max_batch)
         return StackedNumbers(federation, self.algorithm, self.cloud, trainer, start, set(self.joins))
+
+
+def rounds_between_looks(federation: Federation, settings: Settings) -> int:
+    """How many rounds train for about four times as long as it takes to test all models once.
+
+    Counted, not timed, so that it is the same everywhere: to train on a sample (a small batch, forward and backward, a step) takes
+    about ten times as long as to test on one.
+    """
+    if federation.test is None:
+        return 1
+    servers, (low, high), batch = len(federation.servers), settings.algorithm.steps, settings.algorithm.batch
+    at_work = settings.active_of(federation) * int(getattr(settings.cloud, "first", servers))
+    if isinstance(settings.algorithm, FedBCDI):
+        at_work += sum(settings.algorithm.available_of(len(members)) for members in federation.servers)
+    batch = sum(federation.sizes) // federation.devices if batch == "all" else batch
+    tested = len(federation.test) * (1 if settings.cloud.sync else servers)
+    if federation.labels is not None and settings.algorithm.personal:
+        found = torch.unique(federation.test.targets, return_counts=True)
+        count = dict(zip(*(values.tolist() for values in found), strict=True))
+        tested += sum(count.get(label, 0) for labels in federation.labels for label in labels)
+    return math.ceil(4 * tested / (10 * at_work * batch * (low + high) / 2))
 
 
 def torch_device(name: str | torch.device) -> torch.device:

@@ -114,7 +114,7 @@ class RunPart:
     until_clock: float | None = None
     seed: int = 0
     evaluate_every: int | None = None
-    looks: int = 20  # evaluations in all, where evaluate_every is left out
+    looks: int | None = None  # evaluations in all, where evaluate_every is left out; by default up to 20, under 30 % of the time
     checkpoint_every: int | None = None
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"

@@ -63,7 +63,7 @@ def fig3d(setting: Setting) -> Panel:
         data=DataPart(name="cifar10", folder=setting.folder, diversity=3, samples=500),
         federation=FederationPart(active=5),
         model=ModelPart(name="resnet20"),
-        run=RunPart(rounds=setting.rounds or 300, device=setting.device),
+        run=RunPart(rounds=setting.rounds or 300, looks=20, device=setting.device),
     )
     return _against_rounds("fig3d", "CIFAR-10, active 5, diversity 3", base)
 
@@ -107,7 +107,7 @@ def _mnist(setting: Setting, diversity: int, active: int, rounds: int) -> Job:
         data=DataPart(name="mnist", folder=setting.folder, diversity=diversity, samples=600),
         federation=FederationPart(active=active),
         model=ModelPart(name="mlp", hidden=(128, 64)),
-        run=RunPart(rounds=setting.rounds or rounds, device=setting.device),
+        run=RunPart(rounds=setting.rounds or rounds, looks=20, device=setting.device),
     )
 
 

@@ -1,14 +1,16 @@
 """How good the models are: global models on the whole test set, personal models on the test samples of their own labels."""
 
 import copy
+import threading
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedbcd.algorithm.objective import Objective
 from fedbcd.data.federation import Federation
+from fedbcd.engines.simulate.workers import OneWorker, Workers
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,14 @@ class Scores:
 class Evaluator:
     """Tests models label by label, so that no model sees a test sample twice, and prepares the test set once."""
 
-    chunk = 10_000  # samples in one forward pass
     keep = 2**28  # bytes; a prepared test set up to this size is kept
 
     def __init__(self, federation: Federation, objective: Objective, where: torch.device) -> None:
         self._federation = federation
         self._layout = objective.layout
-        self._module = copy.deepcopy(objective.module).eval()
+        self._template = copy.deepcopy(objective.module).eval()
+        self._own = threading.local()
+        self.chunk = 1_000 if where.type == "cpu" else 10_000  # samples in one forward pass
         self._test = federation.test
         self._ready: Tensor | None = None  # the test inputs as the model wants them
         if self._test is not None:
@@ -44,44 +47,69 @@ class Evaluator:
         ends = counts.cumsum(0).tolist()
         return {int(k): (end - int(n), end) for k, n, end in zip(labels, counts, ends, strict=True)}
 
-    def scores(self, global_VF: Tensor, personal: dict[int, Tensor]) -> Scores:
+    def scores(self, global_VF: Tensor, personal: dict[int, Tensor], workers: Workers) -> Scores:
         """Test every server's and every device's model; models that are the same tensor are tested once."""
         if self._test is None:
             return Scores((), {})
-        known: dict[int, dict[int, float]] = {}
         rows = [global_VF[0]] * len(global_VF) if _all_equal(global_VF) else list(global_VF)
-        servers = tuple(self.score(row, None, known.setdefault(row.data_ptr(), {})) for row in rows)
         owned = self._federation.labels
-        if owned is None:
-            return Scores(servers, {})
-        return Scores(servers, {i: self.score(x, owned[i], known.setdefault(x.data_ptr(), {})) for i, x in personal.items()})
+        everything = tuple(self._spans)
+        asked = [(row, everything) for row in rows]
+        asked += [] if owned is None else [(x, owned[i]) for i, x in personal.items()]
+        self._prepared(0, 0, global_VF.dtype)  # before several workers want it
+        found = self._score_all(asked, workers)
+        return Scores(tuple(found[: len(rows)]), dict(zip(personal if owned is not None else (), found[len(rows) :], strict=True)))
 
-    def score(self, flat: Tensor, labels: tuple[int, ...] | None = None, known: dict[int, float] | None = None) -> float:
-        """The mean metric of one model, on all test samples or on those of some labels; NaN where there are none.
-
-        `known` holds the sums of labels that this model was tested on before.
-        """
+    def score(self, flat: Tensor, labels: tuple[int, ...] | None = None) -> float:
+        """The mean metric of one model, on all test samples or on those of some labels; NaN where there are none."""
         if self._test is None:
             return float("nan")
-        known = {} if known is None else known
-        wanted = [label for label in (self._spans if labels is None else labels) if label in self._spans]
-        missing = [label for label in wanted if label not in known]
-        if missing:
-            known.update(self._sums(flat, missing))
-        count = sum(stop - start for start, stop in (self._spans[label] for label in wanted))
-        return sum(known[label] for label in wanted) / count if count else float("nan")
+        return self._score_all([(flat, tuple(self._spans) if labels is None else labels)], OneWorker())[0]
+
+    def _score_all(self, asked: list[tuple[Tensor, tuple[int, ...]]], workers: Workers) -> list[float]:
+        """The mean metric of each model on its labels."""
+        models: dict[int, Tensor] = {}
+        wanted: dict[int, dict[int, None]] = {}  # per model: the labels, in order and once
+        for flat, labels in asked:
+            models[flat.data_ptr()] = flat
+            wanted.setdefault(flat.data_ptr(), {}).update(dict.fromkeys(label for label in labels if label in self._spans))
+        sums = dict(zip(models, workers.map(self._sums, models.values(), map(list, wanted.values())), strict=True))
+        return [self._mean(sums[flat.data_ptr()], [label for label in labels if label in self._spans]) for flat, labels in asked]
+
+    def _mean(self, sums: dict[int, float], labels: list[int]) -> float:
+        count = sum(stop - start for start, stop in (self._spans[label] for label in labels))
+        return sum(sums[label] for label in labels) / count if count else float("nan")
 
     def _sums(self, flat: Tensor, labels: list[int]) -> dict[int, float]:
         """The sum of the metric over each label's samples."""
+        if not labels:
+            return {}
         p = self._layout.size_P
         state = (self._layout.parameters_of(flat[:p]), self._layout.buffers_of(flat[p:]), self._layout.counters)
-        inputs = torch.cat([self._prepared(*self._spans[label], flat.dtype) for label in labels])
         targets = torch.cat([self._targets[slice(*self._spans[label])] for label in labels])
         with torch.no_grad():
-            outputs = torch.cat([functional_call(self._module, state, (part,)) for part in torch.split(inputs, self.chunk)])
+            stretches = (self._prepared(start, stop, flat.dtype) for start, stop in self._stretches(labels))
+            parts = (part for stretch in stretches for part in torch.split(stretch, self.chunk))
+            outputs = torch.cat([functional_call(self._module(), state, (part,)) for part in parts])
             metric = self._federation.metric(outputs, targets).double()
         sizes = [stop - start for start, stop in (self._spans[label] for label in labels)]
         return {label: float(part.sum()) for label, part in zip(labels, torch.split(metric, sizes), strict=True)}
+
+    def _stretches(self, labels: list[int]) -> list[tuple[int, int]]:
+        """The samples of these labels as few stretches, in the order of the labels."""
+        stretches: list[tuple[int, int]] = []
+        for start, stop in (self._spans[label] for label in labels):
+            if stretches and stretches[-1][1] == start:
+                start = stretches.pop()[0]
+            stretches.append((start, stop))
+        return stretches
+
+    def _module(self) -> nn.Module:
+        """A copy per thread: `functional_call` writes into it for a moment."""
+        if not hasattr(self._own, "module"):
+            self._own.module = copy.deepcopy(self._template)
+        module: nn.Module = self._own.module
+        return module
 
     def _prepared(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         if self._ready is None and self._inputs.numel() * dtype.itemsize <= self.keep:
