@@ -1,12 +1,14 @@
 # make run    set up .venv and run the default job          make test   set up and run every test
 # make check  lint, format and types                        make clean  remove what make made
+# make bench  time ours, a plain loop and a floor on this CPU; writes benchmarks/results/
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: run test check format clean
+.PHONY: run test check format clean bench
+BENCHMARKS := round epoch scale evaluate
 
 # Each stamp records one finished installation, so that a second `make run` installs nothing.
 $(VENV)/python.stamp:
@@ -37,6 +39,9 @@ check: $(VENV)/dev.stamp
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(VENV)/run.stamp
+	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --out benchmarks/results/$$name.json $(ARGS) || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

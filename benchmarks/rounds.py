@@ -120,6 +120,7 @@ def main(
     steps: tuple[int, int],
     rounds: int,
     algorithms: tuple[str, ...] = tuple(ALGORITHMS),
+    default: tuple[str, ...] = (),
 ) -> None:
     parser = options(doc)
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds in one measurement")
@@ -129,7 +130,7 @@ def main(
     torch.set_num_threads(chosen.threads)
     keep_freed_memory()
     rows = []
-    for algorithm in chosen.algorithm or algorithms:
+    for algorithm in chosen.algorithm or default or algorithms:
         setting = Setting(devices, servers, samples, active, steps)
         makers = {"ours": ours, "plain loop": plain, "NumPy floor": floor}
         contestants = [

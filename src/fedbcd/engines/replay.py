@@ -17,6 +17,8 @@ from fedbcd.eventlog import LogReader, Transition
 from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trained
 
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 def replay(log: str | Path, federation: Federation, *, device: str | torch.device = "cpu") -> dict[str, Any]:
     """Recompute a recorded run from its event log alone; raises if a machine or the final digest disagrees with the record."""
@@ -90,8 +92,9 @@ def _parsed_settings(reader: LogReader) -> Settings:
             seed=int(identity["seed"]),
             joins={int(device): int(when) for device, when in identity["joins"]},
             leaves={int(device): int(when) for device, when in identity["leaves"]},
-            dtype={"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[identity["dtype"]],
+            dtype=DTYPES[identity["dtype"]],
             max_batch=None if identity["max_batch"] is None else int(identity["max_batch"]),
+            storage=DTYPES[identity["storage"]] if "storage" in identity else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{reader.path} does not say how its run was set up ({error}); it is not a log of this version") from None

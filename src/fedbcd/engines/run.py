@@ -48,6 +48,7 @@ def train(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     max_batch: int | None = None,
+    storage: torch.dtype | None = None,
     record: Mapping[str, Any] | None = None,
     on_round: Callable[[Progress], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
@@ -66,10 +67,12 @@ def train(
     checkpoint_every  rounds between two checkpoints (with `out`); by default as often as evaluations
     out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there
     max_batch         how many devices train together at most; 1 gives results that do not depend on batching
+    storage           torch.bfloat16 keeps personal models in half the memory; arithmetic stays in `dtype`
     record            plain data to keep at the head of the event log, e.g. the job file
     on_round, on_notice, should_stop   progress, remarks in a sentence, and a polite way to end early
     """
-    settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, joins or {}, leaves or {}, dtype, max_batch)
+    changes = (joins or {}, leaves or {})
+    settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, *changes, dtype, max_batch, storage)
     plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every, looks)
     settings.check(federation)
     plan = replace(plan, apart=rounds_between_looks(federation, settings))
@@ -259,7 +262,7 @@ class _Training:
         mean_z = z_VF.double().mean(0)
         distance = 0.0
         if self.settings.algorithm.personal:
-            distance = sum(float((numbers.x_NF[d] - z_VF[n]).norm()) for d, n in members) / len(members)
+            distance = sum(float((numbers.personal(d, n) - z_VF[n]).norm()) for d, n in members) / len(members)
         personal = sorted(self.scores.devices.values())
         self.history.append(
             Row(

@@ -35,6 +35,7 @@ class Settings:
     leaves: Mapping[int, int] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     max_batch: int | None = None
+    storage: torch.dtype | None = None  # of personal models between sessions; None: as `dtype`
 
     def active_of(self, federation: Federation) -> int:
         """q: as given, or 0.3 of the smallest server's members."""
@@ -64,8 +65,9 @@ class Settings:
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:
                 check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))
-        if not self.dtype.is_floating_point:
-            raise ConfigError(f"dtype={self.dtype} must be a floating-point dtype, such as torch.float32")
+        for name, dtype in (("dtype", self.dtype), ("storage", self.storage or self.dtype)):
+            if not dtype.is_floating_point:
+                raise ConfigError(f"{name}={dtype} must be a floating-point dtype, such as torch.float32")
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigError(f"seed={self.seed} must fit in 64 bits: between -2^63 and 2^63 - 1")
 
@@ -93,6 +95,7 @@ class Settings:
             "leaves": sorted(self.leaves.items()),
             "dtype": str(self.dtype).removeprefix("torch."),
             "max_batch": self.max_batch,
+            **({} if self.storage is None else {"storage": str(self.storage).removeprefix("torch.")}),
             "servers": federation.servers,
             "data": federation.fingerprint(),
             "augment": describe(federation.augment) if is_dataclass(federation.augment) else getattr(federation.augment, "name", None),
@@ -112,7 +115,7 @@ class Settings:
         start = objective.layout.flatten(module, self.dtype).to(device)
         start[: objective.layout.size_P] = self.algorithm.projection.project(start[: objective.layout.size_P])  # x(0) is in X
         trainer = Trainer(federation, self.algorithm, objective, self.seed, start, self.max_batch)
-        return StackedNumbers(federation, self.algorithm, self.cloud, trainer, start, set(self.joins))
+        return StackedNumbers(federation, self.algorithm, self.cloud, trainer, start, set(self.joins), self.storage or self.dtype)
 
 
 def rounds_between_looks(federation: Federation, settings: Settings) -> int:

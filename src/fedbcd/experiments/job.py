@@ -119,6 +119,7 @@ class RunPart:
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
     max_batch: int | None = None
+    storage: Literal["float32", "bfloat16"] | None = None  # of personal models between sessions
     threads: int | None = None  # of torch; by default 1 for small models, where more only wait for each other
 
     def __post_init__(self) -> None:
@@ -188,7 +189,10 @@ class Job:
         """What makes this run, beyond the federation."""
         dtype = torch.float64 if self.run.dtype == "float64" else torch.float32
         parts = (self.algorithm, self.cloud, self.federation.active, self.clock, self.run.seed)
-        return Settings(*parts, dtype=dtype, max_batch=self.run.max_batch)
+        return Settings(*parts, dtype=dtype, max_batch=self.run.max_batch, storage=self._storage())
+
+    def _storage(self) -> torch.dtype | None:
+        return None if self.run.storage is None else {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.run.storage]
 
     def use_threads(self, federation: Federation) -> None:
         """Set the number of torch's threads that this job asks for."""
@@ -217,6 +221,7 @@ class Job:
             device=run.device,
             dtype=torch.float64 if run.dtype == "float64" else torch.float32,
             max_batch=run.max_batch,
+            storage=self._storage(),
             record=self.to_table(),
             **callbacks,
         )

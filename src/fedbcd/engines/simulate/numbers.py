@@ -60,8 +60,12 @@ class StackedNumbers:
         trainer: Trainer,
         start: Tensor,
         late: set[int],
+        storage: torch.dtype,
     ) -> None:
-        """`start` is x(0); devices in `late` join later and are not counted before."""
+        """`start` is x(0); devices in `late` join later and are not counted before; personal models are kept as `storage`.
+
+        A device rounds its model to `storage` at the end of a session, and what it keeps is what it uploads.
+        """
         self.workers: Workers = OneWorker()
         self.algorithm = algorithm
         self.cloud = cloud
@@ -71,14 +75,15 @@ class StackedNumbers:
         self.models: dict[ModelRef, Tensor] = {}
         self.server_models: list[ModelRef] = []
         rows = federation.devices if algorithm.personal else 0
-        self.x_NF = start.repeat(rows, 1)
+        self.dtype = start.dtype
+        self.x_NF = start.to(storage).repeat(rows, 1)
         self.prev_NP = self.x_NF[:, : self.size_P].clone()
         self._weights: list[float] = cloud_weights(algorithm, federation.sizes).tolist()
         self.mixing = (
             [torch.tensor(m, dtype=torch.float64, device=start.device) for m in cloud.mixing] if isinstance(cloud, GraphCloud) else []
         )
         self._set_start(start)
-        self._count_members(federation, start, late)
+        self._count_members(federation, start.to(storage), late)
         self._at_work: dict[int, Train | Pull] = {}
         self._pending: list[Job] = []
         self._absorbing: list[tuple[int, int]] = []  # (server, device) in order of upload
@@ -148,17 +153,17 @@ class StackedNumbers:
         z = self.models[command.model].double()
         for _ in range(command.iterations):
             z = self._stepped(z, total, weight).double()
-        self.models[command.result] = z.to(self.x_NF.dtype)
+        self.models[command.result] = z.to(self.dtype)
 
     def _stepped(self, mixed: Tensor, total: Tensor, weight: float) -> Tensor:
         """Eqs. (5) and (6b) in float64, rounded once. With nobody to count, z = w."""
         if weight == 0.0:
-            return mixed.to(self.x_NF.dtype)
+            return mixed.to(self.dtype)
         if self.algorithm.server_step_form == "absolute":
             z = cloud_step.server_step_absolute(mixed, total, weight, self.algorithm.server_step)
         else:
             z = cloud_step.server_step(mixed, total / weight, self.algorithm.server_step)
-        return z.to(self.x_NF.dtype)
+        return z.to(self.dtype)
 
     def _mix(self, command: MixModels) -> None:
         for handle in [h for h in self.models if h.startswith("w/")]:
@@ -170,7 +175,7 @@ class StackedNumbers:
             w_BF = cloud_step.mix(z_BF, weights[chosen][:, chosen])
         else:
             w_BF = cloud_step.mean(z_BF).expand(len(command.results), -1)
-        self.models |= {handle: w.to(self.x_NF.dtype) for handle, w in zip(command.results, w_BF, strict=True)}
+        self.models |= {handle: w.to(self.dtype) for handle, w in zip(command.results, w_BF, strict=True)}
 
     def _replace(self, server: int, handle: ModelRef) -> None:
         self.server_models[server] = handle
@@ -186,7 +191,7 @@ class StackedNumbers:
             self.x_NF[command.device] = z
             self.prev_NP[command.device] = z[: self.size_P]
         if self.algorithm.counts == "members":
-            self._count(server, command.device, z, 1.0)
+            self._count(server, command.device, self.x_NF[command.device], 1.0)
 
     def _dismiss(self, server: int, device: int) -> None:
         self.flush()
@@ -224,22 +229,29 @@ class StackedNumbers:
             self._uploads |= uploads
 
     def _run_part(self, jobs: list[Job]) -> dict[int, _Upload]:
-        devices = [job.device for job in jobs]
+        if not self.algorithm.personal:
+            return self._run_from_anchor(jobs)
         anchor_NF = self._anchors(jobs)
-        if self.algorithm.personal:
-            rows = torch.tensor(devices, device=self.x_NF.device)
-            before, prev = self.x_NF.index_select(0, rows), self.prev_NP.index_select(0, rows)
-        else:
-            assert anchor_NF is not None
-            before, prev = anchor_NF, anchor_NF[:, : self.size_P]
-        after, prev = self.trainer.run(jobs, before, prev, None if anchor_NF is None else anchor_NF[:, : self.size_P])
-        if self.algorithm.personal:
-            self.x_NF.index_copy_(0, rows, after)
-            self.prev_NP.index_copy_(0, rows, prev)
+        rows = torch.tensor([job.device for job in jobs], device=self.x_NF.device)
+        before, prev = self.x_NF.index_select(0, rows), self.prev_NP.index_select(0, rows)
+        after, prev = self.trainer.run(jobs, before.to(self.dtype), prev.to(self.dtype), self._parameters(anchor_NF))
+        after = after.to(self.x_NF.dtype)
+        self.x_NF.index_copy_(0, rows, after)
+        self.prev_NP.index_copy_(0, rows, prev.to(self.prev_NP.dtype))
         if jobs[0].offline:
             return {}
         keep = self.algorithm.counts == "members"
-        return {device: _Upload(before[k] if keep else None, after[k]) for k, device in enumerate(devices)}
+        return {job.device: _Upload(before[k] if keep else None, after[k]) for k, job in enumerate(jobs)}
+
+    def _run_from_anchor(self, jobs: list[Job]) -> dict[int, _Upload]:
+        """FedAvg and FedProx: no device has a model of its own; all start from z."""
+        anchor_NF = self._anchors(jobs)
+        assert anchor_NF is not None
+        after, _ = self.trainer.run(jobs, anchor_NF, anchor_NF[:, : self.size_P], self._parameters(anchor_NF))
+        return {job.device: _Upload(None, after[k]) for k, job in enumerate(jobs)}
+
+    def _parameters(self, models_NF: Tensor | None) -> Tensor | None:
+        return None if models_NF is None else models_NF[:, : self.size_P]
 
     def _anchors(self, jobs: list[Job]) -> Tensor | None:
         """z_n of each job's server; where it is the same for all, without copies."""
@@ -273,7 +285,7 @@ class StackedNumbers:
 
     def personal(self, device: int, server: int) -> Tensor:
         """x_i; with a consensus algorithm that is z."""
-        return self.x_NF[device] if self.algorithm.personal else self.models[self.server_models[server]]
+        return self.x_NF[device].to(self.dtype) if self.algorithm.personal else self.models[self.server_models[server]]
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a checkpoint needs. Only valid between rounds, when nothing is pending."""
