@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,39 @@ def environment() -> dict[str, Any]:
 def peak_memory_mib() -> float:
     """The most memory that this process has held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+@cache
+def bandwidth(device: str) -> float:
+    """Bytes per second that a copy reads and writes."""
+    source = torch.zeros(2**28, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / _best(lambda: target.copy_(source), device)
+
+
+@cache
+def matrix_rate(device: str, dtype: torch.dtype = torch.float32) -> float:
+    """Operations per second of a large matrix product, with the precision that torch is set to use."""
+    n = 8192 if device != "cpu" else 1024
+    a = torch.randn(n, n, device=device, dtype=dtype)
+    return 2 * n**3 / _best(lambda: a @ a, device)
+
+
+def _best(work: Callable[[], object], device: str) -> float:
+    seconds = []
+    for _ in range(5):
+        synchronise(device)
+        began = time.perf_counter()
+        work()
+        synchronise(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def synchronise(device: str) -> None:
+    """Wait until a GPU has done what it was asked to."""
+    if device != "cpu":
+        torch.cuda.synchronize()
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:

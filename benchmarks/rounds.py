@@ -1,11 +1,12 @@
 """`round`, `epoch` and `scale`: one kind of work at three sizes, done by three contestants."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-from floor import Floor
-from harness import Contestant, alternate, as_rows, finish, options, timed
+from floor import SIZE, Floor
+from harness import Contestant, alternate, as_rows, bandwidth, finish, matrix_rate, options, timed
 from plain import PlainLoop
 
 import fedbcd as fb
@@ -47,11 +48,11 @@ class Setting:
         return [(int(i), self.rng.choice(self.owned[i], (self.rng.integers(low, high + 1), BATCH))) for i in chosen]
 
 
-def ours(setting: Setting, algorithm: str, rounds: int) -> Callable[[], tuple[float, float]]:
+def ours(setting: Setting, algorithm: str, rounds: int, device: str = "cpu", **options: Any) -> Callable[[], tuple[float, float]]:
     """Rounds of a simulation, protocol and all, as in the middle of a run."""
     federation = setting.federation()
-    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps), active=setting.active)
-    numbers = settings.numbers(federation, torch.device("cpu"))
+    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps), active=setting.active, **options)
+    numbers = settings.numbers(federation, torch.device(device))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
     simulation = Simulation(Driver(settings.machines(federation), numbers), schedule)
@@ -62,7 +63,7 @@ def ours(setting: Setting, algorithm: str, rounds: int) -> Callable[[], tuple[fl
                 simulation.play_round()
             return rounds
 
-        with workers(torch.get_num_threads()) as numbers.workers:
+        with workers(torch.get_num_threads() if device == "cpu" else 1) as numbers.workers:
             return timed(all_rounds)
 
     for _ in range(WARM_UP):
@@ -70,12 +71,13 @@ def ours(setting: Setting, algorithm: str, rounds: int) -> Callable[[], tuple[fl
     return run
 
 
-def plain(setting: Setting, algorithm: str, rounds: int) -> Callable[[], tuple[float, float]]:
-    inputs = torch.from_numpy(setting.inputs).float() / 255
-    loop = PlainLoop(mlp(), inputs, torch.from_numpy(setting.targets), setting.devices, algorithm != "fedprox")
+def plain(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") -> Callable[[], tuple[float, float]]:
+    inputs = (torch.from_numpy(setting.inputs).float() / 255).to(device)
+    targets = torch.from_numpy(setting.targets).to(device)
+    loop = PlainLoop(mlp().to(device), inputs, targets, setting.devices, algorithm != "fedprox")
 
     def tensors(work: list[tuple[int, np.ndarray]]) -> list[tuple[int, torch.Tensor]]:
-        return [(i, torch.from_numpy(batches)) for i, batches in work]
+        return [(i, torch.from_numpy(batches).to(device)) for i, batches in work]
 
     def run() -> tuple[float, float]:
         def all_rounds() -> float:
@@ -91,7 +93,9 @@ def plain(setting: Setting, algorithm: str, rounds: int) -> Callable[[], tuple[f
     return run
 
 
-def floor(setting: Setting, algorithm: str, rounds: int) -> Callable[[], tuple[float, float]]:
+def floor(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") -> Callable[[], tuple[float, float]]:
+    if device != "cpu":
+        return lambda: (rounds * hardware_floor(setting, algorithm, device), rounds)
     start = torch.nn.utils.parameters_to_vector(mlp().parameters()).detach().numpy()
     loop = Floor(setting.inputs, setting.targets, start, setting.devices, algorithm != "fedprox")
 
@@ -107,6 +111,15 @@ def floor(setting: Setting, algorithm: str, rounds: int) -> Callable[[], tuple[f
         return timed(all_rounds)
 
     return run
+
+
+def hardware_floor(setting: Setting, algorithm: str, device: str) -> float:
+    """Seconds per round if memory and matrix units did nothing but what must be done, one after the other's slower."""
+    steps = sum(setting.steps) / 2 * (setting.devices * 8 / 10 if algorithm == "fedbcd-i" else setting.q)
+    at_work = setting.q + (setting.devices * 8 / 10 if algorithm == "fedbcd-i" else 0)
+    moved = 4 * SIZE * (2 * at_work * (2 if algorithm != "fedprox" else 1) + 4 * steps)  # models in and out; x, prev, z in, x out per step
+    operations = 6 * BATCH * SIZE * steps  # forward, and backward for weights and inputs
+    return max(moved / bandwidth(device), operations / matrix_rate(device))
 
 
 def main(
@@ -125,16 +138,16 @@ def main(
     parser = options(doc)
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds in one measurement")
     parser.add_argument("--algorithm", choices=algorithms, action="append", help="only this one")
-    parser.add_argument("--only", action="append", choices=("ours", "plain loop", "NumPy floor"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", action="append", choices=("ours", "plain loop", "floor"))
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     keep_freed_memory()
     rows = []
     for algorithm in chosen.algorithm or default or algorithms:
         setting = Setting(devices, servers, samples, active, steps)
-        makers = {"ours": ours, "plain loop": plain, "NumPy floor": floor}
-        contestants = [
-            Contestant(who, make(setting, algorithm, chosen.rounds)) for who, make in makers.items() if who in (chosen.only or makers)
-        ]
+        makers = {"ours": ours, "plain loop": plain, "floor": floor}
+        chosen_makers = {who: make for who, make in makers.items() if who in (chosen.only or makers)}
+        contestants = [Contestant(who, make(setting, algorithm, chosen.rounds, chosen.device)) for who, make in chosen_makers.items()]
         rows += as_rows(alternate(contestants, chosen.repeats), 1e3, algorithm=algorithm)
-    finish(name, chosen, rows, unit="milliseconds per round", rounds=chosen.rounds, repeats=chosen.repeats)
+    finish(name, chosen, rows, unit="milliseconds per round", device=chosen.device, rounds=chosen.rounds, repeats=chosen.repeats)

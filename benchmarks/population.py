@@ -1,0 +1,34 @@
+"""population: 100,000 personal MLPs resident on one GPU, 10,000 of them active in a round.
+
+usage: python benchmarks/population.py [--device cuda] [--devices 100000] [--storage bfloat16] [--json] [--out FILE] [--repeats 3]
+Two copies of each model (x and x_prev) in float32 take 81 GiB, in bfloat16 half of it. Device-steps per second, and the floor that
+bandwidth and matrix units allow.
+"""
+
+import torch
+from harness import alternate, finish, options
+from rounds import Contestant, Setting, hardware_floor, ours
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--devices", type=int, default=100_000)
+    parser.add_argument("--storage", choices=("float32", "bfloat16"), default="float32")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    setting = Setting(chosen.devices, 10, 600, chosen.devices // 100, (1, 5))
+    run = ours(setting, "fedbcd", 2, chosen.device, storage=getattr(torch, chosen.storage))
+    contestants = [Contestant("ours", run), Contestant("floor", lambda: (hardware_floor(setting, "fedbcd", chosen.device), 1))]
+    measured = alternate(contestants, chosen.repeats)
+    steps = setting.q * sum(setting.steps) / 2
+    rows = [
+        {"who": m.name, "seconds_per_round": round(m.median, 4), "device_steps_per_second": round(steps / m.median)}
+        for m in measured.values()
+    ]
+    gpu = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
+    finish("population", chosen, rows, devices=chosen.devices, active=setting.q, storage=chosen.storage, gpu_peak_gib=gpu)
+
+
+if __name__ == "__main__":
+    main()
