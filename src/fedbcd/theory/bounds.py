@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from fedbcd.errors import ConfigError
-from fedbcd.theory.mixing import MixingRate
+from fedbcd.theory.mixing import MixingRate, ScheduleMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Problem:
     device_step: float  # eta_x
     momentum: float = 0.0  # zeta
     server_step: float  # eta_z as printed (absolute), the same for all servers
-    mixing: MixingRate  # theta and beta
+    mixing: MixingRate | ScheduleMemory  # theta and beta, or the memory of one schedule (with start = 0)
     period: int = 1  # p, every device is active at least once in p rounds
 
     def __post_init__(self) -> None:
@@ -45,6 +45,8 @@ class Problem:
         for name in ("nonconvexity", "gradient", "excess", "start", "noise", "momentum"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)} must be a finite number, 0 or more")
+        if self.start and isinstance(self.mixing, ScheduleMemory):
+            raise ConfigError(f"start={self.start:g} must be 0 with the memory of a schedule; use lemma_rate for servers that start apart")
         limit = device_step_limit(self.smoothness, self.penalty)
         if self.device_step > limit * (1 + 1e-12):
             raise ConfigError(f"device_step={self.device_step:g} exceeds {limit:g} = 1/(L + gamma); Assumption 4(i) asks for at most that")
@@ -110,9 +112,11 @@ def consensus(problem: Problem, rounds: int) -> Consensus:
 
     C_5 has the factor 2 of the term 2 eta_z, and C_6 the squares of D_X and |Q|, that the last steps of the printed proof drop.
     """
+    push = problem.penalty * problem.diameter * problem.members  # a server step moves z_n by at most eta_z gamma D |Q|
+    if isinstance(problem.mixing, ScheduleMemory):
+        return _consensus_of_schedule(problem.mixing, push, problem.server_step, rounds)
     theta, beta = problem.mixing.theta, problem.mixing.beta
     v, z, step = problem.servers, problem.start, problem.server_step
-    push = problem.penalty * problem.diameter * problem.members  # a server step moves z_n by at most eta_z gamma D |Q|
     ones, squares = _geometric(beta, rounds), _geometric(beta**2, rounds)
     c1 = theta * v * ones * z
     c2 = 2 * push + theta * push * v / (1 - beta)
@@ -122,6 +126,15 @@ def consensus(problem: Problem, rounds: int) -> Consensus:
     c6 = push**2 * ((theta * v) ** 2 / (1 - beta**2) + (2 * beta * (theta * v) ** 2 / (1 - beta) + 4 * theta * v) / (1 - beta) + 4)
     total = c1 + step * rounds * c2
     return Consensus(c1, c2, c3, c4, c5, c6, total, c3 + step * rounds * c4 + step * c5 + step**2 * rounds * c6)
+
+
+def _consensus_of_schedule(mixing: ScheduleMemory, push: float, step: float, rounds: int) -> Consensus:
+    """The same from the display before the matrix convergence lemma: ||zbar(t) - z_n(t)|| <= eta_z gamma D |Q| (memory(t) + 2)."""
+    if len(mixing.memory) < rounds:
+        raise ConfigError(f"the schedule has {len(mixing.memory)} rounds, fewer than T={rounds}; give one as long as the run")
+    reach = [memory + 2 for memory in mixing.memory[:rounds]]
+    c2, c6 = push * sum(reach) / rounds, push**2 * sum(r**2 for r in reach) / rounds
+    return Consensus(0.0, c2, 0.0, 0.0, 0.0, c6, step * rounds * c2, step**2 * rounds * c6)
 
 
 def _geometric(ratio: float, terms: int) -> float:
@@ -225,9 +238,9 @@ class CertificateBounds:
 
 
 def certificate_bounds(problem: Problem, rounds: int) -> CertificateBounds:
-    """What the corrected derivation gives for T = `rounds`, none larger than what compactness alone gives. Holds for every T.
+    """What the corrected derivation gives for T = `rounds`; it holds for every T.
 
-    With eta_z = d/sqrt(T), exact gradients and a common start: gap and spread fall as T^-1/2 and so does the pull.
+    With eta_z = d/sqrt(T), exact gradients and a common start, all three fall as T^-1/2: the gap faster than the T^-1/4 of the theorem.
     """
     p = problem
     spread = consensus(p, rounds).total / rounds
@@ -236,8 +249,13 @@ def certificate_bounds(problem: Problem, rounds: int) -> CertificateBounds:
     mean_square_move = 2 * p.period * progress / (p.kappa * p.device_step * rounds)  # of ||x+ - x||/eta_x, rounds of waiting included
     gap = p.diameter * (_moves_factor(p) * math.sqrt(mean_square_move) + p.penalty * p.period * spread + p.noise)
     gap += _drift(p) + (p.period - 1) / rounds * _trivial_gap(p)
-    trivial_pull = (p.penalty * p.servers * p.members * p.diameter) ** 2
-    return CertificateBounds(min(gap, _trivial_gap(p)), min(pull, trivial_pull), min(spread, p.diameter))
+    return CertificateBounds(gap, pull, spread)
+
+
+def trivial_bounds(problem: Problem) -> CertificateBounds:
+    """What any points of X satisfy, whatever was done to them: the yardstick for whether a bound says anything."""
+    p = problem
+    return CertificateBounds(_trivial_gap(p), (p.penalty * p.servers * p.members * p.diameter) ** 2, p.diameter)
 
 
 def total_progress(problem: Problem, rounds: int) -> float:

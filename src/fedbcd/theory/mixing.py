@@ -33,28 +33,30 @@ def lemma_rate(least_weight: float, servers: int, rounds: int) -> MixingRate:
     return MixingRate(base**-2, base ** (1.0 / rounds))
 
 
-def schedule_rate(matrices: Sequence[Tensor], longest: int = 64) -> MixingRate:
-    """A rate that holds for products of just these matrices, usually far better than the lemma's, which covers all schedules.
+@dataclass(frozen=True, slots=True)
+class ScheduleMemory:
+    """How long one schedule remembers: per round t, the largest over n of sum_l sum_m |[A(t-1)...A(l)]_nm - 1/|V||, l = 1..t-1.
 
-    With lambda_k the largest ||Phi - 1/|V||| over windows of k rounds, products of m matrices are within lambda_k^floor(m/k),
-    so theta = 1/lambda_k and beta = lambda_k^(1/k) will do for every k; the k with the smallest theta/(1 - beta) is taken.
+    It takes the place of theta beta^k in the consensus lemma, before the lemma covers all schedules by the worst one.
     """
+
+    memory: tuple[float, ...]
+
+
+def schedule_memory(matrices: Sequence[Tensor]) -> ScheduleMemory:
+    """The memory of a schedule with these mixing matrices A(0), A(1), ...; A(0) mixes equal starts and does not matter."""
     if not matrices:
-        raise ConfigError("a mixing rate needs at least one mixing matrix")
-    mean = torch.full_like(matrices[0], 1.0 / len(matrices[0]))
-    stack = torch.stack(list(matrices)).double()
-    products = stack
-    best = MixingRate(float("inf"), 1.0)
-    for k in range(1, min(longest, len(matrices)) + 1):
-        if k > 1:
-            products = stack[k - 1 :] @ products[:-1]
-        size = max(float(torch.linalg.matrix_norm(products - mean, 2).max()), 1e-12)
-        if size < 1.0:
-            rate = MixingRate(1.0 / size, size ** (1.0 / k))
-            best = min(best, rate, key=lambda r: r.theta / (1.0 - r.beta) if r.beta < 1 else float("inf"))
-    if best.beta >= 1.0:
-        raise ConfigError(f"these {len(matrices)} mixing matrices never bring all servers together within {longest} rounds; connect the graph")
-    return best
+        raise ConfigError("a schedule needs at least one mixing matrix")
+    identity = torch.eye(len(matrices[0]), dtype=torch.float64)
+    products = identity.new_empty(0, *identity.shape)  # A(t-1)...A(l), for every l that has not been forgotten
+    memory = [0.0]
+    for t in range(1, len(matrices)):
+        deviation = (products - 1.0 / len(identity)).abs()
+        memory.append(float(deviation.sum((0, 2)).max()) if len(products) else 0.0)
+        products = matrices[t].double() @ torch.cat([products, identity[None]])
+        forgotten = (products - 1.0 / len(identity)).abs().amax((1, 2)) < 1e-13
+        products = products[~forgotten]
+    return ScheduleMemory(tuple(memory))
 
 
 def first_b_matrices(servers: int, mixes: Iterable[Sequence[int]]) -> list[Tensor]:
