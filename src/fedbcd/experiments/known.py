@@ -4,10 +4,13 @@ Two problems on a box: least squares (a quadratic per device) and l2-regularised
 the rest are exact or rigorously bounded, so that `theory.bounds` applies without estimates.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +20,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.engines.driver import Driver
 from fedbcd.engines.schedule import Timeline, TimelineRecorder
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.delays import Clock, Uniform
+from fedbcd.engines.simulate.delays import Clock, Floats
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.protocol.clouds import RigorousCloud
@@ -163,6 +166,25 @@ def _logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------------------------- runs
+class RegularTimes:
+    """Times between 0.5 and 1.5 that fill that interval evenly, one after another: 0.5 + fraction of k times an irrational number.
+
+    Assumption 1 asks for fixed p and q. Random times have none: the longest wait grows with the run, if slowly. These times do.
+    """
+
+    name: ClassVar[str] = "regular"
+
+    def __init__(self, irrational: float) -> None:
+        self._irrational = irrational
+        self._drawn = 0
+
+    def quantile(self, u: Floats) -> Floats:
+        """The next times, as many as `u` has entries; their values do not matter."""
+        k = np.arange(self._drawn, self._drawn + len(u))
+        self._drawn += len(u)
+        return np.asarray(0.5 + (k * self._irrational) % 1.0)
+
+
 @dataclass(frozen=True)
 class Trace:
     """The certificates of Theorem 1 in every round t: x_i(t+1) against zbar(t), as the theorem has them."""
@@ -224,7 +246,10 @@ class _Phases:
 
 
 def trace(known: Known, rounds: int, batch: int | None = None, reach: float = 1.0, seed: int = 0) -> Trace:
-    """Run FedBCD with K = 1 on the rigorous Async-cloud until every server has finished T = `rounds`, with eta_z = d/sqrt(T)."""
+    """Run FedBCD with K = 1 on the rigorous Async-cloud until every server has finished T = `rounds`, with eta_z = d/sqrt(T).
+
+    The schedule is the same for every seed; mini-batches are not.
+    """
     federation, step = known.federation, known.server_step(rounds, reach)
     algorithm = FedBCD(
         device_step=known.device_step,
@@ -236,7 +261,7 @@ def trace(known: Known, rounds: int, batch: int | None = None, reach: float = 1.
         server_step_form="absolute",
         projection=Box(-BORDER, BORDER),
     )
-    clock = Clock(Uniform(0.5, 1.5), Uniform(0.5, 1.5))  # bounded times: servers that lag catch up soon, so that p and q stay small
+    clock = Clock(RegularTimes(math.e), RegularTimes(math.pi))
     settings = Settings(algorithm, RigorousCloud(FIRST), ACTIVE, clock, seed, dtype=torch.float64)
     settings.check(federation)
     numbers = settings.numbers(federation, torch.device("cpu"))
