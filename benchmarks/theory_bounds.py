@@ -2,7 +2,8 @@
 
     python benchmarks/theory_bounds.py --out docs/images/theory-bounds.png --table benchmarks/results/theory_bounds.json
 
-For each T a run of its own; a point is the mean over rounds 0..T-1, the largest over devices or servers, averaged over seeds (of mini-batches).
+For each T a run of its own; a point is the mean over rounds 0..T-1, the largest over devices or servers, averaged over
+seeds (of mini-batches).
 """
 
 import argparse
@@ -21,7 +22,7 @@ THEOREM = {"gap": 0.25, "pull": 0.5, "spread": 0.5}
 
 
 def measure(name: str, exact: bool, horizons: Sequence[int], seeds: int) -> list[dict[str, Any]]:
-    """One row per T: measured means, the bound with this schedule's memory, the bound with the lemma's theta and beta, the trivial bound."""
+    """One row per T: measured means, the bounds with this schedule's memory and with the lemma's theta and beta, the trivial bound."""
     known, rows = KNOWN[name](), []
     for rounds in horizons:
         found: list[dict[str, Any]] = []

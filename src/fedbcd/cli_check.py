@@ -23,7 +23,9 @@ console = Console(stderr=True)
 def check_command(
     file: Annotated[Path | None, typer.Argument(help="A job file (TOML). Without one: the default job.")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")] = None,
-    log: Annotated[Path | None, typer.Option(help="Read the schedule from an event log, or from the folder of a run, instead of planning it.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Read the schedule from an event log, or from the folder of a run, instead of planning it.")
+    ] = None,
     devices: Annotated[int, typer.Option(help="Devices on which the curvature is measured.")] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of the schedule to plan at most.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object on the last line.")] = False,

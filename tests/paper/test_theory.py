@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from fedbcd.experiments.known import FIRST, KNOWN, SERVERS, Known, Trace, trace
-from fedbcd.theory.bounds import CertificateBounds, certificate_bounds, consensus, paper_accumulation, paper_theorem, total_progress, trivial_bounds
+from fedbcd.theory.bounds import (
+    CertificateBounds,
+    certificate_bounds,
+    consensus,
+    paper_accumulation,
+    paper_theorem,
+    total_progress,
+    trivial_bounds,
+)
 from fedbcd.theory.mixing import lemma_rate
 
 HORIZONS = (128, 512)

@@ -50,7 +50,9 @@ def test_2_c6_as_printed_is_too_small_once_the_set_is_large() -> None:
         squares += float((z[0] - z.mean()) ** 2)
         w = z.mean().expand(2)
         z = w - step * gamma * members * (w - devices)
-    p = problem(servers=2, members=members, penalty=gamma, diameter=diameter, device_step=0.1, server_step=step, mixing=lemma_rate(0.5, 2, 1))
+    p = problem(
+        servers=2, members=members, penalty=gamma, diameter=diameter, device_step=0.1, server_step=step, mixing=lemma_rate(0.5, 2, 1)
+    )
     printed = step**2 * rounds * consensus(p, rounds).c6 / (diameter * members)
     assert squares > printed
     assert squares <= consensus(p, rounds).squares

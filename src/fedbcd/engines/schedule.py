@@ -76,7 +76,9 @@ class TimelineRecorder:
         return Timeline(rounds, tuple(self.mixes), active, watched)
 
 
-def planned_timeline(settings: Settings, federation: Federation, rounds: int | None, until_clock: float | None, most: int = 2000) -> Timeline:
+def planned_timeline(
+    settings: Settings, federation: Federation, rounds: int | None, until_clock: float | None, most: int = 2000
+) -> Timeline:
     """The schedule that a run of these settings will have, played on the virtual clock without any tensor; at most `most` rounds of it."""
     recorder = TimelineRecorder(federation.servers, _is_numbered(settings.cloud.name))
     simulation = Simulation(

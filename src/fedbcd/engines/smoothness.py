@@ -1,5 +1,7 @@
 """L_i, rho_i and sigma of a user's model on a user's data: Hessian-vector products on a sample of devices, at a few points."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -56,7 +58,9 @@ class DeviceLoss:
         return curvature(product, start, products)
 
 
-def estimate(federation: Federation, algorithm: Algorithm, objective: Objective, start: Tensor, devices: int = 4, seed: int = 0) -> Smoothness:
+def estimate(
+    federation: Federation, algorithm: Algorithm, objective: Objective, start: Tensor, devices: int = 4, seed: int = 0
+) -> Smoothness:
     """Curvature of g_i on `devices` evenly spaced devices: at x(0), after 30 exact steps from there, and at a random point of X."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -69,7 +73,9 @@ def estimate(federation: Federation, algorithm: Algorithm, objective: Objective,
             for where, x in (points | _random_point(algorithm.projection, x0, generator)).items():
                 found.setdefault(where, []).append(loss.curvature(x, products=20))
     linear = _is_softmax_regression(objective.module, federation.loss)
-    bound = max(softmax_smoothness(DeviceLoss(federation, objective, d, start).inputs) for d in range(federation.devices)) if linear else None
+    bound = (
+        max(softmax_smoothness(DeviceLoss(federation, objective, d, start).inputs) for d in range(federation.devices)) if linear else None
+    )
     return Smoothness(
         at={where: (min(c.smoothness for c in all_), max(c.smoothness for c in all_)) for where, all_ in found.items()},
         lowest={where: min(c.low for c in all_) for where, all_ in found.items()},
@@ -89,22 +95,24 @@ def sigma(federation: Federation, objective: Objective, start: Tensor, devices: 
         n = len(data.targets)
         with torch.random.fork_rng(devices=[]):
             stack = start.expand(n, -1)
-            each = objective.gradients_one_by_one(stack[:, :p], stack[:, p:], data.inputs[:, None], data.targets[:, None]).gradient_NP.double()
+            each = objective.gradients_one_by_one(
+                stack[:, :p], stack[:, p:], data.inputs[:, None], data.targets[:, None]
+            ).gradient_NP.double()
         worst = max(worst, float((each - each.mean(0)).square().sum(1).mean()))
-    return worst**0.5
+    return math.sqrt(worst)
 
 
 def diameter(projection: Projection, size: int) -> float | None:
     """D_X, the diameter of the set in `size` dimensions; infinite without bounds, None for a set that is not known here."""
     match projection:
         case Box():
-            return (projection.high - projection.low) * size**0.5
+            return (projection.high - projection.low) * math.sqrt(size)
         case Ball():
             return 2 * projection.radius
         case Simplex():
-            return projection.total * 2**0.5
+            return projection.total * math.sqrt(2)
         case TensorBoxes():
-            return sum(n * (high - low) ** 2 for n, low, high in projection.segments) ** 0.5
+            return math.sqrt(sum(n * (high - low) ** 2 for n, low, high in projection.segments))
     return float("inf") if projection.name == "none" else None
 
 

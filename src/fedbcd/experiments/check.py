@@ -39,7 +39,7 @@ class Report:
 
 
 def check_job(job: Job, *, log: Path | None = None, devices: int = 4, rounds: int = 2000) -> Report:
-    """Judge Assumptions 1 to 5 for a job: curvature on a sample of `devices`, the schedule planned (`rounds` at most) or read from `log`."""
+    """Judge Assumptions 1 to 5 for a job: curvature on `devices` of its devices, the schedule planned (`rounds` at most) or from `log`."""
     if devices < 1 or rounds < 1:
         raise ConfigError(f"devices={devices} and rounds={rounds} must be 1 or more")
     federation, settings = job.make_federation(), job.settings()
@@ -47,7 +47,9 @@ def check_job(job: Job, *, log: Path | None = None, devices: int = 4, rounds: in
     settings.check(federation)
     findings = [_scope(job.algorithm)]
     if job.algorithm.personal:
-        timeline = planned_timeline(settings, federation, job.run.rounds, job.run.until_clock, rounds) if log is None else recorded_timeline(log)
+        timeline = (
+            planned_timeline(settings, federation, job.run.rounds, job.run.until_clock, rounds) if log is None else recorded_timeline(log)
+        )
         findings += _of_the_schedule(settings, federation, timeline, "planned" if log is None else "recorded")
         findings += _of_the_problem(settings, federation, devices, timeline.rounds)
     return Report(job.name, tuple(sorted(findings, key=lambda finding: finding.assumption)))
@@ -120,7 +122,7 @@ def _server_step(settings: Settings, federation: Federation, gamma: float, round
     if isinstance(settings.cloud, AsyncCloud) and settings.cloud.first < len(federation.servers):
         return assumptions.unequal_server_steps()
     weights = penalties(algorithm, federation.devices)
-    groups = [sum(federation.servers, [])] if settings.cloud.sync else federation.servers
+    groups = [list(range(federation.devices))] if settings.cloud.sync else federation.servers
     steps = {
         f"server {n}": algorithm.server_step / (1.0 if algorithm.server_step_form == "absolute" else float(weights[list(members)].sum()))
         for n, members in enumerate(groups)

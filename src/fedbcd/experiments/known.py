@@ -27,7 +27,15 @@ from fedbcd.protocol.clouds import RigorousCloud
 from fedbcd.protocol.messages import Actor, Command, Event, StepModel, number_of
 from fedbcd.theory import certificates as theory
 from fedbcd.theory.bounds import Problem, device_step_limit, server_step_limit
-from fedbcd.theory.mixing import MixingRate, ScheduleMemory, activation_period, connection_period, first_b_matrices, lemma_rate, schedule_memory
+from fedbcd.theory.mixing import (
+    MixingRate,
+    ScheduleMemory,
+    activation_period,
+    connection_period,
+    first_b_matrices,
+    lemma_rate,
+    schedule_memory,
+)
 
 SERVERS, MEMBERS, FIRST, ACTIVE = 4, 3, 3, 2
 SIZE, SAMPLES = 4, 24  # parameters, samples per device
@@ -54,7 +62,7 @@ class Known:
 
     def server_step(self, horizon: int, reach: float = 1.0) -> float:
         """eta_z = d/sqrt(T), d = reach/(gamma |Q|): with reach 1, T = 1 would be at the bound of Assumption 4(ii)."""
-        return reach * server_step_limit(self.penalty, MEMBERS) / horizon**0.5
+        return reach * server_step_limit(self.penalty, MEMBERS) / math.sqrt(horizon)
 
     def problem(self, server_step: float, batch: int | None, mixing: MixingRate | ScheduleMemory, period: int) -> Problem:
         """The constants that the bounds need. g_i is convex, so rho = 0; all servers start alike."""
@@ -83,7 +91,10 @@ def quadratic(seed: int = 0) -> Known:
     near, far = _corners(BORDER), _corners(BORDER * (1 + 2 * 0.5))  # X, and X extended by momentum 0.5
     second = [a.T @ a / len(a) for a in inputs]
     cross = [a.T @ b[:, 0] / len(a) for a, b in zip(inputs, targets, strict=True)]
-    least = [float(torch.linalg.lstsq(a, b).solution[:, 0] @ -c / 2 + b.square().mean() / 2) for a, b, c in zip(inputs, targets, cross, strict=True)]
+    least = [
+        float(torch.linalg.lstsq(a, b).solution[:, 0] @ -c / 2 + b.square().mean() / 2)
+        for a, b, c in zip(inputs, targets, cross, strict=True)
+    ]
     start = [float(b.square().mean() / 2) for b in targets]
     return Known(
         "least squares",
@@ -96,7 +107,7 @@ def quadratic(seed: int = 0) -> Known:
 
 
 def logistic(seed: int = 0, ridge: float = 0.1) -> Known:
-    """g_i(x) = mean log(1 + exp(-b a.x)) + ridge/2 ||x||^2, b = +-1: the Hessian is largest at 0, the gradient of a sample at most ||a||."""
+    """g_i(x) = mean log(1 + exp(-b a.x)) + ridge/2 ||x||^2, b = +-1: the Hessian is largest at 0, a sample's gradient at most ||a||."""
     inputs, noisy = _data(seed)
     targets = [torch.where(b > 0, 1.0, -1.0).double() for b in noisy]
     federation = Federation(lambda: _Ridge(ridge), _logistic_loss, list(zip(inputs, targets, strict=True)), SERVERS)
@@ -280,7 +291,9 @@ def _measured(known: Known, phases: _Phases, rounds: int, step: float) -> Trace:
     x_TNP = torch.cat([torch.stack(x[: rounds + 1]) for x in phases.x], 1)  # members are numbered server by server
     mean_TP = z_TVP.mean(1)
     gamma = penalties(phases.numbers.algorithm, x_TNP.shape[1])
-    full = theory.penalised_gradient(_exact_gradients(known, phases.numbers, x_TNP[1:]), x_TNP[1:], mean_TP[:-1, None], gamma[None, :, None])
+    full = theory.penalised_gradient(
+        _exact_gradients(known, phases.numbers, x_TNP[1:]), x_TNP[1:], mean_TP[:-1, None], gamma[None, :, None]
+    )
     timeline = phases.recorder.timeline()
     active = {device: [t for t in when if t < rounds] for device, when in timeline.active.items()}
     pulls = (gamma[None, :, None] * (mean_TP[:-1, None] - x_TNP[1:])).sum(1).square().sum(1)

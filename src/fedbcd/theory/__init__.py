@@ -1,4 +1,4 @@
-"""The paper's convergence theory as functions: certificates, constants and bounds, and the assumptions behind them. Pure; no data, no clock.
+"""The paper's convergence theory as functions: certificates, constants, bounds, and the assumptions behind them. Pure.
 
 certificates   the three quantities of Theorem 1, in closed form
 bounds         every constant of the consensus lemma, the accumulation lemma and Theorem 1, as the derivation has them (docs/errata.md)

@@ -38,7 +38,9 @@ class Finding:
 class Smoothness:
     """What is known of L_i and rho_i: the largest curvature seen, or a bound that holds everywhere."""
 
-    at: Mapping[str, tuple[float, float]]  # where -> smallest and largest L_i over the sampled devices: |eigenvalue| of their Hessians there
+    at: Mapping[
+        str, tuple[float, float]
+    ]  # where -> smallest and largest L_i over the sampled devices: |eigenvalue| of their Hessians there
     lowest: Mapping[str, float]  # where -> the smallest eigenvalue seen
     devices: int
     bound: float | None = None  # an L that holds for all points of all devices, where one is known

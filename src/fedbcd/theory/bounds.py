@@ -3,9 +3,9 @@
 The proof fixes K_x = K_z = 1 and a constant, common eta_z, and so do the bounds. Where a printed formula and its derivation differ, the
 derivation is followed; docs/errata.md lists each place, and a test shows each by numbers.
 
-letters      V = |V| servers, Q = max |Q_n|, gamma = max gamma_i, L = max L_i, D = D_X, kappa = 1 - omega^2, omega = zeta sqrt(1 + rho eta_x)
+letters      V = |V| servers, Q = max |Q_n|, gamma = max gamma_i, L = max L_i, D = D_X, omega = zeta sqrt(1 + rho eta_x), kappa = 1 - omega^2
 paper_*      the path of the paper: C_1..C_10, B_1, B_2, C, A_1, A_2 (B_1 and B_2 turn out to grow with T, see errata 7)
-*_bound      what the corrected derivation gives for the mean of each certificate over rounds 0..T-1, for every T and either kind of gradient
+*_bound      what the corrected derivation gives for the mean of each certificate over rounds 0..T-1, for every T
 """
 
 import math
@@ -87,7 +87,7 @@ def momentum_limit(nonconvexity: float, device_step: float) -> float:
 def stable_step_limit(curvature: float, momentum: float) -> float:
     """The step beyond which extrapolated gradient steps diverge along a direction of this curvature (L_i + gamma_i at most).
 
-    x+ = (1 - eta c)(x + zeta (x - x_prev)) is stable for eta c < (2 + 2 zeta)/(1 + 2 zeta). Beyond it iterates bounce from border to border of X.
+    x+ = (1 - eta c)(x + zeta (x - x_prev)) is stable for eta c < (2 + 2 zeta)/(1 + 2 zeta). Beyond it iterates bounce between borders of X.
     """
     return (2 + 2 * momentum) / ((1 + 2 * momentum) * curvature)
 
@@ -196,7 +196,7 @@ def paper_accumulation(problem: Problem, rounds: int) -> Accumulation:
 def largest_move(problem: Problem) -> float:
     """How far one exact step can move a personal model: (1 + eta_x rho) zeta D_X + eta_x (D_g + gamma D_X).
 
-    The printed bound has zeta D_X, by an argument that takes the extrapolated point for a point of X. It holds as printed for convex g_i only.
+    The printed bound has zeta D_X, by an argument that takes the extrapolated point for one of X. It holds so for convex g_i only.
     """
     p = problem
     return (1 + p.device_step * p.nonconvexity) * p.momentum * p.diameter + p.device_step * (p.gradient + p.penalty * p.diameter)

@@ -1,6 +1,6 @@
 """The three certificates of Theorem 1: how far the models of a moment are from a stationary point of problem (2).
 
-1. the first-order gap of a personal model, max over x_hat in X of <grad f_i(x_i, zbar), x_i - x_hat>: 0 where no feasible direction descends
+1. the first-order gap of a personal model, max over x_hat in X of <grad f_i(x_i, zbar), x_i - x_hat>: 0 if no way in X leads down
 2. the pull on the global model, || sum_n sum_i gamma_i (zbar - x_i) ||^2: 0 where zbar is the weighted mean of the personal models
 3. the spread of the servers, || zbar - z_n ||: 0 where they agree
 
@@ -18,9 +18,10 @@ def penalised_gradient(gradient: Tensor, x: Tensor, anchor: Tensor, penalty: Ten
 
 
 def gap_on_box(gradient: Tensor, x: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
-    """X = [low, high]: the worst x_hat has `low` where the gradient is positive and `high` where it is negative. Bounds may be per coordinate."""
+    """X = [low, high]: the worst x_hat is `low` where the gradient is positive, else `high`; both may be per coordinate."""
     terms = torch.where(gradient > 0, gradient * (x - low), gradient * (x - high))
-    return torch.where(gradient == 0, 0.0, terms).double().sum(-1)
+    total: Tensor = torch.where(gradient == 0, 0.0, terms).double().sum(-1)
+    return total
 
 
 def gap_on_ball(gradient: Tensor, x: Tensor, radius: float) -> Tensor:
@@ -43,4 +44,5 @@ def pull(weighted_sum: Tensor, weight: float, mean_z: Tensor) -> float:
 def spread(z_VP: Tensor) -> Tensor:
     """|| zbar - z_n || of every server n."""
     z = z_VP.double()
-    return torch.linalg.vector_norm(z - z.mean(0), dim=-1)
+    distance: Tensor = torch.linalg.vector_norm(z - z.mean(0), dim=-1)
+    return distance

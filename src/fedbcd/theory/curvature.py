@@ -11,7 +11,7 @@ Product = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Curvature:
-    """The ends of a Hessian's spectrum at one point. Both lie inside the true spectrum; `error` says how close to an eigenvalue `high` is."""
+    """The ends of a Hessian's spectrum at one point, both inside the true spectrum; an eigenvalue is within `error` of `high`."""
 
     low: float
     high: float
@@ -61,7 +61,7 @@ def _ends(diagonal: list[float], off: list[float], rest: float) -> Curvature:
 
 
 def softmax_smoothness(inputs_RD: Tensor) -> float:
-    """L_i of multinomial logistic regression with a bias, exactly bounded for all weights: half the largest eigenvalue of the inputs' second moment.
+    """A bound on L_i of multinomial logistic regression, for all weights: half the largest eigenvalue of the inputs' second moment.
 
     The Hessian is the mean of (diag(s) - s s^T) x (a a^T), and diag(s) - s s^T is at most 1/2 for every distribution s.
     """

@@ -5,6 +5,7 @@ A schedule is plain data: which servers were mixed in each round, and in which r
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -76,7 +77,7 @@ def activation_period(rounds_active: Sequence[int], rounds: int) -> int | None:
     if not rounds_active:
         return None
     marks = [-1, *sorted(set(rounds_active)), rounds]
-    return max(later - earlier for earlier, later in zip(marks, marks[1:], strict=False) if later > earlier)
+    return max(later - earlier for earlier, later in pairwise(marks) if later > earlier)
 
 
 def connection_period(servers: int, edges: Sequence[Sequence[tuple[int, int]]]) -> int | None:

@@ -69,7 +69,7 @@ class Certifier:
         numbers, p = self.numbers, self.numbers.size_P
         if numbers.algorithm.counts == "members":
             return numbers.total_VF[:, :p].sum(0)
-        parts = (g @ numbers.x_NF[i, :p].double() for g, i in zip(gamma.split(16), present.split(16), strict=True))
+        parts = (g @ numbers.x_NF[i, :p].double() for g, i in zip(torch.split(gamma, 16), torch.split(present, 16), strict=True))
         return torch.stack(list(parts)).sum(0)
 
     def gaps(self, devices: Sequence[int], mean_z: Tensor) -> list[float]:
@@ -90,7 +90,7 @@ class Certifier:
         total = torch.zeros(p, dtype=torch.float64, device=x.device)
         seeded = trainer.objective.stochastic or trainer.one_by_one  # a model with dropout must not draw from the user's generator
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []) if seeded else nullcontext():
-            for part in positions.split(SAMPLES):
+            for part in torch.split(positions, SAMPLES):
                 gradient = trainer.gradients(x[None, :p], x[None, p:], part[None], None).gradient_NP[0]
                 total += gradient.double() * (len(part) / len(positions))
         return total
