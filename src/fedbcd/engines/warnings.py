@@ -56,5 +56,5 @@ def _step(federation: Federation, settings: Settings, numbers: StackedNumbers) -
         return None
     return (
         f"device_step={algorithm.device_step:g} will diverge: device 0 has curvature L={seen:.3g} at the start, where steps "
-        f"beyond {limit:.3g} grow; Assumption 4(i) asks for at most {device_step_limit(max(seen, 0.0), gamma):.3g} ('fedbcd check' says more)"
+        f"beyond {limit:.3g} grow; Assumption 4(i) asks for at most {device_step_limit(max(seen, 0.0), gamma):.3g} (see 'fedbcd check')"
     )

@@ -3,7 +3,7 @@
 The proof fixes K_x = K_z = 1 and a constant, common eta_z, and so do the bounds. Where a printed formula and its derivation differ, the
 derivation is followed; docs/errata.md lists each place, and a test shows each by numbers.
 
-letters      V = |V| servers, Q = max |Q_n|, gamma = max gamma_i, L = max L_i, D = D_X, omega = zeta sqrt(1 + rho eta_x), kappa = 1 - omega^2
+letters      V = |V|, Q = max |Q_n|, gamma = max gamma_i, L = max L_i, D = D_X, omega = zeta sqrt(1 + rho eta_x), kappa = 1 - omega^2
 paper_*      the path of the paper: C_1..C_10, B_1, B_2, C, A_1, A_2 (B_1 and B_2 turn out to grow with T, see errata 7)
 *_bound      what the corrected derivation gives for the mean of each certificate over rounds 0..T-1, for every T
 """

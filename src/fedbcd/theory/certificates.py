@@ -27,7 +27,8 @@ def gap_on_box(gradient: Tensor, x: Tensor, low: Tensor | float, high: Tensor | 
 def gap_on_ball(gradient: Tensor, x: Tensor, radius: float) -> Tensor:
     """X = {||x|| <= radius}: the worst x_hat is -radius gradient / ||gradient||, so the gap is <gradient, x> + radius ||gradient||."""
     g = gradient.double()
-    return (g * x.double()).sum(-1) + radius * torch.linalg.vector_norm(g, dim=-1)
+    norm: Tensor = torch.linalg.vector_norm(g, dim=-1)
+    return (g * x.double()).sum(-1) + radius * norm
 
 
 def gap_on_simplex(gradient: Tensor, x: Tensor, total: float) -> Tensor:
