@@ -45,7 +45,7 @@ class DeviceLoss:
         (gradient,) = torch.autograd.grad(self.value(x), x)
         return gradient
 
-    def curvature(self, x: Tensor, products: int, seed: int = 0) -> Curvature:
+    def curvature(self, x: Tensor, products: int, tolerance: float = 1e-3, seed: int = 0) -> Curvature:
         """The ends of the Hessian's spectrum at x. The graph of the gradient is built once; each product goes through it backwards."""
         x = x.detach().requires_grad_(True)
         (gradient,) = torch.autograd.grad(self.value(x), x, create_graph=True)
@@ -55,7 +55,7 @@ class DeviceLoss:
             return result.detach()
 
         start = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
-        return curvature(product, start, products)
+        return curvature(product, start, products, tolerance)
 
 
 def estimate(

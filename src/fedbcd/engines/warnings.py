@@ -1,4 +1,4 @@
-"""What will make a run diverge, said before it starts: a glance at its settings and at the curvature of one mini-batch."""
+"""What will make a run diverge, said before it starts: a glance at its settings and at the curvature of a few samples."""
 
 import math
 
@@ -13,7 +13,7 @@ from fedbcd.protocol.clouds import GraphCloud
 from fedbcd.theory.bounds import device_step_limit, stable_step_limit
 from fedbcd.theory.mixing import cut_off
 
-SAMPLES, PRODUCTS = 32, 8  # one mini-batch and a few Hessian-vector products: less work than two rounds of the paper's
+SAMPLES, PRODUCTS, TOLERANCE = 16, 8, 0.1  # a glance: less work than two rounds of the paper's
 
 
 def doubts(federation: Federation, settings: Settings, numbers: StackedNumbers) -> list[str]:
@@ -48,7 +48,7 @@ def _step(federation: Federation, settings: Settings, numbers: StackedNumbers) -
     try:
         with torch.random.fork_rng(devices=[]):
             loss = DeviceLoss(federation, numbers.trainer.objective, 0, start, SAMPLES)
-            seen = loss.curvature(start[: numbers.size_P], PRODUCTS).high
+            seen = loss.curvature(start[: numbers.size_P], PRODUCTS, TOLERANCE).high
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
         return None  # a model without second derivatives: nothing can be said
     limit = stable_step_limit(max(seen + gamma, 1e-30), algorithm.momentum)
