@@ -288,7 +288,10 @@ def _progress() -> Progress:
 def _note(p: RunProgress) -> str:
     latest = p.latest
     scores = f"round {p.round} clock {p.clock:.0f} global {latest.global_accuracy:.3f} personal {latest.personal_accuracy:.3f}"
-    return scores if math.isnan(latest.pull) else f"{scores} gap {latest.gap:.2g} pull {latest.pull:.2g} spread {latest.spread:.2g}"
+    if math.isnan(latest.pull):
+        return scores
+    apart = f" spread {latest.spread:.2g}" if latest.spread > 0 else ""  # with Sync-cloud there is none
+    return f"{scores} gap {latest.gap:.2g} pull {latest.pull:.2g}{apart}"
 
 
 # ------------------------------------------------------------------------------------------------------------------ showing
