@@ -87,6 +87,22 @@ def test_a_model_with_dropout_keeps_the_users_generator() -> None:
     assert math.isfinite(run.history.last.gap)
 
 
+def test_a_device_without_an_exact_gradient_is_left_out_of_the_gap() -> None:
+    """Batch normalisation cannot pass a single sample."""
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(n, 4, generator=generator), torch.arange(n) % 2) for n in (1, 8)]
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+    run = fb.train(fb.Federation(model, nn.functional.cross_entropy, data, 1), fb.FedBCD(batch=4), rounds=2)
+    assert math.isfinite(run.history.last.gap)
+    assert run.history.last.gap == run.history.last.worst_gap
+    alone = fb.train(fb.Federation(model, nn.functional.cross_entropy, data[:1], 1), fb.FedBCD(batch=4), rounds=1)
+    assert math.isnan(alone.history.last.gap)
+    assert math.isfinite(alone.history.last.pull)
+
+
 def test_the_gap_falls_on_a_convex_problem() -> None:
     algorithm = fb.FedBCD(device_step=0.05, batch="all", momentum=0.5)
     run = fb.train(federation(LOGISTIC), algorithm, rounds=60, active=2, evaluate_every=30)

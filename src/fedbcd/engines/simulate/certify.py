@@ -56,8 +56,8 @@ class Certifier:
         present = torch.tensor(list(members), device=z_VP.device)
         gamma = self._penalty_N.to(z_VP.device)[present]
         found = Certificates(
-            gap=sum(gaps) / len(gaps),
-            worst_gap=max(gaps),
+            gap=sum(gaps) / len(gaps) if gaps else math.nan,
+            worst_gap=max(gaps, default=math.nan),
             pull=theory.pull(self._weighted_sum(present, gamma), float(gamma.sum()), mean_z),
             spread=float(theory.spread(z_VP).max()),
         )
@@ -73,12 +73,18 @@ class Certifier:
         return torch.stack(list(parts)).sum(0)
 
     def gaps(self, devices: Sequence[int], mean_z: Tensor) -> list[float]:
-        """The first-order gap of some personal models, with exact gradients; NaN on a set without a closed form."""
+        """The first-order gap of some personal models, with exact gradients; NaN on a set without a closed form.
+
+        A device whose exact gradient does not exist is left out, such as one with a single sample under batch normalisation.
+        """
         numbers, p = self.numbers, self.numbers.size_P
         found = []
         for device in devices:
             x = numbers.x_NF[device]
-            gradient = self._gradient(device, x)
+            try:
+                gradient = self._gradient(device, x)
+            except ValueError:
+                continue
             full = theory.penalised_gradient(gradient.double(), x[:p].double(), mean_z, float(self._penalty_N[device]))
             found.append(gap(numbers.algorithm.projection, full, x[:p].double()))
         return found
@@ -90,7 +96,7 @@ class Certifier:
         total = torch.zeros(p, dtype=torch.float64, device=x.device)
         seeded = trainer.objective.stochastic or trainer.one_by_one  # a model with dropout must not draw from the user's generator
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []) if seeded else nullcontext():
-            for part in torch.split(positions, SAMPLES):
+            for part in torch.chunk(positions, math.ceil(len(positions) / SAMPLES)):
                 gradient = trainer.gradients(x[None, :p], x[None, p:], part[None], None).gradient_NP[0]
                 total += gradient.double() * (len(part) / len(positions))
         return total
