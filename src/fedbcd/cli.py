@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import re
 import shlex
 import signal
@@ -21,6 +22,7 @@ from rich.table import Table
 
 from fedbcd import __version__
 from fedbcd.algorithm.variants import ALGORITHMS
+from fedbcd.cli_check import check_command
 from fedbcd.cli_data import data_app
 from fedbcd.cli_experiments import paper_command, sweep_command
 from fedbcd.config import dump_toml, read_toml
@@ -126,6 +128,7 @@ def algorithms_command() -> None:
 app.add_typer(data_app, name="data")
 app.command("paper")(paper_command)
 app.command("sweep")(sweep_command)
+app.command("check")(check_command)
 
 
 @app.callback(invoke_without_command=True)
@@ -284,7 +287,11 @@ def _progress() -> Progress:
 
 def _note(p: RunProgress) -> str:
     latest = p.latest
-    return f"round {p.round} clock {p.clock:.0f} global {latest.global_accuracy:.3f} personal {latest.personal_accuracy:.3f}"
+    scores = f"round {p.round} clock {p.clock:.0f} global {latest.global_accuracy:.3f} personal {latest.personal_accuracy:.3f}"
+    if math.isnan(latest.pull):
+        return scores
+    apart = f" spread {latest.spread:.2g}" if latest.spread > 0 else ""  # with Sync-cloud there is none
+    return f"{scores} gap {latest.gap:.2g} pull {latest.pull:.2g}{apart}"
 
 
 # ------------------------------------------------------------------------------------------------------------------ showing

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Where a run stood after some round. Accuracies are NaN without a test set."""
+    """Where a run stood after some round. Accuracies are NaN without a test set, certificates where they were not computed."""
 
     round: int  # mixes of the coordinator so far
     clock: float  # virtual time
@@ -25,9 +25,14 @@ class Row:
     worst_decile: float  # mean personal accuracy of the worst tenth of the devices
     disagreement: float  # mean over servers of ||zbar - z_n||
     distance: float  # mean over devices of ||x_i - z_n||
+    gap: float = math.nan  # mean first-order gap of the personal models, over a sample of devices (Theorem 1, first line)
+    worst_gap: float = math.nan  # the largest gap of that sample
+    pull: float = math.nan  # || sum gamma_i (zbar - x_i) ||^2 (second line)
+    spread: float = math.nan  # the largest || zbar - z_n || (third line)
 
 
 COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Row))
+OPTIONAL = ("gap", "worst_gap", "pull", "spread")  # not in the tables of version 0.1.0
 _WHOLE = ("round", "activations")
 
 
@@ -71,7 +76,7 @@ class History(Sequence[Row]):
         try:
             with path.open(newline="") as file:
                 reader = csv.DictReader(file, strict=True)
-                if tuple(reader.fieldnames or ()) != COLUMNS:
+                if tuple(reader.fieldnames or ()) not in (COLUMNS, COLUMNS[: -len(OPTIONAL)]):
                     raise ValueError(f"its columns are {reader.fieldnames}, not {', '.join(COLUMNS)}")
                 return cls([_row(record) for record in reader])
         except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
@@ -104,7 +109,8 @@ class History(Sequence[Row]):
 
 
 def _row(record: dict[str, str]) -> Row:
-    return Row(*(int(record[name]) if name in _WHOLE else float(record[name]) for name in COLUMNS))  # type: ignore[arg-type]
+    present = (name for name in COLUMNS if name in record)
+    return Row(*(int(record[name]) if name in _WHOLE else float(record[name]) for name in present))  # type: ignore[arg-type]
 
 
 def _same(a: Row, b: Row) -> bool:

@@ -47,3 +47,8 @@ def test_resume_and_replay_end_with_the_same_bits(tmp_path: Path) -> None:
 def test_a_dtype_that_holds_no_fractions_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"storage=torch\.int8 must be a floating-point dtype"):
         train("fedbcd-sync", storage=torch.int8)
+
+
+def test_certificates_are_taken_in_float32() -> None:
+    last = train("fedbcd-sync", rounds=4, storage=HALF).history.last
+    assert 0 < last.gap <= last.worst_gap

@@ -32,11 +32,12 @@ ROWS = {
     **dict.fromkeys(("data", "models", "eventlog", "history", "runfolder"), 2),
     "engines": 3,
     "experiments": 4,
-    **dict.fromkeys(("cli", "cli_data", "cli_experiments", "dashboard"), 5),
+    **dict.fromkeys(("cli", "cli_check", "cli_data", "cli_experiments", "dashboard"), 5),
     "": 6,  # fedbcd/__init__.py, the public API
 }
-SIDEWAYS = {("runfolder", "eventlog"), ("runfolder", "history"), ("config", "errors"), ("cli", "cli_data"), ("cli", "cli_experiments")}
-PURE = ("fedbcd.algorithm", "fedbcd.protocol", "fedbcd.engines.simulate")
+SIDEWAYS = {("runfolder", "eventlog"), ("runfolder", "history"), ("config", "errors")}
+SIDEWAYS |= {("cli", "cli_check"), ("cli", "cli_data"), ("cli", "cli_experiments")}
+PURE = ("fedbcd.algorithm", "fedbcd.protocol", "fedbcd.theory", "fedbcd.engines.simulate")
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:

@@ -132,7 +132,8 @@ class TensorBoxes:
             if length < 0 or not low < high:
                 raise ConfigError(f"tensor box (length={length}, low={low}, high={high}) needs length >= 0 and low < high")
 
-    def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The lowest and highest value of every coordinate."""
         total = sum(length for length, _, _ in self.segments)
         if total != x.shape[-1]:
             raise ConfigError(f"tensor boxes cover {total} parameters, the model has {x.shape[-1]}; give one box per tensor")
@@ -141,12 +142,12 @@ class TensorBoxes:
 
     def project(self, x: Tensor) -> Tensor:
         """Clamp each tensor to its own box."""
-        low, high = self._bounds(x)
+        low, high = self.bounds(x)
         return torch.minimum(torch.maximum(x, low), high)
 
     def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
         """Whether each tensor is within its own box."""
-        low, high = self._bounds(x)
+        low, high = self.bounds(x)
         return bool(((x >= low - tolerance) & (x <= high + tolerance)).all())
 
 

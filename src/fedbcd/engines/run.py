@@ -15,10 +15,12 @@ from fedbcd.data.federation import Federation
 from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.result import Progress, Run
 from fedbcd.engines.settings import Settings, rounds_between_looks, torch_device
+from fedbcd.engines.simulate.certify import DEVICES, Certificates, Certifier
 from fedbcd.engines.simulate.delays import Clock
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
 from fedbcd.engines.simulate.workers import workers
+from fedbcd.engines.warnings import doubts
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.eventlog import LogWriter
 from fedbcd.history import History, Row
@@ -42,6 +44,8 @@ def train(
     leaves: Mapping[int, int] | None = None,
     evaluate_every: int | None = None,
     looks: int | None = None,
+    certify_every: int = 1,
+    certify_devices: int = DEVICES,
     checkpoint_every: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -64,6 +68,8 @@ def train(
     joins, leaves     device -> round: a new device starts from its server's z; one that leaves is no longer counted
     evaluate_every    rounds between two rows of the history, or ...
     looks             ... how many rows there are to be, about; by default up to 20, so far apart that they take under 30 % of the time
+    certify_every     every so many of those rows hold certificates (gap, pull, spread); 0: none
+    certify_devices   how many devices the gap is taken on: it needs their exact gradients
     checkpoint_every  rounds between two checkpoints (with `out`); by default as often as evaluations
     out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there
     max_batch         how many devices train together at most; 1 gives results that do not depend on batching
@@ -73,10 +79,12 @@ def train(
     """
     changes = (joins or {}, leaves or {})
     settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, *changes, dtype, max_batch, storage)
-    plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every, looks)
+    plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every, looks, certify_every)
     settings.check(federation)
+    if certify_devices < 1:
+        raise ConfigError(f"certify_devices={certify_devices} must be 1 or more; certify_every=0 computes no certificates")
     plan = replace(plan, apart=rounds_between_looks(federation, settings))
-    session = _Training(federation, settings, plan, torch_device(device), on_notice or (lambda _: None))
+    session = _Training(federation, settings, plan, torch_device(device), certify_devices, on_notice)
     folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
     return session.run(folder, resume, on_round or (lambda _: None), should_stop or (lambda: False))
 
@@ -90,6 +98,7 @@ class _Plan:
     evaluate_every: int | None
     checkpoint_every: int | None
     looks: int | None
+    certify_every: int
     apart: int = 1  # rounds between two looks at least, where the user has not said how many there are to be
 
     def __post_init__(self) -> None:
@@ -102,6 +111,8 @@ class _Plan:
         for name, value in (("evaluate_every", self.evaluate_every), ("checkpoint_every", self.checkpoint_every), ("looks", self.looks)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
+        if self.certify_every < 0:
+            raise ConfigError(f"certify_every={self.certify_every} must be 0 (never) or more")
 
     def fraction(self, round_: int, clock: float) -> float:
         """How much of the run is done."""
@@ -124,6 +135,10 @@ class _Plan:
             return after[0] % max(1, self.rounds // self.looks) == 0
         return int(self.fraction(*before) * self.looks) < int(self.fraction(*after) * self.looks)
 
+    def is_certified(self, row: int) -> bool:
+        """Whether this row of the history is to hold certificates."""
+        return self.certify_every > 0 and row % self.certify_every == 0
+
 
 class _Training:
     """One training from start (or checkpoint) to end."""
@@ -134,7 +149,8 @@ class _Training:
         settings: Settings,
         plan: _Plan,
         device: torch.device,
-        notice: Callable[[str], None],
+        certify_devices: int,
+        notice: Callable[[str], None] | None,
     ) -> None:
         self.federation = federation
         self.settings = settings
@@ -142,9 +158,11 @@ class _Training:
         self.numbers = settings.numbers(federation, device)
         trainer = self.numbers.trainer
         reason = trainer.check_vectorised(self.numbers.global_NF()[0])
-        if reason is not None:
+        if reason is not None and notice is not None:
             notice(f"this model cannot be vectorised, so devices train one after another ({reason})")
+        self.notice = notice
         self.evaluator = Evaluator(federation, trainer.objective, device)
+        self.certifier = Certifier(self.numbers, federation.sizes, certify_devices)
         self.machines = settings.machines(federation)
         self.history = History()
         self.scores = Scores((), {})
@@ -221,6 +239,7 @@ class _Training:
         simulation, plan = self.simulation, self.plan
         began = time.perf_counter() - self.seconds
         if not self.history:
+            self._warn()
             self._look()
         while not plan.is_done(simulation.round, simulation.now):
             before = (simulation.round, simulation.now)
@@ -243,6 +262,12 @@ class _Training:
         digest = self.numbers.digest()
         return Checkpoint(self.simulation.round, log.sync(), self.seconds, digest, self.history, self.numbers.state())
 
+    def _warn(self) -> None:
+        """Say before a run starts what will make it diverge, as far as a glance can tell."""
+        if self.notice is not None:
+            for doubt in doubts(self.federation, self.settings, self.numbers):
+                self.notice(doubt)
+
     # ------------------------------------------------------------------------------------------------------------- evaluation
     def _members(self) -> list[tuple[int, int]]:
         return [(device, server.server) for server in self.machines.servers for device in server.members]
@@ -264,6 +289,9 @@ class _Training:
         if self.settings.algorithm.personal:
             distance = sum(float((numbers.personal(d, n) - z_VF[n]).norm()) for d, n in members) / len(members)
         personal = sorted(self.scores.devices.values())
+        self.looking += time.perf_counter() - began
+        certified = self.plan.is_certified(len(self.history))
+        found = self.certifier.certificates([device for device, _ in members]) if certified else Certificates()
         self.history.append(
             Row(
                 round=self.simulation.round,
@@ -274,9 +302,15 @@ class _Training:
                 worst_decile=_mean(personal[: max(1, len(personal) // 10)]),
                 disagreement=float((z_VF.double() - mean_z).norm(dim=1).mean()),
                 distance=distance,
+                gap=found.gap,
+                worst_gap=found.worst_gap,
+                pull=found.pull,
+                spread=found.spread,
             )
         )
-        self.looking += time.perf_counter() - began
+
+    def _share(self, seconds: float) -> float:
+        return round(seconds / max(self.seconds - self.resumed_at, seconds, 1e-9), 3)
 
     def _result(self, finished: bool) -> Run:
         numbers, last = self.numbers, self.history.last
@@ -293,7 +327,8 @@ class _Training:
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self.evaluator.score(numbers.global_NF().double().mean(0).to(self.settings.dtype)),
             "seconds": round(self.seconds, 3),
-            "evaluation_share": round(self.looking / max(self.seconds - self.resumed_at, self.looking, 1e-9), 3),
+            "evaluation_share": self._share(self.looking),
+            "certificate_share": self._share(self.certifier.seconds),
             "digest": numbers.digest(),
         }
         return Run(

@@ -22,6 +22,7 @@ from fedbcd.describe import describe
 from fedbcd.engines.result import Run
 from fedbcd.engines.run import train
 from fedbcd.engines.settings import Settings, torch_device
+from fedbcd.engines.simulate.certify import DEVICES
 from fedbcd.engines.simulate.delays import DELAYS, Clock, Delay
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
@@ -115,6 +116,8 @@ class RunPart:
     seed: int = 0
     evaluate_every: int | None = None
     looks: int | None = None  # evaluations in all, where evaluate_every is left out; by default up to 20, under 30 % of the time
+    certify_every: int | None = None  # every so many evaluations with certificates (1 by default), 0: none
+    certify_devices: int | None = None  # devices whose first-order gap is taken (8 by default)
     checkpoint_every: int | None = None
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
@@ -123,10 +126,12 @@ class RunPart:
     threads: int | None = None  # of torch; by default 1 for small models, where more only wait for each other
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "evaluate_every", "looks", "checkpoint_every", "max_batch", "threads"):
+        for name in ("rounds", "evaluate_every", "looks", "certify_devices", "checkpoint_every", "max_batch", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"run.{name} = {value} must be 1 or more")
+        if self.certify_every is not None and self.certify_every < 0:
+            raise ConfigError(f"run.certify_every = {self.certify_every} must be 0 (never) or more")
         if self.until_clock is not None and not 0 < self.until_clock < math.inf:
             raise ConfigError(f"run.until_clock = {self.until_clock} must be a finite number above 0")
         if self.rounds is not None and self.until_clock is not None:
@@ -215,6 +220,8 @@ class Job:
             seed=run.seed,
             evaluate_every=run.evaluate_every,
             looks=run.looks,
+            certify_every=1 if run.certify_every is None else run.certify_every,
+            certify_devices=run.certify_devices or DEVICES,
             checkpoint_every=run.checkpoint_every,
             out=out,
             resume=resume,

@@ -141,6 +141,11 @@ class Trainer:
                 hashes = draws.slots(self.seed, draws.AUGMENT, device, session, steps, batch)
         return Batches(self._positions[self._starts[device][:, None, None] + within], hashes)
 
+    def positions_of(self, device: int) -> Tensor:
+        """Where all samples of one device are in the pool."""
+        start = int(self._starts[device])
+        return self._positions[start : start + self._size_list[device]]
+
     def gradients(self, params: Tensor, buffers: Tensor, positions: Tensor, hashes: Tensor | None) -> Gradients:
         """Gradient, loss and new buffers of some devices on the mini-batches at these positions."""
         inputs, targets = self._fetch(positions, params.dtype, hashes)

@@ -1,0 +1,145 @@
+"""L_i, rho_i and sigma of a user's model on a user's data: Hessian-vector products on a sample of devices, at a few points."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.projection import Ball, Box, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.variants import Algorithm, penalties
+from fedbcd.data.federation import Federation
+from fedbcd.engines.simulate.certify import sample_of
+from fedbcd.theory.assumptions import Smoothness
+from fedbcd.theory.curvature import Curvature, curvature, softmax_smoothness
+
+KINKS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool2d)
+START, TRAINED, RANDOM = "at the start", "after 30 steps", "at a random point of X"
+
+
+class DeviceLoss:
+    """g_i of one device as a function of the flat parameters, with gradients and Hessian-vector products."""
+
+    def __init__(self, federation: Federation, objective: Objective, device: int, flat: Tensor, most: int | None = None) -> None:
+        """`most` samples of the device at most; `flat` is a model of the right size and dtype, whose buffers are used."""
+        positions = federation.owned(device)[:most]
+        self._objective = objective
+        self._buffers = flat[objective.layout.size_P :]
+        self.inputs = federation.transform(federation.pool.inputs[positions], flat.dtype).to(flat.device)
+        targets = federation.pool.targets[positions].to(flat.device)
+        self.targets = targets.to(flat.dtype) if targets.is_floating_point() else targets
+        self.loss = federation.loss
+
+    def value(self, x: Tensor) -> Tensor:
+        """g_i(x)."""
+        layout = self._objective.layout
+        counters = {name: value.clone() for name, value in layout.counters.items()}
+        state = {**layout.parameters_of(x), **layout.buffers_of(self._buffers.clone()), **counters}
+        loss: Tensor = self.loss(functional_call(self._objective.module, state, (self.inputs,)), self.targets)
+        return loss
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """grad g_i(x)."""
+        x = x.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(self.value(x), x)
+        return gradient
+
+    def curvature(self, x: Tensor, products: int, tolerance: float = 1e-3, seed: int = 0) -> Curvature:
+        """The ends of the Hessian's spectrum at x. The graph of the gradient is built once; each product goes through it backwards."""
+        x = x.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(self.value(x), x, create_graph=True)
+
+        def product(v: Tensor) -> Tensor:
+            (result,) = torch.autograd.grad(gradient, x, v, retain_graph=True)
+            return result.detach()
+
+        start = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
+        return curvature(product, start, products, tolerance)
+
+
+def estimate(
+    federation: Federation, algorithm: Algorithm, objective: Objective, start: Tensor, devices: int = 4, seed: int = 0
+) -> Smoothness:
+    """Curvature of g_i on `devices` evenly spaced devices: at x(0), after 30 exact steps from there, and at a random point of X."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        found: dict[str, list[Curvature]] = {}
+        chosen, gamma = sample_of(range(federation.devices), devices), penalties(algorithm, federation.devices)
+        for device in chosen:
+            loss = DeviceLoss(federation, objective, device, start)
+            x0, generator = start[: objective.layout.size_P], torch.Generator().manual_seed(seed + device)
+            points = {START: x0, TRAINED: _trained(loss, algorithm, x0, float(gamma[device]))}
+            for where, x in (points | _random_point(algorithm.projection, x0, generator)).items():
+                found.setdefault(where, []).append(loss.curvature(x, products=20))
+    linear = _is_softmax_regression(objective.module, federation.loss)
+    bound = (
+        max(softmax_smoothness(DeviceLoss(federation, objective, d, start).inputs) for d in range(federation.devices)) if linear else None
+    )
+    return Smoothness(
+        at={where: (min(c.smoothness for c in all_), max(c.smoothness for c in all_)) for where, all_ in found.items()},
+        lowest={where: min(c.low for c in all_) for where, all_ in found.items()},
+        devices=len(chosen),
+        bound=bound,
+        convex=linear,
+        kinks=any(isinstance(part, KINKS) for part in objective.module.modules()),
+    )
+
+
+def sigma(federation: Federation, objective: Objective, start: Tensor, devices: int = 4, most: int = 64) -> float:
+    """The square root of the largest E ||grad h - grad g_i||^2 over some devices, at x(0), from up to `most` samples each."""
+    p = objective.layout.size_P
+    worst = 0.0
+    for device in sample_of(range(federation.devices), devices):
+        data = DeviceLoss(federation, objective, device, start, most)
+        n = len(data.targets)
+        with torch.random.fork_rng(devices=[]):
+            stack = start.expand(n, -1)
+            each = objective.gradients_one_by_one(
+                stack[:, :p], stack[:, p:], data.inputs[:, None], data.targets[:, None]
+            ).gradient_NP.double()
+        worst = max(worst, float((each - each.mean(0)).square().sum(1).mean()))
+    return math.sqrt(worst)
+
+
+def diameter(projection: Projection, size: int) -> float | None:
+    """D_X, the diameter of the set in `size` dimensions; infinite without bounds, None for a set that is not known here."""
+    match projection:
+        case Box():
+            return (projection.high - projection.low) * math.sqrt(size)
+        case Ball():
+            return 2 * projection.radius
+        case Simplex():
+            return projection.total * math.sqrt(2)
+        case TensorBoxes():
+            return math.sqrt(sum(n * (high - low) ** 2 for n, low, high in projection.segments))
+    return float("inf") if projection.name == "none" else None
+
+
+def _trained(loss: DeviceLoss, algorithm: Algorithm, start: Tensor, gamma: float, steps: int = 30) -> Tensor:
+    """Where exact steps of this device lead in a while: closer to the path of a run than any random point."""
+    x = prev = start
+    for _ in range(steps):
+        ex = x + algorithm.momentum * (x - prev)
+        gradient = loss.gradient(ex) + gamma * (ex - start)
+        prev, x = x, algorithm.projection.project(ex - algorithm.device_step * gradient)
+    return x
+
+
+def _random_point(projection: Projection, like: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """A point of X, drawn evenly from a box or from the surface of a ball; nothing for other sets."""
+    u = torch.rand(like.shape, generator=generator).to(like)
+    if isinstance(projection, Box) and abs(projection.low) < float("inf") > abs(projection.high):
+        return {RANDOM: projection.low + (projection.high - projection.low) * u}
+    if isinstance(projection, Ball):
+        direction = torch.randn(like.shape, generator=generator).to(like)
+        return {RANDOM: direction / torch.linalg.vector_norm(direction) * projection.radius}
+    return {}
+
+
+def _is_softmax_regression(module: nn.Module, loss: object) -> bool:
+    """Whether g_i is multinomial logistic regression, so that it is convex with a known L_i."""
+    parts = [part for part in module.modules() if not list(part.children())]
+    linear = [part for part in parts if isinstance(part, nn.Linear)]
+    flat = all(isinstance(part, nn.Linear | nn.Flatten | nn.Identity) for part in parts)
+    return loss is nn.functional.cross_entropy and len(linear) == 1 and flat and isinstance(module, nn.Sequential | nn.Linear)

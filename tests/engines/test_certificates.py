@@ -1,0 +1,197 @@
+"""Certificates while training: right, recorded, cheap to switch off, and without effect on the run."""
+
+import csv
+import math
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedbcd as fb
+from fedbcd.engines.settings import Settings
+from fedbcd.engines.simulate.certify import Certifier, gap, sample_of
+from fedbcd.errors import ConfigError
+from fedbcd.history import COLUMNS, OPTIONAL, History, Row
+from run_helpers import BCD, LOGISTIC, federation, train
+
+NAMES = ("gap", "worst_gap", "pull", "spread")
+
+
+def direct(run: fb.Run, devices: list[int], penalty: float = 1.0) -> dict[str, float]:
+    """The certificates of a finished run, from its models and data by ordinary autograd."""
+    fed, z = run.federation, run.global_VF.double()
+    zbar = z.mean(0)
+    gaps = []
+    for device in devices:
+        x = run.personal_NF[device].double()
+        model = run.personal_model(device).double()
+        nn.utils.vector_to_parameters(x, model.parameters())
+        owned = fed.owned(device)
+        loss = fed.loss(model(fed.transform(fed.pool.inputs[owned], torch.float64)), fed.pool.targets[owned])
+        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
+        full = gradient + penalty * (x - zbar)
+        worst = torch.where(full > 0, -2.0, 2.0)
+        gaps.append(float(full @ (x - worst)))
+    pull = (penalty * (zbar - run.personal_NF.double())).sum(0).square().sum()
+    return {
+        "gap": sum(gaps) / len(gaps),
+        "worst_gap": max(gaps),
+        "pull": float(pull),
+        "spread": float((z - zbar).norm(dim=1).max()),
+    }
+
+
+@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-rigorous", "fedbcd-graph"])
+def test_the_history_has_the_certificates_of_its_models(case: str) -> None:
+    run = train(case, rounds=4, evaluate_every=2, certify_devices=5, dtype=torch.float64)
+    expected = direct(run, sample_of(range(16), 5))
+    for name in NAMES:
+        assert math.isclose(getattr(run.history.last, name), expected[name], rel_tol=1e-9, abs_tol=1e-12), name
+    assert all(math.isfinite(row.gap) and row.gap >= 0 for row in run.history)
+    if case == "fedbcd-sync":
+        assert run.history.last.spread == 0.0
+
+
+def test_fedbcd_i_sums_all_members_and_not_only_the_active_ones() -> None:
+    run = train("fedbcd-i-async", rounds=3, evaluate_every=3, certify_devices=2, dtype=torch.float64)
+    expected = direct(run, sample_of(range(16), 2), penalty=0.2)
+    for name in NAMES:
+        assert math.isclose(getattr(run.history.last, name), expected[name], rel_tol=1e-9), name
+
+
+def test_baselines_have_none() -> None:
+    row = train("fedprox-sync", rounds=2).history.last
+    assert all(math.isnan(getattr(row, name)) for name in NAMES)
+
+
+def test_the_interval_counts_evaluations_and_certificates_change_nothing() -> None:
+    plain = train("fedbcd-async", rounds=6, evaluate_every=1, certify_every=0)
+    certified = train("fedbcd-async", rounds=6, evaluate_every=1, certify_every=3)
+    assert plain.digest == certified.digest
+    assert all(math.isnan(row.gap) for row in plain.history)
+    assert [math.isnan(row.gap) for row in certified.history] == [False, True, True, False, True, True, False]
+    assert plain.summary["certificate_share"] == 0.0
+    assert 0 < certified.summary["certificate_share"] < 1
+
+
+def test_a_model_with_dropout_keeps_the_users_generator() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.5))
+
+    torch.manual_seed(7)
+    before = torch.random.get_rng_state()
+    run = train("fedbcd-sync", rounds=2, model=model)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert math.isfinite(run.history.last.gap)
+
+
+def test_a_device_without_an_exact_gradient_is_left_out_of_the_gap() -> None:
+    """Batch normalisation cannot pass a single sample."""
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(n, 4, generator=generator), torch.arange(n) % 2) for n in (1, 8)]
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+    run = fb.train(fb.Federation(model, nn.functional.cross_entropy, data, 1), fb.FedBCD(batch=4), rounds=2)
+    assert math.isfinite(run.history.last.gap)
+    assert run.history.last.gap == run.history.last.worst_gap
+    alone = fb.train(fb.Federation(model, nn.functional.cross_entropy, data[:1], 1), fb.FedBCD(batch=4), rounds=1)
+    assert math.isnan(alone.history.last.gap)
+    assert math.isfinite(alone.history.last.pull)
+
+
+def test_the_gap_falls_on_a_convex_problem() -> None:
+    algorithm = fb.FedBCD(device_step=0.05, batch="all", momentum=0.5)
+    run = fb.train(federation(LOGISTIC), algorithm, rounds=60, active=2, evaluate_every=30)
+    first, *_, last = run.history.column("gap")
+    assert last < first / 2
+
+
+@pytest.mark.parametrize(
+    ("projection", "expected"),
+    [
+        (fb.Box(-1, 1), 1.5 + 0.5),
+        (fb.TensorBoxes(((1, -1, 1), (1, 0, 3))), 1.5 + 0.5 * 3.0),
+        (fb.Ball(2.0), 0.5 + 2 * 1.25**0.5),
+        (fb.Simplex(3.0), 0.5 + 3 * 0.5),
+        (fb.NoProjection(), math.nan),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_every_set_with_a_closed_form_has_its_gap(projection: fb.Projection, expected: float) -> None:
+    x, gradient = torch.tensor([0.5, 0.0]).double(), torch.tensor([1.0, -0.5]).double()
+    found = gap(projection, gradient, x)
+    assert math.isnan(found) if math.isnan(expected) else math.isclose(found, expected)
+
+
+def test_certificates_survive_a_resume(tmp_path: Path) -> None:
+    whole = train("fedbcd-async", rounds=6, evaluate_every=2, out=tmp_path / "whole")
+    train("fedbcd-async", rounds=4, evaluate_every=2, out=tmp_path / "parts")
+    resumed = train("fedbcd-async", rounds=6, evaluate_every=2, out=tmp_path / "parts", resume=True)
+    assert resumed.history == whole.history
+    assert math.isfinite(whole.history.last.pull)
+    assert fb.Run.load(tmp_path / "whole", federation()).history == whole.history
+
+
+def test_tables_and_rows_from_before_certificates_still_load(tmp_path: Path) -> None:
+    old = COLUMNS[: -len(OPTIONAL)]
+    path = tmp_path / "history.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([old, (1, 2.5, 3, 0.1, 0.2, 0.3, 0.4, 0.5)])
+    row = History.read_csv(path).last
+    assert row.distance == 0.5
+    assert math.isnan(row.gap)
+    assert math.isnan(Row(*astuple(row)[: len(old)]).spread)  # as checkpoints of before hold them
+
+
+@pytest.mark.parametrize(
+    ("option", "message"), [({"certify_every": -1}, "certify_every=-1"), ({"certify_devices": 0}, "certify_devices=0")]
+)
+def test_impossible_intervals_are_refused(option: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train("fedbcd-sync", rounds=1, **option)
+
+
+def test_the_sample_is_spread_over_the_devices() -> None:
+    assert sample_of(range(100), 4) == [0, 25, 50, 75]
+    assert sample_of([3, 5], 8) == [3, 5]
+
+
+# ------------------------------------------------------------------------------------------------------------------- warnings
+def notices(algorithm: fb.Algorithm, cloud: fb.Cloud | None = None) -> list[str]:
+    found: list[str] = []
+    fb.train(federation(LOGISTIC), algorithm, cloud=cloud, rounds=1, active=2, on_notice=found.append)
+    return found
+
+
+def test_a_sound_run_starts_without_a_word() -> None:
+    assert notices(BCD) == []
+
+
+def test_a_step_that_will_diverge_is_named_before_the_run() -> None:
+    (text,) = notices(fb.FedBCD(device_step=50.0))
+    assert "device_step=50 will diverge: device 0 has curvature L=" in text
+    assert "Assumption 4(i) asks for at most" in text
+
+
+def test_servers_that_never_meet_are_named_before_the_run() -> None:
+    apart = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5]]
+    (text,) = notices(BCD, fb.GraphCloud(apart))
+    assert text.startswith("the mixing graph is disconnected: servers [2, 3] never hear of servers [0, 1]")
+
+
+def test_penalty_steps_that_grow_are_named_before_the_run() -> None:
+    (text,) = notices(fb.FedBCDI(device_step=0.05, penalty=2.5))
+    assert "penalty=2.5 makes FedBCD-I's penalty steps diverge" in text
+
+
+def test_the_certifier_counts_its_time() -> None:
+    fed = federation(LOGISTIC)
+    numbers = Settings(BCD, active=2).numbers(fed, torch.device("cpu"))
+    certifier = Certifier(numbers, fed.sizes)
+    certifier.certificates(range(16))
+    assert certifier.seconds > 0

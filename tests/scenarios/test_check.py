@@ -1,0 +1,150 @@
+"""`fedbcd check`: verdicts, numbers, remedies, exit codes; and bad input named in a sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbcd.engines.schedule import planned_timeline, recorded_timeline
+from fedbcd.engines.settings import Settings
+from fedbcd.errors import RecordError
+from fedbcd.experiments.check import check_job
+from fedbcd.experiments.job import parse
+from fedbcd.theory.assumptions import Verdict
+from run_helpers import CASES, fedbcd, federation, job_table, train, write_job
+
+SOUND: dict[str, Any] = {
+    "algorithm.device_step": 0.01,
+    "algorithm.steps": [1, 1],
+    "algorithm.momentum": 0.5,
+    "run.rounds": 40,
+}
+
+
+def verdicts(**changes: Any) -> dict[str, Any]:
+    report = check_job(parse(job_table(**{**SOUND, **changes}))[0], devices=2)
+    return {finding.assumption: finding for finding in report.findings}
+
+
+def test_logistic_regression_with_small_steps_is_covered(tmp_path: Path) -> None:
+    """Its L_i is known for all weights, so nothing is left to estimates."""
+    path = write_job(tmp_path / "job.toml", **SOUND)
+    answer = fedbcd("check", path, "--json")
+    assert answer.code == 0
+    assert answer.summary["fails"] == 0
+    found = {f["assumption"]: f for f in answer.summary["jobs"][0]["findings"]}
+    assert {f["verdict"] for f in found.values()} == {"holds"}
+    assert list(found) == ["-", "1(i)", "1(ii)", "2(i)", "2(ii)", "3(i)", "3(ii)", "4(i)", "4(ii)", "4(iii)", "5"]
+    assert "everything holds: Theorem 1 covers this job." in fedbcd("check", path).out
+
+
+def test_too_large_a_step_fails_with_the_one_that_would_pass() -> None:
+    finding = verdicts(**{"algorithm.device_step": 5.0})["4(i)"]
+    assert finding.verdict is Verdict.FAILS
+    nearest = float(finding.remedy.removeprefix("device_step <= "))
+    assert verdicts(**{"algorithm.device_step": nearest})["4(i)"].verdict is not Verdict.FAILS
+
+
+def test_a_relu_network_is_not_smooth_and_its_numbers_say_where(tmp_path: Path) -> None:
+    path = write_job(tmp_path / "job.toml", **SOUND, **{"model.name": "mlp", "model.hidden": [8]})
+    answer = fedbcd("check", path, "--devices", "2")
+    assert answer.code == 1
+    assert "kinks" in answer.out
+    assert "random point" in " ".join(answer.out.split())
+
+
+@pytest.mark.parametrize(("cloud", "verdict"), [("async", Verdict.FAILS), ("rigorous", Verdict.HOLDS)])
+def test_the_async_cloud_of_the_main_text_breaks_4_ii_and_the_rigorous_one_does_not(cloud: str, verdict: Verdict) -> None:
+    found = verdicts(cloud={"name": cloud, "first": 3}, **{"run.rounds": 100})
+    assert found["4(ii)"].verdict is verdict
+    assert found["1(ii)"].found.startswith("q = ")
+    assert found["3(i)"].found == "c = 0.3333"
+
+
+def test_p_and_q_are_those_of_the_planned_and_of_the_recorded_schedule(tmp_path: Path) -> None:
+    train("fedbcd-rigorous", rounds=30, evaluate_every=30, out=tmp_path / "run")
+    algorithm, cloud = CASES["fedbcd-rigorous"]
+    planned = planned_timeline(Settings(algorithm, cloud, 2), federation(), 30, None)
+    recorded = recorded_timeline(tmp_path / "run" / "events.jsonl")
+    assert planned == recorded
+    assert planned.rounds == 30
+    assert all(len(first) == 2 for first in planned.mixes)
+    assert max(planned.watched.values()) == 30  # servers that lag have finished fewer
+
+
+@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-graph", "fedbcd-i-async"])
+def test_every_upload_is_an_activation_of_some_round(case: str) -> None:
+    algorithm, cloud = CASES[case]
+    timeline = planned_timeline(Settings(algorithm, cloud, 2), federation(), 12, None)
+    mixed = sum(len(first) for first in timeline.mixes)
+    assert sum(map(len, timeline.active.values())) == 2 * mixed
+
+
+def test_the_schedule_of_a_log_is_used_when_one_is_given(tmp_path: Path) -> None:
+    path = write_job(tmp_path / "job.toml", **SOUND)
+    assert fedbcd("run", path, "--out", tmp_path / "run").code == 0
+    answer = fedbcd("check", path, "--log", tmp_path / "run", "--json")
+    assert answer.code == 0
+    assert "over 40 rounds (recorded)" in json.dumps(answer.summary)
+
+
+def test_devices_that_never_get_their_turn_are_named() -> None:
+    finding = verdicts(**{"run.rounds": 1})["1(i)"]
+    assert finding.verdict is Verdict.FAILS
+    assert "8 of 16 devices never active in 1 rounds (planned)" in finding.found
+
+
+def test_baselines_and_fedbcd_i_are_out_of_scope(tmp_path: Path) -> None:
+    report = check_job(parse(job_table(algorithm={"name": "fedavg"}))[0])
+    assert [f.assumption for f in report.findings] == ["-"]
+    assert report.fails == 1
+    assert check_job(parse(job_table(algorithm={"name": "fedbcd-i"}, **{"run.rounds": 3}))[0], devices=1).fails >= 1
+
+
+def test_a_disconnected_graph_is_named() -> None:
+    apart = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5]]
+    finding = verdicts(cloud={"name": "graph", "mixing": apart})["1(ii)"]
+    assert finding.verdict is Verdict.FAILS
+    assert "disconnected: 2 groups of servers never mix in 40 rounds (planned): {0, 1}; {2, 3}" in finding.found
+
+
+def test_servers_that_only_swap_are_named() -> None:
+    swap = [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
+    finding = verdicts(cloud={"name": "graph", "mixing": swap})["3(i)"]
+    assert finding.verdict is Verdict.FAILS
+    assert "a_nn = 0 for server 0" in finding.found
+
+
+def test_a_matrix_that_is_not_doubly_stochastic_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    wrong = [[0.5, 0.5, 0, 0], [0.5, 0.25, 0.25, 0], [0, 0.25, 0.5, 0.25], [0, 0, 0.25, 0.5]]
+    path = write_job(tmp_path / "job.toml", cloud={"name": "graph", "mixing": wrong})
+    answer = fedbcd("check", path)
+    assert answer.code == 2
+    assert "row 3 of the mixing matrix sums to 0.75, not 1" in answer.err
+
+
+def test_logs_without_a_schedule_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"fedbcd_log":1,"identity":{}}\n')
+    with pytest.raises(RecordError, match="does not say how its run was set up"):
+        recorded_timeline(path)
+    path.write_text('{"fedbcd_log":1,"identity":{"servers":[[0]],"cloud":{"name":"sync"}}}\n')
+    with pytest.raises(RecordError, match="holds no finished round"):
+        recorded_timeline(path)
+    answer = fedbcd("check", write_job(tmp_path / "job.toml"), "--log", tmp_path / "nothing")
+    assert answer.code == 4
+    assert "there is no event log at" in answer.err
+
+
+def test_impossible_options_are_refused(tmp_path: Path) -> None:
+    answer = fedbcd("check", write_job(tmp_path / "job.toml"), "--devices", "0")
+    assert answer.code == 2
+    assert "devices=0 and rounds=2000 must be 1 or more" in answer.err
+
+
+def test_exact_gradients_have_no_noise_and_other_sets_their_diameter() -> None:
+    found = verdicts(**{"algorithm.batch": "all", "algorithm.projection": {"name": "ball", "radius": 3}})
+    assert found["5"].found == "gradients are exact: sigma = 0"
+    assert found["2(i)"].found == "diameter D_X = 6"
+    assert verdicts(**{"algorithm.projection": {"name": "none"}})["2(i)"].verdict is Verdict.FAILS
