@@ -209,10 +209,8 @@ class _Arrivals:
         bound = np.partition(self._delay, number - 1)[number - 1]
         early = np.flatnonzero(self._delay <= bound)
         chosen = early[np.lexsort((self._devices[early], self._delay[early]))[:number]]
-        taken = [
-            (self._start + delay, device)
-            for delay, device in zip(self._delay[chosen].tolist(), self._devices[chosen].tolist(), strict=True)
-        ]
+        times = (self._start + self._delay[chosen]).tolist()
+        taken = [*zip(times, self._devices[chosen].tolist(), strict=True)]
         self._keep(np.delete(np.arange(len(self._delay)), chosen))
         return taken
 
