@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedbcd.config import choose, convert, read_toml
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 console = Console(stderr=True)
 MOST_ROWS = 16
+LEGEND = """fresh: E[tau_(B)] of servers that start together, r: its ratio to that of all (eq. 7)
+round: mean time between two mixes, where servers left out carry on (+- 95 %); ratio: to that of all
+steps/h: server steps from a mix; age: rounds since its last mix, of a server left out (old: 95 in 100 are younger)"""
 
 
 def plan_command(
@@ -38,7 +42,9 @@ def plan_command(
         typer.Option(help="Plan from a distribution of server times: '{ name = \"gamma\", shape = 2 }', or a name of scipy.stats."),
     ] = None,
     servers: Annotated[int | None, typer.Option(help="N, how many servers (default: those of the job or log).")] = None,
-    first: Annotated[str | None, typer.Option(help="Which B, such as 3, 1-5 or 1,3,10 (default: every B).")] = None,
+    first: Annotated[
+        str | None, typer.Option(help="Which B, such as 3, 1-5 or 1,3,10 (default: every B; 50 of them beyond 100 servers).")
+    ] = None,
     active: Annotated[str | None, typer.Option(help="Which q, such as 3 or 1-6 (default: that of the job or log).")] = None,
     cloud: Annotated[str | None, typer.Option(help="async or rigorous (default: that of the job, else async).")] = None,
     run: Annotated[
@@ -75,9 +81,11 @@ def plan_command(
     with console.status("planning ..."):
         plan = make_plan(sources, servers or number, firsts=firsts, cloud=chosen, rounds=rounds, clock_seconds=clock_seconds)
     _show_plan(screen, plan, fits, job)
-    recommendation = (
-        _pilots(screen, job, firsts, seeds, by, until_clock) if job is not None and pilots and servers in (None, number) else None
-    )
+    recommendation = None
+    if job is not None and pilots and servers not in (None, job.federation.servers):
+        screen.print(f"no pilots: the job has {job.federation.servers} servers, not {servers}", highlight=False)
+    elif job is not None and pilots:
+        recommendation = _pilots(screen, job, firsts, seeds, score, until_clock)
     _keep(screen, plan, recommendation, fits, out, as_json)
 
 
@@ -213,17 +221,18 @@ def _show_plan(screen: Console, plan: "Plan", fits: "Sequence[Fit]", job: Job | 
         screen.print(_fit_table(fits))
         screen.print(f"nearest: {fits[0].name}; the plan uses the recorded times themselves", highlight=False)
     what = "" if job is None else f" of {job.name}"
-    screen.print(_plan_table(plan, f"{plan.servers} servers on the {plan.cloud} cloud{what}; E[tau_n] = {plan.server_time:.2f}"))
+    screen.print(_plan_table(plan, escape(f"{plan.servers} servers on the {plan.cloud} cloud{what}; E[tau_n] = {plan.server_time:.3g}")))
+    screen.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
 
 
 def _plan_table(plan: "Plan", title: str) -> Table:
     table = Table(header_style="bold", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     several = len({row.active for row in plan.rows}) > 1
-    names = ["q"] * several + ["B", "E[tau_(B)]", "r_B,N", "round", "+- 95 %", "of all", "rounds/h", "mixes/h", "age", "age 95 %"]
+    names = ["q"] * several + ["B", "fresh", "r", "round", "+-", "ratio", "rounds/h", "steps/h", "age", "old"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for row in _some(plan.rows):
-        numbers = [f"{row.order_statistic:.3g}", f"{row.reduction:.3f}", f"{row.round_time:.4g}", f"{row.error:.2g}", f"{row.ratio:.3f}"]
+        numbers = [f"{row.order_statistic:.3g}", f"{row.reduction:.3f}", f"{row.round_time:.3g}", f"{row.error:.1g}", f"{row.ratio:.3f}"]
         rates = [f"{row.rounds_per_hour:.0f}", f"{row.updates_per_hour:.0f}"]
         ages = [f"{row.staleness:.1f}", f"{row.staleness_high:.0f}"] if row.beta < 1 else ["-", "-"]
         table.add_row(*[str(row.active)] * several, str(row.first), *numbers, *rates, *ages)
@@ -271,7 +280,7 @@ def _spread(scores: Sequence[float]) -> str:
 
 def _story_table(story: "RoundStory") -> Table:
     table = Table(header_style="bold", title=f"round {story.round}: who waited", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("server", "opened", "ready", "waited", "last device", "asked after", "worked", "steps"):
+    for name in ("server", "opened", "ready", "waited", "last device", "arrival", "work", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
     for part in [*story.mixed, *story.left_out]:
         table.add_row(*_story_cells(part))

@@ -278,5 +278,5 @@ def _ratio(below: float, top: float) -> float:
 
 def _name(distribution: Distribution) -> str:
     kind = getattr(getattr(distribution, "dist", None), "name", type(distribution).__name__)
-    numbers = ", ".join(f"{value:g}" for value in getattr(distribution, "args", ()))
-    return f"{kind}({numbers})"
+    named = [f"{key}={value:g}" for key, value in getattr(distribution, "kwds", {}).items()]
+    return f"{kind}({', '.join([f'{value:g}' for value in getattr(distribution, 'args', ())] + named)})"

@@ -1,6 +1,7 @@
 """All B side by side: how long a round lasts, how many there are in an hour, and how old the servers get that are left out."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -8,8 +9,8 @@ import numpy as np
 from fedbcd.engines.simulate.delays import Floats
 from fedbcd.errors import ConfigError
 from fedbcd.planner.order_statistics import check_rank, expected_all
-from fedbcd.planner.server_time import KnownTime, ServerTime
-from fedbcd.planner.timeline import RoundTime, async_rounds, draws_needed, rounds_of
+from fedbcd.planner.server_time import KnownTime, RecordedTime, ServerTime
+from fedbcd.planner.timeline import REPLICAS, RoundTime, async_rounds, draws_needed, rounds_of
 
 TIMES_ERROR = 1.96  # standard errors on either side: 95 in 100
 
@@ -24,7 +25,7 @@ class PlanRow:
     order_statistic: float  # E[tau_(B)] of N fresh servers, eq. (7)
     reduction: float  # r_{B,N} = E[tau_(B)] / E[tau_(N)], eq. (7)
     round_time: float  # mean time between two mixes
-    error: float  # of that mean, 95 in 100
+    error: float  # of that mean, 95 in 100; from a log: what another log of this length might give
     spread: float  # standard deviation of one round
     ratio: float  # round_time over that of waiting for all
     rounds_per_hour: float
@@ -57,30 +58,36 @@ def make_plan(
     rounds: int = 100,
     clock_seconds: float = 1.0,
     seed: int = 0,
-    on_row: Callable[[PlanRow], None] = lambda _: None,
 ) -> Plan:
-    """The plan for every q of `sources` (q -> server time) and every B of `firsts` (default: 1 .. N).
+    """The plan for every q of `sources` (q -> server time) and every B of `firsts` (default: see `every_first`).
 
     rounds         rigorous cloud only: how many rounds the run is to have
     clock_seconds  seconds that one unit of the clock stands for
     """
     _check(servers, clock_seconds, rounds, cloud)
-    chosen = list(range(1, servers + 1)) if firsts is None else sorted(set(firsts))
+    chosen = every_first(servers) if firsts is None else sorted(set(firsts))
     for first in chosen:
         check_rank(first, servers)
     rows: list[PlanRow] = []
     means: list[float] = []
     for active, source in sources.items():
-        times = source.sample(draws_needed(servers), seed)
+        times = source.sample(REPLICAS, draws_needed(servers), seed)
         means.append(float(times.mean()))
         if means[-1] <= 0:
             raise ConfigError("every server time is 0, so there is nothing to wait for; give the clock a delay above 0")
         fresh = _fresh(source, times, servers)
         lasts = {first: _round_time(cloud, source, times, servers, first, rounds, seed) for first in {*chosen, servers}}
         for first in chosen:
-            rows.append(_row(first, active, servers, fresh, lasts[first], lasts[servers], clock_seconds))
-            on_row(rows[-1])
+            width = TIMES_ERROR * (math.sqrt(REPLICAS) if source.recorded else 1.0)
+            rows.append(_row(first, active, servers, fresh, lasts[first], lasts[servers], width, clock_seconds))
     return Plan(cloud, servers, tuple(rows), means[0], clock_seconds)
+
+
+def every_first(servers: int) -> list[int]:
+    """1 .. N; of more than 100 servers 50 of those, evenly spread."""
+    if servers <= 100:
+        return list(range(1, servers + 1))
+    return sorted({round(1 + k * (servers - 1) / 49) for k in range(50)})
 
 
 def _check(servers: int, clock_seconds: float, rounds: int, cloud: str) -> None:
@@ -101,13 +108,15 @@ def _round_time(cloud: str, source: ServerTime, times: Floats, servers: int, fir
 
 def _fresh(source: ServerTime, times: Floats, servers: int) -> Floats:
     """E[tau_(k)] of N servers that start together, k = 1 .. N: exactly where the distribution is known, otherwise by sampling."""
-    if isinstance(source, KnownTime):
+    if isinstance(source, KnownTime | RecordedTime):
         return expected_all(source.distribution, np.arange(1, servers + 1), servers)
     whole = times.size // servers * servers
-    return np.asarray(np.sort(times[:whole].reshape(-1, servers), axis=1).mean(axis=0))
+    return np.asarray(np.sort(times.ravel()[:whole].reshape(-1, servers), axis=1).mean(axis=0))
 
 
-def _row(first: int, active: int, servers: int, fresh: Floats, lasts: RoundTime, sync: RoundTime, clock_seconds: float) -> PlanRow:
+def _row(
+    first: int, active: int, servers: int, fresh: Floats, lasts: RoundTime, sync: RoundTime, width: float, clock_seconds: float
+) -> PlanRow:
     per_hour = 3600 / (lasts.mean * clock_seconds)
     return PlanRow(
         first=first,
@@ -116,7 +125,7 @@ def _row(first: int, active: int, servers: int, fresh: Floats, lasts: RoundTime,
         order_statistic=float(fresh[first - 1]),
         reduction=float(fresh[first - 1] / fresh[-1]),
         round_time=lasts.mean,
-        error=TIMES_ERROR * lasts.error,
+        error=width * lasts.error,
         spread=lasts.spread,
         ratio=lasts.mean / sync.mean,
         rounds_per_hour=per_hour,

@@ -3,7 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from scipy import stats
@@ -19,10 +19,12 @@ LARGEST_U = 1 - 2.0**-53
 
 
 class ServerTime(Protocol):
-    """A source of tau_n."""
+    """A source of tau_n. `recorded`: it is a sample itself, so that its copies differ as much as another sample might."""
 
-    def sample(self, count: int, seed: int) -> Floats:
-        """Independent draws of tau_n."""
+    recorded: ClassVar[bool]
+
+    def sample(self, copies: int, count: int, seed: int) -> Floats:
+        """Draws of tau_n for several copies of the servers: shape (copies, count)."""
         ...
 
 
@@ -34,6 +36,7 @@ class DeviceModel:
     members: int
     active: int
     steps: tuple[int, int] = (1, 5)
+    recorded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.active <= self.members:
@@ -41,13 +44,13 @@ class DeviceModel:
         if not 1 <= self.steps[0] <= self.steps[1]:
             raise ConfigError(f"steps={self.steps} must be 1 <= low <= high")
 
-    def sample(self, count: int, seed: int) -> Floats:
+    def sample(self, copies: int, count: int, seed: int) -> Floats:
         """Independent draws of tau_n. Only the q earliest of the arrivals are drawn, so members cost nothing."""
-        arrival = self.clock.arrival.quantile(self._earliest(uniforms(seed, 1, count, self.active)))
-        low, high = self.steps
-        steps = low + np.floor(uniforms(seed, 2, count, self.active) * (high - low + 1))
-        one_step = self.clock.step.quantile(uniforms(seed, 3, count, self.active))
-        return np.asarray((arrival + steps * one_step).max(axis=1))
+        rows, (low, high) = copies * count, self.steps
+        arrival = self.clock.arrival.quantile(self._earliest(uniforms(seed, 1, rows, self.active)))
+        steps = low + np.floor(uniforms(seed, 2, rows, self.active) * (high - low + 1))
+        one_step = self.clock.step.quantile(uniforms(seed, 3, rows, self.active))
+        return np.asarray((arrival + steps * one_step).max(axis=1).reshape(copies, count))
 
     def _earliest(self, u: Floats) -> Floats:
         """The q smallest of `members` uniforms: 1 - U_(j) is the product of V_i^(1 / (members - i + 1)), i = 1 .. j (Renyi)."""
@@ -65,9 +68,10 @@ def device_model(job: Job, active: int | None = None) -> DeviceModel:
 
 @dataclass(frozen=True)
 class KnownTime:
-    """tau_n of a known distribution, or of a recorded sample."""
+    """tau_n of a known distribution."""
 
     distribution: Distribution
+    recorded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_mean(self.distribution)
@@ -75,9 +79,23 @@ class KnownTime:
         if shortest < 0:
             raise ConfigError(f"server times cannot be negative, but this distribution begins at {shortest:g}; shift it with loc")
 
-    def sample(self, count: int, seed: int) -> Floats:
+    def sample(self, copies: int, count: int, seed: int) -> Floats:
         """Independent draws of tau_n."""
-        return np.asarray(self.distribution.ppf(uniforms(seed, 1, count, 1)[:, 0]), dtype=np.float64)
+        return np.asarray(self.distribution.ppf(uniforms(seed, 1, copies, count)), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class RecordedTime:
+    """tau_n of an event log. Each copy draws from its own resample (bootstrap), so that a short log has wide error bars."""
+
+    distribution: Empirical
+    recorded: ClassVar[bool] = True
+
+    def sample(self, copies: int, count: int, seed: int) -> Floats:
+        """Draws of tau_n, each copy from a resample of the log."""
+        resamples = np.sort(self.distribution.ppf(uniforms(seed, 2, copies, self.distribution.values.size)), axis=1)
+        place = (uniforms(seed, 1, copies, count) * self.distribution.values.size).astype(np.int64)
+        return np.take_along_axis(resamples, place, axis=1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------- from a log
@@ -146,6 +164,6 @@ def _log_normal(times: Floats) -> Fit:
     return _fit("lognormal", stats.lognorm(sigma, scale=median), times, median=median, sigma=sigma)
 
 
-def recorded(record: Record, active: int | None = None) -> KnownTime:
+def recorded(record: Record, active: int | None = None) -> RecordedTime:
     """The recorded times of a log as they are."""
-    return KnownTime(Empirical(recorded_times(record, active)))
+    return RecordedTime(Empirical(recorded_times(record, active)))
