@@ -141,10 +141,13 @@ def _panels(distribution: Distribution, k: npt.NDArray[np.int64], n: int, points
 
 def _halving(distribution: Distribution, k: npt.NDArray[np.int64], n: int) -> float:
     """The integral over s by adaptive quadrature: for quantile functions with kinks or steps."""
-    total, error = 0.0, 0.0
-    for low, high in pairwise(PANELS.tolist()):
-        part, doubt = integrate.quad(lambda s: float(_integrand(distribution, k, n, np.array([s]))[0, 0]), low, high, limit=500)[:2]
-        total, error = total + part, error + doubt
+
+    def at(s: float) -> float:
+        found = float(_integrand(distribution, k, n, np.array([s]))[0, 0])
+        return found if math.isfinite(found) else 0.0  # the quantile function has given up: beyond 1e-16, of no weight
+
+    parts = [integrate.quad(at, low, high, limit=500)[:2] for low, high in pairwise(PANELS.tolist())]
+    total, error = (math.fsum(column) for column in zip(*parts, strict=True))
     if not error <= 1e-5 * abs(total):
         raise ConfigError(f"E[tau_({k[0]})] of {_name(distribution)} does not settle; draw a sample of it and use Empirical")
     return total

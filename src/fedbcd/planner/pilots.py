@@ -24,7 +24,6 @@ from fedbcd.planner.timeline import rounds_of
 from fedbcd.protocol.clouds import AsyncCloud, RigorousCloud
 
 STOPS = (1 / 16, 1 / 8, 1 / 4)  # of the job's own length
-LOOKS = 4  # evaluations between two stops
 
 
 @dataclass
@@ -91,7 +90,7 @@ def run_pilots(
     with TemporaryDirectory(prefix="fedbcd-pilots-") as folder:
         for number, stop in enumerate(stops):
             for pilot in racing:
-                _advance(pilot, jobs, federations, stop, stops[0], by, Path(folder))
+                _advance(pilot, jobs, federations, stop, by, Path(folder))
                 on_done(pilot, number)
             if number < len(stops) - 1:
                 racing = _without_hopeless(racing, stop)
@@ -117,9 +116,7 @@ def _check(job: Job, firsts: Sequence[int], seeds: int) -> None:
         raise ConfigError(f"{job.algorithm.name} keeps one model everywhere and waits for all servers; there is no B to try")
 
 
-def _advance(
-    pilot: Pilot, jobs: Sequence[Job], federations: Sequence[Federation], stop: float, first_stop: float, by: Score, folder: Path
-) -> None:
+def _advance(pilot: Pilot, jobs: Sequence[Job], federations: Sequence[Federation], stop: float, by: Score, folder: Path) -> None:
     """Bring every seed of a pilot to clock `stop`."""
     scores = []
     for seed, (job, federation) in enumerate(zip(jobs, federations, strict=True)):
@@ -131,7 +128,7 @@ def _advance(
             active=job.federation.active,
             clock=job.clock,
             seed=job.run.seed,
-            looks=max(1, round(LOOKS * stop / first_stop)),
+            looks=1,
             out=folder / f"{pilot.first}-{seed}",
             resume=True,
             device=job.run.device,
