@@ -104,6 +104,7 @@ MEANS = {
     "exponential": 2.0,
     "weibull": 3.0 * math.gamma(1 + 1 / 0.7),
     "lognormal": 2.0 * math.exp(0.5**2 / 2),
+    "gamma": 2.5 * 1.5,
     "uniform": 2.5,
     "constant": 2.5,
     "trace": 2.0,
@@ -211,6 +212,12 @@ def test_an_empty_trace_is_refused() -> None:
 def test_the_clock_is_the_papers_by_default() -> None:
     """SPEC, Clock model: arrivals Exp(mean 2), one step Exp(mean 1)."""
     assert fb.Clock() == fb.Clock(arrival=fb.Exponential(2.0), step=fb.Exponential(1.0))
+
+
+@pytest.mark.parametrize("shape", [0.05, 2.5, 30.0])
+def test_a_gamma_draw_does_not_depend_on_its_batch(shape: float) -> None:
+    u = np.random.default_rng(1).random(200)
+    assert fb.Gamma(shape).quantile(u).tolist() == [at(fb.Gamma(shape), each) for each in u]
 
 
 @pytest.mark.parametrize("shape", [0.05, 0.7, 1.0, 5.5, 30.0, 500.0])

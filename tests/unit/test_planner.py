@@ -1,6 +1,7 @@
 """The planner's parts: server times from a model and from a log, timelines against machines, plans, pilots, and one round explained."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +41,10 @@ def simulation(
 ) -> Simulation:
     """A schedule alone: no tensor is touched."""
     homes = [list(range(n * members, (n + 1) * members)) for n in range(servers)]
-    driver = Driver(Machines(homes, cloud, active, 1, None), NoNumbers(), options.get("log"))
-    return Simulation(driver, Schedule(options.get("algorithm", fb.FedBCD()), clock, seed, active))
+    algorithm = options.get("algorithm", fb.FedBCD())
+    limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
+    driver = Driver(Machines(homes, cloud, active, 1, limit), NoNumbers(), options.get("log"))
+    return Simulation(driver, Schedule(algorithm, clock, seed, active))
 
 
 def mean_round(simulation: Simulation, rounds: int, warm: int) -> float:
@@ -63,7 +66,7 @@ def test_a_planned_round_is_within_two_percent_of_a_simulated_one(name: str, ser
     """One device per server, so that tau_n has the distribution itself; the planner and the engine share no draw."""
     clock = fb.Clock(DELAYS[name], fb.Constant(0.0))
     planned = rounds_of("async", DeviceModel(clock, 1, 1), servers, first)
-    phases = 40_000 if first == servers == 100 else 10_000
+    phases = (40_000 if first == servers == 100 else 10_000) // (2 if name == "gamma" else 1)  # whose quantiles take longest
     found = mean_round(simulation(servers, fb.AsyncCloud(first), clock, 1, 1), phases // first, 5 * servers // first)
     assert planned.mean == pytest.approx(found, rel=0.02)
 
@@ -138,7 +141,7 @@ def test_a_log_gives_the_server_times_that_were_drawn(log: Path) -> None:
     assert record.servers == 10
     assert [mix.round for mix in record.mixes] == list(range(60))
     times = recorded_times(record)
-    assert len(times) == 60 * 3 + sum(phase.ended is not None for phase in record.phases[180:])
+    assert len(times) == sum(phase.ended is not None for phase in record.phases) >= 60 * 3
     for phase in record.phases:
         if phase.ended is not None:
             assert len(phase.complete) == 3
@@ -305,8 +308,8 @@ def test_a_round_is_explained_by_its_last_server_and_that_servers_last_device(lo
         assert f"server {last.server}, number 3 of 3, was ready" in story.sentences[1]
     assert explain(log, 0).began == 0.0
     longest = explain(log)
-    assert longest.length == pytest.approx(max(explain(log, t).length for t in range(60)))
-    assert sum(explain(log, t).length for t in range(60)) == pytest.approx(record.mixes[-1].time)
+    ends = [0.0, *(mix.time for mix in record.mixes)]
+    assert longest.length == max(after - before for before, after in pairwise(ends))
 
 
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-rigorous", "fedbcd-graph", "fedbcd-i-async"])
