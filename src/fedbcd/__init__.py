@@ -10,7 +10,7 @@ from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress, Run
 from fedbcd.engines.run import train
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.delays import Clock, Constant, Exponential, LogNormal, Trace, Uniform, Weibull
+from fedbcd.engines.simulate.delays import Clock, Constant, Exponential, Gamma, LogNormal, Trace, Uniform, Weibull
 from fedbcd.history import History, Row
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
 
@@ -33,6 +33,7 @@ __all__ = [
     "FedProx",
     "Federation",
     "FlipCrop",
+    "Gamma",
     "GraphCloud",
     "History",
     "IID",

@@ -25,6 +25,7 @@ from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.cli_check import check_command
 from fedbcd.cli_data import data_app
 from fedbcd.cli_experiments import paper_command, sweep_command
+from fedbcd.cli_plan import explain_command, plan_command
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.datasets import DATASETS
 from fedbcd.engines.replay import replay
@@ -129,6 +130,8 @@ app.add_typer(data_app, name="data")
 app.command("paper")(paper_command)
 app.command("sweep")(sweep_command)
 app.command("check")(check_command)
+app.command("plan")(plan_command)
+app.command("explain")(explain_command)
 
 
 @app.callback(invoke_without_command=True)

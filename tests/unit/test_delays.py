@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 import fedbcd as fb
 from fedbcd.algorithm import draws
@@ -21,6 +22,7 @@ KINDS: dict[str, Delay] = {
     "exponential": fb.Exponential(2.0),
     "weibull": fb.Weibull(shape=0.7, scale=3.0),
     "lognormal": fb.LogNormal(median=2.0, sigma=0.5),
+    "gamma": fb.Gamma(shape=2.5, scale=1.5),
     "uniform": fb.Uniform(1.0, 4.0),
     "constant": fb.Constant(2.5),
     "trace": fb.Trace((3.0, 1.0, 2.0, 2.0)),
@@ -102,6 +104,7 @@ MEANS = {
     "exponential": 2.0,
     "weibull": 3.0 * math.gamma(1 + 1 / 0.7),
     "lognormal": 2.0 * math.exp(0.5**2 / 2),
+    "gamma": 2.5 * 1.5,
     "uniform": 2.5,
     "constant": 2.5,
     "trace": 2.0,
@@ -169,10 +172,12 @@ BAD = [0.0, -1.0, math.inf, math.nan]
         (lambda v: fb.Exponential(v), "exponential mean"),
         (lambda v: fb.Weibull(shape=v), "weibull shape"),
         (lambda v: fb.Weibull(shape=1.0, scale=v), "weibull scale"),
+        (lambda v: fb.Gamma(shape=v, scale=1.0), "gamma shape"),
+        (lambda v: fb.Gamma(shape=1.0, scale=v), "gamma scale"),
         (lambda v: fb.LogNormal(median=v, sigma=1.0), "lognormal median"),
         (lambda v: fb.LogNormal(median=1.0, sigma=v), "lognormal sigma"),
     ],
-    ids=["mean", "shape", "scale", "median", "sigma"],
+    ids=["mean", "shape", "scale", "gamma-shape", "gamma-scale", "median", "sigma"],
 )
 def test_a_parameter_must_be_finite_and_above_zero(make: Callable[[float], Delay], place: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{place}={value} must be a finite number above 0"):
@@ -207,3 +212,15 @@ def test_an_empty_trace_is_refused() -> None:
 def test_the_clock_is_the_papers_by_default() -> None:
     """SPEC, Clock model: arrivals Exp(mean 2), one step Exp(mean 1)."""
     assert fb.Clock() == fb.Clock(arrival=fb.Exponential(2.0), step=fb.Exponential(1.0))
+
+
+@pytest.mark.parametrize("shape", [0.05, 2.5, 30.0])
+def test_a_gamma_draw_does_not_depend_on_its_batch(shape: float) -> None:
+    u = np.random.default_rng(1).random(200)
+    assert fb.Gamma(shape).quantile(u).tolist() == [at(fb.Gamma(shape), each) for each in u]
+
+
+@pytest.mark.parametrize("shape", [0.05, 0.7, 1.0, 5.5, 30.0, 500.0])
+def test_gamma_quantiles_are_those_of_scipy(shape: float) -> None:
+    u = np.concatenate([np.linspace(1e-9, 1 - 1e-9, 501), [2.0**-53, 1 - 2.0**-53]])
+    assert fb.Gamma(shape, 2.0).quantile(u) == pytest.approx(stats.gamma(shape, scale=2).ppf(u), rel=1e-8, abs=1e-250)

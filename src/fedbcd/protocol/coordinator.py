@@ -3,7 +3,8 @@
 It owns no data and does light work: it holds handles, a queue and, per server, the last thing it heard and said.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 from fedbcd.errors import LocalProtocolError, RemoteProtocolError
@@ -41,7 +42,7 @@ class SyncCoordinator:
         self.round = 0
         self.iterations = iterations
         self.model: ModelRef = ref("z", 0)
-        self._servers = tuple(sorted(servers))
+        self._servers = dict.fromkeys(sorted(servers))  # in order, and quick to look up
         self._ready: set[ServerId] = set()
 
     def handle(self, event: Event) -> list[Command]:
@@ -79,10 +80,10 @@ class AsyncCoordinator:
         self.first = first
         self.iterations = iterations
         self._alike = alike
-        self._servers = tuple(sorted(servers))
+        self._servers = dict.fromkeys(sorted(servers))  # in order, and quick to look up
         self._heard: dict[ServerId, ServerReady] = {}
         self._said: dict[ServerId, Mixed] = {}
-        self._queue: list[ServerReady] = []  # in order of arrival
+        self._queue: dict[ServerId, ServerReady] = {}  # in order of arrival
         self._group: dict[ServerId, ServerReady | None] = {}  # the B of the mix under way -> next iteration's model
 
     def handle(self, event: Event) -> list[Command]:
@@ -97,7 +98,7 @@ class AsyncCoordinator:
         if ready.iteration > 0:
             self._group[ready.server] = ready
         else:
-            self._queue.append(ready)
+            self._queue[ready.server] = ready
         return self._advance()
 
     def _fits(self, ready: ServerReady, heard: ServerReady | None) -> bool:
@@ -105,7 +106,7 @@ class AsyncCoordinator:
         if ready.server in self._group:
             after = heard is not None and (ready.phase, ready.iteration) == (heard.phase, heard.iteration + 1)
             return after and self._group[ready.server] is None
-        return ready.iteration == 0 and all(ready.server != queued.server for queued in self._queue)
+        return ready.iteration == 0 and ready.server not in self._queue
 
     def _repeat(self, ready: ServerReady) -> list[Command]:
         """A copy of what was heard before: if it has been answered, the answer was lost; otherwise it is still queued."""
@@ -118,8 +119,7 @@ class AsyncCoordinator:
         commands: list[Command] = []
         while True:
             if not self._group and len(self._queue) >= self.first:
-                self._group = {ready.server: ready for ready in self._queue[: self.first]}
-                del self._queue[: self.first]
+                self._group = {server: self._queue.pop(server) for server in [*islice(self._queue, self.first)]}
             group = [ready for ready in self._group.values() if ready is not None]
             if not group or len(group) < len(self._group):
                 return commands
@@ -148,7 +148,7 @@ class RigorousCoordinator:
         self.round = 0
         self.first = first
         self.iterations = iterations
-        self._servers = tuple(sorted(servers))
+        self._servers = dict.fromkeys(sorted(servers))  # in order, and quick to look up
         self._ready: dict[ServerId, ServerReady] = {}  # of this round and iteration, in order of arrival
         self._group: frozenset[ServerId] = frozenset()  # the B of this round, while they iterate
         self._iteration = 0
@@ -204,7 +204,7 @@ def _mix_command(round_: int, group: Sequence[ServerReady], results: tuple[Model
     return MixModels(round=round_, iteration=group[0].iteration, servers=servers, models=models, results=results)
 
 
-def _server_ready(event: Event, servers: Sequence[ServerId]) -> ServerReady:
+def _server_ready(event: Event, servers: Collection[ServerId]) -> ServerReady:
     if type(event) not in ACCEPTED:
         raise LocalProtocolError(f"the coordinator cannot handle {event}")
     assert isinstance(event, ServerReady)

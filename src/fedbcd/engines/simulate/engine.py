@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.variants import Algorithm, FedBCDI
 from fedbcd.engines.driver import Driver
-from fedbcd.engines.simulate.delays import Clock
+from fedbcd.engines.simulate.delays import Clock, Floats
 from fedbcd.protocol.messages import (
     Actor,
     Command,
@@ -65,7 +65,8 @@ class Simulation:
         self._order = count()
         self._inbox: deque[tuple[Actor, Event]] = deque()
         self._opened: list[int] = []  # servers whose phase has just begun
-        self._reserves: dict[int, deque[tuple[float, int]]] = {}  # server -> later arrivals, should a chosen device leave
+        self._arrivals: dict[int, _Arrivals] = {}  # server -> of its present phase
+        self._members: dict[int, Devices] = {}  # server -> its members as an array, until they change
         self._expected: dict[int, int] = {}  # chosen device that has not uploaded -> its server
         self._arrived: set[int] = set()  # of the devices that join late
         self._gone: set[int] = set()
@@ -135,22 +136,23 @@ class Simulation:
             candidates = self._available(server)
             phase = np.array([self.machines.servers[server].phase])
             u = draws.unit(draws.address(self.schedule.seed, draws.ARRIVAL, candidates, phase))
-            delay = self.schedule.clock.arrival.quantile(u)
-            order = np.lexsort((candidates, delay))
-            arrivals = deque((self.now + float(delay[k]), int(candidates[k])) for k in order)
-            self._reserves[server] = arrivals
-            for _ in range(min(self.schedule.active, len(arrivals))):
-                self._invite(server)
+            self._arrivals[server] = arrivals = _Arrivals(self.now, self.schedule.clock.arrival.quantile(u), candidates)
+            for time, device in arrivals.take(self.schedule.active):
+                self._invite(server, time, device)
         self._opened.clear()
 
-    def _invite(self, server: int) -> None:
-        time, device = self._reserves[server].popleft()
+    def _invite(self, server: int, time: float, device: int) -> None:
         self._expected[device] = server
         self._at(max(time, self.now), device_actor(device), Woke())
 
+    def _members_of(self, server: int) -> Devices:
+        if server not in self._members:
+            self._members[server] = np.array(self.machines.servers[server].members, dtype=np.int64)
+        return self._members[server]
+
     def _available(self, server: int) -> Devices:
         """Q~_n(t): with FedBCD-I a drawn part of the members, otherwise all of them."""
-        members = np.array(self.machines.servers[server].members, dtype=np.int64)
+        members = self._members_of(server)
         if not isinstance(self.schedule.algorithm, FedBCDI):
             return members
         keep = max(self.schedule.algorithm.available_of(len(members)), min(self.schedule.active, len(members)))
@@ -165,10 +167,13 @@ class Simulation:
     # ------------------------------------------------------------------------------------------------------------- membership
     def _change_members(self) -> None:
         for device in self._due(self.schedule.joins, self._arrived):
-            self._deliver(server_actor(self.machines.home[device]), DeviceJoined(device=device))
+            server = self.machines.home[device]
+            self._deliver(server_actor(server), DeviceJoined(device=device))
+            self._members.pop(server, None)
         for device in self._due(self.schedule.leaves, self._gone):
             server = self.machines.home[device]
             self._deliver(server_actor(server), DeviceLeft(device=device))
+            self._members.pop(server, None)
             self._replace(device, server)
 
     def _due(self, changes: Mapping[int, int], done: set[int]) -> list[int]:
@@ -179,8 +184,39 @@ class Simulation:
 
     def _replace(self, device: int, server: int) -> None:
         """A chosen device has gone: the next that would have asked takes its place."""
-        reserves = self._reserves.get(server, deque())
-        remaining = deque(entry for entry in reserves if entry[1] != device)
-        self._reserves[server] = remaining
-        if self._expected.pop(device, None) is not None and remaining:
-            self._invite(server)
+        arrivals = self._arrivals.get(server)
+        if arrivals is None:
+            return
+        arrivals.remove(device)
+        if self._expected.pop(device, None) is not None:
+            for time, other in arrivals.take(1):
+                self._invite(server, time, other)
+
+
+class _Arrivals:
+    """Who asks when in one phase of a server, the earliest first. Only those that are taken are put in order; the rest stay arrays."""
+
+    def __init__(self, start: float, delay: Floats, devices: Devices) -> None:
+        self._start = start
+        self._delay = delay
+        self._devices = devices
+
+    def take(self, number: int) -> list[tuple[float, int]]:
+        """The next arrivals, at most `number`: (time, device). Of equal delays the device with the smaller number comes first."""
+        number = min(number, len(self._delay))
+        if number == 0:
+            return []
+        bound = np.partition(self._delay, number - 1)[number - 1]
+        early = np.flatnonzero(self._delay <= bound)
+        chosen = early[np.lexsort((self._devices[early], self._delay[early]))[:number]]
+        times = (self._start + self._delay[chosen]).tolist()
+        taken = [*zip(times, self._devices[chosen].tolist(), strict=True)]
+        self._keep(np.delete(np.arange(len(self._delay)), chosen))
+        return taken
+
+    def remove(self, device: int) -> None:
+        """Forget a device that has gone."""
+        self._keep(np.flatnonzero(self._devices != device))
+
+    def _keep(self, places: Devices) -> None:
+        self._delay, self._devices = self._delay[places], self._devices[places]

@@ -1,0 +1,146 @@
+"""One round of an event log: who waited for whom, and why it took as long as it did."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from fedbcd.errors import ConfigError, RecordError
+from fedbcd.planner.record import Mix, Phase, Record, Visit, read_record
+
+
+@dataclass(frozen=True)
+class ServerPart:
+    """One server in one round: its phase, when it was ready, and how long it then waited for the mix (None: not in the mix)."""
+
+    server: int
+    opened: float
+    ready: float | None
+    waited: float | None
+    last_device: int | None  # whose upload ended its phase, or who has not uploaded yet
+    arrival: float | None  # of that device: from the opening of the phase to its request
+    work: float | None  # and from there to its upload
+    steps: int | None
+
+
+@dataclass(frozen=True)
+class RoundStory:
+    """A round: from the mix before it to its own."""
+
+    round: int
+    began: float
+    ended: float
+    typical: float  # median length of the rounds of this log
+    mixed: tuple[ServerPart, ...]  # in the order in which they were ready
+    left_out: tuple[ServerPart, ...]
+
+    @property
+    def length(self) -> float:
+        """How long the round took."""
+        return self.ended - self.began
+
+    @property
+    def last(self) -> ServerPart:
+        """The server for which the others waited."""
+        return self.mixed[-1]
+
+    @property
+    def sentences(self) -> list[str]:
+        """Why this round took as long as it did."""
+        return [_length(self), _critical(self), *_waits(self), *_rest(self)]
+
+
+def explain(log: Path, round_: int | None = None) -> RoundStory:
+    """The story of a round of a log (default: its longest)."""
+    record = read_record(log)
+    if not record.mixes:
+        raise RecordError(f"{record.path} has no finished round to explain; record at least one")
+    lengths = _lengths(record)
+    chosen = max(range(len(lengths)), key=lengths.__getitem__) if round_ is None else round_
+    if not 0 <= chosen < len(lengths):
+        raise ConfigError(f"round {chosen} is not in {record.path}, which has rounds 0 to {len(lengths) - 1}")
+    mix = record.mixes[chosen]
+    began = record.mixes[chosen - 1].time if chosen else record.phases[0].opened
+    parts = {server: _part(phase, mix) for server, phase in _phases_at(record, mix).items()}
+    mixed = sorted((parts[server] for server in mix.servers), key=lambda part: part.ready or 0.0)
+    left_out = tuple(part for server, part in sorted(parts.items()) if server not in mix.servers)
+    return RoundStory(mix.round, began, mix.time, median(lengths), tuple(mixed), left_out)
+
+
+def _lengths(record: Record) -> list[float]:
+    ends = [record.phases[0].opened, *(mix.time for mix in record.mixes)]
+    return [after - before for before, after in pairwise(ends)]
+
+
+def _phases_at(record: Record, mix: Mix) -> dict[int, Phase]:
+    """Each server's phase at the moment of the mix: the last that had opened before; a phase that the mix itself opens begins then."""
+    found: dict[int, Phase] = {}
+    for phase in record.phases:
+        if phase.opened < mix.time or phase.server not in found:
+            found[phase.server] = phase
+    return found
+
+
+def _part(phase: Phase, mix: Mix) -> ServerPart:
+    member = phase.server in mix.servers
+    ready = phase.ended if phase.ended is not None and phase.ended <= mix.time else None
+    visit = _last_visit(phase)
+    arrival = None if visit is None else max(0.0, visit.asked - phase.opened)
+    work = None if visit is None or visit.uploaded is None else visit.uploaded - max(visit.asked, phase.opened)
+    return ServerPart(
+        server=phase.server,
+        opened=phase.opened,
+        ready=ready,
+        waited=mix.time - ready if member and ready is not None else None,
+        last_device=None if visit is None else visit.device,
+        arrival=arrival,
+        work=work,
+        steps=None if visit is None else visit.steps,
+    )
+
+
+def _last_visit(phase: Phase) -> Visit | None:
+    """The device that the server waited for longest: the last to upload, or one that never did."""
+    never = [visit for visit in phase.visits.values() if visit.uploaded is None]
+    done = phase.complete
+    if never and phase.ended is None:
+        return max(never, key=lambda visit: visit.asked)
+    return max(done, key=lambda visit: visit.uploaded or 0.0) if done else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------- in words
+def _length(story: RoundStory) -> str:
+    times = story.length / story.typical if story.typical > 0 else 1.0
+    return (
+        f"round {story.round} took {story.length:.2f} (clock {story.began:.2f} to {story.ended:.2f}), {times:.1f} times the median round"
+        f" of this log, {story.typical:.2f}"
+    )
+
+
+def _critical(story: RoundStory) -> str:
+    last, count = story.last, len(story.mixed)
+    text = f"it ended when server {last.server}, number {count} of {count}, was ready: its phase had opened at {last.opened:.2f}"
+    if last.last_device is None or last.arrival is None or last.work is None:
+        return text
+    took = f"took {last.work:.2f} for {last.steps} steps" if last.steps else f"took {last.work:.2f}"
+    cause = "the wait for its request" if last.arrival > last.work else "its work"
+    return f"{text}, its last device {last.last_device} asked {last.arrival:.2f} later and {took}; {cause} was the larger part"
+
+
+def _waits(story: RoundStory) -> list[str]:
+    waits = [part for part in story.mixed[:-1] if part.waited]
+    if not waits:
+        return ["no other server waited for it"]
+    total = sum(part.waited or 0.0 for part in waits)
+    longest = max(waits, key=lambda part: part.waited or 0.0)
+    who = f"server {longest.server} longest, {longest.waited:.2f}"
+    return [f"{len(waits)} of the others waited for it, {total:.2f} in all, {who}"]
+
+
+def _rest(story: RoundStory) -> list[str]:
+    if not story.left_out:
+        return []
+    queued = [part.server for part in story.left_out if part.ready is not None]
+    busy = len(story.left_out) - len(queued)
+    text = f"{len(story.left_out)} servers were not in this mix: {busy} in the middle of a phase"
+    return [text + (f", {len(queued)} ready and queued for the next" if queued else "")]

@@ -1,0 +1,107 @@
+"""Pictures of plans. They need matplotlib, which the extra `report` brings; without it there is no picture, and a sentence says so."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbcd.experiments.pictures import COLOURS
+from fedbcd.planner.order_statistics import Distribution, expected, normal_approximation
+from fedbcd.planner.pilots import Recommendation
+from fedbcd.planner.plan import Plan
+
+
+def draw_plan(plan: Plan, recommendation: Recommendation | None, path: Path) -> bool:
+    """Round time and staleness against B and, with pilots, their scores against the clock. False: matplotlib is not installed."""
+    pyplot = _pyplot()
+    if pyplot is None:
+        return False
+    panels = 2 if recommendation is None else 3
+    figure, axes = pyplot.subplots(1, panels, figsize=(4.6 * panels, 3.8), layout="constrained")
+    _round_times(axes[0], plan)
+    _staleness(axes[1], plan)
+    if recommendation is not None:
+        _pilots(axes[2], recommendation)
+    for each in axes:
+        _tidy(each)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    return True
+
+
+def draw_approximation(distributions: Mapping[str, Distribution], betas: Sequence[float], sizes: Sequence[int], path: Path) -> bool:
+    """How far eq. (8)'s F^-1(beta) is from E[tau_(beta N)], relative to it, against N: one panel per beta."""
+    pyplot = _pyplot()
+    if pyplot is None:
+        return False
+    figure, axes = pyplot.subplots(1, len(betas), figsize=(4.6 * len(betas), 3.8), sharey=True, layout="constrained")
+    for panel, beta in zip(axes, betas, strict=True):
+        for colour, (name, distribution) in zip(COLOURS * len(distributions), distributions.items(), strict=False):
+            panel.plot(sizes, [approximation_error(distribution, beta, n) for n in sizes], "o-", color=colour, label=name, markersize=3)
+        panel.set(title=f"beta = {beta:g}", xlabel="N", xscale="log", yscale="log")
+        _tidy(panel)
+    axes[0].set_ylabel("relative error of F^-1(beta)")
+    axes[-1].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    return True
+
+
+def approximation_error(distribution: Distribution, beta: float, n: int) -> float:
+    """|F^-1(beta) - E[tau_(beta N)]| / E[tau_(beta N)]."""
+    k = round(beta * n)
+    exact = expected(distribution, k, n)
+    return abs(normal_approximation(distribution, k, n).mean - exact) / exact
+
+
+def _round_times(axes: Any, plan: Plan) -> None:
+    actives = sorted({row.active for row in plan.rows})
+    for colour, active in zip(COLOURS[1:] * len(actives), actives, strict=False):
+        rows = [row for row in plan.rows if row.active == active]
+        first, label = [row.first for row in rows], f"q = {active}"
+        axes.errorbar(first, [r.round_time for r in rows], [r.error for r in rows], color=colour, label=f"{label}, a round", linewidth=2)
+        axes.plot(first, [r.order_statistic for r in rows], "--", color=colour, label=f"{label}, E[tau_(B)] of fresh servers", linewidth=1)
+    axes.set(
+        title=f"{plan.cloud} cloud, {plan.servers} servers", xlabel="B, servers waited for", ylabel="clock time of a round", ylim=(0, None)
+    )
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _staleness(axes: Any, plan: Plan) -> None:
+    rows = [row for row in plan.rows if row.active == plan.rows[0].active and row.first < plan.servers]
+    first = [row.first for row in rows]
+    axes.plot(first, [row.staleness for row in rows], color=COLOURS[1], linewidth=2, label="mean")
+    axes.plot(first, [row.staleness_high for row in rows], "--", color=COLOURS[1], linewidth=1, label="95 in 100 at most")
+    axes.set(title="servers left out of a mix", xlabel="B, servers waited for", ylabel="rounds since their last mix", ylim=(0, None))
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _pilots(axes: Any, recommendation: Recommendation) -> None:
+    by_first = sorted(recommendation.pilots, key=lambda pilot: pilot.first)
+    for colour, pilot in zip(COLOURS * len(by_first), by_first, strict=False):
+        clock = recommendation.stops[: len(pilot.scores)]
+        means = [sum(scores) / len(scores) for scores in pilot.scores]
+        ends = [
+            [m - min(s) for m, s in zip(means, pilot.scores, strict=True)],
+            [max(s) - m for m, s in zip(means, pilot.scores, strict=True)],
+        ]
+        label = f"B = {pilot.first}" + (" (best)" if pilot.first == recommendation.first else "")
+        axes.errorbar(clock, means, ends, fmt="o-", color=colour, label=label, linewidth=2, markersize=4, capsize=3)
+    axes.set(title="pilot runs, bars over seeds", xlabel="clock", ylabel=recommendation.by.replace("_", " "))
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _tidy(axes: Any) -> None:
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

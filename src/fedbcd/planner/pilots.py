@@ -1,0 +1,177 @@
+"""The trade-off on your own job: smaller B, shorter rounds, less progress per round. Short pilot runs decide.
+
+Successive halving at equal clock time: every candidate B runs to the first stop; of the worse half those that are clearly behind the best
+are hopeless and end there; the others go on to the next stop, twice as far away. A pilot that goes on resumes its own run.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean, variance
+from tempfile import TemporaryDirectory
+
+import torch
+
+from fedbcd.data.federation import Federation
+from fedbcd.engines.run import train
+from fedbcd.errors import ConfigError
+from fedbcd.experiments.job import Job
+from fedbcd.experiments.sweep import Score
+from fedbcd.planner.order_statistics import check_rank
+from fedbcd.planner.server_time import device_model
+from fedbcd.planner.timeline import rounds_of
+from fedbcd.protocol.clouds import AsyncCloud, RigorousCloud
+
+STOPS = (1 / 16, 1 / 8, 1 / 4)  # of the job's own length
+
+
+@dataclass
+class Pilot:
+    """One candidate B: where each of its seeds stood at each stop, and whether it was stopped early."""
+
+    first: int
+    scores: list[tuple[float, ...]] = field(default_factory=list)  # per stop, one score per seed
+    rounds: int = 0  # of the first seed, so far
+    stopped_at: float | None = None  # the clock at which it was given up
+
+    @property
+    def score(self) -> float:
+        """Mean over seeds at its last stop."""
+        return mean(self.scores[-1])
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The best B of the pilots, with all of them as evidence."""
+
+    first: int
+    by: str
+    stops: tuple[float, ...]  # clock times
+    pilots: tuple[Pilot, ...]  # best first
+    clear: bool  # whether the lead over the runner-up is more than chance over seeds
+
+    @property
+    def sentence(self) -> str:
+        """The recommendation in words."""
+        best, name = self.pilots[0], self.by.replace("_", " ")
+        text = f"wait for B = {best.first}: {name} {best.score:.3f} at clock {self.stops[-1]:.0f}"
+        if len(self.pilots) == 1:
+            return text
+        rival = self.pilots[1]
+        when = self.stops[len(rival.scores) - 1]
+        doubt = "" if self.clear else "; that lead may be chance, so either will do"
+        return f"{text}; B = {rival.first} had {rival.score:.3f} at clock {when:.0f}{doubt}"
+
+
+def candidates(servers: int) -> list[int]:
+    """B to try when none are named: 1, three in between, and all."""
+    return sorted({1, *(max(1, round(share * servers)) for share in (0.3, 0.5, 0.7)), servers})
+
+
+def run_pilots(
+    job: Job,
+    firsts: Sequence[int] | None = None,
+    *,
+    seeds: int = 2,
+    by: Score = "global_accuracy",
+    until_clock: float | None = None,
+    on_done: Callable[[Pilot, int], None] = lambda _, __: None,
+) -> Recommendation:
+    """Try each B of `firsts` on the job. `until_clock` is where the last stop is (default: a quarter of the job's own length)."""
+    chosen = candidates(job.federation.servers) if firsts is None else sorted(set(firsts))
+    _check(job, chosen, seeds)
+    stops = tuple(share / STOPS[-1] * (until_clock or STOPS[-1] * job_length(job)) for share in STOPS)
+    jobs = [replace(job, run=replace(job.run, seed=job.run.seed + k)) for k in range(seeds)]
+    federations = [each.make_federation() for each in jobs]
+    jobs[0].use_threads(federations[0])
+    pilots = [Pilot(first) for first in chosen]
+    racing = list(pilots)
+    with TemporaryDirectory(prefix="fedbcd-pilots-") as folder:
+        for number, stop in enumerate(stops):
+            for pilot in racing:
+                _advance(pilot, jobs, federations, stop, by, Path(folder))
+                on_done(pilot, number)
+            if number < len(stops) - 1:
+                racing = _without_hopeless(racing, stop)
+    pilots.sort(key=lambda pilot: (-len(pilot.scores), -pilot.score))
+    return Recommendation(pilots[0].first, by, stops, tuple(pilots), _is_clear(pilots))
+
+
+def job_length(job: Job) -> float:
+    """How long the job runs on its clock: as it says, or its rounds times the expected length of one."""
+    if job.run.until_clock is not None:
+        return job.run.until_clock
+    first = job.cloud.first if isinstance(job.cloud, AsyncCloud | RigorousCloud) else job.federation.servers
+    assert job.run.rounds is not None
+    return job.run.rounds * rounds_of(job.cloud.name, device_model(job), job.federation.servers, first, job.run.rounds).mean
+
+
+def _check(job: Job, firsts: Sequence[int], seeds: int) -> None:
+    for first in firsts:
+        check_rank(first, job.federation.servers)
+    if seeds < 1:
+        raise ConfigError(f"seeds={seeds} must be 1 or more")
+    if not job.algorithm.personal:
+        raise ConfigError(f"{job.algorithm.name} keeps one model everywhere and waits for all servers; there is no B to try")
+
+
+def _advance(pilot: Pilot, jobs: Sequence[Job], federations: Sequence[Federation], stop: float, by: Score, folder: Path) -> None:
+    """Bring every seed of a pilot to clock `stop`."""
+    scores = []
+    for seed, (job, federation) in enumerate(zip(jobs, federations, strict=True)):
+        run = train(
+            federation,
+            job.algorithm,
+            cloud=_cloud(job, pilot.first),
+            until_clock=stop,
+            active=job.federation.active,
+            clock=job.clock,
+            seed=job.run.seed,
+            looks=1,
+            out=folder / f"{pilot.first}-{seed}",
+            resume=True,
+            device=job.run.device,
+            dtype=torch.float64 if job.run.dtype == "float64" else torch.float32,
+            max_batch=job.run.max_batch,
+        )
+        scores.append(float(getattr(run.history.last, by)))
+        if seed == 0:
+            pilot.rounds = run.history.last.round
+    if not all(map(math.isfinite, scores)):
+        raise ConfigError(f"the pilots have no {by.replace('_', ' ')}: the data set has no test samples to score on")
+    pilot.scores.append(tuple(scores))
+
+
+def _cloud(job: Job, first: int) -> AsyncCloud | RigorousCloud:
+    return RigorousCloud(first) if isinstance(job.cloud, RigorousCloud) else AsyncCloud(first)
+
+
+def _without_hopeless(racing: Sequence[Pilot], stop: float) -> list[Pilot]:
+    """Give up those of the worse half that are behind the best by more than chance."""
+    ranked = sorted(racing, key=lambda pilot: -pilot.score)
+    margin = _margin(ranked)
+    for pilot in ranked[math.ceil(len(ranked) / 2) :]:
+        if ranked[0].score - pilot.score > margin:
+            pilot.stopped_at = stop
+    return [pilot for pilot in ranked if pilot.stopped_at is None]
+
+
+def _margin(pilots: Sequence[Pilot], stop: int = -1) -> float:
+    """Two standard errors of a difference of means over seeds, from the spread that all pilots have in common; 0 for one seed."""
+    seeds = len(pilots[0].scores[stop])
+    if seeds < 2:
+        return 0.0
+    pooled = mean(variance(pilot.scores[stop]) for pilot in pilots)
+    return 2 * math.sqrt(pooled * 2 / seeds)
+
+
+def _is_clear(pilots: Sequence[Pilot]) -> bool:
+    """Whether the best leads the runner-up, at the last stop both saw, by more than chance; one seed cannot tell."""
+    if len(pilots) < 2:
+        return True
+    best, rival = pilots[:2]
+    shared = min(len(best.scores), len(rival.scores)) - 1
+    seen = [pilot for pilot in pilots if len(pilot.scores) > shared]
+    lead = mean(best.scores[shared]) - mean(rival.scores[shared])
+    return len(best.scores[shared]) > 1 and lead > _margin(seen, shared)

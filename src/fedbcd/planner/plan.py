@@ -1,0 +1,135 @@
+"""All B side by side: how long a round lasts, how many there are in an hour, and how old the servers get that are left out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from fedbcd.engines.simulate.delays import Floats
+from fedbcd.errors import ConfigError
+from fedbcd.planner.order_statistics import check_rank, expected_all
+from fedbcd.planner.server_time import KnownTime, RecordedTime, ServerTime
+from fedbcd.planner.timeline import REPLICAS, RoundTime, async_rounds, draws_needed, rounds_of
+
+TIMES_ERROR = 1.96  # standard errors on either side: 95 in 100
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One B (and q): the paper's ratio for servers that start together, and what consecutive rounds of the cloud give."""
+
+    first: int  # B
+    active: int  # q
+    beta: float  # B / N
+    order_statistic: float  # E[tau_(B)] of N fresh servers, eq. (7)
+    reduction: float  # r_{B,N} = E[tau_(B)] / E[tau_(N)], eq. (7)
+    round_time: float  # mean time between two mixes
+    error: float  # of that mean, 95 in 100; from a log: what another log of this length might give
+    spread: float  # standard deviation of one round
+    ratio: float  # round_time over that of waiting for all
+    rounds_per_hour: float
+    updates_per_hour: float  # server steps after a mix: B times as many
+    staleness: float  # rounds since its last mix, of a server that is left out: mean
+    staleness_high: float  # and what 95 in 100 stay below or at
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan for N servers on one cloud."""
+
+    cloud: str
+    servers: int
+    rows: tuple[PlanRow, ...]
+    server_time: float  # E[tau_n], of the first q
+    clock_seconds: float
+
+    def to_table(self) -> dict[str, object]:
+        """Plain data."""
+        return asdict(self)
+
+
+def make_plan(
+    sources: dict[int, ServerTime],
+    servers: int,
+    *,
+    firsts: Sequence[int] | None = None,
+    cloud: str = "async",
+    rounds: int = 100,
+    clock_seconds: float = 1.0,
+    seed: int = 0,
+) -> Plan:
+    """The plan for every q of `sources` (q -> server time) and every B of `firsts` (default: see `every_first`).
+
+    rounds         rigorous cloud only: how many rounds the run is to have
+    clock_seconds  seconds that one unit of the clock stands for
+    """
+    _check(servers, clock_seconds, rounds, cloud)
+    chosen = every_first(servers) if firsts is None else sorted(set(firsts))
+    for first in chosen:
+        check_rank(first, servers)
+    rows: list[PlanRow] = []
+    means: list[float] = []
+    for active, source in sources.items():
+        times = source.sample(REPLICAS, draws_needed(servers), seed)
+        means.append(float(times.mean()))
+        if means[-1] <= 0:
+            raise ConfigError("every server time is 0, so there is nothing to wait for; give the clock a delay above 0")
+        fresh = _fresh(source, times, servers)
+        lasts = {first: _round_time(cloud, source, times, servers, first, rounds, seed) for first in {*chosen, servers}}
+        for first in chosen:
+            width = TIMES_ERROR * (math.sqrt(REPLICAS) if source.recorded else 1.0)
+            rows.append(_row(first, active, servers, fresh, lasts[first], lasts[servers], width, clock_seconds))
+    return Plan(cloud, servers, tuple(rows), means[0], clock_seconds)
+
+
+def every_first(servers: int) -> list[int]:
+    """1 .. N; of more than 100 servers 50 of those, evenly spread."""
+    if servers <= 100:
+        return list(range(1, servers + 1))
+    return sorted({round(1 + k * (servers - 1) / 49) for k in range(50)})
+
+
+def _check(servers: int, clock_seconds: float, rounds: int, cloud: str) -> None:
+    if servers < 1:
+        raise ConfigError(f"servers={servers} must be 1 or more")
+    if not 0 < clock_seconds < float("inf"):
+        raise ConfigError(f"clock_seconds={clock_seconds} must be a finite number above 0")
+    if rounds < 1:
+        raise ConfigError(f"rounds={rounds} must be 1 or more")
+    if cloud not in ("async", "rigorous"):
+        raise ConfigError(f"cloud={cloud!r} waits for all servers, so there is no B to choose; plan for 'async' or 'rigorous'")
+
+
+def _round_time(cloud: str, source: ServerTime, times: Floats, servers: int, first: int, rounds: int, seed: int) -> RoundTime:
+    """All B of the Async-cloud see the same draws, so that they differ by B alone."""
+    return async_rounds(times, servers, first) if cloud == "async" else rounds_of(cloud, source, servers, first, rounds, seed)
+
+
+def _fresh(source: ServerTime, times: Floats, servers: int) -> Floats:
+    """E[tau_(k)] of N servers that start together, k = 1 .. N: exactly where the distribution is known, otherwise by sampling."""
+    if isinstance(source, KnownTime | RecordedTime):
+        return expected_all(source.distribution, np.arange(1, servers + 1), servers)
+    whole = times.size // servers * servers
+    return np.asarray(np.sort(times.ravel()[:whole].reshape(-1, servers), axis=1).mean(axis=0))
+
+
+def _row(
+    first: int, active: int, servers: int, fresh: Floats, lasts: RoundTime, sync: RoundTime, width: float, clock_seconds: float
+) -> PlanRow:
+    per_hour = 3600 / (lasts.mean * clock_seconds)
+    return PlanRow(
+        first=first,
+        active=active,
+        beta=first / servers,
+        order_statistic=float(fresh[first - 1]),
+        reduction=float(fresh[first - 1] / fresh[-1]),
+        round_time=lasts.mean,
+        error=width * lasts.error,
+        spread=lasts.spread,
+        ratio=lasts.mean / sync.mean,
+        rounds_per_hour=per_hour,
+        updates_per_hour=first * per_hour,
+        staleness=lasts.staleness,
+        staleness_high=lasts.staleness_high,
+    )

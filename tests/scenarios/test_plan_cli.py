@@ -1,0 +1,131 @@
+"""`fedbcd plan` and `fedbcd explain` as a user meets them, and the benchmark of timelines."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedbcd as fb
+from fedbcd.eventlog import LogWriter
+from run_helpers import fedbcd, hash_folder, train, write_job
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run on the Async-cloud."""
+    folder = tmp_path_factory.mktemp("run")
+    train("fedbcd-async", rounds=12, out=folder)
+    return folder
+
+
+def test_plan_shows_every_b_and_recommends_one(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job.toml", cloud={"name": "async", "first": 2}, run={"until_clock": 60.0})
+    answer = fedbcd("plan", job, "--out", tmp_path / "plan", "--json")
+    assert answer.code == 0
+    assert [(row["first"], row["active"]) for row in answer.summary["rows"]] == [(1, 2), (2, 2), (3, 2), (4, 2)]
+    found = answer.summary["recommendation"]
+    assert found["first"] in (1, 2, 3, 4)
+    assert found["sentence"].startswith(f"wait for B = {found['first']}: global accuracy")
+    assert json.loads((tmp_path / "plan" / "plan.json").read_text()) == answer.summary
+    assert (tmp_path / "plan" / "plan.png").stat().st_size > 10_000
+    assert "fresh: E[tau_(B)] of servers that start together" in answer.err
+
+
+def test_plan_writes_nothing_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = fedbcd("plan", "--no-pilots", "--first", "1,3,10", "--active", "1-2", "--clock-seconds", "60")
+    assert answer.code == 0
+    assert "10 servers on the async cloud of FedBCD-I, async cloud" in answer.out
+    assert hash_folder(tmp_path) == {}
+
+
+def test_plan_from_a_log_names_the_nearest_distribution(run: Path) -> None:
+    answer = fedbcd("plan", "--log", run, "--json", "--active", "1,2")
+    assert answer.code == 0
+    assert {fit["name"] for fit in answer.summary["fits"]} == {"exponential", "weibull", "gamma", "lognormal"}
+    assert f"nearest: {answer.summary['fits'][0]['name']}" in answer.err
+    assert {row["active"] for row in answer.summary["rows"]} == {1, 2}
+    assert answer.summary["recommendation"] is None
+
+
+def test_plan_from_a_distribution_by_our_name_or_scipys() -> None:
+    ours = fedbcd("plan", "--times", '{ name = "weibull", shape = 2, scale = 3 }', "--servers", "5", "--json")
+    theirs = fedbcd("plan", "--times", '{ name = "weibull_min", c = 2, scale = 3 }', "--servers", "5", "--json")
+    assert ours.summary["rows"] == theirs.summary["rows"]
+    rigorous = fedbcd("plan", "--times", '{ name = "uniform", low = 1, high = 2 }', "--servers", "5", "--cloud", "rigorous", "--json")
+    assert rigorous.summary["cloud"] == "rigorous"
+
+
+def test_a_baseline_has_no_b_to_try() -> None:
+    answer = fedbcd("plan", "--run", "FedProx, sync cloud", "--first", "10")
+    assert answer.code == 0
+    assert "no pilots: fedprox keeps one model everywhere" in answer.out
+
+
+def test_explain_tells_the_story_of_a_round(run: Path) -> None:
+    answer = fedbcd("explain", run, "--round", "7", "--json")
+    assert answer.code == 0
+    assert answer.summary["round"] == 7
+    assert len(answer.summary["mixed"]) == 2
+    assert "round 7 took" in answer.err
+    longest = fedbcd("explain", run / "events.jsonl")
+    assert longest.code == 0
+    assert "times the median round of this log" in longest.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "--first", "11"], "B=11 of 10 servers cannot be waited for; use 1 <= B <= 10"),
+        (["plan", "--first", "x"], "--first 'x' must be numbers such as 3, 1-5 or 1,3,10"),
+        (["plan", "--first", "0-3"], "must name numbers from 1 on"),
+        (["plan", "--active", "9"], "q=9 devices of 8 cannot take part"),
+        (["plan", "--run", "nobody"], "no run is called 'nobody'"),
+        (["plan", "--by", "loss"], "--by = 'loss' must be one of"),
+        (["plan", "--cloud", "sync"], "waits for all servers"),
+        (["plan", "--times", '{ name = "cauchy" }', "--servers", "3"], "cauchy() has no mean, so no expected round time"),
+        (["plan", "--times", '{ name = "pareto", b = 0.8 }', "--servers", "3"], "pareto(b=0.8) has no mean"),
+        (["plan", "--times", '{ name = "norm" }', "--servers", "3"], "server times cannot be negative"),
+        (["plan", "--times", '{ name = "pareto" }', "--servers", "3"], "scipy.stats.pareto cannot be made so"),
+        (["plan", "--times", '{ name = "gama" }', "--servers", "3"], "did you mean 'gamma'?"),
+        (["plan", "--times", "gamma(2)", "--servers", "3"], "is not a table"),
+        (["plan", "--times", '{ name = "gamma", shape = 2 }'], "--times needs --servers N as well"),
+        (["plan", "--times", "{}", "--log", "x"], "give a job file, --log or --times, one of them"),
+        (["plan", "--log", "nowhere"], "there is no event log at nowhere"),
+        (["explain", "nowhere"], "there is no event log at nowhere"),
+    ],
+)
+def test_bad_input_is_named_in_a_sentence(arguments: list[str], words: str) -> None:
+    answer = fedbcd(*arguments)
+    assert answer.code in (2, 4)
+    assert words in " ".join(answer.err.split())
+
+
+def test_a_log_without_arrivals_is_named(tmp_path: Path) -> None:
+    LogWriter(tmp_path / "events.jsonl", {}).close()
+    for command in (["plan", "--log"], ["explain"]):
+        answer = fedbcd(*command, tmp_path)
+        assert answer.code == 4
+        assert "has no arrivals" in answer.err
+
+
+def test_the_package_does_not_load_scipy_until_it_plans() -> None:
+    code = "import sys, fedbcd, fedbcd.cli; sys.exit('scipy' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(fb.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+
+
+def test_the_benchmark_of_timelines_measures_and_writes_only_where_asked(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(fb.__file__).parents[1])}
+    command = [sys.executable, str(ROOT / "benchmarks" / "timeline.py"), "--sizes", "1000,3000", "--rounds", "5", "--json"]
+    found = subprocess.run([*command, "--out", "x.json"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    summary = json.loads(found.stdout.splitlines()[-1])
+    assert [result["devices"] for result in summary["results"]] == [1000, 3000]
+    assert all(result["rounds"] == 5 and result["peak_gib"] < 4 for result in summary["results"])
+    assert json.loads((tmp_path / "x.json").read_text()) == summary
+    assert list(hash_folder(tmp_path)) == ["x.json"]

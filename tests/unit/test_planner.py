@@ -1,0 +1,329 @@
+"""The planner's parts: server times from a model and from a log, timelines against machines, plans, pilots, and one round explained."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedbcd as fb
+from fedbcd.engines.driver import Driver, Machines, NoNumbers
+from fedbcd.engines.simulate.delays import Delay
+from fedbcd.engines.simulate.engine import Schedule, Simulation
+from fedbcd.errors import ConfigError, RecordError
+from fedbcd.eventlog import LogWriter
+from fedbcd.experiments.job import parse
+from fedbcd.planner.explain import explain
+from fedbcd.planner.order_statistics import Empirical
+from fedbcd.planner.pilots import Pilot, candidates, job_length, run_pilots
+from fedbcd.planner.plan import every_first, make_plan
+from fedbcd.planner.record import read_record
+from fedbcd.planner.server_time import DeviceModel, KnownTime, RecordedTime, device_model, fits, recorded, recorded_times
+from fedbcd.planner.timeline import async_rounds, rounds_of
+from run_helpers import job_table, train
+
+CLOCK = fb.Clock()
+SAMPLE = tuple(np.random.default_rng(11).gamma(2.0, 1.5, 200).tolist())
+DELAYS: dict[str, Delay] = {
+    "exponential": fb.Exponential(2.0),
+    "uniform": fb.Uniform(1.0, 4.0),
+    "weibull": fb.Weibull(shape=1.5, scale=2.0),
+    "gamma": fb.Gamma(shape=2.0, scale=1.5),
+    "lognormal": fb.LogNormal(median=2.0, sigma=0.5),
+    "empirical": fb.Trace(SAMPLE),
+}
+
+
+def simulation(
+    servers: int, cloud: fb.Cloud, clock: fb.Clock = CLOCK, members: int = 10, active: int = 3, seed: int = 5, **options: object
+) -> Simulation:
+    """A schedule alone: no tensor is touched."""
+    homes = [list(range(n * members, (n + 1) * members)) for n in range(servers)]
+    algorithm = options.get("algorithm", fb.FedBCD())
+    limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
+    driver = Driver(Machines(homes, cloud, active, 1, limit), NoNumbers(), options.get("log"))
+    return Simulation(driver, Schedule(algorithm, clock, seed, active))
+
+
+def mean_round(simulation: Simulation, rounds: int, warm: int) -> float:
+    while simulation.round < warm:
+        simulation.play_round()
+    began, start = simulation.now, simulation.round
+    while simulation.round < start + rounds:
+        simulation.play_round()
+    return (simulation.now - began) / (simulation.round - start)
+
+
+# ------------------------------------------------------------------------------------------------ prediction against simulation
+CASES = [(n, first) for n in (10, 100) for first in (1, 3, n // 2, n)]
+
+
+@pytest.mark.parametrize(("servers", "first"), CASES)
+@pytest.mark.parametrize("name", DELAYS)
+def test_a_planned_round_is_within_two_percent_of_a_simulated_one(name: str, servers: int, first: int) -> None:
+    """One device per server, so that tau_n has the distribution itself; the planner and the engine share no draw."""
+    clock = fb.Clock(DELAYS[name], fb.Constant(0.0))
+    planned = rounds_of("async", DeviceModel(clock, 1, 1), servers, first)
+    phases = (40_000 if first == servers == 100 else 10_000) // (2 if name == "gamma" else 1)  # whose quantiles take longest
+    found = mean_round(simulation(servers, fb.AsyncCloud(first), clock, 1, 1), phases // first, 5 * servers // first)
+    assert planned.mean == pytest.approx(found, rel=0.02)
+
+
+@pytest.mark.parametrize("first", [1, 3, 5, 10])
+def test_with_the_papers_clock_as_well(first: int) -> None:
+    """q earliest of ten arrivals, K_i steps, the slowest counts; Async and Sync."""
+    planned = rounds_of("async", DeviceModel(CLOCK, 10, 3), 10, first)
+    assert planned.mean == pytest.approx(mean_round(simulation(10, fb.AsyncCloud(first)), 6000 // first, 50 // first), rel=0.02)
+    if first == 10:
+        assert planned.mean == pytest.approx(mean_round(simulation(10, fb.SyncCloud()), 600, 0), rel=0.02)
+
+
+@pytest.mark.parametrize("first", [1, 3, 5])
+def test_on_the_rigorous_cloud_over_the_rounds_of_the_run(first: int) -> None:
+    planned = rounds_of("rigorous", DeviceModel(CLOCK, 10, 3), 10, first, rounds=60)
+    found = np.mean([mean_round(simulation(10, fb.RigorousCloud(first), seed=seed), 60, 0) for seed in range(12)])
+    assert planned.mean == pytest.approx(found, rel=0.03)
+
+
+def test_fedbcd_i_waits_for_arrivals_of_the_available_only() -> None:
+    algorithm = fb.FedBCDI(available=5)
+    job = parse(job_table(algorithm={"name": "fedbcd-i", "available": 5}, federation={"servers": 10, "devices": 10, "active": 3}))[0]
+    assert device_model(job).members == 5
+    found = mean_round(simulation(10, fb.AsyncCloud(5), algorithm=algorithm), 500, 10)
+    assert rounds_of("async", device_model(job), 10, 5).mean == pytest.approx(found, rel=0.02)
+
+
+def test_staleness_is_the_rounds_since_the_last_mix_of_those_left_out() -> None:
+    """Two of three servers, all equally fast: the one left out is always one round old. Ties go to the one longest left out."""
+    constant = np.full((4, 400), 2.0)
+    pair = async_rounds(constant, 3, 2)
+    assert (pair.staleness, pair.staleness_high) == (1.0, 1.0)
+    one = async_rounds(constant, 4, 1)
+    assert one.staleness == pytest.approx(2.0)  # 1, 2 and 3 rounds old
+    assert one.mean == pytest.approx(0.5, rel=0.05)
+    assert async_rounds(constant, 4, 4).mean == 2.0
+
+
+# ------------------------------------------------------------------------------------------------------------------- server times
+@pytest.mark.parametrize(("members", "active"), [(1, 1), (10, 3), (10, 10), (1000, 2)])
+def test_the_device_model_has_the_law_of_the_definition(members: int, active: int) -> None:
+    """tau_n = max over the q earliest of arrival + K * step, drawn here with all members."""
+    rng = np.random.default_rng(2)
+    arrival = np.sort(rng.exponential(2, (3000, members)), axis=1)[:, :active]
+    literal = (arrival + rng.integers(1, 6, (3000, active)) * rng.exponential(1, (3000, active))).max(axis=1)
+    drawn = DeviceModel(CLOCK, members, active).sample(4, 2000, seed=9)
+    assert drawn.shape == (4, 2000)
+    assert stats.ks_2samp(literal, drawn.ravel()).pvalue > 0.01
+
+
+def test_times_are_addressed_draws() -> None:
+    source = DeviceModel(CLOCK, 10, 3)
+    assert np.array_equal(source.sample(2, 50, 1), source.sample(2, 50, 1))
+    assert not np.array_equal(source.sample(2, 50, 1), source.sample(2, 50, 2))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of sixty Async rounds, ten servers of ten devices; no models."""
+    path = tmp_path_factory.mktemp("log") / "events.jsonl"
+    writer = LogWriter(path, {})
+    played = simulation(10, fb.AsyncCloud(3), log=writer)
+    for _ in range(60):
+        played.play_round()
+    writer.close()
+    return path
+
+
+def test_a_log_gives_the_server_times_that_were_drawn(log: Path) -> None:
+    record = read_record(log)
+    assert record.servers == 10
+    assert [mix.round for mix in record.mixes] == list(range(60))
+    times = recorded_times(record)
+    assert len(times) == sum(phase.ended is not None for phase in record.phases) >= 60 * 3
+    for phase in record.phases:
+        if phase.ended is not None:
+            assert len(phase.complete) == 3
+            assert phase.ended == max(visit.uploaded or 0 for visit in phase.complete)
+    drawn = DeviceModel(CLOCK, 10, 3).sample(1, 4000, seed=0)[0]
+    assert stats.ks_2samp(times, drawn).pvalue > 0.01
+
+
+def test_a_smaller_q_can_be_read_off_a_log(log: Path) -> None:
+    record = read_record(log)
+    assert recorded_times(record, 3) == pytest.approx(recorded_times(record))
+    drawn = DeviceModel(CLOCK, 10, 1).sample(1, 4000, seed=0)[0]
+    assert stats.ks_2samp(recorded_times(record, 1), drawn).pvalue > 0.01
+    with pytest.raises(ConfigError, match=r"q=4 cannot be read off .* whose phases saw 3 arrivals; use q <= 3, or a delay model"):
+        recorded_times(record, 4)
+
+
+@pytest.mark.parametrize("name", ["exponential", "weibull", "gamma", "lognormal"])
+def test_the_nearest_fit_is_the_distribution_that_was_drawn_from(name: str) -> None:
+    kinds = {"weibull": stats.weibull_min(3.0, scale=2), "gamma": stats.gamma(3, scale=2), "lognormal": stats.lognorm(0.8, scale=3)}
+    drawn = kinds.get(name, stats.expon(scale=2)).ppf(np.random.default_rng(4).random(4000))
+    found = fits(drawn)
+    assert {fit.name for fit in found} == {"exponential", "weibull", "gamma", "lognormal"}
+    assert [fit.distance for fit in found] == sorted(fit.distance for fit in found)
+    nearest = {fit.name: fit.distance for fit in found}
+    assert nearest[name] < 0.02
+    if name != "exponential":  # which is a Weibull and a gamma distribution too
+        assert found[0].name == name
+
+
+def test_error_bars_of_a_short_log_are_wide_and_cover_the_truth(log: Path) -> None:
+    record = read_record(log)
+    model = make_plan({3: DeviceModel(CLOCK, 10, 3)}, 10, firsts=[1, 3, 10])
+    short = make_plan({3: recorded(record)}, 10, firsts=[1, 3, 10])
+    for truth, row in zip(model.rows, short.rows, strict=True):
+        assert row.error > 5 * truth.error
+        assert abs(row.round_time - truth.round_time) < 2 * row.error
+
+
+# -------------------------------------------------------------------------------------------------------------------------- plans
+def test_a_plan_has_a_row_for_every_b_and_q() -> None:
+    plan = make_plan({q: DeviceModel(CLOCK, 10, q) for q in (1, 3)}, 6, clock_seconds=2.0)
+    assert [(row.active, row.first) for row in plan.rows] == [(q, b) for q in (1, 3) for b in range(1, 7)]
+    for row in plan.rows:
+        assert row.beta == row.first / 6
+        assert row.rounds_per_hour == pytest.approx(1800 / row.round_time)
+        assert row.updates_per_hour == pytest.approx(row.first * row.rounds_per_hour)
+        assert 0 < row.error < 0.02 * row.round_time
+        assert row.reduction <= 1
+    assert plan.rows[5].ratio == plan.rows[5].reduction == 1.0
+
+
+def test_a_known_distribution_is_shown_with_its_exact_order_statistics() -> None:
+    plan = make_plan({1: KnownTime(stats.expon(scale=2))}, 4)
+    assert [row.order_statistic for row in plan.rows] == pytest.approx([2 * sum(1 / j for j in range(5 - k, 5)) for k in range(1, 5)])
+
+
+def test_of_many_servers_fifty_b_are_planned() -> None:
+    assert every_first(100) == list(range(1, 101))
+    many = every_first(1000)
+    assert (len(many), many[0], many[-1]) == (50, 1, 1000)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: make_plan({1: KnownTime(stats.expon())}, 4, firsts=[5]), "B=5 of 4 servers cannot be waited for; use 1 <= B <= 4"),
+        (lambda: make_plan({1: KnownTime(stats.expon())}, 0), "servers=0 must be 1 or more"),
+        (lambda: make_plan({1: KnownTime(stats.expon())}, 4, cloud="sync"), "waits for all servers, so there is no B to choose"),
+        (lambda: make_plan({1: KnownTime(stats.expon())}, 4, clock_seconds=0), "clock_seconds=0 must be a finite number above 0"),
+        (lambda: make_plan({1: KnownTime(stats.expon())}, 4, rounds=0), "rounds=0 must be 1 or more"),
+        (lambda: make_plan({1: KnownTime(Empirical([0.0]))}, 4), "every server time is 0"),
+        (lambda: KnownTime(stats.cauchy()), "has no mean"),
+        (lambda: KnownTime(stats.norm(5)), "server times cannot be negative"),
+        (lambda: DeviceModel(CLOCK, 10, 11), "q=11 devices of 10 cannot take part"),
+        (lambda: DeviceModel(CLOCK, 10, 3, (2, 1)), "must be 1 <= low <= high"),
+    ],
+)
+def test_plans_that_cannot_be_are_named(call: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        call()  # type: ignore[operator]
+
+
+def test_logs_that_hold_nothing_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    LogWriter(path, {}).close()
+    with pytest.raises(RecordError, match="has no arrivals: no device asked to take part; record at least one round"):
+        read_record(path)
+    for times, words in ((np.ones(5), "without any spread"), (np.array([0.0, 1.0]), "cannot be fitted by a distribution above 0")):
+        with pytest.raises(RecordError, match=words):
+            fits(times)
+
+
+# ------------------------------------------------------------------------------------------------------------------------- pilots
+def test_pilots_try_each_b_and_recommend_the_best() -> None:
+    job = parse(job_table(run={"until_clock": 160.0}, cloud={"name": "async", "first": 2}))[0]
+    told: list[tuple[int, int]] = []
+    found = run_pilots(job, [1, 2, 4], seeds=2, on_done=lambda pilot, stop: told.append((pilot.first, stop)))
+    assert found.stops == (10.0, 20.0, 40.0)
+    assert {first for first, stop in told if stop == 0} == {1, 2, 4}
+    assert found.pilots[0].first == found.first
+    assert len(found.pilots[0].scores) == 3
+    for pilot in found.pilots:
+        assert (pilot.stopped_at is None) == (len(pilot.scores) == 3)
+        assert all(len(scores) == 2 for scores in pilot.scores)
+    finalists = [pilot.score for pilot in found.pilots if pilot.stopped_at is None]
+    assert finalists == sorted(finalists, reverse=True)
+    assert f"wait for B = {found.first}: global accuracy" in found.sentence
+
+
+def test_a_pilot_that_goes_on_is_where_a_run_at_once_would_be() -> None:
+    job = parse(job_table(run={"until_clock": 160.0}, cloud={"name": "async", "first": 2}))[0]
+    found = run_pilots(job, [2], seeds=1)
+    whole = fb.train(job.make_federation(), job.algorithm, cloud=fb.AsyncCloud(2), until_clock=40, active=2, seed=0)
+    assert found.pilots[0].scores[-1] == (whole.history.last.global_accuracy,)
+    assert found.pilots[0].rounds == whole.history.last.round
+
+
+def test_the_clearly_worse_are_stopped_and_the_doubtful_go_on() -> None:
+    from fedbcd.planner.pilots import _without_hopeless
+
+    pilots = [Pilot(1, [(0.50, 0.54)]), Pilot(2, [(0.49, 0.53)]), Pilot(3, [(0.48, 0.53)]), Pilot(4, [(0.10, 0.14)])]
+    assert [pilot.first for pilot in _without_hopeless(pilots, 9.0)] == [1, 2, 3]
+    assert pilots[3].stopped_at == 9.0
+    single = [Pilot(k, [(0.5 - 0.01 * k,)]) for k in range(4)]
+    assert [pilot.first for pilot in _without_hopeless(single, 9.0)] == [0, 1]  # one seed: plain halving
+
+
+def test_the_length_of_a_job_in_rounds_is_planned() -> None:
+    table = {"run": {"rounds": 50}, "cloud": {"name": "async", "first": 2}}
+    job = parse(job_table(**table))[0]
+    found = mean_round(simulation(4, fb.AsyncCloud(2), members=4, active=2), 2000, 10)
+    assert job_length(job) == pytest.approx(50 * found, rel=0.02)
+    assert candidates(10) == [1, 3, 5, 7, 10]
+    assert candidates(2) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ({}, {"firsts": [5]}, "B=5 of 4 servers cannot be waited for"),
+        ({}, {"seeds": 0}, "seeds=0 must be 1 or more"),
+        ({"algorithm": {"name": "fedavg"}}, {}, "fedavg keeps one model everywhere"),
+    ],
+)
+def test_pilots_that_cannot_be_are_named(changes: dict[str, object], options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_pilots(parse(job_table(**changes))[0], **options)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------------------------ explain
+def test_a_round_is_explained_by_its_last_server_and_that_servers_last_device(log: Path) -> None:
+    record = read_record(log)
+    for round_ in (0, 7, 59):
+        story = explain(log, round_)
+        mix = record.mixes[round_]
+        assert story.ended == mix.time == story.last.ready
+        assert {part.server for part in story.mixed} == set(mix.servers)
+        assert len(story.mixed) + len(story.left_out) == 10
+        assert [part.waited for part in story.mixed] == pytest.approx([mix.time - part.ready for part in story.mixed])
+        last = story.last
+        assert last.opened + last.arrival + last.work == pytest.approx(mix.time)
+        assert last.steps in range(1, 6)
+        assert f"server {last.server}, number 3 of 3, was ready" in story.sentences[1]
+    assert explain(log, 0).began == 0.0
+    longest = explain(log)
+    ends = [0.0, *(mix.time for mix in record.mixes)]
+    assert longest.length == max(after - before for before, after in pairwise(ends))
+
+
+@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-rigorous", "fedbcd-graph", "fedbcd-i-async"])
+def test_logs_of_every_cloud_can_be_read_and_explained(case: str, tmp_path: Path) -> None:
+    run = train(case, rounds=5, out=tmp_path)
+    record = read_record(tmp_path)
+    assert record.mixes[-1].time == run.summary["clock"]
+    story = explain(tmp_path, 4)
+    assert story.ended == run.summary["clock"] == story.last.ready
+    assert len(story.mixed) == (4 if case in ("fedbcd-sync", "fedbcd-graph") else 2)
+    assert all(math.isfinite(time) and time > 0 for time in recorded_times(record))
+    assert RecordedTime(Empirical(recorded_times(record))).sample(2, 3, 0).shape == (2, 3)
+
+
+def test_a_round_that_is_not_there_is_named(log: Path) -> None:
+    with pytest.raises(ConfigError, match=r"round 60 is not in .*events.jsonl, which has rounds 0 to 59"):
+        explain(log, 60)
