@@ -101,11 +101,14 @@ class Trainer:
         return not (self.objective.stochastic or self.one_by_one)
 
     def parts(self, jobs: list[Job]) -> list[list[Job]]:
-        """Split jobs into batches that can run together: in descending order of steps; exact gradients need equal data sizes."""
-        groups: dict[int, list[Job]] = {}
-        exact = self.algorithm.batch == "all"
+        """Split jobs into batches that can run together, in descending order of steps.
+
+        Exact gradients need equal data sizes. On a CPU, equal numbers of steps save putting rows together that finish apart.
+        """
+        groups: dict[tuple[int, int], list[Job]] = {}
+        exact, alike = self.algorithm.batch == "all", self.together is not None
         for job in sorted(jobs, key=lambda job: -job.steps):
-            groups.setdefault(self._size_list[job.device] if exact else 0, []).append(job)
+            groups.setdefault((self._size_list[job.device] if exact else 0, job.steps if alike else 0), []).append(job)
         size = self.max_batch or self.together or len(jobs)
         return [group[k : k + size] for group in groups.values() for k in range(0, len(group), size)]
 
