@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 ARGS   ?=
 
 .PHONY: run test check format clean bench
-BENCHMARKS := round epoch scale evaluate timeline
+BENCHMARKS := round epoch scale evaluate steady timeline
 
 # Each stamp records one finished installation, so that a second `make run` installs nothing.
 $(VENV)/python.stamp:
