@@ -78,7 +78,7 @@ def _run(jobs: Sequence[Job], folder: Path, workers: int | None) -> list[Result]
     columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("runs", total=len(jobs))
-        return run_jobs(jobs, folder, workers or workers_that_fit(jobs[0]), lambda _: progress.advance(bar))
+        return run_jobs(jobs, folder, workers_that_fit(jobs[0]) if workers is None else workers, lambda _: progress.advance(bar))
 
 
 def _claims_table(verdicts: Sequence[Verdict]) -> Table:

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedbcd.cli import app
 from fedbcd.errors import ConfigError, RecordError
+from fedbcd.experiments import claims
 from fedbcd.experiments.claims import CLAIMS, Verdict, judge
 from fedbcd.experiments.figures import by_run, draw_panel, on_one_grid, write_table
 from fedbcd.experiments.job import Job, parse
@@ -201,3 +204,19 @@ def test_a_kept_result_names_no_folder(tmp_path: Path) -> None:
     job = parse({**SMALL, "data": {**SMALL["data"], "folder": str(tmp_path / "private")}})[0]
     run_jobs([job], tmp_path / "cache")
     assert "private" not in next((tmp_path / "cache").iterdir()).read_text()
+
+
+def test_a_claim_is_clear_only_if_student_says_so() -> None:
+    """Two seeds need 12.7 standard errors, five need 2.8."""
+    assert not claims._verdict(1, "two seeds", [0.03, 0.05], "").clear
+    assert claims._verdict(1, "two seeds, close together", [0.0400, 0.0401], "").clear
+    assert not claims._verdict(1, "five seeds", [-0.01, 0.0, 0.01, 0.02, 0.03], "").clear
+    assert claims._verdict(1, "five seeds", [0.01, 0.02, 0.02, 0.03, 0.02], "").clear
+
+
+@pytest.mark.parametrize(("option", "value"), [("rounds", 0), ("workers", 0), ("seeds", 0)])
+def test_a_zero_is_refused_not_taken_for_nothing(option: str, value: int, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["paper", "fig3a", f"--{option}", str(value), "--out", str(tmp_path)])
+    assert isinstance(result.exception, ConfigError)
+    assert f"{option}" in str(result.exception)
+    assert str(value) in str(result.exception)

@@ -1,7 +1,7 @@
 """The paper's claims, each a small function from curves to a verdict. The verdict is what the data say.
 
 A claim's effect is a number whose sign decides: positive, the claim holds. It is computed per seed; the verdict is on the mean, and
-`clear` says whether the mean is at least twice its standard error away from zero.
+`clear` says whether the mean differs from zero by more than chance would have it in 5 of 100 cases (Student's t).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,7 @@ from statistics import mean, stdev
 from fedbcd.history import History
 
 Curves = Mapping[str, Mapping[str, Sequence[History]]]  # panel -> run -> one history per seed
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # two-sided 95 % for 1, 2, ... degrees of freedom
 CLOSE = 0.01  # two accuracies that differ by less are "almost the same"
 
 
@@ -31,8 +32,12 @@ class Verdict:
 
 def _verdict(claim: int, part: str, effects: Sequence[float], meaning: str) -> Verdict:
     effect, spread = mean(effects), stdev(effects) if len(effects) > 1 else 0.0
-    clear = len(effects) > 1 and abs(effect) > 2 * spread / len(effects) ** 0.5
+    clear = len(effects) > 1 and abs(effect) > _student(len(effects) - 1) * spread / len(effects) ** 0.5
     return Verdict(claim, part, effect > 0, clear, effect, spread, len(effects), meaning)
+
+
+def _student(freedom: int) -> float:
+    return STUDENT[freedom - 1] if freedom <= len(STUDENT) else 2.23
 
 
 def consensus_methods_have_one_accuracy(curves: Curves) -> list[Verdict]:
@@ -101,10 +106,9 @@ def async_takes_less_clock_time(curves: Curves) -> list[Verdict]:
             speedups = [_time_saved(s, a) for s, a in zip(runs["Sync"], runs[f"Async, beta {beta}"], strict=True)]
             verdicts.append(_verdict(5, f"beta {beta}, {panel}", speedups, "share of Sync's clock time saved to the same global accuracy"))
         best = {b: [_area(h, "clock") for h in runs[f"Async, beta {b}"]] for b in ("0.3", "0.5", "0.7")}
-        effects = [max(x, y) - z for x, y, z in zip(best["0.3"], best["0.5"], best["0.7"], strict=True)]
-        verdicts.append(
-            _verdict(5, f"0.3 or 0.5 best, {panel}", effects, "mean global accuracy along the clock, better of 0.3 and 0.5 minus 0.7")
-        )
+        better = max("0.3", "0.5", key=lambda b: mean(best[b]))  # over all seeds: the better of each seed would always look good
+        effects = [x - z for x, z in zip(best[better], best["0.7"], strict=True)]
+        verdicts.append(_verdict(5, f"0.3 or 0.5 best, {panel}", effects, f"mean global accuracy along the clock, {better} minus 0.7"))
     return verdicts
 
 

@@ -56,8 +56,9 @@ def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) 
     seeds = len(next(iter(runs.values())))
     figure.suptitle(f"{panel.title} (mean and spread of {seeds} seed{'s' if seeds > 1 else ''})", fontsize=11)
     axes[0][-1].legend(loc="lower right", frameon=False, fontsize=9)
-    for suffix in (".png", ".svg"):
-        figure.savefig(path.with_suffix(suffix), dpi=130, metadata={"Date": None} if suffix == ".svg" else None)
+    with matplotlib.rc_context({"svg.hashsalt": panel.name}):  # the same runs give the same bytes
+        figure.savefig(path.with_suffix(".png"), dpi=130)
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     pyplot.close(figure)
     return True
 

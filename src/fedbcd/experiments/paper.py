@@ -37,6 +37,10 @@ class Setting:
     rounds: int | None = None  # of the Sync-cloud; Figure 4 turns it into clock time
     device: str = "cpu"
 
+    def rounds_or(self, default: int) -> int:
+        """As many rounds as asked for, or the panel's own."""
+        return default if self.rounds is None else self.rounds
+
 
 ALL: tuple[tuple[str, Algorithm], ...] = (("FedAvg", FedAvg()), ("FedProx", FedProx()), ("FedBCD", FedBCD()), ("FedBCD-I", FedBCDI()))
 CLOUDS: tuple[tuple[str, Cloud], ...] = (("Sync", SyncCloud()), *((f"Async, beta {b / 10:g}", AsyncCloud(b)) for b in (7, 5, 3)))
@@ -63,7 +67,7 @@ def fig3d(setting: Setting) -> Panel:
         data=DataPart(name="cifar10", folder=setting.folder, diversity=3, samples=500),
         federation=FederationPart(active=5),
         model=ModelPart(name="resnet20"),
-        run=RunPart(rounds=setting.rounds or 300, looks=20, device=setting.device),
+        run=RunPart(rounds=setting.rounds_or(300), looks=20, device=setting.device),
     )
     return _against_rounds("fig3d", "CIFAR-10, active 5, diversity 3", base)
 
@@ -107,7 +111,7 @@ def _mnist(setting: Setting, diversity: int, active: int, rounds: int) -> Job:
         data=DataPart(name="mnist", folder=setting.folder, diversity=diversity, samples=600),
         federation=FederationPart(active=active),
         model=ModelPart(name="mlp", hidden=(128, 64)),
-        run=RunPart(rounds=setting.rounds or rounds, looks=20, device=setting.device),
+        run=RunPart(rounds=setting.rounds_or(rounds), looks=20, device=setting.device),
     )
 
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
+from fedbcd.engines.settings import torch_device
 from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job, parse
 from fedbcd.history import History, Row
 
 CHECKPOINT_EVERY = 200  # rounds
+RESULTS = 1  # to be raised when a correction changes what runs compute by more than rounding: old results are then not used any more
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Result:
 def job_key(job: Job) -> str:
     """A hash of everything that changes the result; titles, folders and thread counts do not, nor does what is left out."""
     table = without_none(json.loads(json.dumps(job.to_table())))
+    if RESULTS > 1:
+        table["results"] = RESULTS
     del table["title"]
     for section, key in (("data", "folder"), ("run", "threads"), ("run", "checkpoint_every"), ("run", "device")):
         table[section].pop(key, None)
@@ -46,6 +50,8 @@ def run_jobs(jobs: Sequence[Job], folder: Path, workers: int = 1, on_done: Calla
     """Run what is not known yet, `workers` at a time, and return the results in the order of `jobs`."""
     if workers < 1:
         raise ConfigError(f"workers={workers} must be 1 or more")
+    for device in {job.run.device for job in jobs}:
+        torch_device(device)  # also where all results are known
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -90,6 +96,7 @@ def _compute(job: Job, folder: Path) -> None:
         "summary": run.summary,
         "history": [astuple(row) for row in run.history],
         "personal": list(run.personal_scores.values()),
+        "made_with": {"results": RESULTS, "torch": torch.__version__, "device": job.run.device},
     }
     temporary = _result_file(folder, job).with_suffix(".tmp")
     temporary.write_text(json.dumps(kept))
