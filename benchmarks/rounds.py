@@ -19,7 +19,7 @@ from fedbcd.models import mlp
 
 ALGORITHMS = {"fedbcd": fb.FedBCD, "fedbcd-i": fb.FedBCDI, "fedprox": fb.FedProx}
 BATCH = 32
-WARM_UP = 3  # measurements, until all shapes have been seen often enough to be traced
+WARM_UP = 3  # measurements, until the shapes that come up have been traced
 
 
 class Setting:
@@ -54,6 +54,7 @@ def ours(setting: Setting, algorithm: str, rounds: int, device: str = "cpu", **o
     settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps), active=setting.active, **options)
     numbers = settings.numbers(federation, torch.device(device))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    numbers.trainer.objective.TRACE_AFTER = 4  # as in the middle of a run, when the shapes that come up have been traced
     schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
     simulation = Simulation(Driver(settings.machines(federation), numbers), schedule)
 

@@ -33,7 +33,7 @@ class Gradients(NamedTuple):
 class Objective:
     """The loss of a module on a mini-batch as a function of flat parameter vectors. Threads may share one."""
 
-    TRACE_AFTER = 8  # a trace costs as much as some tens of calls, so shapes that come up a few times are not worth one
+    TRACE_AFTER = 100  # calls with one set of shapes; a trace takes 0.1 s and saves 1 ms a call, so fewer are not worth one
     MOST_TRACES = 64
 
     def __init__(self, module: nn.Module, loss: Loss) -> None:

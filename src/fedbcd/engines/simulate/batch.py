@@ -103,10 +103,11 @@ class Trainer:
     def parts(self, jobs: list[Job]) -> list[list[Job]]:
         """Split jobs into batches that can run together, in descending order of steps.
 
-        Exact gradients need equal data sizes. On a CPU, equal numbers of steps save putting rows together that finish apart.
+        Exact gradients need equal data sizes. Where there are several batches anyway, equal numbers of steps in each save putting
+        rows together that finish apart.
         """
         groups: dict[tuple[int, int], list[Job]] = {}
-        exact, alike = self.algorithm.batch == "all", self.together is not None
+        exact, alike = self.algorithm.batch == "all", self.together is not None and len(jobs) > self.together
         for job in sorted(jobs, key=lambda job: -job.steps):
             groups.setdefault((self._size_list[job.device] if exact else 0, job.steps if alike else 0), []).append(job)
         size = self.max_batch or self.together or len(jobs)
