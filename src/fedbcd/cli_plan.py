@@ -19,6 +19,7 @@ from fedbcd.engines.simulate.delays import DELAYS
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job, default_table, parse
 from fedbcd.experiments.sweep import Score
+from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
 
 if TYPE_CHECKING:
     from fedbcd.planner.explain import RoundStory, ServerPart
@@ -76,7 +77,7 @@ def plan_command(
     else:
         job = _job(file, run, data)
         sources, number = _from_job(job, _numbers(active, "--active")), job.federation.servers
-    chosen = cloud or (job.cloud.name if job is not None and job.cloud.name in ("async", "rigorous") else "async")
+    chosen = _cloud(screen, job, cloud)
     firsts = _numbers(first, "--first")
     with console.status("planning ..."):
         plan = make_plan(sources, servers or number, firsts=firsts, cloud=chosen, rounds=rounds, clock_seconds=clock_seconds)
@@ -85,7 +86,7 @@ def plan_command(
     if job is not None and pilots and servers not in (None, job.federation.servers):
         screen.print(f"no pilots: the job has {job.federation.servers} servers, not {servers}", highlight=False)
     elif job is not None and pilots:
-        recommendation = _pilots(screen, job, firsts, seeds, score, until_clock)
+        recommendation = _pilots(screen, job, firsts, seeds, score, until_clock, chosen)
     _keep(screen, plan, recommendation, fits, out, as_json)
 
 
@@ -119,6 +120,18 @@ def _job(file: Path | None, title: str | None, data: Path | None) -> Job:
         return named[0]
     fitting = [job for job in jobs if job.cloud.name in ("async", "rigorous")] or [job for job in jobs if job.algorithm.personal]
     return (fitting or jobs)[0]
+
+
+def _cloud(screen: Console, job: Job | None, named: str | None) -> str:
+    """Which cloud to plan for, and a word where it takes the place of a mixing matrix."""
+    from fedbcd.planner.pilots import planned_cloud
+
+    if job is None:
+        return named or AsyncCloud.name
+    chosen = planned_cloud(job, named)
+    if isinstance(job.cloud, GraphCloud):
+        screen.print(f"the mixing matrix of {job.name} is replaced by the {chosen} cloud", markup=False, highlight=False, soft_wrap=True)
+    return chosen
 
 
 def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[int, ServerTime]":
@@ -194,7 +207,7 @@ def _required(servers: int | None, option: str) -> int:
 
 # ------------------------------------------------------------------------------------------------------------------------- pilots
 def _pilots(
-    screen: Console, job: Job, firsts: Sequence[int] | None, seeds: int, by: Score, until_clock: float | None
+    screen: Console, job: Job, firsts: Sequence[int] | None, seeds: int, by: Score, until_clock: float | None, cloud: str
 ) -> "Recommendation | None":
     from fedbcd.planner.pilots import run_pilots
 
@@ -208,6 +221,7 @@ def _pilots(
             seeds=seeds,
             by=by,
             until_clock=until_clock,
+            cloud=cloud,
             on_done=lambda pilot, stop: status.update(f"pilot runs: stop {stop + 1}, B = {pilot.first}: {pilot.score:.3f}"),
         )
     screen.print(_pilot_table(found))
@@ -257,7 +271,7 @@ def _fit_table(fits: "Sequence[Fit]") -> Table:
 
 
 def _pilot_table(found: "Recommendation") -> Table:
-    title = f"pilots: {found.by.replace('_', ' ')} at equal clock, mean (spread) over seeds"
+    title = f"pilots on the {found.cloud} cloud: {found.by.replace('_', ' ')} at equal clock, mean (spread) over seeds"
     table = Table("B", header_style="bold", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for stop in found.stops:
         table.add_column(f"clock {stop:.0f}", justify="right", no_wrap=True)

@@ -67,6 +67,18 @@ def test_a_baseline_has_no_b_to_try() -> None:
     assert "no pilots: fedprox keeps one model everywhere" in answer.out
 
 
+def test_pilots_follow_the_cloud_that_is_named_and_a_matrix_is_not_replaced_unasked(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job.toml", cloud={"name": "graph", "mixing": [[0.25] * 4] * 4}, run={"until_clock": 40.0})
+    refused = fedbcd("plan", job)
+    assert refused.code == 2
+    assert "mixes all servers along its matrix, so there is no B to choose" in refused.err
+    answer = fedbcd("plan", job, "--cloud", "rigorous", "--first", "2", "--seeds", "1", "--json")
+    assert answer.code == 0
+    assert "the mixing matrix of fedbcd graph is replaced by the rigorous cloud" in answer.err
+    assert "pilots on the rigorous cloud" in answer.err
+    assert answer.summary["cloud"] == answer.summary["recommendation"]["cloud"] == "rigorous"
+
+
 def test_explain_tells_the_story_of_a_round(run: Path) -> None:
     answer = fedbcd("explain", run, "--round", "7", "--json")
     assert answer.code == 0

@@ -17,7 +17,7 @@ from fedbcd.eventlog import LogWriter
 from fedbcd.experiments.job import parse
 from fedbcd.planner.explain import explain
 from fedbcd.planner.order_statistics import Empirical
-from fedbcd.planner.pilots import Pilot, candidates, job_length, run_pilots
+from fedbcd.planner.pilots import Pilot, candidates, job_length, planned_cloud, run_pilots
 from fedbcd.planner.plan import every_first, make_plan
 from fedbcd.planner.record import read_record
 from fedbcd.planner.server_time import DeviceModel, KnownTime, RecordedTime, device_model, fits, recorded, recorded_times
@@ -258,6 +258,28 @@ def test_a_pilot_that_goes_on_is_where_a_run_at_once_would_be() -> None:
     whole = fb.train(job.make_federation(), job.algorithm, cloud=fb.AsyncCloud(2), until_clock=40, active=2, seed=0)
     assert found.pilots[0].scores[-1] == (whole.history.last.global_accuracy,)
     assert found.pilots[0].rounds == whole.history.last.round
+
+
+def test_pilots_run_on_the_cloud_that_is_planned_for() -> None:
+    job = parse(job_table(run={"until_clock": 80.0}))[0]
+    ends = {}
+    for cloud in (fb.AsyncCloud(2), fb.RigorousCloud(2)):
+        found = run_pilots(job, [2], seeds=1, cloud=cloud.name)
+        whole = fb.train(job.make_federation(), job.algorithm, cloud=cloud, until_clock=20, active=2, seed=0)
+        assert found.cloud == cloud.name
+        ends[cloud.name] = (found.pilots[0].rounds, found.pilots[0].scores[-1])
+        assert ends[cloud.name] == (whole.history.last.round, (whole.history.last.global_accuracy,))
+    assert ends["async"] != ends["rigorous"]
+
+
+def test_a_mixing_matrix_is_not_planned_for_unless_another_cloud_is_named() -> None:
+    mixing = [[0.25] * 4] * 4
+    job = parse(job_table(cloud={"name": "graph", "mixing": mixing}, run={"until_clock": 40.0}))[0]
+    with pytest.raises(ConfigError, match="mixes all servers along its matrix, so there is no B to choose; name the cloud"):
+        run_pilots(job, [2], seeds=1)
+    assert planned_cloud(job, "rigorous") == "rigorous"
+    with pytest.raises(ConfigError, match="cloud='ring' cannot be planned for; use 'async' or 'rigorous'"):
+        planned_cloud(job, "ring")
 
 
 def test_the_clearly_worse_are_stopped_and_the_doubtful_go_on() -> None:

@@ -21,8 +21,9 @@ from fedbcd.experiments.sweep import Score
 from fedbcd.planner.order_statistics import check_rank
 from fedbcd.planner.server_time import device_model
 from fedbcd.planner.timeline import rounds_of
-from fedbcd.protocol.clouds import AsyncCloud, RigorousCloud
+from fedbcd.protocol.clouds import AsyncCloud, GraphCloud, RigorousCloud, SyncCloud
 
+PLANNED: dict[str, type[AsyncCloud] | type[RigorousCloud]] = {kind.name: kind for kind in (AsyncCloud, RigorousCloud)}
 STOPS = (1 / 16, 1 / 8, 1 / 4)  # of the job's own length
 
 
@@ -50,6 +51,7 @@ class Recommendation:
     stops: tuple[float, ...]  # clock times
     pilots: tuple[Pilot, ...]  # best first
     clear: bool  # whether the lead over the runner-up is more than chance over seeds
+    cloud: str  # on which the pilots ran: "async" or "rigorous"
 
     @property
     def sentence(self) -> str:
@@ -76,9 +78,15 @@ def run_pilots(
     seeds: int = 2,
     by: Score = "global_accuracy",
     until_clock: float | None = None,
+    cloud: str | None = None,
     on_done: Callable[[Pilot, int], None] = lambda _, __: None,
 ) -> Recommendation:
-    """Try each B of `firsts` on the job. `until_clock` is where the last stop is (default: a quarter of the job's own length)."""
+    """Try each B of `firsts` on the job.
+
+    until_clock  where the last stop is (default: a quarter of the job's own length)
+    cloud        "async" or "rigorous" (default: see `planned_cloud`)
+    """
+    kind = PLANNED[planned_cloud(job, cloud)]
     chosen = candidates(job.federation.servers) if firsts is None else sorted(set(firsts))
     _check(job, chosen, seeds)
     stops = tuple(share / STOPS[-1] * (until_clock or STOPS[-1] * job_length(job)) for share in STOPS)
@@ -90,12 +98,25 @@ def run_pilots(
     with TemporaryDirectory(prefix="fedbcd-pilots-") as folder:
         for number, stop in enumerate(stops):
             for pilot in racing:
-                _advance(pilot, jobs, federations, stop, by, Path(folder))
+                _advance(pilot, kind(pilot.first), jobs, federations, stop, by, Path(folder))
                 on_done(pilot, number)
             if number < len(stops) - 1:
                 racing = _without_hopeless(racing, stop)
     pilots.sort(key=lambda pilot: (-len(pilot.scores), -pilot.score))
-    return Recommendation(pilots[0].first, by, stops, tuple(pilots), _is_clear(pilots))
+    return Recommendation(pilots[0].first, by, stops, tuple(pilots), _is_clear(pilots), kind.name)
+
+
+def planned_cloud(job: Job, named: str | None = None) -> str:
+    """The name of the cloud that a job is planned for: the one `named`, else its own ("async" for "sync", which is its B = N)."""
+    chosen = named or ("async" if isinstance(job.cloud, SyncCloud) else job.cloud.name)
+    if chosen == GraphCloud.name:
+        raise ConfigError(
+            f"{job.name} mixes all servers along its matrix, so there is no B to choose; "
+            "name the cloud to put in its place: 'async' or 'rigorous' (--cloud)"
+        )
+    if chosen not in PLANNED:
+        raise ConfigError(f"cloud={chosen!r} cannot be planned for; use 'async' or 'rigorous' (sync waits for all servers, which is B = N)")
+    return chosen
 
 
 def job_length(job: Job) -> float:
@@ -116,14 +137,22 @@ def _check(job: Job, firsts: Sequence[int], seeds: int) -> None:
         raise ConfigError(f"{job.algorithm.name} keeps one model everywhere and waits for all servers; there is no B to try")
 
 
-def _advance(pilot: Pilot, jobs: Sequence[Job], federations: Sequence[Federation], stop: float, by: Score, folder: Path) -> None:
+def _advance(
+    pilot: Pilot,
+    cloud: AsyncCloud | RigorousCloud,
+    jobs: Sequence[Job],
+    federations: Sequence[Federation],
+    stop: float,
+    by: Score,
+    folder: Path,
+) -> None:
     """Bring every seed of a pilot to clock `stop`."""
     scores = []
     for seed, (job, federation) in enumerate(zip(jobs, federations, strict=True)):
         run = train(
             federation,
             job.algorithm,
-            cloud=_cloud(job, pilot.first),
+            cloud=cloud,
             until_clock=stop,
             active=job.federation.active,
             clock=job.clock,
@@ -141,10 +170,6 @@ def _advance(pilot: Pilot, jobs: Sequence[Job], federations: Sequence[Federation
     if not all(map(math.isfinite, scores)):
         raise ConfigError(f"the pilots have no {by.replace('_', ' ')}: the data set has no test samples to score on")
     pilot.scores.append(tuple(scores))
-
-
-def _cloud(job: Job, first: int) -> AsyncCloud | RigorousCloud:
-    return RigorousCloud(first) if isinstance(job.cloud, RigorousCloud) else AsyncCloud(first)
 
 
 def _without_hopeless(racing: Sequence[Pilot], stop: float) -> list[Pilot]:
