@@ -142,13 +142,13 @@ def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[int, ServerTime]
 
 def _from_log(log: Path, actives: Sequence[int] | None) -> "tuple[dict[int, ServerTime], int, list[Fit]]":
     from fedbcd.planner.record import read_record
-    from fedbcd.planner.server_time import fits, recorded, recorded_times
+    from fedbcd.planner.server_time import fits, observe, recorded
 
     record = read_record(log)
     seen = max(len(phase.complete) for phase in record.phases)
     sources: dict[int, ServerTime] = {active: recorded(record, active) for active in actives or ()} or {seen: recorded(record)}
     try:
-        return sources, record.servers, fits(recorded_times(record))
+        return sources, record.servers, fits(observe(record))
     except RecordError as error:
         console.print(f"no distribution was fitted: {error}", markup=False, soft_wrap=True)
         return sources, record.servers, []

@@ -20,7 +20,7 @@ from fedbcd.planner.order_statistics import Empirical
 from fedbcd.planner.pilots import Pilot, candidates, job_length, planned_cloud, run_pilots
 from fedbcd.planner.plan import every_first, make_plan
 from fedbcd.planner.record import read_record
-from fedbcd.planner.server_time import DeviceModel, KnownTime, RecordedTime, device_model, fits, recorded, recorded_times
+from fedbcd.planner.server_time import DeviceModel, KnownTime, Observed, device_model, fits, observe, recorded, recorded_times
 from fedbcd.planner.timeline import async_rounds, rounds_of
 from run_helpers import job_table, train
 
@@ -163,7 +163,7 @@ def test_a_smaller_q_can_be_read_off_a_log(log: Path) -> None:
 def test_the_nearest_fit_is_the_distribution_that_was_drawn_from(name: str) -> None:
     kinds = {"weibull": stats.weibull_min(3.0, scale=2), "gamma": stats.gamma(3, scale=2), "lognormal": stats.lognorm(0.8, scale=3)}
     drawn = kinds.get(name, stats.expon(scale=2)).ppf(np.random.default_rng(4).random(4000))
-    found = fits(drawn)
+    found = fits(Observed(drawn, np.ones(4000, dtype=bool)))
     assert {fit.name for fit in found} == {"exponential", "weibull", "gamma", "lognormal"}
     assert [fit.distance for fit in found] == sorted(fit.distance for fit in found)
     nearest = {fit.name: fit.distance for fit in found}
@@ -172,13 +172,56 @@ def test_the_nearest_fit_is_the_distribution_that_was_drawn_from(name: str) -> N
         assert found[0].name == name
 
 
-def test_error_bars_of_a_short_log_are_wide_and_cover_the_truth(log: Path) -> None:
-    record = read_record(log)
+def short_log(path: Path, seed: int, rounds: int = 20) -> Path:
+    writer = LogWriter(path, {})
+    played = simulation(10, fb.AsyncCloud(3), log=writer, seed=seed)
+    for _ in range(rounds):
+        played.play_round()
+    writer.close()
+    return path
+
+
+def test_error_bars_of_a_short_log_are_wide_and_cover_the_truth(tmp_path: Path) -> None:
+    """Over many logs of twenty rounds, at once the error that is stated; at B = N the longest of sixty phases decide, and bars are short."""
     model = make_plan({3: DeviceModel(CLOCK, 10, 3)}, 10, firsts=[1, 3, 10])
-    short = make_plan({3: recorded(record)}, 10, firsts=[1, 3, 10])
-    for truth, row in zip(model.rows, short.rows, strict=True):
-        assert row.error > 5 * truth.error
-        assert abs(row.round_time - truth.round_time) < 2 * row.error
+    covered, found = np.zeros(3), np.zeros(3)
+    for seed in range(40):
+        plan = make_plan({3: recorded(read_record(short_log(tmp_path / f"{seed}", seed)))}, 10, firsts=[1, 3, 10])
+        for place, (truth, row) in enumerate(zip(model.rows, plan.rows, strict=True)):
+            assert row.error > 5 * truth.error
+            covered[place] += abs(row.round_time - truth.round_time) < row.error
+            found[place] += row.round_time / truth.round_time
+    assert covered.sum() / 120 >= 0.85
+    assert covered.min() / 40 >= 0.8
+    assert found / 40 == pytest.approx(np.ones(3), abs=0.05)
+
+
+def test_phases_under_way_at_the_end_of_a_log_count_for_as_long_as_they_lasted(tmp_path: Path) -> None:
+    """Leaving them out would favour short phases: 8 % in the mean of twenty rounds."""
+    model = float(DeviceModel(CLOCK, 10, 3).sample(1, 40_000, seed=0).mean())
+    whole, ended = np.zeros(60), np.zeros(60)
+    for seed in range(60):
+        record = read_record(short_log(tmp_path / f"{seed}", seed))
+        assert observe(record).times.size == len([p for p in record.phases if p.opened < record.end]) > recorded_times(record).size
+        whole[seed], ended[seed] = recorded(record).distribution.mean(), recorded_times(record).mean()
+    assert abs(whole.mean() - model) < 3 * whole.std() / math.sqrt(60) < 0.05 * model
+    assert ended.mean() < 0.96 * model
+
+
+def test_kaplan_meier_by_hand() -> None:
+    """Ends at 1, 3 and 4 with 5, 3 and 1 phases that lasted so long, 2+ and 3+ under way: S = 4/5, 4/5 2/3, 0."""
+    sample = Observed(np.array([3.0, 1.0, 2.0, 4.0, 3.0]), np.array([True, True, False, True, False])).distribution()
+    assert sample.values.tolist() == [1.0, 3.0, 4.0]
+    assert np.diff(sample.share) == pytest.approx([1 / 5, 4 / 15, 8 / 15])
+    last = Observed(np.array([1.0, 5.0]), np.array([True, False])).distribution()
+    assert last.mean() == 3.0  # the longest is under way: taken to end there
+
+
+def test_fits_count_phases_under_way() -> None:
+    drawn = np.random.default_rng(4).weibull(1.5, 4000) * 2
+    found = {fit.name: fit for fit in fits(Observed(np.minimum(drawn, 2.5), drawn < 2.5))}
+    assert found["weibull"].parameters == pytest.approx({"shape": 1.5, "scale": 2.0}, rel=0.05)
+    assert min(fit.distance for fit in found.values()) == found["weibull"].distance
 
 
 # -------------------------------------------------------------------------------------------------------------------------- plans
@@ -232,7 +275,7 @@ def test_logs_that_hold_nothing_are_named(tmp_path: Path) -> None:
         read_record(path)
     for times, words in ((np.ones(5), "without any spread"), (np.array([0.0, 1.0]), "cannot be fitted by a distribution above 0")):
         with pytest.raises(RecordError, match=words):
-            fits(times)
+            fits(Observed(times, np.ones(times.size, dtype=bool)))
 
 
 # ------------------------------------------------------------------------------------------------------------------------- pilots
@@ -343,7 +386,7 @@ def test_logs_of_every_cloud_can_be_read_and_explained(case: str, tmp_path: Path
     assert story.ended == run.summary["clock"] == story.last.ready
     assert len(story.mixed) == (4 if case in ("fedbcd-sync", "fedbcd-graph") else 2)
     assert all(math.isfinite(time) and time > 0 for time in recorded_times(record))
-    assert RecordedTime(Empirical(recorded_times(record))).sample(2, 3, 0).shape == (2, 3)
+    assert recorded(record).sample(2, 3, 0).shape == (2, 3)
 
 
 def test_a_round_that_is_not_there_is_named(log: Path) -> None:

@@ -24,18 +24,23 @@ PANELS: Floats = np.array([0.0, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 600])
 
 
 class Empirical:
-    """A recorded sample as a distribution: each of its values is equally likely."""
+    """A recorded sample as a distribution: each of its values is equally likely, or as likely as its weight says."""
 
-    def __init__(self, values: npt.ArrayLike) -> None:
-        self.values: Floats = np.sort(np.asarray(values, dtype=np.float64).ravel())
-        if self.values.size == 0:
+    def __init__(self, values: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> None:
+        found = np.asarray(values, dtype=np.float64).ravel()
+        if found.size == 0:
             raise ConfigError("an empirical sample needs at least one value; it is empty")
-        if not np.isfinite(self.values).all():
+        if not np.isfinite(found).all():
             raise ConfigError("an empirical sample must be finite numbers; remove what is not")
+        order = np.argsort(found, kind="stable")
+        weight = np.ones(found.size) if weights is None else np.asarray(weights, dtype=np.float64)[order]
+        self.values: Floats = found[order]
+        self.share: Floats = np.concatenate([[0.0], np.cumsum(weight) / weight.sum()])  # F, before the first value and at each
+        self.share[-1] = 1.0
 
     def mean(self) -> float:
         """The mean of the sample."""
-        return float(self.values.mean())
+        return float(np.diff(self.share) @ self.values)
 
     def support(self) -> tuple[float, float]:
         """The smallest and the largest value."""
@@ -43,8 +48,7 @@ class Empirical:
 
     def ppf(self, u: npt.ArrayLike) -> Floats:
         """F^-1(u): the smallest value whose share of the sample, with all below it, is at least u."""
-        place = np.ceil(np.asarray(u, dtype=np.float64) * self.values.size).astype(np.int64) - 1
-        return np.asarray(self.values[np.clip(place, 0, self.values.size - 1)])
+        return np.asarray(self.values[np.searchsorted(self.share[1:], np.asarray(u, dtype=np.float64))])
 
 
 Distribution: TypeAlias = Any  # a frozen continuous distribution of scipy.stats, or Empirical
@@ -113,9 +117,8 @@ def _integrated(distribution: Distribution, k: npt.NDArray[np.int64], n: int) ->
 
 
 def _expected_of_sample(sample: Empirical, k: npt.NDArray[np.int64], n: int) -> Floats:
-    """sum_j x_j (P(tau_(k) <= x_j) - P(tau_(k) <= x_{j-1})), P(tau_(k) <= x_j) = I_{j/m}(k, n - k + 1)."""
-    share = np.arange(sample.values.size + 1) / sample.values.size
-    below = special.betainc(k[:, None], n - k[:, None] + 1, share)
+    """sum_j x_j (P(tau_(k) <= x_j) - P(tau_(k) <= x_{j-1})), P(tau_(k) <= x_j) = I_{F(x_j)}(k, n - k + 1)."""
+    below = special.betainc(k[:, None], n - k[:, None] + 1, sample.share)
     return np.asarray(np.diff(below, axis=1) @ sample.values)
 
 

@@ -63,6 +63,7 @@ class Record:
     path: Path
     phases: list[Phase] = field(default_factory=list)
     mixes: list[Mix] = field(default_factory=list)
+    end: float = 0.0  # the clock at its last line
 
     @property
     def servers(self) -> int:
@@ -93,6 +94,7 @@ class _Reader:
 
     def take(self, line: Transition) -> None:
         """One transition."""
+        self.record.end = line.time
         if line.actor == COORDINATOR:
             self._coordinator(line)
         elif line.actor.startswith("server/"):
