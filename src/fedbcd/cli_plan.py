@@ -66,6 +66,10 @@ def plan_command(
 
     if sum(given is not None for given in (file, log, times)) > 1:
         raise ConfigError("give a job file, --log or --times, one of them")
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds} must be 1 or more")
+    if until_clock is not None and not 0 < until_clock < math.inf:
+        raise ConfigError(f"--until-clock {until_clock:g} must be a finite number above 0")
     score: Score = convert(by, Score, "--by")
     screen = console if as_json else Console()
     fits: list[Fit] = []
@@ -80,7 +84,9 @@ def plan_command(
     chosen = _cloud(screen, job, cloud)
     firsts = _numbers(first, "--first")
     with console.status("planning ..."):
-        plan = make_plan(sources, servers or number, firsts=firsts, cloud=chosen, rounds=rounds, clock_seconds=clock_seconds)
+        plan = make_plan(
+            sources, number if servers is None else servers, firsts=firsts, cloud=chosen, rounds=rounds, clock_seconds=clock_seconds
+        )
     _show_plan(screen, plan, fits, job)
     recommendation = None
     if job is not None and pilots and servers not in (None, job.federation.servers):

@@ -349,6 +349,7 @@ def test_the_length_of_a_job_in_rounds_is_planned() -> None:
     [
         ({}, {"firsts": [5]}, "B=5 of 4 servers cannot be waited for"),
         ({}, {"seeds": 0}, "seeds=0 must be 1 or more"),
+        ({}, {"until_clock": 0}, "until_clock=0 must be a finite number above 0"),
         ({"algorithm": {"name": "fedavg"}}, {}, "fedavg keeps one model everywhere"),
     ],
 )

@@ -88,8 +88,9 @@ def run_pilots(
     """
     kind = PLANNED[planned_cloud(job, cloud)]
     chosen = candidates(job.federation.servers) if firsts is None else sorted(set(firsts))
-    _check(job, chosen, seeds)
-    stops = tuple(share / STOPS[-1] * (until_clock or STOPS[-1] * job_length(job)) for share in STOPS)
+    _check(job, chosen, seeds, until_clock)
+    last = STOPS[-1] * job_length(job) if until_clock is None else until_clock
+    stops = tuple(share / STOPS[-1] * last for share in STOPS)
     jobs = [replace(job, run=replace(job.run, seed=job.run.seed + k)) for k in range(seeds)]
     federations = [each.make_federation() for each in jobs]
     jobs[0].use_threads(federations[0])
@@ -128,11 +129,13 @@ def job_length(job: Job) -> float:
     return job.run.rounds * rounds_of(job.cloud.name, device_model(job), job.federation.servers, first, job.run.rounds).mean
 
 
-def _check(job: Job, firsts: Sequence[int], seeds: int) -> None:
+def _check(job: Job, firsts: Sequence[int], seeds: int, until_clock: float | None) -> None:
     for first in firsts:
         check_rank(first, job.federation.servers)
     if seeds < 1:
         raise ConfigError(f"seeds={seeds} must be 1 or more")
+    if until_clock is not None and not 0 < until_clock < math.inf:
+        raise ConfigError(f"until_clock={until_clock} must be a finite number above 0")
     if not job.algorithm.personal:
         raise ConfigError(f"{job.algorithm.name} keeps one model everywhere and waits for all servers; there is no B to try")
 
