@@ -104,7 +104,7 @@ def explain_command(
     """Say who waited for whom in one round of a recorded run, and why the round took as long as it did."""
     from fedbcd.planner.explain import explain
 
-    story = explain(log, round_)
+    story = explain(log, round_, _notice)
     screen = console if as_json else Console()
     screen.print(_story_table(story))
     for sentence in story.sentences:
@@ -150,7 +150,7 @@ def _from_log(log: Path, actives: Sequence[int] | None) -> "tuple[dict[int, Serv
     from fedbcd.planner.record import read_record
     from fedbcd.planner.server_time import fits, observe, recorded
 
-    record = read_record(log)
+    record = read_record(log, _notice)
     seen = max(len(phase.complete) for phase in record.phases)
     sources: dict[int, ServerTime] = {active: recorded(record, active) for active in actives or ()} or {seen: recorded(record)}
     try:
@@ -158,6 +158,10 @@ def _from_log(log: Path, actives: Sequence[int] | None) -> "tuple[dict[int, Serv
     except RecordError as error:
         console.print(f"no distribution was fitted: {error}", markup=False, soft_wrap=True)
         return sources, record.servers, []
+
+
+def _notice(text: str) -> None:
+    console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _from_times(text: str) -> "ServerTime":

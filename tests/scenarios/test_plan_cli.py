@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import fedbcd as fb
-from fedbcd.eventlog import LogWriter
+from fedbcd.errors import RecordError
+from fedbcd.eventlog import LogReader, LogWriter
 from run_helpers import fedbcd, hash_folder, train, write_job
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +121,31 @@ def test_bad_input_is_named_in_a_sentence(arguments: list[str], words: str) -> N
     answer = fedbcd(*arguments)
     assert answer.code in (2, 4)
     assert words in " ".join(answer.err.split())
+
+
+def test_a_log_that_is_cut_off_in_its_last_line_is_read_up_to_there(run: Path, tmp_path: Path) -> None:
+    whole = (run / "events.jsonl").read_bytes()
+    cut = tmp_path / "events.jsonl"
+    cut.write_bytes(whole[: len(whole) * 3 // 4].rstrip(b"\n"))
+    number = cut.read_bytes().count(b"\n") + 1
+    for command in (["plan", "--log"], ["explain"]):
+        answer = fedbcd(*command, cut)
+        assert answer.code == 0
+        assert f"is cut off in line {number}, which is left out" in answer.err
+    cut.write_bytes(whole[:-1000].replace(b'"t":', b'"t";', 40))  # damage elsewhere is still damage
+    assert "is damaged" in fedbcd("explain", cut).err
+    with pytest.raises(RecordError, match="damaged or cut short"):
+        list(LogReader(cut))
+
+
+def test_a_folder_of_several_runs_names_them(run: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").write_bytes((run / "events.jsonl").read_bytes())
+    for command in (["plan", "--log"], ["explain"]):
+        answer = fedbcd(*command, tmp_path)
+        assert answer.code == 4
+        assert f"name one of them: {tmp_path / 'one'}, {tmp_path / 'two'}" in " ".join(answer.err.split())
 
 
 def test_a_log_without_arrivals_is_named(tmp_path: Path) -> None:
