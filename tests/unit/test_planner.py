@@ -21,7 +21,7 @@ from fedbcd.planner.pilots import Pilot, candidates, job_length, planned_cloud, 
 from fedbcd.planner.plan import every_first, make_plan
 from fedbcd.planner.record import read_record
 from fedbcd.planner.server_time import DeviceModel, KnownTime, Observed, device_model, fits, observe, recorded, recorded_times
-from fedbcd.planner.timeline import async_rounds, rounds_of
+from fedbcd.planner.timeline import async_rounds, rigorous_rounds, rounds_of
 from run_helpers import job_table, train
 
 CLOCK = fb.Clock()
@@ -104,6 +104,14 @@ def test_staleness_is_the_rounds_since_the_last_mix_of_those_left_out() -> None:
     assert one.staleness == pytest.approx(2.0)  # 1, 2 and 3 rounds old
     assert one.mean == pytest.approx(0.5, rel=0.05)
     assert async_rounds(constant, 4, 4).mean == 2.0
+
+
+def test_exactly_b_of_servers_that_end_together_are_in_a_rigorous_mix() -> None:
+    """All end at once: of four the two that were left out come next, and are then one round old; of three, one at a time, 1 or 2."""
+    constant = np.full((4, 400), 2.0)
+    pair = rigorous_rounds(constant, 4, 2)
+    assert (pair.mean, pair.staleness, pair.staleness_high) == (2.0, 1.0, 1.0)
+    assert rigorous_rounds(constant, 3, 1).staleness == pytest.approx(1.5, abs=0.02)
 
 
 # ------------------------------------------------------------------------------------------------------------------- server times
