@@ -15,6 +15,7 @@ from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.eventlog import LogWriter
 from fedbcd.experiments.job import parse
+from fedbcd.planner import server_time
 from fedbcd.planner.explain import explain
 from fedbcd.planner.order_statistics import Empirical
 from fedbcd.planner.pilots import Pilot, candidates, job_length, planned_cloud, run_pilots
@@ -130,6 +131,15 @@ def test_times_are_addressed_draws() -> None:
     source = DeviceModel(CLOCK, 10, 3)
     assert np.array_equal(source.sample(2, 50, 1), source.sample(2, 50, 1))
     assert not np.array_equal(source.sample(2, 50, 1), source.sample(2, 50, 2))
+
+
+@pytest.mark.parametrize("delay", DELAYS.values(), ids=DELAYS)
+def test_draws_do_not_depend_on_how_many_are_made_at_once(delay: Delay, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = DeviceModel(fb.Clock(delay, delay), 10, 3)
+    whole = source.sample(3, 50, 1)
+    for chunk in (1, 20, 100):
+        monkeypatch.setattr(server_time, "CHUNK", chunk)
+        assert np.array_equal(source.sample(3, 50, 1), whole)
 
 
 @pytest.fixture(scope="module")

@@ -202,9 +202,9 @@ def sampled(distribution: Distribution, k: int, n: int, samples: int = 10_000, s
     return Estimate(float(found.mean()), float(found.std(ddof=1) / math.sqrt(samples)))
 
 
-def uniforms(seed: int, part: int, rows: int, columns: int) -> Floats:
-    """Addressed uniform numbers for planning: one row per time that is sampled."""
-    row, column = np.arange(rows)[:, None], np.arange(columns)[None, :]
+def uniforms(seed: int, part: int, rows: int, columns: int, begin: int = 0) -> Floats:
+    """Addressed uniform numbers for planning, from row `begin` on: one row per time that is sampled."""
+    row, column = np.arange(begin, begin + rows)[:, None], np.arange(columns)[None, :]
     return draws.unit(draws.address(seed, draws.PLANNING, np.array([[part]]), row, column))
 
 
