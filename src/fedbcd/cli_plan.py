@@ -34,6 +34,8 @@ LEGEND = """fresh: E[tau_(B)] of servers that start together, r: its ratio to th
 round: mean time between two mixes, where servers left out carry on (+- 95 %); ratio: to that of all
 steps/h: server steps from a mix; age: rounds since its last mix, of a server left out (old: 95 in 100 are younger)"""
 
+NO_BARS = "+- is -: these times have no finite variance, so a sampled mean has no error bar and is likely too short; B = all is exact"
+
 
 def plan_command(
     file: Annotated[Path | None, typer.Argument(help="A job file (TOML). Without one: the default job.")] = None,
@@ -247,6 +249,8 @@ def _show_plan(screen: Console, plan: "Plan", fits: "Sequence[Fit]", job: Job | 
     what = "" if job is None else f" of {job.name}"
     screen.print(_plan_table(plan, escape(f"{plan.servers} servers on the {plan.cloud} cloud{what}; E[tau_n] = {plan.server_time:.3g}")))
     screen.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
+    if not plan.has_bars:
+        screen.print(NO_BARS, markup=False, highlight=False, soft_wrap=True)
 
 
 def _plan_table(plan: "Plan", title: str) -> Table:
@@ -256,11 +260,15 @@ def _plan_table(plan: "Plan", title: str) -> Table:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for row in _some(plan.rows):
-        numbers = [f"{row.order_statistic:.3g}", f"{row.reduction:.3f}", f"{row.round_time:.3g}", f"{row.error:.1g}", f"{row.ratio:.3f}"]
+        numbers = [f"{row.order_statistic:.3g}", f"{row.reduction:.3f}", f"{row.round_time:.3g}", _bar(row), f"{row.ratio:.3f}"]
         rates = [f"{row.rounds_per_hour:.0f}", f"{row.updates_per_hour:.0f}"]
         ages = [f"{row.staleness:.1f}", f"{row.staleness_high:.0f}"] if row.beta < 1 else ["-", "-"]
         table.add_row(*[str(row.active)] * several, str(row.first), *numbers, *rates, *ages)
     return table
+
+
+def _bar(row: "PlanRow") -> str:
+    return "-" if row.error is None else f"{row.error:.1g}"
 
 
 def _some(rows: "Sequence[PlanRow]") -> "list[PlanRow]":

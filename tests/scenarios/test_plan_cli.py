@@ -62,6 +62,13 @@ def test_plan_from_a_distribution_by_our_name_or_scipys() -> None:
     assert rigorous.summary["cloud"] == "rigorous"
 
 
+def test_a_plan_says_where_there_can_be_no_error_bar() -> None:
+    answer = fedbcd("plan", "--times", '{ name = "pareto", b = 1.05 }', "--servers", "3", "--json")
+    assert answer.code == 0
+    assert "these times have no finite variance" in answer.err
+    assert answer.summary["rows"][0]["error"] is None
+
+
 def test_a_baseline_has_no_b_to_try() -> None:
     answer = fedbcd("plan", "--run", "FedProx, sync cloud", "--first", "10")
     assert answer.code == 0

@@ -17,7 +17,7 @@ from fedbcd.eventlog import LogWriter
 from fedbcd.experiments.job import parse
 from fedbcd.planner import server_time
 from fedbcd.planner.explain import explain
-from fedbcd.planner.order_statistics import Empirical
+from fedbcd.planner.order_statistics import Empirical, expected
 from fedbcd.planner.pilots import Pilot, candidates, job_length, planned_cloud, run_pilots
 from fedbcd.planner.plan import every_first, make_plan
 from fedbcd.planner.record import read_record
@@ -258,6 +258,16 @@ def test_a_plan_has_a_row_for_every_b_and_q() -> None:
 def test_a_known_distribution_is_shown_with_its_exact_order_statistics() -> None:
     plan = make_plan({1: KnownTime(stats.expon(scale=2))}, 4)
     assert [row.order_statistic for row in plan.rows] == pytest.approx([2 * sum(1 / j for j in range(5 - k, 5)) for k in range(1, 5)])
+
+
+def test_times_without_a_variance_have_no_error_bar_and_all_servers_are_exact() -> None:
+    plan = make_plan({1: KnownTime(stats.pareto(1.5))}, 4)
+    assert [row.error for row in plan.rows] == [None, None, None, 0.0]
+    assert all(row.spread is None for row in plan.rows)
+    assert not plan.has_bars
+    assert plan.rows[-1].round_time == pytest.approx(expected(stats.pareto(1.5), 4, 4))
+    assert plan.server_time == pytest.approx(3.0)
+    assert make_plan({1: KnownTime(stats.pareto(2.5))}, 4).has_bars
 
 
 def test_of_many_servers_fifty_b_are_planned() -> None:

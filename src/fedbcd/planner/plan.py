@@ -26,8 +26,8 @@ class PlanRow:
     order_statistic: float  # E[tau_(B)] of N fresh servers, eq. (7)
     reduction: float  # r_{B,N} = E[tau_(B)] / E[tau_(N)], eq. (7)
     round_time: float  # mean time between two mixes
-    error: float  # of that mean, 95 in 100; from a log: what another log of this length might give
-    spread: float  # standard deviation of one round
+    error: float | None  # of that mean, 95 in 100; from a log: what another log of this length might give; None: it has none
+    spread: float | None  # standard deviation of one round; None: infinite
     ratio: float  # round_time over that of waiting for all
     rounds_per_hour: float
     updates_per_hour: float  # server steps after a mix: B times as many
@@ -48,6 +48,11 @@ class Plan:
     def to_table(self) -> dict[str, object]:
         """Plain data."""
         return asdict(self)
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether every round time has an error bar."""
+        return all(row.error is not None for row in self.rows)
 
 
 def make_plan(
@@ -81,7 +86,10 @@ def make_plan(
         if isinstance(source, RecordedTime):
             known, times = source.as_known, source.as_known.sample(REPLICAS, draws_needed(servers), seed)
             lasts = {b: _corrected(_round_time(cloud, known, times, servers, b, rounds, seed), found) for b, found in lasts.items()}
-        rows += [_row(first, active, servers, fresh, lasts[first], lasts[servers], clock_seconds) for first in chosen]
+        if isinstance(source, KnownTime):  # waiting for all of fresh servers is eq. (7) itself, on both clouds
+            lasts[servers] = replace(lasts[servers], mean=float(fresh[-1]), error=0.0)
+        bars = source.has_variance if isinstance(source, KnownTime) else True
+        rows += [_row(first, active, servers, fresh, lasts[first], lasts[servers], bars, clock_seconds) for first in chosen]
     return Plan(cloud, servers, tuple(rows), means[0], clock_seconds)
 
 
@@ -131,7 +139,9 @@ def _fresh(source: ServerTime, times: Floats, servers: int) -> Floats:
     return np.asarray(np.sort(times.ravel()[:whole].reshape(-1, servers), axis=1).mean(axis=0))
 
 
-def _row(first: int, active: int, servers: int, fresh: Floats, lasts: RoundTime, sync: RoundTime, clock_seconds: float) -> PlanRow:
+def _row(
+    first: int, active: int, servers: int, fresh: Floats, lasts: RoundTime, sync: RoundTime, bars: bool, clock_seconds: float
+) -> PlanRow:
     per_hour = 3600 / (lasts.mean * clock_seconds)
     return PlanRow(
         first=first,
@@ -140,8 +150,8 @@ def _row(first: int, active: int, servers: int, fresh: Floats, lasts: RoundTime,
         order_statistic=float(fresh[first - 1]),
         reduction=float(fresh[first - 1] / fresh[-1]),
         round_time=lasts.mean,
-        error=lasts.error,
-        spread=lasts.spread,
+        error=lasts.error if bars or first == servers else None,
+        spread=lasts.spread if bars else None,
         ratio=lasts.mean / sync.mean,
         rounds_per_hour=per_hour,
         updates_per_hour=first * per_hour,

@@ -1,5 +1,6 @@
 """tau_n, the time a server needs for one phase: from the device model, from a distribution, or from an event log."""
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -84,6 +85,11 @@ class KnownTime:
         shortest = float(self.distribution.support()[0])
         if shortest < 0:
             raise ConfigError(f"server times cannot be negative, but this distribution begins at {shortest:g}; shift it with loc")
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether the variance is finite; without it a sampled mean has no error bar."""
+        return isinstance(self.distribution, Empirical) or math.isfinite(float(self.distribution.var()))
 
     def sample(self, copies: int, count: int, seed: int) -> Floats:
         """Independent draws of tau_n."""
