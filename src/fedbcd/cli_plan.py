@@ -68,6 +68,8 @@ def plan_command(
 
     if sum(given is not None for given in (file, log, times)) > 1:
         raise ConfigError("give a job file, --log or --times, one of them")
+    if times is not None and active is not None:
+        raise ConfigError(f"--active {active} does not go with --times, which are of whole servers; use a job or a log")
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds} must be 1 or more")
     if until_clock is not None and not 0 < until_clock < math.inf:
@@ -187,12 +189,20 @@ def _scipy(name: str, table: dict[str, Any]) -> "Distribution | None":
     kind = getattr(stats, name, None)
     if not isinstance(kind, stats.rv_continuous):
         return None
+    values = {key: value for key, value in table.items() if key != "name"}
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"--times: {key} = {value!r} of scipy.stats.{name} must be a finite number")
     try:
-        return kind(**{key: value for key, value in table.items() if key != "name"})
+        found = kind(**values)
     except TypeError as error:
         raise ConfigError(
             f"--times: scipy.stats.{name} cannot be made so ({error}); its shape parameters are {kind.shapes or 'none'}"
         ) from None
+    if math.isnan(float(found.support()[0])):
+        given = ", ".join(f"{key} = {value:g}" for key, value in values.items())
+        raise ConfigError(f"--times: scipy.stats.{name} does not exist for {given}; shapes and scale are usually above 0")
+    return found
 
 
 def _numbers(text: str | None, option: str) -> list[int] | None:

@@ -167,12 +167,15 @@ def _finite(values: npt.ArrayLike) -> Floats:
 def expected_exponential(mean: float, k: int, n: int) -> float:
     """mean (1/n + 1/(n-1) + ... + 1/(n-k+1)): the gaps between order statistics are exponential."""
     check_rank(k, n)
+    _check_above_zero(mean=mean)
     return mean * math.fsum(1 / j for j in range(n - k + 1, n + 1))
 
 
 def expected_uniform(low: float, high: float, k: int, n: int) -> float:
     """low + (high - low) k / (n + 1)."""
     check_rank(k, n)
+    if not 0 <= low <= high < math.inf:
+        raise ConfigError(f"low={low}, high={high} must satisfy 0 <= low <= high, and be finite")
     return low + (high - low) * k / (n + 1)
 
 
@@ -182,6 +185,7 @@ def expected_weibull(shape: float, scale: float, k: int, n: int) -> float:
     The terms are larger than their sum by about 3^n, so they are added in decimal arithmetic with as many more digits.
     """
     check_rank(k, n)
+    _check_above_zero(shape=shape, scale=scale)
     with localcontext() as context:
         context.prec = 40 + n // 2 + len(str(n))
         power = -(1 + 1 / Decimal(shape))
@@ -238,6 +242,7 @@ def large_n_reduction(distribution: Distribution, first: int, n: int) -> float:
 
 def weibull_reduction(shape: float, beta: float, n: int) -> float:
     """r <= about (-ln(1 - beta) / ln N)^(1/shape), whatever the scale. (The paper prints the minus sign outside the power.)"""
+    _check_above_zero(shape=shape)
     _check_beta(beta)
     if n < 2:
         raise ConfigError(f"n={n} must be 2 or more: the bound divides by ln N")
@@ -271,6 +276,12 @@ def check_mean(distribution: Distribution) -> None:
         raise ConfigError(
             f"{_name(distribution)} has no mean, so no expected round time; cut it off at a longest time, or use a recorded sample"
         )
+
+
+def _check_above_zero(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name}={value} must be a finite number above 0")
 
 
 def _check_beta(beta: float) -> None:
