@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedbcd.planner.server_time import Fit, ServerTime
 
 console = Console(stderr=True)
+INTERRUPTED = 130
 MOST_ROWS = 16
 LEGEND = """fresh: E[tau_(B)] of servers that start together, r: its ratio to that of all (eq. 7)
 round: mean time between two mixes, where servers left out carry on (+- 95 %); ratio: to that of all
@@ -64,6 +65,7 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object on the last line.")] = False,
 ) -> None:
     """Say how long a round takes for each number B of servers to wait for, and which B is best for your job."""
+    _need_scipy()
     from fedbcd.planner.plan import make_plan
 
     if sum(given is not None for given in (file, log, times)) > 1:
@@ -92,12 +94,18 @@ def plan_command(
             sources, number if servers is None else servers, firsts=firsts, cloud=chosen, rounds=rounds, clock_seconds=clock_seconds
         )
     _show_plan(screen, plan, fits, job)
-    recommendation = None
+    recommendation, interrupted = None, False
     if job is not None and pilots and servers not in (None, job.federation.servers):
         screen.print(f"no pilots: the job has {job.federation.servers} servers, not {servers}", highlight=False)
     elif job is not None and pilots:
-        recommendation = _pilots(screen, job, firsts, seeds, score, until_clock, chosen)
+        try:
+            recommendation = _pilots(screen, job, firsts, seeds, score, until_clock, chosen)
+        except KeyboardInterrupt:
+            interrupted = True
+            console.print("interrupted: the plan is kept, without pilots")
     _keep(screen, plan, recommendation, fits, out, as_json)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def explain_command(
@@ -203,6 +211,13 @@ def _scipy(name: str, table: dict[str, Any]) -> "Distribution | None":
         given = ", ".join(f"{key} = {value:g}" for key, value in values.items())
         raise ConfigError(f"--times: scipy.stats.{name} does not exist for {given}; shapes and scale are usually above 0")
     return found
+
+
+def _need_scipy() -> None:
+    try:
+        import scipy  # noqa: F401
+    except ImportError:
+        raise ConfigError("'fedbcd plan' needs scipy, which is not installed; pip install scipy brings it") from None
 
 
 def _numbers(text: str | None, option: str) -> list[int] | None:

@@ -69,6 +69,25 @@ def test_a_plan_says_where_there_can_be_no_error_bar() -> None:
     assert answer.summary["rows"][0]["error"] is None
 
 
+def test_an_interrupted_pilot_leaves_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedbcd.planner.pilots.run_pilots", interrupted)
+    answer = fedbcd("plan", "--first", "1,10", "--out", tmp_path, "--json")
+    assert answer.code == 130
+    assert "interrupted: the plan is kept, without pilots" in answer.err
+    assert answer.summary["recommendation"] is None
+    assert json.loads((tmp_path / "plan.json").read_text()) == answer.summary
+
+
+def test_without_scipy_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    answer = fedbcd("plan")
+    assert answer.code == 2
+    assert "'fedbcd plan' needs scipy, which is not installed; pip install scipy" in answer.err
+
+
 def test_a_baseline_has_no_b_to_try() -> None:
     answer = fedbcd("plan", "--run", "FedProx, sync cloud", "--first", "10")
     assert answer.code == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 import fedbcd as fb
@@ -15,10 +16,10 @@ from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.eventlog import LogWriter
 from fedbcd.experiments.job import parse
-from fedbcd.planner import server_time
+from fedbcd.planner import pilots, server_time
 from fedbcd.planner.explain import explain
 from fedbcd.planner.order_statistics import Empirical, expected
-from fedbcd.planner.pilots import Pilot, candidates, job_length, planned_cloud, run_pilots
+from fedbcd.planner.pilots import Pilot, Recommendation, candidates, job_length, planned_cloud, run_pilots
 from fedbcd.planner.plan import every_first, make_plan
 from fedbcd.planner.record import read_record
 from fedbcd.planner.server_time import DeviceModel, KnownTime, Observed, device_model, fits, observe, recorded, recorded_times
@@ -361,6 +362,28 @@ def test_the_clearly_worse_are_stopped_and_the_doubtful_go_on() -> None:
     assert pilots[3].stopped_at == 9.0
     single = [Pilot(k, [(0.5 - 0.01 * k,)]) for k in range(4)]
     assert [pilot.first for pilot in _without_hopeless(single, 9.0)] == [0, 1]  # one seed: plain halving
+
+
+def test_pilots_are_compared_where_both_were() -> None:
+    best = Pilot(3, [(0.30, 0.32), (0.40, 0.42), (0.60, 0.62)])
+    stopped = Pilot(5, [(0.20, 0.22), (0.30, 0.32)], stopped_at=20.0)
+    found = Recommendation(3, "global_accuracy", (10.0, 20.0, 40.0), (best, stopped), True, "async")
+    told = "B = 5 had 0.310 at clock 20, where B = 3 had 0.410, and was stopped"
+    assert found.sentence == f"wait for B = 3: global accuracy 0.610 at clock 40; {told}"
+    other = Pilot(5, [(0.20, 0.22), (0.30, 0.32), (0.50, 0.52)])
+    assert Recommendation(3, "global_accuracy", (10.0, 20.0, 40.0), (best, other), True, "async").sentence.endswith("B = 5 had 0.510")
+
+
+def test_pilots_keep_the_storage_of_the_job_and_take_no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    def noted(*args: object, **options: object) -> fb.Run:
+        asked.append(options)
+        return fb.train(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pilots, "train", noted)
+    run_pilots(parse(job_table(run={"until_clock": 40.0, "storage": "bfloat16"}))[0], [2], seeds=1)
+    assert {(options["storage"], options["certify_every"]) for options in asked} == {(torch.bfloat16, 0)}
 
 
 def test_the_length_of_a_job_in_rounds_is_planned() -> None:

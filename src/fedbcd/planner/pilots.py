@@ -61,9 +61,14 @@ class Recommendation:
         if len(self.pilots) == 1:
             return text
         rival = self.pilots[1]
-        when = self.stops[len(rival.scores) - 1]
+        shared = _last_shared_stop(best, rival)
+        there = f"{rival.score:.3f}"
+        if shared < len(best.scores) - 1:
+            there = (
+                f"{there} at clock {self.stops[shared]:.0f}, where B = {best.first} had {mean(best.scores[shared]):.3f}, and was stopped"
+            )
         doubt = "" if self.clear else "; that lead may be chance, so either will do"
-        return f"{text}; B = {rival.first} had {rival.score:.3f} at clock {when:.0f}{doubt}"
+        return f"{text}; B = {rival.first} had {there}{doubt}"
 
 
 def candidates(servers: int) -> list[int]:
@@ -161,11 +166,13 @@ def _advance(
             clock=job.clock,
             seed=job.run.seed,
             looks=1,
+            certify_every=0,
             out=folder / f"{pilot.first}-{seed}",
             resume=True,
             device=job.run.device,
             dtype=torch.float64 if job.run.dtype == "float64" else torch.float32,
             max_batch=job.run.max_batch,
+            storage=job.settings().storage,
         )
         scores.append(float(getattr(run.history.last, by)))
         if seed == 0:
@@ -194,12 +201,16 @@ def _margin(pilots: Sequence[Pilot], stop: int = -1) -> float:
     return 2 * math.sqrt(pooled * 2 / seeds)
 
 
+def _last_shared_stop(a: Pilot, b: Pilot) -> int:
+    return min(len(a.scores), len(b.scores)) - 1
+
+
 def _is_clear(pilots: Sequence[Pilot]) -> bool:
     """Whether the best leads the runner-up, at the last stop both saw, by more than chance; one seed cannot tell."""
     if len(pilots) < 2:
         return True
     best, rival = pilots[:2]
-    shared = min(len(best.scores), len(rival.scores)) - 1
+    shared = _last_shared_stop(best, rival)
     seen = [pilot for pilot in pilots if len(pilot.scores) > shared]
     lead = mean(best.scores[shared]) - mean(rival.scores[shared])
     return len(best.scores[shared]) > 1 and lead > _margin(seen, shared)
