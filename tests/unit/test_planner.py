@@ -371,7 +371,9 @@ def test_pilots_are_compared_where_both_were() -> None:
     told = "B = 5 had 0.310 at clock 20, where B = 3 had 0.410, and was stopped"
     assert found.sentence == f"wait for B = 3: global accuracy 0.610 at clock 40; {told}"
     other = Pilot(5, [(0.20, 0.22), (0.30, 0.32), (0.50, 0.52)])
-    assert Recommendation(3, "global_accuracy", (10.0, 20.0, 40.0), (best, other), True, "async").sentence.endswith("B = 5 had 0.510")
+    assert Recommendation(3, "global_accuracy", (10.0, 20.0, 40.0), (best, other), True, "async").sentence.endswith(
+        "B = 5 had 0.510 at clock 40"
+    )
 
 
 def test_pilots_keep_the_storage_of_the_job_and_take_no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:

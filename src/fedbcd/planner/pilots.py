@@ -62,11 +62,9 @@ class Recommendation:
             return text
         rival = self.pilots[1]
         shared = _last_shared_stop(best, rival)
-        there = f"{rival.score:.3f}"
+        there = f"{rival.score:.3f} at clock {self.stops[shared]:.0f}"
         if shared < len(best.scores) - 1:
-            there = (
-                f"{there} at clock {self.stops[shared]:.0f}, where B = {best.first} had {mean(best.scores[shared]):.3f}, and was stopped"
-            )
+            there += f", where B = {best.first} had {mean(best.scores[shared]):.3f}, and was stopped"
         doubt = "" if self.clear else "; that lead may be chance, so either will do"
         return f"{text}; B = {rival.first} had {there}{doubt}"
 
