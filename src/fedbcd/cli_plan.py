@@ -19,6 +19,7 @@ from fedbcd.engines.simulate.delays import DELAYS
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job, default_table, parse
 from fedbcd.experiments.sweep import Score
+from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
 
 if TYPE_CHECKING:
     from fedbcd.planner.explain import RoundStory, ServerPart
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
     from fedbcd.planner.server_time import Fit, ServerTime
 
 console = Console(stderr=True)
+INTERRUPTED = 130
 MOST_ROWS = 16
 LEGEND = """fresh: E[tau_(B)] of servers that start together, r: its ratio to that of all (eq. 7)
 round: mean time between two mixes, where servers left out carry on (+- 95 %); ratio: to that of all
 steps/h: server steps from a mix; age: rounds since its last mix, of a server left out (old: 95 in 100 are younger)"""
+
+NO_BARS = "+- is -: these times have no finite variance, so a sampled mean has no error bar and is likely too short; B = all is exact"
 
 
 def plan_command(
@@ -61,10 +65,17 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object on the last line.")] = False,
 ) -> None:
     """Say how long a round takes for each number B of servers to wait for, and which B is best for your job."""
+    _need_scipy()
     from fedbcd.planner.plan import make_plan
 
     if sum(given is not None for given in (file, log, times)) > 1:
         raise ConfigError("give a job file, --log or --times, one of them")
+    if times is not None and active is not None:
+        raise ConfigError(f"--active {active} does not go with --times, which are of whole servers; use a job or a log")
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds} must be 1 or more")
+    if until_clock is not None and not 0 < until_clock < math.inf:
+        raise ConfigError(f"--until-clock {until_clock:g} must be a finite number above 0")
     score: Score = convert(by, Score, "--by")
     screen = console if as_json else Console()
     fits: list[Fit] = []
@@ -76,17 +87,25 @@ def plan_command(
     else:
         job = _job(file, run, data)
         sources, number = _from_job(job, _numbers(active, "--active")), job.federation.servers
-    chosen = cloud or (job.cloud.name if job is not None and job.cloud.name in ("async", "rigorous") else "async")
+    chosen = _cloud(screen, job, cloud)
     firsts = _numbers(first, "--first")
     with console.status("planning ..."):
-        plan = make_plan(sources, servers or number, firsts=firsts, cloud=chosen, rounds=rounds, clock_seconds=clock_seconds)
+        plan = make_plan(
+            sources, number if servers is None else servers, firsts=firsts, cloud=chosen, rounds=rounds, clock_seconds=clock_seconds
+        )
     _show_plan(screen, plan, fits, job)
-    recommendation = None
+    recommendation, interrupted = None, False
     if job is not None and pilots and servers not in (None, job.federation.servers):
         screen.print(f"no pilots: the job has {job.federation.servers} servers, not {servers}", highlight=False)
     elif job is not None and pilots:
-        recommendation = _pilots(screen, job, firsts, seeds, score, until_clock)
+        try:
+            recommendation = _pilots(screen, job, firsts, seeds, score, until_clock, chosen)
+        except KeyboardInterrupt:
+            interrupted = True
+            console.print("interrupted: the plan is kept, without pilots")
     _keep(screen, plan, recommendation, fits, out, as_json)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def explain_command(
@@ -97,7 +116,7 @@ def explain_command(
     """Say who waited for whom in one round of a recorded run, and why the round took as long as it did."""
     from fedbcd.planner.explain import explain
 
-    story = explain(log, round_)
+    story = explain(log, round_, _notice)
     screen = console if as_json else Console()
     screen.print(_story_table(story))
     for sentence in story.sentences:
@@ -121,6 +140,18 @@ def _job(file: Path | None, title: str | None, data: Path | None) -> Job:
     return (fitting or jobs)[0]
 
 
+def _cloud(screen: Console, job: Job | None, named: str | None) -> str:
+    """Which cloud to plan for, and a word where it takes the place of a mixing matrix."""
+    from fedbcd.planner.pilots import planned_cloud
+
+    if job is None:
+        return named or AsyncCloud.name
+    chosen = planned_cloud(job, named)
+    if isinstance(job.cloud, GraphCloud):
+        screen.print(f"the mixing matrix of {job.name} is replaced by the {chosen} cloud", markup=False, highlight=False, soft_wrap=True)
+    return chosen
+
+
 def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[int, ServerTime]":
     from fedbcd.planner.server_time import device_model
 
@@ -129,16 +160,20 @@ def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[int, ServerTime]
 
 def _from_log(log: Path, actives: Sequence[int] | None) -> "tuple[dict[int, ServerTime], int, list[Fit]]":
     from fedbcd.planner.record import read_record
-    from fedbcd.planner.server_time import fits, recorded, recorded_times
+    from fedbcd.planner.server_time import fits, observe, recorded
 
-    record = read_record(log)
+    record = read_record(log, _notice)
     seen = max(len(phase.complete) for phase in record.phases)
     sources: dict[int, ServerTime] = {active: recorded(record, active) for active in actives or ()} or {seen: recorded(record)}
     try:
-        return sources, record.servers, fits(recorded_times(record))
+        return sources, record.servers, fits(observe(record))
     except RecordError as error:
         console.print(f"no distribution was fitted: {error}", markup=False, soft_wrap=True)
         return sources, record.servers, []
+
+
+def _notice(text: str) -> None:
+    console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _from_times(text: str) -> "ServerTime":
@@ -162,12 +197,27 @@ def _scipy(name: str, table: dict[str, Any]) -> "Distribution | None":
     kind = getattr(stats, name, None)
     if not isinstance(kind, stats.rv_continuous):
         return None
+    values = {key: value for key, value in table.items() if key != "name"}
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"--times: {key} = {value!r} of scipy.stats.{name} must be a finite number")
     try:
-        return kind(**{key: value for key, value in table.items() if key != "name"})
+        found = kind(**values)
     except TypeError as error:
         raise ConfigError(
             f"--times: scipy.stats.{name} cannot be made so ({error}); its shape parameters are {kind.shapes or 'none'}"
         ) from None
+    if math.isnan(float(found.support()[0])):
+        given = ", ".join(f"{key} = {value:g}" for key, value in values.items())
+        raise ConfigError(f"--times: scipy.stats.{name} does not exist for {given}; shapes and scale are usually above 0")
+    return found
+
+
+def _need_scipy() -> None:
+    try:
+        import scipy  # noqa: F401
+    except ImportError:
+        raise ConfigError("'fedbcd plan' needs scipy, which is not installed; pip install scipy brings it") from None
 
 
 def _numbers(text: str | None, option: str) -> list[int] | None:
@@ -194,7 +244,7 @@ def _required(servers: int | None, option: str) -> int:
 
 # ------------------------------------------------------------------------------------------------------------------------- pilots
 def _pilots(
-    screen: Console, job: Job, firsts: Sequence[int] | None, seeds: int, by: Score, until_clock: float | None
+    screen: Console, job: Job, firsts: Sequence[int] | None, seeds: int, by: Score, until_clock: float | None, cloud: str
 ) -> "Recommendation | None":
     from fedbcd.planner.pilots import run_pilots
 
@@ -208,6 +258,7 @@ def _pilots(
             seeds=seeds,
             by=by,
             until_clock=until_clock,
+            cloud=cloud,
             on_done=lambda pilot, stop: status.update(f"pilot runs: stop {stop + 1}, B = {pilot.first}: {pilot.score:.3f}"),
         )
     screen.print(_pilot_table(found))
@@ -223,6 +274,8 @@ def _show_plan(screen: Console, plan: "Plan", fits: "Sequence[Fit]", job: Job | 
     what = "" if job is None else f" of {job.name}"
     screen.print(_plan_table(plan, escape(f"{plan.servers} servers on the {plan.cloud} cloud{what}; E[tau_n] = {plan.server_time:.3g}")))
     screen.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
+    if not plan.has_bars:
+        screen.print(NO_BARS, markup=False, highlight=False, soft_wrap=True)
 
 
 def _plan_table(plan: "Plan", title: str) -> Table:
@@ -232,11 +285,15 @@ def _plan_table(plan: "Plan", title: str) -> Table:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for row in _some(plan.rows):
-        numbers = [f"{row.order_statistic:.3g}", f"{row.reduction:.3f}", f"{row.round_time:.3g}", f"{row.error:.1g}", f"{row.ratio:.3f}"]
+        numbers = [f"{row.order_statistic:.3g}", f"{row.reduction:.3f}", f"{row.round_time:.3g}", _bar(row), f"{row.ratio:.3f}"]
         rates = [f"{row.rounds_per_hour:.0f}", f"{row.updates_per_hour:.0f}"]
         ages = [f"{row.staleness:.1f}", f"{row.staleness_high:.0f}"] if row.beta < 1 else ["-", "-"]
         table.add_row(*[str(row.active)] * several, str(row.first), *numbers, *rates, *ages)
     return table
+
+
+def _bar(row: "PlanRow") -> str:
+    return "-" if row.error is None else f"{row.error:.1g}"
 
 
 def _some(rows: "Sequence[PlanRow]") -> "list[PlanRow]":
@@ -257,7 +314,7 @@ def _fit_table(fits: "Sequence[Fit]") -> Table:
 
 
 def _pilot_table(found: "Recommendation") -> Table:
-    title = f"pilots: {found.by.replace('_', ' ')} at equal clock, mean (spread) over seeds"
+    title = f"pilots on the {found.cloud} cloud: {found.by.replace('_', ' ')} at equal clock, mean (spread) over seeds"
     table = Table("B", header_style="bold", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for stop in found.stops:
         table.add_column(f"clock {stop:.0f}", justify="right", no_wrap=True)

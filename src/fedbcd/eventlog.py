@@ -128,10 +128,15 @@ def _as_line(line: dict[str, Any]) -> bytes:
 
 
 class LogReader:
-    """Reads a log; every complaint names the file and the line."""
+    """Reads a log; every complaint names the file and the line.
 
-    def __init__(self, path: Path) -> None:
+    With `unfinished` a last line without its newline is left out, as of a run that goes on or was killed; `cut` is then its number.
+    """
+
+    def __init__(self, path: Path, unfinished: bool = False) -> None:
         self.path = path
+        self.unfinished = unfinished
+        self.cut: int | None = None
         self.end: dict[str, Any] | None = None
         if not path.is_file():
             raise RecordError(f"there is no event log at {path}; a run folder holds one as events.jsonl")
@@ -151,6 +156,9 @@ class LogReader:
         with self.path.open("rb") as file:
             file.readline()
             for number, raw in enumerate(file, start=2):
+                if self.unfinished and not raw.endswith(b"\n"):
+                    self.cut = number
+                    return
                 if self.end is not None:
                     raise RecordError(f"{self.path} line {number} comes after the end of the run; the log was tampered with")
                 line = self._parse(number, raw)

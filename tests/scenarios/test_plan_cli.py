@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import fedbcd as fb
-from fedbcd.eventlog import LogWriter
+from fedbcd.errors import RecordError
+from fedbcd.eventlog import LogReader, LogWriter
 from run_helpers import fedbcd, hash_folder, train, write_job
 
 ROOT = Path(__file__).parents[2]
@@ -61,10 +62,48 @@ def test_plan_from_a_distribution_by_our_name_or_scipys() -> None:
     assert rigorous.summary["cloud"] == "rigorous"
 
 
+def test_a_plan_says_where_there_can_be_no_error_bar() -> None:
+    answer = fedbcd("plan", "--times", '{ name = "pareto", b = 1.05 }', "--servers", "3", "--json")
+    assert answer.code == 0
+    assert "these times have no finite variance" in answer.err
+    assert answer.summary["rows"][0]["error"] is None
+
+
+def test_an_interrupted_pilot_leaves_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedbcd.planner.pilots.run_pilots", interrupted)
+    answer = fedbcd("plan", "--first", "1,10", "--out", tmp_path, "--json")
+    assert answer.code == 130
+    assert "interrupted: the plan is kept, without pilots" in answer.err
+    assert answer.summary["recommendation"] is None
+    assert json.loads((tmp_path / "plan.json").read_text()) == answer.summary
+
+
+def test_without_scipy_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    answer = fedbcd("plan")
+    assert answer.code == 2
+    assert "'fedbcd plan' needs scipy, which is not installed; pip install scipy" in answer.err
+
+
 def test_a_baseline_has_no_b_to_try() -> None:
     answer = fedbcd("plan", "--run", "FedProx, sync cloud", "--first", "10")
     assert answer.code == 0
     assert "no pilots: fedprox keeps one model everywhere" in answer.out
+
+
+def test_pilots_follow_the_cloud_that_is_named_and_a_matrix_is_not_replaced_unasked(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job.toml", cloud={"name": "graph", "mixing": [[0.25] * 4] * 4}, run={"until_clock": 40.0})
+    refused = fedbcd("plan", job)
+    assert refused.code == 2
+    assert "mixes all servers along its matrix, so there is no B to choose" in refused.err
+    answer = fedbcd("plan", job, "--cloud", "rigorous", "--first", "2", "--seeds", "1", "--json")
+    assert answer.code == 0
+    assert "the mixing matrix of fedbcd graph is replaced by the rigorous cloud" in answer.err
+    assert "pilots on the rigorous cloud" in answer.err
+    assert answer.summary["cloud"] == answer.summary["recommendation"]["cloud"] == "rigorous"
 
 
 def test_explain_tells_the_story_of_a_round(run: Path) -> None:
@@ -86,12 +125,20 @@ def test_explain_tells_the_story_of_a_round(run: Path) -> None:
         (["plan", "--first", "0-3"], "must name numbers from 1 on"),
         (["plan", "--active", "9"], "q=9 devices of 8 cannot take part"),
         (["plan", "--run", "nobody"], "no run is called 'nobody'"),
+        (["plan", "--seeds", "0"], "--seeds 0 must be 1 or more"),
+        (["plan", "--until-clock", "0"], "--until-clock 0 must be a finite number above 0"),
+        (["plan", "--until-clock", "-3"], "--until-clock -3 must be a finite number above 0"),
+        (["plan", "--servers", "0"], "servers=0 must be 1 or more"),
         (["plan", "--by", "loss"], "--by = 'loss' must be one of"),
         (["plan", "--cloud", "sync"], "waits for all servers"),
         (["plan", "--times", '{ name = "cauchy" }', "--servers", "3"], "cauchy() has no mean, so no expected round time"),
         (["plan", "--times", '{ name = "pareto", b = 0.8 }', "--servers", "3"], "pareto(b=0.8) has no mean"),
         (["plan", "--times", '{ name = "norm" }', "--servers", "3"], "server times cannot be negative"),
         (["plan", "--times", '{ name = "pareto" }', "--servers", "3"], "scipy.stats.pareto cannot be made so"),
+        (["plan", "--times", '{ name = "pareto", b = "x" }', "--servers", "3"], "b = 'x' of scipy.stats.pareto must be a finite number"),
+        (["plan", "--times", '{ name = "pareto", b = -1 }', "--servers", "3"], "scipy.stats.pareto does not exist for b = -1"),
+        (["plan", "--times", '{ name = "expon", scale = 0 }', "--servers", "3"], "scipy.stats.expon does not exist for scale = 0"),
+        (["plan", "--times", '{ name = "expon" }', "--servers", "3", "--active", "2"], "--active 2 does not go with --times"),
         (["plan", "--times", '{ name = "gama" }', "--servers", "3"], "did you mean 'gamma'?"),
         (["plan", "--times", "gamma(2)", "--servers", "3"], "is not a table"),
         (["plan", "--times", '{ name = "gamma", shape = 2 }'], "--times needs --servers N as well"),
@@ -104,6 +151,31 @@ def test_bad_input_is_named_in_a_sentence(arguments: list[str], words: str) -> N
     answer = fedbcd(*arguments)
     assert answer.code in (2, 4)
     assert words in " ".join(answer.err.split())
+
+
+def test_a_log_that_is_cut_off_in_its_last_line_is_read_up_to_there(run: Path, tmp_path: Path) -> None:
+    whole = (run / "events.jsonl").read_bytes()
+    cut = tmp_path / "events.jsonl"
+    cut.write_bytes(whole[: len(whole) * 3 // 4].rstrip(b"\n"))
+    number = cut.read_bytes().count(b"\n") + 1
+    for command in (["plan", "--log"], ["explain"]):
+        answer = fedbcd(*command, cut)
+        assert answer.code == 0
+        assert f"is cut off in line {number}, which is left out" in answer.err
+    cut.write_bytes(whole[:-1000].replace(b'"t":', b'"t";', 40))  # damage elsewhere is still damage
+    assert "is damaged" in fedbcd("explain", cut).err
+    with pytest.raises(RecordError, match="damaged or cut short"):
+        list(LogReader(cut))
+
+
+def test_a_folder_of_several_runs_names_them(run: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").write_bytes((run / "events.jsonl").read_bytes())
+    for command in (["plan", "--log"], ["explain"]):
+        answer = fedbcd(*command, tmp_path)
+        assert answer.code == 4
+        assert f"name one of them: {tmp_path / 'one'}, {tmp_path / 'two'}" in " ".join(answer.err.split())
 
 
 def test_a_log_without_arrivals_is_named(tmp_path: Path) -> None:

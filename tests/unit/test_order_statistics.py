@@ -1,6 +1,7 @@
 """Expected order statistics: closed forms, quadrature, samples and sampling agree; the paper's large-N formulas are near; bad input is named."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -151,3 +152,18 @@ def test_other_bad_input_is_named() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: weibull_reduction(0, 0.3, 100), "shape=0 must be a finite number above 0"),
+        (lambda: expected_weibull(0, 1, 1, 3), "shape=0 must be a finite number above 0"),
+        (lambda: expected_weibull(1, -2, 1, 3), "scale=-2 must be a finite number above 0"),
+        (lambda: expected_exponential(-1, 1, 3), "mean=-1 must be a finite number above 0"),
+        (lambda: expected_uniform(5, 1, 1, 3), "low=5, high=1 must satisfy 0 <= low <= high"),
+    ],
+)
+def test_parameters_that_cannot_be_are_named(call: Callable[[], float], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        call()

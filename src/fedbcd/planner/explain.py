@@ -1,5 +1,6 @@
 """One round of an event log: who waited for whom, and why it took as long as it did."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -50,9 +51,9 @@ class RoundStory:
         return [_length(self), _critical(self), *_waits(self), *_rest(self)]
 
 
-def explain(log: Path, round_: int | None = None) -> RoundStory:
+def explain(log: Path, round_: int | None = None, on_notice: Callable[[str], None] = lambda _: None) -> RoundStory:
     """The story of a round of a log (default: its longest)."""
-    record = read_record(log)
+    record = read_record(log, on_notice)
     if not record.mixes:
         raise RecordError(f"{record.path} has no finished round to explain; record at least one")
     lengths = _lengths(record)

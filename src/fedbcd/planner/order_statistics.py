@@ -24,18 +24,23 @@ PANELS: Floats = np.array([0.0, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 600])
 
 
 class Empirical:
-    """A recorded sample as a distribution: each of its values is equally likely."""
+    """A recorded sample as a distribution: each of its values is equally likely, or as likely as its weight says."""
 
-    def __init__(self, values: npt.ArrayLike) -> None:
-        self.values: Floats = np.sort(np.asarray(values, dtype=np.float64).ravel())
-        if self.values.size == 0:
+    def __init__(self, values: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> None:
+        found = np.asarray(values, dtype=np.float64).ravel()
+        if found.size == 0:
             raise ConfigError("an empirical sample needs at least one value; it is empty")
-        if not np.isfinite(self.values).all():
+        if not np.isfinite(found).all():
             raise ConfigError("an empirical sample must be finite numbers; remove what is not")
+        order = np.argsort(found, kind="stable")
+        weight = np.ones(found.size) if weights is None else np.asarray(weights, dtype=np.float64)[order]
+        self.values: Floats = found[order]
+        self.share: Floats = np.concatenate([[0.0], np.cumsum(weight) / weight.sum()])  # F, before the first value and at each
+        self.share[-1] = 1.0
 
     def mean(self) -> float:
         """The mean of the sample."""
-        return float(self.values.mean())
+        return float(np.diff(self.share) @ self.values)
 
     def support(self) -> tuple[float, float]:
         """The smallest and the largest value."""
@@ -43,8 +48,7 @@ class Empirical:
 
     def ppf(self, u: npt.ArrayLike) -> Floats:
         """F^-1(u): the smallest value whose share of the sample, with all below it, is at least u."""
-        place = np.ceil(np.asarray(u, dtype=np.float64) * self.values.size).astype(np.int64) - 1
-        return np.asarray(self.values[np.clip(place, 0, self.values.size - 1)])
+        return np.asarray(self.values[np.searchsorted(self.share[1:], np.asarray(u, dtype=np.float64))])
 
 
 Distribution: TypeAlias = Any  # a frozen continuous distribution of scipy.stats, or Empirical
@@ -113,9 +117,8 @@ def _integrated(distribution: Distribution, k: npt.NDArray[np.int64], n: int) ->
 
 
 def _expected_of_sample(sample: Empirical, k: npt.NDArray[np.int64], n: int) -> Floats:
-    """sum_j x_j (P(tau_(k) <= x_j) - P(tau_(k) <= x_{j-1})), P(tau_(k) <= x_j) = I_{j/m}(k, n - k + 1)."""
-    share = np.arange(sample.values.size + 1) / sample.values.size
-    below = special.betainc(k[:, None], n - k[:, None] + 1, share)
+    """sum_j x_j (P(tau_(k) <= x_j) - P(tau_(k) <= x_{j-1})), P(tau_(k) <= x_j) = I_{F(x_j)}(k, n - k + 1)."""
+    below = special.betainc(k[:, None], n - k[:, None] + 1, sample.share)
     return np.asarray(np.diff(below, axis=1) @ sample.values)
 
 
@@ -164,12 +167,15 @@ def _finite(values: npt.ArrayLike) -> Floats:
 def expected_exponential(mean: float, k: int, n: int) -> float:
     """mean (1/n + 1/(n-1) + ... + 1/(n-k+1)): the gaps between order statistics are exponential."""
     check_rank(k, n)
+    _check_above_zero(mean=mean)
     return mean * math.fsum(1 / j for j in range(n - k + 1, n + 1))
 
 
 def expected_uniform(low: float, high: float, k: int, n: int) -> float:
     """low + (high - low) k / (n + 1)."""
     check_rank(k, n)
+    if not 0 <= low <= high < math.inf:
+        raise ConfigError(f"low={low}, high={high} must satisfy 0 <= low <= high, and be finite")
     return low + (high - low) * k / (n + 1)
 
 
@@ -179,6 +185,7 @@ def expected_weibull(shape: float, scale: float, k: int, n: int) -> float:
     The terms are larger than their sum by about 3^n, so they are added in decimal arithmetic with as many more digits.
     """
     check_rank(k, n)
+    _check_above_zero(shape=shape, scale=scale)
     with localcontext() as context:
         context.prec = 40 + n // 2 + len(str(n))
         power = -(1 + 1 / Decimal(shape))
@@ -199,9 +206,9 @@ def sampled(distribution: Distribution, k: int, n: int, samples: int = 10_000, s
     return Estimate(float(found.mean()), float(found.std(ddof=1) / math.sqrt(samples)))
 
 
-def uniforms(seed: int, part: int, rows: int, columns: int) -> Floats:
-    """Addressed uniform numbers for planning: one row per time that is sampled."""
-    row, column = np.arange(rows)[:, None], np.arange(columns)[None, :]
+def uniforms(seed: int, part: int, rows: int, columns: int, begin: int = 0) -> Floats:
+    """Addressed uniform numbers for planning, from row `begin` on: one row per time that is sampled."""
+    row, column = np.arange(begin, begin + rows)[:, None], np.arange(columns)[None, :]
     return draws.unit(draws.address(seed, draws.PLANNING, np.array([[part]]), row, column))
 
 
@@ -235,6 +242,7 @@ def large_n_reduction(distribution: Distribution, first: int, n: int) -> float:
 
 def weibull_reduction(shape: float, beta: float, n: int) -> float:
     """r <= about (-ln(1 - beta) / ln N)^(1/shape), whatever the scale. (The paper prints the minus sign outside the power.)"""
+    _check_above_zero(shape=shape)
     _check_beta(beta)
     if n < 2:
         raise ConfigError(f"n={n} must be 2 or more: the bound divides by ln N")
@@ -268,6 +276,12 @@ def check_mean(distribution: Distribution) -> None:
         raise ConfigError(
             f"{_name(distribution)} has no mean, so no expected round time; cut it off at a longest time, or use a recorded sample"
         )
+
+
+def _check_above_zero(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name}={value} must be a finite number above 0")
 
 
 def _check_beta(beta: float) -> None:

@@ -58,7 +58,9 @@ def _round_times(axes: Any, plan: Plan) -> None:
     for colour, active in zip(COLOURS[1:] * len(actives), actives, strict=False):
         rows = [row for row in plan.rows if row.active == active]
         first, label = [row.first for row in rows], f"q = {active}"
-        axes.errorbar(first, [r.round_time for r in rows], [r.error for r in rows], color=colour, label=f"{label}, a round", linewidth=2)
+        axes.errorbar(
+            first, [r.round_time for r in rows], [r.error or 0.0 for r in rows], color=colour, label=f"{label}, a round", linewidth=2
+        )
         axes.plot(first, [r.order_statistic for r in rows], "--", color=colour, label=f"{label}, E[tau_(B)] of fresh servers", linewidth=1)
     axes.set(
         title=f"{plan.cloud} cloud, {plan.servers} servers", xlabel="B, servers waited for", ylabel="clock time of a round", ylim=(0, None)

@@ -21,8 +21,9 @@ from fedbcd.experiments.sweep import Score
 from fedbcd.planner.order_statistics import check_rank
 from fedbcd.planner.server_time import device_model
 from fedbcd.planner.timeline import rounds_of
-from fedbcd.protocol.clouds import AsyncCloud, RigorousCloud
+from fedbcd.protocol.clouds import AsyncCloud, GraphCloud, RigorousCloud, SyncCloud
 
+PLANNED: dict[str, type[AsyncCloud] | type[RigorousCloud]] = {kind.name: kind for kind in (AsyncCloud, RigorousCloud)}
 STOPS = (1 / 16, 1 / 8, 1 / 4)  # of the job's own length
 
 
@@ -50,6 +51,7 @@ class Recommendation:
     stops: tuple[float, ...]  # clock times
     pilots: tuple[Pilot, ...]  # best first
     clear: bool  # whether the lead over the runner-up is more than chance over seeds
+    cloud: str  # on which the pilots ran: "async" or "rigorous"
 
     @property
     def sentence(self) -> str:
@@ -59,9 +61,12 @@ class Recommendation:
         if len(self.pilots) == 1:
             return text
         rival = self.pilots[1]
-        when = self.stops[len(rival.scores) - 1]
+        shared = _last_shared_stop(best, rival)
+        there = f"{rival.score:.3f} at clock {self.stops[shared]:.0f}"
+        if shared < len(best.scores) - 1:
+            there += f", where B = {best.first} had {mean(best.scores[shared]):.3f}, and was stopped"
         doubt = "" if self.clear else "; that lead may be chance, so either will do"
-        return f"{text}; B = {rival.first} had {rival.score:.3f} at clock {when:.0f}{doubt}"
+        return f"{text}; B = {rival.first} had {there}{doubt}"
 
 
 def candidates(servers: int) -> list[int]:
@@ -76,12 +81,19 @@ def run_pilots(
     seeds: int = 2,
     by: Score = "global_accuracy",
     until_clock: float | None = None,
+    cloud: str | None = None,
     on_done: Callable[[Pilot, int], None] = lambda _, __: None,
 ) -> Recommendation:
-    """Try each B of `firsts` on the job. `until_clock` is where the last stop is (default: a quarter of the job's own length)."""
+    """Try each B of `firsts` on the job.
+
+    until_clock  where the last stop is (default: a quarter of the job's own length)
+    cloud        "async" or "rigorous" (default: see `planned_cloud`)
+    """
+    kind = PLANNED[planned_cloud(job, cloud)]
     chosen = candidates(job.federation.servers) if firsts is None else sorted(set(firsts))
-    _check(job, chosen, seeds)
-    stops = tuple(share / STOPS[-1] * (until_clock or STOPS[-1] * job_length(job)) for share in STOPS)
+    _check(job, chosen, seeds, until_clock)
+    last = STOPS[-1] * job_length(job) if until_clock is None else until_clock
+    stops = tuple(share / STOPS[-1] * last for share in STOPS)
     jobs = [replace(job, run=replace(job.run, seed=job.run.seed + k)) for k in range(seeds)]
     federations = [each.make_federation() for each in jobs]
     jobs[0].use_threads(federations[0])
@@ -90,12 +102,25 @@ def run_pilots(
     with TemporaryDirectory(prefix="fedbcd-pilots-") as folder:
         for number, stop in enumerate(stops):
             for pilot in racing:
-                _advance(pilot, jobs, federations, stop, by, Path(folder))
+                _advance(pilot, kind(pilot.first), jobs, federations, stop, by, Path(folder))
                 on_done(pilot, number)
             if number < len(stops) - 1:
                 racing = _without_hopeless(racing, stop)
     pilots.sort(key=lambda pilot: (-len(pilot.scores), -pilot.score))
-    return Recommendation(pilots[0].first, by, stops, tuple(pilots), _is_clear(pilots))
+    return Recommendation(pilots[0].first, by, stops, tuple(pilots), _is_clear(pilots), kind.name)
+
+
+def planned_cloud(job: Job, named: str | None = None) -> str:
+    """The name of the cloud that a job is planned for: the one `named`, else its own ("async" for "sync", which is its B = N)."""
+    chosen = named or ("async" if isinstance(job.cloud, SyncCloud) else job.cloud.name)
+    if chosen == GraphCloud.name:
+        raise ConfigError(
+            f"{job.name} mixes all servers along its matrix, so there is no B to choose; "
+            "name the cloud to put in its place: 'async' or 'rigorous' (--cloud)"
+        )
+    if chosen not in PLANNED:
+        raise ConfigError(f"cloud={chosen!r} cannot be planned for; use 'async' or 'rigorous' (sync waits for all servers, which is B = N)")
+    return chosen
 
 
 def job_length(job: Job) -> float:
@@ -107,33 +132,45 @@ def job_length(job: Job) -> float:
     return job.run.rounds * rounds_of(job.cloud.name, device_model(job), job.federation.servers, first, job.run.rounds).mean
 
 
-def _check(job: Job, firsts: Sequence[int], seeds: int) -> None:
+def _check(job: Job, firsts: Sequence[int], seeds: int, until_clock: float | None) -> None:
     for first in firsts:
         check_rank(first, job.federation.servers)
     if seeds < 1:
         raise ConfigError(f"seeds={seeds} must be 1 or more")
+    if until_clock is not None and not 0 < until_clock < math.inf:
+        raise ConfigError(f"until_clock={until_clock} must be a finite number above 0")
     if not job.algorithm.personal:
         raise ConfigError(f"{job.algorithm.name} keeps one model everywhere and waits for all servers; there is no B to try")
 
 
-def _advance(pilot: Pilot, jobs: Sequence[Job], federations: Sequence[Federation], stop: float, by: Score, folder: Path) -> None:
+def _advance(
+    pilot: Pilot,
+    cloud: AsyncCloud | RigorousCloud,
+    jobs: Sequence[Job],
+    federations: Sequence[Federation],
+    stop: float,
+    by: Score,
+    folder: Path,
+) -> None:
     """Bring every seed of a pilot to clock `stop`."""
     scores = []
     for seed, (job, federation) in enumerate(zip(jobs, federations, strict=True)):
         run = train(
             federation,
             job.algorithm,
-            cloud=_cloud(job, pilot.first),
+            cloud=cloud,
             until_clock=stop,
             active=job.federation.active,
             clock=job.clock,
             seed=job.run.seed,
             looks=1,
+            certify_every=0,
             out=folder / f"{pilot.first}-{seed}",
             resume=True,
             device=job.run.device,
             dtype=torch.float64 if job.run.dtype == "float64" else torch.float32,
             max_batch=job.run.max_batch,
+            storage=job.settings().storage,
         )
         scores.append(float(getattr(run.history.last, by)))
         if seed == 0:
@@ -141,10 +178,6 @@ def _advance(pilot: Pilot, jobs: Sequence[Job], federations: Sequence[Federation
     if not all(map(math.isfinite, scores)):
         raise ConfigError(f"the pilots have no {by.replace('_', ' ')}: the data set has no test samples to score on")
     pilot.scores.append(tuple(scores))
-
-
-def _cloud(job: Job, first: int) -> AsyncCloud | RigorousCloud:
-    return RigorousCloud(first) if isinstance(job.cloud, RigorousCloud) else AsyncCloud(first)
 
 
 def _without_hopeless(racing: Sequence[Pilot], stop: float) -> list[Pilot]:
@@ -166,12 +199,16 @@ def _margin(pilots: Sequence[Pilot], stop: int = -1) -> float:
     return 2 * math.sqrt(pooled * 2 / seeds)
 
 
+def _last_shared_stop(a: Pilot, b: Pilot) -> int:
+    return min(len(a.scores), len(b.scores)) - 1
+
+
 def _is_clear(pilots: Sequence[Pilot]) -> bool:
     """Whether the best leads the runner-up, at the last stop both saw, by more than chance; one seed cannot tell."""
     if len(pilots) < 2:
         return True
     best, rival = pilots[:2]
-    shared = min(len(best.scores), len(rival.scores)) - 1
+    shared = _last_shared_stop(best, rival)
     seen = [pilot for pilot in pilots if len(pilot.scores) > shared]
     lead = mean(best.scores[shared]) - mean(rival.scores[shared])
     return len(best.scores[shared]) > 1 and lead > _margin(seen, shared)

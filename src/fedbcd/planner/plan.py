@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from fedbcd.planner.server_time import KnownTime, RecordedTime, ServerTime
 from fedbcd.planner.timeline import REPLICAS, RoundTime, async_rounds, draws_needed, rounds_of
 
 TIMES_ERROR = 1.96  # standard errors on either side: 95 in 100
+TIMES_SPREAD = 2.07  # standard deviations on either side, where these are taken from 24 resamples (Student's t)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class PlanRow:
     order_statistic: float  # E[tau_(B)] of N fresh servers, eq. (7)
     reduction: float  # r_{B,N} = E[tau_(B)] / E[tau_(N)], eq. (7)
     round_time: float  # mean time between two mixes
-    error: float  # of that mean, 95 in 100; from a log: what another log of this length might give
-    spread: float  # standard deviation of one round
+    error: float | None  # of that mean, 95 in 100; from a log: what another log of this length might give; None: it has none
+    spread: float | None  # standard deviation of one round; None: infinite
     ratio: float  # round_time over that of waiting for all
     rounds_per_hour: float
     updates_per_hour: float  # server steps after a mix: B times as many
@@ -47,6 +48,11 @@ class Plan:
     def to_table(self) -> dict[str, object]:
         """Plain data."""
         return asdict(self)
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether every round time has an error bar."""
+        return all(row.error is not None for row in self.rows)
 
 
 def make_plan(
@@ -72,14 +78,18 @@ def make_plan(
     means: list[float] = []
     for active, source in sources.items():
         times = source.sample(REPLICAS, draws_needed(servers), seed)
-        means.append(float(times.mean()))
+        means.append(_mean(source, times))
         if means[-1] <= 0:
             raise ConfigError("every server time is 0, so there is nothing to wait for; give the clock a delay above 0")
         fresh = _fresh(source, times, servers)
         lasts = {first: _round_time(cloud, source, times, servers, first, rounds, seed) for first in {*chosen, servers}}
-        for first in chosen:
-            width = TIMES_ERROR * (math.sqrt(REPLICAS) if source.recorded else 1.0)
-            rows.append(_row(first, active, servers, fresh, lasts[first], lasts[servers], width, clock_seconds))
+        if isinstance(source, RecordedTime):
+            known, times = source.as_known, source.as_known.sample(REPLICAS, draws_needed(servers), seed)
+            lasts = {b: _corrected(_round_time(cloud, known, times, servers, b, rounds, seed), found) for b, found in lasts.items()}
+        if isinstance(source, KnownTime):  # waiting for all of fresh servers is eq. (7) itself, on both clouds
+            lasts[servers] = replace(lasts[servers], mean=float(fresh[-1]), error=0.0)
+        bars = source.has_variance if isinstance(source, KnownTime) else True
+        rows += [_row(first, active, servers, fresh, lasts[first], lasts[servers], bars, clock_seconds) for first in chosen]
     return Plan(cloud, servers, tuple(rows), means[0], clock_seconds)
 
 
@@ -102,8 +112,23 @@ def _check(servers: int, clock_seconds: float, rounds: int, cloud: str) -> None:
 
 
 def _round_time(cloud: str, source: ServerTime, times: Floats, servers: int, first: int, rounds: int, seed: int) -> RoundTime:
-    """All B of the Async-cloud see the same draws, so that they differ by B alone."""
-    return async_rounds(times, servers, first) if cloud == "async" else rounds_of(cloud, source, servers, first, rounds, seed)
+    """All B of the Async-cloud see the same draws, so that they differ by B alone. The error is for 95 in 100."""
+    found = async_rounds(times, servers, first) if cloud == "async" else rounds_of(cloud, source, servers, first, rounds, seed)
+    return replace(found, error=TIMES_ERROR * found.error)
+
+
+def _corrected(log: RoundTime, resamples: RoundTime) -> RoundTime:
+    """A log's own round time, less what its resamples are off from it on average (bootstrap): as they err from the log, the log errs.
+
+    The bar is the longer, upper half of an interval for the logarithm: round times from a short log are skewed.
+    """
+    mean = 2 * log.mean - resamples.mean
+    spread = resamples.error / TIMES_ERROR * math.sqrt(REPLICAS)
+    return replace(log, mean=mean, error=mean * math.expm1(TIMES_SPREAD * spread / resamples.mean))
+
+
+def _mean(source: ServerTime, times: Floats) -> float:
+    return float(source.distribution.mean() if isinstance(source, KnownTime | RecordedTime) else times.mean())
 
 
 def _fresh(source: ServerTime, times: Floats, servers: int) -> Floats:
@@ -115,7 +140,7 @@ def _fresh(source: ServerTime, times: Floats, servers: int) -> Floats:
 
 
 def _row(
-    first: int, active: int, servers: int, fresh: Floats, lasts: RoundTime, sync: RoundTime, width: float, clock_seconds: float
+    first: int, active: int, servers: int, fresh: Floats, lasts: RoundTime, sync: RoundTime, bars: bool, clock_seconds: float
 ) -> PlanRow:
     per_hour = 3600 / (lasts.mean * clock_seconds)
     return PlanRow(
@@ -125,8 +150,8 @@ def _row(
         order_statistic=float(fresh[first - 1]),
         reduction=float(fresh[first - 1] / fresh[-1]),
         round_time=lasts.mean,
-        error=width * lasts.error,
-        spread=lasts.spread,
+        error=lasts.error if bars or first == servers else None,
+        spread=lasts.spread if bars else None,
         ratio=lasts.mean / sync.mean,
         rounds_per_hour=per_hour,
         updates_per_hour=first * per_hour,

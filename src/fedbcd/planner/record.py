@@ -1,5 +1,6 @@
 """What an event log says about time: each phase of each server with the devices that took part, and each mix of the coordinator."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,6 +64,7 @@ class Record:
     path: Path
     phases: list[Phase] = field(default_factory=list)
     mixes: list[Mix] = field(default_factory=list)
+    end: float = 0.0  # the clock at its last line
 
     @property
     def servers(self) -> int:
@@ -70,15 +72,25 @@ class Record:
         return len({phase.server for phase in self.phases})
 
 
-def read_record(log: Path) -> Record:
-    """Read an event log, or the one in a run folder."""
-    path = log / "events.jsonl" if log.is_dir() else log
-    reader = _Reader(Record(path))
-    for transition in LogReader(path):
+def read_record(log: Path, on_notice: Callable[[str], None] = lambda _: None) -> Record:
+    """Read an event log, or the one in a run folder. A last line that is cut off, as of a run that goes on or was killed, is left out."""
+    path = _log_in(log) if log.is_dir() else log
+    reader, lines = _Reader(Record(path)), LogReader(path, unfinished=True)
+    for transition in lines:
         reader.take(transition)
+    if lines.cut is not None:
+        on_notice(f"{path} is cut off in line {lines.cut}, which is left out: the run goes on, or was killed")
     if not any(phase.visits for phase in reader.record.phases):
         raise RecordError(f"{path} has no arrivals: no device asked to take part; record at least one round")
     return reader.record
+
+
+def _log_in(folder: Path) -> Path:
+    path = folder / "events.jsonl"
+    inside = sorted(str(found.parent) for found in folder.glob("*/events.jsonl"))
+    if inside and not path.exists():
+        raise RecordError(f"{folder} has no event log of its own but holds runs; name one of them: {', '.join(inside)}")
+    return path
 
 
 class _Reader:
@@ -93,6 +105,7 @@ class _Reader:
 
     def take(self, line: Transition) -> None:
         """One transition."""
+        self.record.end = line.time
         if line.actor == COORDINATOR:
             self._coordinator(line)
         elif line.actor.startswith("server/"):

@@ -3,9 +3,10 @@
 import math
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 from fedbcd.algorithm.variants import FedBCDI
@@ -13,8 +14,9 @@ from fedbcd.engines.simulate.delays import Clock, Floats
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
 from fedbcd.planner.order_statistics import Distribution, Empirical, check_mean, uniforms
-from fedbcd.planner.record import Record
+from fedbcd.planner.record import Phase, Record
 
+CHUNK = 2**20  # devices whose times are drawn at once: about 50 MB
 LARGEST_U = 1 - 2.0**-53
 
 
@@ -45,12 +47,17 @@ class DeviceModel:
             raise ConfigError(f"steps={self.steps} must be 1 <= low <= high")
 
     def sample(self, copies: int, count: int, seed: int) -> Floats:
-        """Independent draws of tau_n. Only the q earliest of the arrivals are drawn, so members cost nothing."""
-        rows, (low, high) = copies * count, self.steps
-        arrival = self.clock.arrival.quantile(self._earliest(uniforms(seed, 1, rows, self.active)))
-        steps = low + np.floor(uniforms(seed, 2, rows, self.active) * (high - low + 1))
-        one_step = self.clock.step.quantile(uniforms(seed, 3, rows, self.active))
-        return np.asarray((arrival + steps * one_step).max(axis=1).reshape(copies, count))
+        """Independent draws of tau_n. Only the q earliest of the arrivals are drawn, so members cost nothing; CHUNK of them at once."""
+        rows, at_once = copies * count, max(1, CHUNK // self.active)
+        found = [self._rows(seed, begin, min(at_once, rows - begin)) for begin in range(0, rows, at_once)]
+        return np.concatenate(found).reshape(copies, count)
+
+    def _rows(self, seed: int, begin: int, rows: int) -> Floats:
+        low, high = self.steps
+        one, two, three = (uniforms(seed, part, rows, self.active, begin) for part in (1, 2, 3))
+        arrival = self.clock.arrival.quantile(self._earliest(one))
+        steps = low + np.floor(two * (high - low + 1))
+        return np.asarray((arrival + steps * self.clock.step.quantile(three)).max(axis=1))
 
     def _earliest(self, u: Floats) -> Floats:
         """The q smallest of `members` uniforms: 1 - U_(j) is the product of V_i^(1 / (members - i + 1)), i = 1 .. j (Renyi)."""
@@ -79,39 +86,96 @@ class KnownTime:
         if shortest < 0:
             raise ConfigError(f"server times cannot be negative, but this distribution begins at {shortest:g}; shift it with loc")
 
+    @property
+    def has_variance(self) -> bool:
+        """Whether the variance is finite; without it a sampled mean has no error bar."""
+        return isinstance(self.distribution, Empirical) or math.isfinite(float(self.distribution.var()))
+
     def sample(self, copies: int, count: int, seed: int) -> Floats:
         """Independent draws of tau_n."""
         return np.asarray(self.distribution.ppf(uniforms(seed, 1, copies, count)), dtype=np.float64)
 
 
 @dataclass(frozen=True)
+class Observed:
+    """Phases of a log: how long each took and, where it has not `ended`, how long it had taken when the log stopped."""
+
+    times: Floats
+    ended: npt.NDArray[np.bool_]
+
+    def distribution(self) -> Empirical:
+        """The Kaplan-Meier estimate: at each end t, S(t) = S(t-) (1 - ends at t / phases that lasted until t).
+
+        Leaving out the phases under way would favour short ones. If the longest is under way, it is taken to end there.
+        """
+        order = np.lexsort((~self.ended, self.times))
+        ended = self.ended[order].copy()
+        ended[-1] = True
+        lasted = np.arange(ended.size, 0, -1)
+        survival = np.cumprod(1 - ended / lasted)
+        weight = np.concatenate([[1.0], survival[:-1]]) - survival
+        return Empirical(self.times[order][ended], weight[ended])
+
+
+@dataclass(frozen=True)
 class RecordedTime:
     """tau_n of an event log. Each copy draws from its own resample (bootstrap), so that a short log has wide error bars."""
 
-    distribution: Empirical
+    observed: Observed
     recorded: ClassVar[bool] = True
+
+    @property
+    def distribution(self) -> Empirical:
+        """What the log says."""
+        return self.observed.distribution()
+
+    @property
+    def as_known(self) -> KnownTime:
+        """The log taken for the truth: without resamples."""
+        return KnownTime(self.distribution)
 
     def sample(self, copies: int, count: int, seed: int) -> Floats:
         """Draws of tau_n, each copy from a resample of the log."""
-        resamples = np.sort(self.distribution.ppf(uniforms(seed, 2, copies, self.distribution.values.size)), axis=1)
-        place = (uniforms(seed, 1, copies, count) * self.distribution.values.size).astype(np.int64)
-        return np.take_along_axis(resamples, place, axis=1)
+        phases = self.observed.times.size
+        chosen = (uniforms(seed, 2, copies, phases) * phases).astype(np.int64)
+        u = uniforms(seed, 1, copies, count)
+        return np.stack([_resampled(self.observed, c).ppf(u_c) for c, u_c in zip(chosen, u, strict=True)])
+
+
+def _resampled(observed: Observed, chosen: npt.NDArray[np.int64]) -> Empirical:
+    return Observed(observed.times[chosen], observed.ended[chosen]).distribution()
 
 
 # ---------------------------------------------------------------------------------------------------------------------- from a log
-def recorded_times(record: Record, active: int | None = None) -> Floats:
-    """tau_n of every finished phase of a log. With `active` below what was recorded: as if only that many had been waited for."""
-    phases = [phase for phase in record.phases if phase.ended is not None and phase.complete]
-    if not phases:
+def observe(record: Record, active: int | None = None) -> Observed:
+    """tau_n of every phase of a log. With `active` below what was recorded: as if only that many had been waited for."""
+    finished = [phase for phase in record.phases if phase.ended is not None and phase.complete]
+    if not finished:
         raise RecordError(f"{record.path} has no finished phase: no server got all its uploads; record at least one round")
-    if active is None:
-        return np.array([phase.ended - phase.opened for phase in phases if phase.ended is not None])
-    fewest = min(len(phase.complete) for phase in phases)
-    if not 1 <= active <= fewest:
+    fewest = min(len(phase.complete) for phase in finished)
+    if active is not None and not 1 <= active <= fewest:
         raise ConfigError(
             f"q={active} cannot be read off {record.path}, whose phases saw {fewest} arrivals; use q <= {fewest}, or a delay model"
         )
-    return np.array([max(visit.uploaded or 0.0 for visit in phase.complete[:active]) - phase.opened for phase in phases])
+    phases = [*finished, *(phase for phase in record.phases if phase.ended is None and phase.opened < record.end)]
+    ends = [_end(phase, active) for phase in phases]
+    times = [(record.end if end is None else end) - phase.opened for phase, end in zip(phases, ends, strict=True)]
+    return Observed(np.array(times), np.array([end is not None for end in ends]))
+
+
+def _end(phase: Phase, active: int | None) -> float | None:
+    """When a phase ended, or would have with only `active` devices; None: not in this log."""
+    if active is None:
+        return phase.ended
+    visits = phase.complete if phase.ended is not None else sorted(phase.visits.values(), key=lambda visit: visit.asked)
+    ends = [visit.uploaded for visit in visits[:active] if visit.uploaded is not None]
+    return max(ends) if len(ends) == active else None
+
+
+def recorded_times(record: Record, active: int | None = None) -> Floats:
+    """tau_n of the phases of a log that ended."""
+    observed = observe(record, active)
+    return observed.times[observed.ended]
 
 
 @dataclass(frozen=True)
@@ -124,46 +188,49 @@ class Fit:
     distance: float
 
 
-def fits(times: Floats) -> list[Fit]:
+def fits(observed: Observed) -> list[Fit]:
     """Exponential, Weibull, gamma and log-normal fits, the nearest first."""
-    times = np.asarray(times, dtype=np.float64)
+    times = observed.times[observed.ended]
     if times.size < 2 or float(times.min()) == float(times.max()):
         raise RecordError(
             f"{times.size} recorded times without any spread cannot be fitted; record more rounds, or use the sample as it is"
         )
     if float(times.min()) <= 0:
         raise RecordError(f"a recorded time of {times.min():g} cannot be fitted by a distribution above 0; use the sample as it is")
+    data = times if observed.ended.all() else stats.CensoredData(times, right=observed.times[~observed.ended])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the search for a maximum may try impossible values
-        found = [_exponential(times), _weibull(times), _gamma(times), _log_normal(times)]
+        found = [_exponential(observed), _weibull(observed, data), _gamma(observed, data), _log_normal(observed, data)]
     return sorted(found, key=lambda fit: fit.distance)
 
 
-def _fit(name: str, distribution: Distribution, times: Floats, **parameters: float) -> Fit:
-    return Fit(name, distribution, {k: float(v) for k, v in parameters.items()}, float(stats.kstest(times, distribution.cdf).statistic))
+def _fit(name: str, distribution: Distribution, observed: Observed, **parameters: float) -> Fit:
+    sample = observed.distribution()
+    at = distribution.cdf(sample.values)
+    distance = max(float((at - sample.share[:-1]).max()), float((sample.share[1:] - at).max()))
+    return Fit(name, distribution, {k: float(v) for k, v in parameters.items()}, distance)
 
 
-def _exponential(times: Floats) -> Fit:
-    mean = float(times.mean())
-    return _fit("exponential", stats.expon(scale=mean), times, mean=mean)
+def _exponential(observed: Observed) -> Fit:
+    mean = float(observed.times.sum() / observed.ended.sum())
+    return _fit("exponential", stats.expon(scale=mean), observed, mean=mean)
 
 
-def _weibull(times: Floats) -> Fit:
-    shape, _, scale = stats.weibull_min.fit(times, floc=0)
-    return _fit("weibull", stats.weibull_min(shape, scale=scale), times, shape=shape, scale=scale)
+def _weibull(observed: Observed, data: Any) -> Fit:
+    shape, _, scale = stats.weibull_min.fit(data, floc=0)
+    return _fit("weibull", stats.weibull_min(shape, scale=scale), observed, shape=shape, scale=scale)
 
 
-def _gamma(times: Floats) -> Fit:
-    shape, _, scale = stats.gamma.fit(times, floc=0)
-    return _fit("gamma", stats.gamma(shape, scale=scale), times, shape=shape, scale=scale)
+def _gamma(observed: Observed, data: Any) -> Fit:
+    shape, _, scale = stats.gamma.fit(data, floc=0)
+    return _fit("gamma", stats.gamma(shape, scale=scale), observed, shape=shape, scale=scale)
 
 
-def _log_normal(times: Floats) -> Fit:
-    logs = np.log(times)
-    median, sigma = math.exp(float(logs.mean())), float(logs.std())
-    return _fit("lognormal", stats.lognorm(sigma, scale=median), times, median=median, sigma=sigma)
+def _log_normal(observed: Observed, data: Any) -> Fit:
+    sigma, _, median = stats.lognorm.fit(data, floc=0)
+    return _fit("lognormal", stats.lognorm(sigma, scale=median), observed, median=median, sigma=sigma)
 
 
 def recorded(record: Record, active: int | None = None) -> RecordedTime:
     """The recorded times of a log as they are."""
-    return RecordedTime(Empirical(recorded_times(record, active)))
+    return RecordedTime(observe(record, active))

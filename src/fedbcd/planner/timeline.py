@@ -61,14 +61,13 @@ def async_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
         return sync_rounds(times_RC, servers)
     warm = math.ceil(WARM_UP * servers / first)
     rounds = (times_RC.shape[1] - servers) // first
-    ties = bool(np.unique(times_RC[:, :100]).size < times_RC[:, :100].size)  # of a sample, or constant
-    return _followed(_async(_Times(times_RC), servers, first, rounds, ties), warm)
+    return _followed(_async(_Times(times_RC), servers, first, rounds, _has_ties(times_RC)), warm)
 
 
 def rigorous_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
     """Rigorous Async-cloud (Appendix A) over as many rounds as there are times for: it need not settle, as a server may fall behind."""
     check_rank(first, servers)
-    return _followed(_rigorous(_Times(times_RC), servers, first, times_RC.shape[1] // servers), 0)
+    return _followed(_rigorous(_Times(times_RC), servers, first, times_RC.shape[1] // servers, _has_ties(times_RC)), 0)
 
 
 def rounds_of(cloud: str, source: ServerTime, servers: int, first: int, rounds: int = 100, seed: int = 0) -> RoundTime:
@@ -91,8 +90,7 @@ def _async(times: _Times, servers: int, first: int, rounds: int, ties: bool) -> 
     mixed_RN = np.zeros(finish_RN.shape, dtype=np.int64)
     copies = np.arange(len(finish_RN))[:, None]
     for t in range(rounds):
-        order_RN = np.lexsort((mixed_RN, finish_RN), axis=1) if ties else np.argpartition(finish_RN, first - 1, axis=1)
-        chosen_RB = order_RN[:, :first]
+        chosen_RB = _earliest(finish_RN, mixed_RN, first, ties)
         now_R = finish_RN[copies, chosen_RB].max(axis=1)
         members_RN = np.zeros(finish_RN.shape, dtype=np.bool_)
         members_RN[copies, chosen_RB] = True
@@ -101,12 +99,29 @@ def _async(times: _Times, servers: int, first: int, rounds: int, ties: bool) -> 
         mixed_RN[copies, chosen_RB] = t + 1
 
 
-def _rigorous(times: _Times, servers: int, first: int, rounds: int) -> Iterator[tuple[Floats, Members]]:
+def _has_ties(times_RC: Floats) -> bool:
+    """Whether times repeat, as those of a sample, or constant ones."""
+    return bool(np.unique(times_RC[:, :100]).size < times_RC[:, :100].size)
+
+
+def _earliest(finish_RN: Floats, mixed_RN: npt.NDArray[np.int64], first: int, ties: bool) -> npt.NDArray[np.int64]:
+    """The B that end first, exactly B; of those that end together the ones longest left out."""
+    order_RN = np.lexsort((mixed_RN, finish_RN), axis=1) if ties else np.argpartition(finish_RN, first - 1, axis=1)
+    return order_RN[:, :first]
+
+
+def _rigorous(times: _Times, servers: int, first: int, rounds: int, ties: bool) -> Iterator[tuple[Floats, Members]]:
     """Per round t: E(t) is the B-th smallest end F_n(t) of phase t; then F_n(t+1) = max(F_n(t), E(t)) + tau_n, isolated or not."""
     finish_RN = times.take(servers)
+    mixed_RN = np.zeros(finish_RN.shape, dtype=np.int64)
+    copies = np.arange(len(finish_RN))[:, None]
     for t in range(rounds):
-        now_R = np.partition(finish_RN, first - 1, axis=1)[:, first - 1]
-        yield now_R, finish_RN <= now_R[:, None]
+        chosen_RB = _earliest(finish_RN, mixed_RN, first, ties)
+        now_R = finish_RN[copies, chosen_RB].max(axis=1)
+        members_RN = np.zeros(finish_RN.shape, dtype=np.bool_)
+        members_RN[copies, chosen_RB] = True
+        yield now_R, members_RN
+        mixed_RN[copies, chosen_RB] = t + 1
         if t + 1 < rounds:
             finish_RN = np.maximum(finish_RN, now_R[:, None]) + times.take(servers)
 
