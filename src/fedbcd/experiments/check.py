@@ -96,13 +96,15 @@ def _of_the_problem(settings: Settings, federation: Federation, devices: int, ro
     p = objective.layout.size_P
     start[:p] = algorithm.projection.project(start[:p])
     known, why_not = _smoothness(federation, algorithm, objective, start, devices)
-    gamma = float(penalties(algorithm, federation.devices).max())
+    gamma = penalties(algorithm, federation.devices)
+    step = assumptions.device_step(algorithm.device_step, float(gamma.max()), known)
+    step_fails = step.verdict is Verdict.FAILS
     return [
         assumptions.compactness(diameter(algorithm.projection, p)),
         assumptions.smoothness(known, why_not),
-        assumptions.device_step(algorithm.device_step, gamma, known),
-        _server_step(settings, federation, gamma, rounds),
-        assumptions.momentum(algorithm.momentum, algorithm.device_step, float(penalties(algorithm, federation.devices).min()), known),
+        step,
+        _server_step(settings, federation, float(gamma.max()), rounds),
+        assumptions.momentum(algorithm.momentum, algorithm.device_step, float(gamma.min()), known, step_fails),
         _noise(federation, algorithm, objective, start, devices),
     ]
 

@@ -6,7 +6,7 @@ seen on the whole schedule; what is only estimated from below, such as L_i at so
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from torch import Tensor
@@ -43,6 +43,8 @@ class Smoothness:
     ]  # where -> smallest and largest L_i over the sampled devices: |eigenvalue| of their Hessians there
     lowest: Mapping[str, float]  # where -> the smallest eigenvalue seen
     devices: int
+    error: Mapping[str, float] = field(default_factory=dict)  # where -> an eigenvalue lies this close to each L_i of `at`
+    lowest_error: Mapping[str, float] = field(default_factory=dict)  # where -> and this close to the eigenvalue of `lowest`
     bound: float | None = None  # an L that holds for all points of all devices, where one is known
     convex: bool = False  # every g_i is known to be convex
     kinks: bool = False  # the model is known not to be smooth
@@ -97,7 +99,7 @@ def smoothness(known: Smoothness | None, why_not: str = "") -> Finding:
     says = "g_i is L_i-smooth"
     if known is None:
         return Finding("2(ii)", says, Verdict.UNKNOWN, f"L_i could not be estimated: {why_not}")
-    places = "; ".join(f"{low:.3g} to {high:.3g} {where}" for where, (low, high) in known.at.items())
+    places = "; ".join(f"{low:.3g} to {high:.3g}{_within(known.error.get(where))} {where}" for where, (low, high) in known.at.items())
     found = f"L_i seen ({known.devices} devices): {places}"
     if known.bound is not None:
         return Finding("2(ii)", says, Verdict.HOLDS, f"L_i <= {known.bound:.3g} everywhere; {found}")
@@ -165,21 +167,32 @@ def unequal_server_steps() -> Finding:
     return Finding("4(ii)", says, Verdict.FAILS, found, 'cloud = { name = "rigorous", first = B }')
 
 
-def momentum(zeta: float, step: float, penalty: float, known: Smoothness | None) -> Finding:
-    """4(iii): zeta <= omega/sqrt(1 + rho_i eta_x) for an omega below 1; rho_i is the weak convexity of f_i = g_i + penalty."""
+def momentum(zeta: float, step: float, penalty: float, known: Smoothness | None, step_fails: bool = False) -> Finding:
+    """4(iii): zeta <= omega/sqrt(1 + rho_i eta_x) for an omega below 1; rho_i is the weak convexity of f_i = g_i + penalty.
+
+    rho_i <= L_i + gamma_i <= 1/eta_x bounds rho_i by the step, unless 4(i) fails (`step_fails`).
+    """
     says = "zeta < 1/sqrt(1 + rho_i eta_x)"
     if known is not None and known.convex:
         return Finding("4(iii)", says, Verdict.HOLDS, f"zeta = {zeta:g}, below 1: g_i is convex, rho_i = 0")
-    worst = momentum_limit(1 / step, step)  # rho_i <= L_i + gamma_i <= 1/eta_x
-    if zeta < worst:
+    worst = momentum_limit(1 / step, step)
+    if zeta < worst and not step_fails:
         return Finding("4(iii)", says, Verdict.HOLDS, f"zeta = {zeta:g}, below {worst:.3g}, which is enough for any rho_i that 4(i) allows")
+    enough = f"momentum < {worst:.3g} is always enough" + (" once 4(i) holds" if step_fails else "")
     if known is None:
-        return Finding("4(iii)", says, Verdict.UNKNOWN, f"zeta = {zeta:g}; rho_i is not known", f"momentum < {worst:.3g} is always enough")
-    limits = {where: momentum_limit(max(0.0, -low - penalty), step) for where, low in known.lowest.items()}
-    found = f"zeta = {zeta:g}; rho_i asks for less than " + ", ".join(f"{limit:.3g} {where}" for where, limit in limits.items())
+        return Finding("4(iii)", says, Verdict.UNKNOWN, f"zeta = {zeta:g}; rho_i is not known", enough)
+    rho = {where: max(0.0, -low - penalty) for where, low in known.lowest.items()}
+    limits = {where: momentum_limit(value, step) for where, value in rho.items()}
+    found = f"zeta = {zeta:g}; rho_i asks for less than " + ", ".join(
+        f"{limit:.3g} {where} (rho_i = {rho[where]:.3g}{_within(known.lowest_error.get(where))})" for where, limit in limits.items()
+    )
     if zeta >= min(limits.values()):
         return Finding("4(iii)", says, Verdict.FAILS, found, f"momentum < {_rounded_down(min(limits.values()))}")
-    return Finding("4(iii)", says, Verdict.UNKNOWN, found + "; not contradicted", f"momentum < {worst:.3g} is always enough")
+    return Finding("4(iii)", says, Verdict.UNKNOWN, found + "; not contradicted", enough)
+
+
+def _within(error: float | None) -> str:
+    return "" if error is None else f" +- {error:.1g}"
 
 
 def _rounded_down(value: float) -> str:
