@@ -130,8 +130,11 @@ def _as_line(line: dict[str, Any]) -> bytes:
 class LogReader:
     """Reads a log; every complaint names the file and the line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, unfinished: bool = False) -> None:
+        """`unfinished`: a last line that is not whole, as a killed or a running job leaves it, is left out (and `cut` is set)."""
         self.path = path
+        self.unfinished = unfinished
+        self.cut = False
         self.end: dict[str, Any] | None = None
         if not path.is_file():
             raise RecordError(f"there is no event log at {path}; a run folder holds one as events.jsonl")
@@ -147,12 +150,15 @@ class LogReader:
         return header
 
     def __iter__(self) -> Iterator[Transition]:
-        self.end = None
+        self.end, self.cut = None, False
         with self.path.open("rb") as file:
             file.readline()
             for number, raw in enumerate(file, start=2):
                 if self.end is not None:
                     raise RecordError(f"{self.path} line {number} comes after the end of the run; the log was tampered with")
+                if self.unfinished and not raw.endswith(b"\n"):
+                    self.cut = True
+                    return
                 line = self._parse(number, raw)
                 if "end" in line:
                     self.end = self._end(number, line["end"])

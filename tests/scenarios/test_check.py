@@ -89,6 +89,48 @@ def test_the_schedule_of_a_log_is_used_when_one_is_given(tmp_path: Path) -> None
     assert "over 40 rounds (recorded)" in json.dumps(answer.summary)
 
 
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"federation.devices": 5}, "servers: "),
+        ({"cloud": {"name": "rigorous", "first": 2}}, "cloud.name: sync there, rigorous here"),
+        ({"algorithm.momentum": 0.4}, "algorithm.momentum: 0.5 there, 0.4 here"),
+        ({"federation.active": 3}, "active: 2 there, 3 here"),
+        ({"run.seed": 7}, "seed: 0 there, 7 here"),
+        ({"clock": {"step": {"name": "constant", "value": 2.0}}}, "clock.step."),
+    ],
+)
+def test_the_log_of_another_run_is_refused_with_the_difference(tmp_path: Path, changes: dict[str, Any], difference: str) -> None:
+    path = write_job(tmp_path / "job.toml", **{**SOUND, "run.rounds": 2})
+    assert fedbcd("run", path, "--out", tmp_path / "run").code == 0
+    answer = fedbcd("check", write_job(tmp_path / "other.toml", **{**SOUND, **changes}), "--log", tmp_path / "run")
+    assert answer.code == 4
+    assert "records no run of this job" in answer.err
+    assert difference in answer.err
+    with pytest.raises(RecordError, match="records another run than"):
+        check_job(parse(job_table(**{**SOUND, **changes}))[0], log=tmp_path / "run" / "events.jsonl")
+
+
+def test_of_several_runs_only_the_recorded_one_is_judged(tmp_path: Path) -> None:
+    runs = [{"title": "sync"}, {"title": "rigorous", "cloud": {"name": "rigorous", "first": 2}}]
+    assert fedbcd("run", write_job(tmp_path / "job.toml", **SOUND), "--out", tmp_path / "run").code == 0
+    answer = fedbcd("check", write_job(tmp_path / "both.toml", runs=runs, **SOUND), "--log", tmp_path / "run", "--json")
+    assert [job["title"] for job in answer.summary["jobs"]] == ["sync"]
+    assert "rigorous was not judged: the log records another run (cloud" in answer.err
+
+
+def test_a_log_that_ends_in_the_middle_of_a_line_is_used_up_to_there(tmp_path: Path) -> None:
+    path = write_job(tmp_path / "job.toml", **SOUND)
+    assert fedbcd("run", path, "--out", tmp_path / "run").code == 0
+    log = tmp_path / "run" / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[: len(lines) // 2]) + lines[len(lines) // 2][:20])
+    answer = fedbcd("check", path, "--log", log, "--json")
+    assert "the log's last line is not whole and was left out" in json.dumps(answer.summary)
+    log.write_bytes(b"".join(lines[:50]) + b"{broken\n" + b"".join(lines[50:]))
+    assert "line 51 is damaged" in fedbcd("check", path, "--log", log).err
+
+
 def test_devices_that_never_get_their_turn_are_named() -> None:
     finding = verdicts(**{"run.rounds": 1})["1(i)"]
     assert finding.verdict is Verdict.FAILS

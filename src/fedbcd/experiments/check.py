@@ -10,10 +10,10 @@ import torch
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.variants import Algorithm, FedBCD, penalties
 from fedbcd.data.federation import Federation
-from fedbcd.engines.schedule import Timeline, planned_timeline, recorded_timeline
+from fedbcd.engines.schedule import Timeline, other_schedule, planned_timeline, recorded_timeline
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.smoothness import diameter, estimate, sigma
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
 from fedbcd.theory import assumptions
@@ -45,14 +45,32 @@ def check_job(job: Job, *, log: Path | None = None, devices: int = 4, rounds: in
     federation, settings = job.make_federation(), job.settings()
     job.use_threads(federation)
     settings.check(federation)
+    if log is not None and (other := other_schedule(log, settings, federation)):
+        raise RecordError(f"{log} records another run than {job.name!r} ({other}); give the log of this run, or none")
     findings = [_scope(job.algorithm)]
     if job.algorithm.personal:
         timeline = (
             planned_timeline(settings, federation, job.run.rounds, job.run.until_clock, rounds) if log is None else recorded_timeline(log)
         )
-        findings += _of_the_schedule(settings, federation, timeline, "planned" if log is None else "recorded")
+        findings += _of_the_schedule(settings, federation, timeline, _source(log, timeline))
         findings += _of_the_problem(settings, federation, devices, timeline.rounds)
     return Report(job.name, tuple(sorted(findings, key=lambda finding: finding.assumption)))
+
+
+def recorded_jobs(jobs: Sequence[Job], log: Path) -> tuple[list[Job], list[str]]:
+    """Those of the jobs whose run the log records, and a sentence for each other one; an error if it records none of them."""
+    others = {job.name: other_schedule(log, job.settings(), job.make_federation()) for job in jobs}
+    if all(others.values()):
+        reasons = "; ".join(f"{name!r}: {other}" for name, other in others.items())
+        raise RecordError(f"{log} records no run of this job ({reasons}); give a log of it, or none")
+    skipped = [f"{name} was not judged: the log records another run ({other})" for name, other in others.items() if other]
+    return [job for job in jobs if not others[job.name]], skipped
+
+
+def _source(log: Path | None, timeline: Timeline) -> str:
+    if log is None:
+        return "planned"
+    return "recorded; the log's last line is not whole and was left out" if timeline.cut else "recorded"
 
 
 def _scope(algorithm: Algorithm) -> Finding:
