@@ -4,6 +4,7 @@ import csv
 import math
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.certify import Certifier, gap, sample_of
+from fedbcd.engines.simulate.certify import CALL, DEVICES, SHARE, Certifier, Ration, gap, sample_of
 from fedbcd.errors import ConfigError
 from fedbcd.history import COLUMNS, OPTIONAL, History, Row
 from run_helpers import BCD, LOGISTIC, federation, train
@@ -76,6 +77,35 @@ def test_the_interval_counts_evaluations_and_certificates_change_nothing() -> No
     assert 0 < certified.summary["certificate_share"] < 1
 
 
+@pytest.mark.parametrize("per_round", [500.0, 4000.0, 1e6])
+@pytest.mark.parametrize("rounds", [20, 200, 2000])
+def test_by_default_the_counted_work_stays_under_its_share(per_round: float, rounds: int) -> None:
+    ration = Ration([60] * 100, per_round)
+    taken: list[int] = []
+    for round_ in range(rounds // 20, rounds + 1, rounds // 20):
+        taken.append(ration.devices(range(100), round_, sum(map(bool, taken)), round_ == rounds))
+    work = sum(ration.cost(range(100), count) for count in taken if count)
+    assert taken[-1] >= 1
+    assert work <= SHARE * rounds * per_round or taken == [0] * 19 + [1]
+    assert set(taken) <= {0, DEVICES} or taken[:-1] == [0] * 19
+    if per_round == 1e6:
+        assert taken == [DEVICES] * 20
+
+
+def test_a_short_run_certifies_its_last_row_on_one_device_and_a_long_one_more_rows() -> None:
+    short = train("fedbcd-sync", rounds=4, dtype=torch.float64)
+    assert [math.isnan(row.gap) for row in short.history] == [True] * (len(short.history) - 1) + [False]
+    assert math.isclose(short.history.last.gap, direct(short, sample_of(range(16), 1))["gap"], rel_tol=1e-9)
+    per_round = 5 * CALL + 3 * 8 * 8
+    rounds = math.ceil(4.5 * DEVICES * (CALL + 30) / SHARE / per_round)
+    long = train("fedbcd-sync", rounds=rounds, evaluate_every=rounds // 8)
+    certified = [math.isfinite(row.gap) for row in long.history]
+    assert certified[0]
+    assert certified[-1]
+    assert 3 <= sum(certified) <= 4 < len(certified)
+    assert long.summary["certificate_share"] < 0.25  # about 0.02; the machine may be busy
+
+
 def test_a_model_with_dropout_keeps_the_users_generator() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.5))
@@ -95,7 +125,7 @@ def test_a_device_without_an_exact_gradient_is_left_out_of_the_gap() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
 
-    run = fb.train(fb.Federation(model, nn.functional.cross_entropy, data, 1), fb.FedBCD(batch=4), rounds=2)
+    run = fb.train(fb.Federation(model, nn.functional.cross_entropy, data, 1), fb.FedBCD(batch=4), rounds=2, certify_devices=2)
     assert math.isfinite(run.history.last.gap)
     assert run.history.last.gap == run.history.last.worst_gap
     alone = fb.train(fb.Federation(model, nn.functional.cross_entropy, data[:1], 1), fb.FedBCD(batch=4), rounds=1)
@@ -105,7 +135,7 @@ def test_a_device_without_an_exact_gradient_is_left_out_of_the_gap() -> None:
 
 def test_the_gap_falls_on_a_convex_problem() -> None:
     algorithm = fb.FedBCD(device_step=0.05, batch="all", momentum=0.5)
-    run = fb.train(federation(LOGISTIC), algorithm, rounds=60, active=2, evaluate_every=30)
+    run = fb.train(federation(LOGISTIC), algorithm, rounds=60, active=2, evaluate_every=30, certify_every=1)
     first, *_, last = run.history.column("gap")
     assert last < first / 2
 
@@ -128,9 +158,10 @@ def test_every_set_with_a_closed_form_has_its_gap(projection: fb.Projection, exp
 
 
 def test_certificates_survive_a_resume(tmp_path: Path) -> None:
-    whole = train("fedbcd-async", rounds=6, evaluate_every=2, out=tmp_path / "whole")
-    train("fedbcd-async", rounds=4, evaluate_every=2, out=tmp_path / "parts")
-    resumed = train("fedbcd-async", rounds=6, evaluate_every=2, out=tmp_path / "parts", resume=True)
+    often: dict[str, Any] = {"evaluate_every": 2, "certify_every": 1}
+    whole = train("fedbcd-async", rounds=6, out=tmp_path / "whole", **often)
+    train("fedbcd-async", rounds=4, out=tmp_path / "parts", **often)
+    resumed = train("fedbcd-async", rounds=6, out=tmp_path / "parts", resume=True, **often)
     assert resumed.history == whole.history
     assert math.isfinite(whole.history.last.pull)
     assert fb.Run.load(tmp_path / "whole", federation()).history == whole.history
