@@ -36,7 +36,35 @@ def test_logistic_regression_with_small_steps_is_covered(tmp_path: Path) -> None
     found = {f["assumption"]: f for f in answer.summary["jobs"][0]["findings"]}
     assert {f["verdict"] for f in found.values()} == {"holds"}
     assert list(found) == ["-", "1(i)", "1(ii)", "2(i)", "2(ii)", "3(i)", "3(ii)", "4(i)", "4(ii)", "4(iii)", "5"]
-    assert "everything holds: Theorem 1 covers this job." in fedbcd("check", path).out
+    text = " ".join(fedbcd("check", path).out.split())
+    assert "everything holds: Theorem 1 covers this job. Delays are random: p and q were seen on this schedule only" in text
+
+
+def test_what_lies_beyond_the_planned_rounds_is_not_known() -> None:
+    job = parse(job_table(**{**SOUND, "run.rounds": 60, "cloud": {"name": "rigorous", "first": 3}}))[0]
+    cut, whole = ({f.assumption: f for f in check_job(job, devices=1, rounds=most).findings} for most in (50, 60))
+    for name in ("1(i)", "1(ii)"):
+        assert cut[name].verdict is Verdict.UNKNOWN
+        assert "over 50 rounds (planned)" in cut[name].found
+        assert "the run has 60" in cut[name].found
+        assert whole[name].verdict is Verdict.HOLDS
+    assert "for T = 60" in cut["4(ii)"].found
+    timed = parse(job_table(**{**SOUND, "run.rounds": None, "run.until_clock": 1e4}))[0]
+    found = {f.assumption: f for f in check_job(timed, devices=1, rounds=50).findings}
+    assert "the run at 10000 of the clock" in found["1(i)"].found
+    assert "T is not known" in found["4(ii)"].found
+
+
+def test_graphs_that_come_round_again_are_known_to_the_end_and_fixed_delays_are_not_random() -> None:
+    ring = [[0.5, 0.25, 0, 0.25], [0.25, 0.5, 0.25, 0], [0, 0.25, 0.5, 0.25], [0.25, 0, 0.25, 0.5]]
+    constant = {"name": "constant", "value": 1.0}
+    table = job_table(**{**SOUND, "cloud": {"name": "graph", "mixing": ring}, "clock": {"arrival": constant, "step": constant}})
+    report = check_job(parse(table)[0], devices=1, rounds=30)
+    found = {f.assumption: f for f in report.findings}
+    assert found["1(ii)"].verdict is Verdict.HOLDS
+    assert found["1(i)"].verdict is Verdict.UNKNOWN
+    assert not report.random
+    assert "Delays are random" not in report.sentence
 
 
 def test_too_large_a_step_fails_with_the_one_that_would_pass() -> None:

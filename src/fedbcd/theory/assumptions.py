@@ -6,7 +6,7 @@ seen on the whole schedule; what is only estimated from below, such as L_i at so
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from torch import Tensor
@@ -56,8 +56,11 @@ class Smoothness:
 
 
 # --------------------------------------------------------------------------------------------------------------- Assumption 1
-def activation(rounds_active: Mapping[int, Sequence[int]], rounds: Mapping[int, int], source: str) -> Finding:
-    """1(i): each device is active at least once in p rounds. `rounds` says for how many rounds each device was watched."""
+def activation(rounds_active: Mapping[int, Sequence[int]], rounds: Mapping[int, int], source: str, beyond: str = "") -> Finding:
+    """1(i): each device is active at least once in p rounds. `rounds` says for how many rounds each device was watched.
+
+    `beyond` names the rounds of the run that were not seen, if there are any: of those, nothing can be known.
+    """
     says = "each device is active at least once in p rounds"
     periods = {device: activation_period(rounds_active.get(device, ()), rounds[device]) for device in rounds}
     never = sorted(device for device, period in periods.items() if period is None)
@@ -65,22 +68,29 @@ def activation(rounds_active: Mapping[int, Sequence[int]], rounds: Mapping[int, 
     if never:
         names = ", ".join(map(str, never[:5])) + (" ..." if len(never) > 5 else "")
         found = f"{len(never)} of {len(rounds)} devices never active in {most} rounds ({source}): {names}"
-        return Finding("1(i)", says, Verdict.FAILS, found, "more active devices per phase, or more rounds")
+        return _as_far_as_seen(Finding("1(i)", says, Verdict.FAILS, found, "more active devices per phase, or more rounds"), beyond)
     slowest = max(periods, key=lambda device: (periods[device] or 0, -device))
     found = f"p = {periods[slowest]} over {most} rounds ({source}); the longest wait is device {slowest}'s"
-    return Finding("1(i)", says, Verdict.HOLDS, found)
+    return _as_far_as_seen(Finding("1(i)", says, Verdict.HOLDS, found), beyond)
 
 
-def connectivity(servers: int, edges: Sequence[Sequence[tuple[int, int]]], source: str) -> Finding:
-    """1(ii): over any q rounds the servers' graphs together are strongly connected."""
+def _as_far_as_seen(finding: Finding, beyond: str) -> Finding:
+    if not beyond:
+        return finding
+    return replace(finding, verdict=Verdict.UNKNOWN, found=f"{finding.found}; {beyond}", remedy="--rounds that reaches the end of the run")
+
+
+def connectivity(servers: int, edges: Sequence[Sequence[tuple[int, int]]], source: str, beyond: str = "") -> Finding:
+    """1(ii): over any q rounds the servers' graphs together are strongly connected; `beyond` as for `activation`."""
     says = "the servers' graphs of any q rounds are jointly connected"
     period = connection_period(servers, edges)
     if period is not None:
-        return Finding("1(ii)", says, Verdict.HOLDS, f"q = {period} over {len(edges)} rounds ({source})")
+        return _as_far_as_seen(Finding("1(ii)", says, Verdict.HOLDS, f"q = {period} over {len(edges)} rounds ({source})"), beyond)
     parts = cut_off(servers, {pair for round_ in edges for pair in round_})
     apart = "; ".join("{" + ", ".join(map(str, part[:6])) + (", ..." if len(part) > 6 else "") + "}" for part in parts[:3])
     found = f"disconnected: {len(parts)} groups of servers never mix in {len(edges)} rounds ({source}): {apart}"
-    return Finding("1(ii)", says, Verdict.FAILS, found, f"let a server of {parts[1][:3]} mix with one of {parts[0][:3]}")
+    remedy = f"let a server of {parts[1][:3]} mix with one of {parts[0][:3]}"
+    return _as_far_as_seen(Finding("1(ii)", says, Verdict.FAILS, found, remedy), beyond)
 
 
 # --------------------------------------------------------------------------------------------------------------- Assumption 2
@@ -145,13 +155,16 @@ def device_step(step: float, penalty: float, known: Smoothness | None) -> Findin
     return Finding("4(i)", says, Verdict.UNKNOWN, found + "; not contradicted, but L_i may be larger elsewhere in X")
 
 
-def server_step(absolute: Mapping[str, float], penalty: float, members: int, total_rounds: int) -> Finding:
-    """4(ii): a common, constant eta_z = d/sqrt(T) <= 1/(max gamma_i max |Q_n|). `absolute` has eta_z per server group, as printed."""
+def server_step(absolute: Mapping[str, float], penalty: float, members: int, total_rounds: int | None) -> Finding:
+    """4(ii): a common, constant eta_z = d/sqrt(T) <= 1/(max gamma_i max |Q_n|). `absolute` has eta_z per server group, as printed.
+
+    `total_rounds` is T; None where a run that ends by the clock was not seen to its end.
+    """
     says = "eta_z = d/sqrt(T) <= 1/(max gamma_i max |Q_n|), the same everywhere"
     limit = server_step_limit(penalty, members)
     low, high = min(absolute.values()), max(absolute.values())
-    d = high * total_rounds**0.5
-    found = f"eta_z = {high:.4g}, at most {limit:.4g}; d = {d:.3g} for T = {total_rounds}"
+    d = "T is not known" if total_rounds is None else f"d = {high * total_rounds**0.5:.3g} for T = {total_rounds}"
+    found = f"eta_z = {high:.4g}, at most {limit:.4g}; {d}"
     if high > limit * (1 + 1e-9):
         return Finding("4(ii)", says, Verdict.FAILS, found, f"server_step <= {limit:.4g} in absolute form")
     if high > low * (1 + 1e-9):

@@ -49,7 +49,7 @@ class Ration:
         return sum(CALL + self.sizes[device] for device in sample_of(members, devices))
 
     def devices(self, members: Sequence[int], rounds: int, certified: int, last: bool) -> int:
-        """How many devices a row takes after `rounds` rounds with `certified` rows before it: the whole sample or none; the last at least 1.
+        """How many devices a row takes, after so many rounds and certified rows: the whole sample or none; the last row at least 1.
 
         What the last row needs is kept back, so all rows of a run have the same devices, unless it is too short for more than one.
         """
@@ -70,7 +70,10 @@ class Certifier:
         self._penalty_N = penalties(numbers.algorithm, len(sizes))
 
     def certificates(self, members: Sequence[int], devices: int = DEVICES) -> Certificates:
-        """Those of the present models, the gap on `devices` devices at most. Baselines keep one model everywhere, so problem (2) has no certificate of theirs."""
+        """Those of the present models, the gap on `devices` devices at most.
+
+        Baselines keep one model everywhere, so problem (2) has no certificate of theirs.
+        """
         if not self.numbers.algorithm.personal:
             return Certificates()
         began = time.perf_counter()
