@@ -13,7 +13,7 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.certify import CALL, DEVICES, SHARE, Certifier, Ration, gap, sample_of
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, DivergenceWarning
 from fedbcd.history import COLUMNS, OPTIONAL, History, Row
 from run_helpers import BCD, LOGISTIC, federation, train
 
@@ -205,8 +205,22 @@ def test_a_sound_run_starts_without_a_word() -> None:
 
 def test_a_step_that_will_diverge_is_named_before_the_run() -> None:
     (text,) = notices(fb.FedBCD(device_step=50.0))
-    assert "device_step=50 will diverge: device 0 has curvature L=" in text
+    assert text.startswith("device_step=50 will diverge: device ")
+    assert " has curvature L=" in text
     assert "Assumption 4(i) asks for at most" in text
+
+
+def test_the_device_with_the_largest_penalty_is_among_those_looked_at() -> None:
+    gamma = (1.0,) * 7 + (400.0,) + (1.0,) * 8
+    (text,) = notices(fb.FedBCD(device_step=0.05, penalty=gamma))
+    assert "device 7 has curvature" in text
+    assert "gamma=400" in text
+
+
+def test_without_a_listener_python_warns_at_the_call() -> None:
+    with pytest.warns(DivergenceWarning, match="will diverge") as caught:
+        fb.train(federation(LOGISTIC), fb.FedBCD(device_step=50.0), rounds=1, active=2)
+    assert [record.filename for record in caught] == [__file__]
 
 
 def test_servers_that_never_meet_are_named_before_the_run() -> None:

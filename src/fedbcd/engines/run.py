@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
 from fedbcd.engines.simulate.workers import workers
 from fedbcd.engines.warnings import doubts
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.errors import ConfigError, DivergenceWarning, RecordError
 from fedbcd.eventlog import LogWriter
 from fedbcd.history import History, Row
 from fedbcd.protocol.clouds import Cloud, SyncCloud
@@ -76,7 +77,8 @@ def train(
     max_batch         how many devices train together at most; 1 gives results that do not depend on batching
     storage           torch.bfloat16 keeps personal models in half the memory; arithmetic stays in `dtype`
     record            plain data to keep at the head of the event log, e.g. the job file
-    on_round, on_notice, should_stop   progress, remarks in a sentence, and a polite way to end early
+    on_round, on_notice, should_stop   progress, remarks in a sentence (without it, what will diverge is a `DivergenceWarning`), and a
+                      polite way to end early
     """
     changes = (joins or {}, leaves or {})
     settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, *changes, dtype, max_batch, storage)
@@ -270,9 +272,11 @@ class _Training:
 
     def _warn(self) -> None:
         """Say before a run starts what will make it diverge, as far as a glance can tell."""
-        if self.notice is not None:
-            for doubt in doubts(self.federation, self.settings, self.numbers):
+        for doubt in doubts(self.federation, self.settings, self.numbers):
+            if self.notice is not None:
                 self.notice(doubt)
+            else:
+                warnings.warn(doubt, DivergenceWarning, stacklevel=6)  # where `train` was called
 
     # ------------------------------------------------------------------------------------------------------------- evaluation
     def _members(self) -> list[tuple[int, int]]:

@@ -23,10 +23,10 @@ class Timeline:
     """What the assumptions need of a schedule. Rounds are those of the theory: coordinator rounds, or numbered phases where servers lag."""
 
     rounds: int  # of the coordinator
-    clock: float  # when the last of them ended
     mixes: tuple[tuple[int, ...], ...]  # per round, the servers that were mixed
     active: dict[int, list[int]]  # device -> rounds in which it was active
     watched: dict[int, int]  # device -> rounds of its server that are over
+    clock: float = 0.0  # when the last round ended, where that was asked for
     cut: bool = False  # read off a log whose last line is not whole
 
 
@@ -69,7 +69,7 @@ class TimelineRecorder:
         for device in self._pending.pop(server, ()):
             self._active[device].append(round_)
 
-    def timeline(self, clock: float, cut: bool = False) -> Timeline:
+    def timeline(self, clock: float = 0.0, cut: bool = False) -> Timeline:
         """What was seen until `clock`."""
         rounds = len(self.mixes)
         watched = {
@@ -79,7 +79,7 @@ class TimelineRecorder:
             if device not in self._changed
         }
         active = {device: [t for t in self._active.get(device, ()) if t < watched[device]] for device in watched}
-        return Timeline(rounds, clock, tuple(self.mixes), active, watched, cut)
+        return Timeline(rounds, tuple(self.mixes), active, watched, clock, cut)
 
 
 def planned_timeline(
