@@ -126,8 +126,7 @@ class Certifier:
         seeded = trainer.objective.stochastic or trainer.one_by_one  # a model with dropout must not draw from the user's generator
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []) if seeded else nullcontext():
             for part in torch.chunk(positions, math.ceil(len(positions) / SAMPLES)):
-                gradient = trainer.gradients(x[None, :p], x[None, p:], part[None], None).gradient_NP[0]
-                total += gradient.double() * (len(part) / len(positions))
+                total += trainer.exact_gradient(x, part).double() * (len(part) / len(positions))
         return total
 
 
