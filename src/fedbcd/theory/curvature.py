@@ -56,7 +56,7 @@ def curvature(product: Product, start: Tensor, products: int = 40, tolerance: fl
             for b in basis:
                 v = v - (v @ b) * b
         rest = float(torch.linalg.vector_norm(v))
-        found = _ends(diagonal, off, rest)
+        found = _ends(diagonal, off, rest, torch.finfo(start.dtype).eps)
         if rest == 0.0 or found.is_known_to(tolerance):
             break
         off.append(rest)
@@ -64,12 +64,12 @@ def curvature(product: Product, start: Tensor, products: int = 40, tolerance: fl
     return found
 
 
-def _ends(diagonal: list[float], off: list[float], rest: float) -> Curvature:
+def _ends(diagonal: list[float], off: list[float], rest: float, rounding: float) -> Curvature:
     small = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     for k, value in enumerate(off):
         small[k, k + 1] = small[k + 1, k] = value
     values, vectors = torch.linalg.eigh(small)
-    residual = rest * vectors[-1].abs()
+    residual = rest * vectors[-1].abs() + rounding * values.abs().max()  # products are no more exact than that
     return Curvature(float(values[0]), float(values[-1]), float(residual[0]), float(residual[-1]))
 
 
