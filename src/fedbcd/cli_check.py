@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbcd.config import read_toml
-from fedbcd.experiments.check import Report, check_job
+from fedbcd.experiments.check import Report, check_job, recorded_jobs
 from fedbcd.experiments.job import default_table, parse
 from fedbcd.theory.assumptions import Verdict
 
@@ -38,14 +38,17 @@ def check_command(
     if data is not None:
         table["data"] = {**table.get("data", {}), "folder": str(data)}
     path = log / "events.jsonl" if log is not None and log.is_dir() else log
+    jobs, skipped = (parse(table), []) if path is None else recorded_jobs(parse(table), path)
+    for sentence in skipped:
+        console.print(f"note: {sentence}", markup=False, highlight=False, soft_wrap=True)
     reports = []
-    for job in parse(table):
+    for job in jobs:
         with console.status(f"checking {job.name} ..."):
             reports.append(check_job(job, log=path, devices=devices, rounds=rounds))
     screen = console if as_json else Console()
     for report in reports:
         screen.print(_table(report))
-        screen.print(_verdict(report), markup=False, highlight=False, soft_wrap=True)
+        screen.print(report.sentence, markup=False, highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps({"fails": sum(report.fails for report in reports), "jobs": [report.to_table() for report in reports]}))
     if any(report.fails for report in reports):
@@ -60,12 +63,3 @@ def _table(report: Report) -> Table:
         verdict = f"[{COLOURS[f.verdict]}]{f.verdict.value}[/]"
         table.add_row(f.assumption, escape(f.says), verdict, escape(f.found), escape(f.remedy))
     return table
-
-
-def _verdict(report: Report) -> str:
-    unknown = sum(finding.verdict is Verdict.UNKNOWN for finding in report.findings)
-    if report.fails:
-        return f"{report.fails} of {len(report.findings)} fail: Theorem 1 does not cover this job. It may well train; nothing is promised."
-    if unknown:
-        return f"nothing fails, {unknown} of {len(report.findings)} cannot be known: Theorem 1 may cover this job."
-    return "everything holds: Theorem 1 covers this job."

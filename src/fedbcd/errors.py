@@ -62,3 +62,7 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """A peer sent something that cannot be true."""
+
+
+class DivergenceWarning(UserWarning):
+    """A run was started that will diverge, or whose servers will not agree, as far as a glance can tell."""

@@ -152,7 +152,7 @@ class LogReader:
         return header
 
     def __iter__(self) -> Iterator[Transition]:
-        self.end = None
+        self.end, self.cut = None, None
         with self.path.open("rb") as file:
             file.readline()
             for number, raw in enumerate(file, start=2):

@@ -124,10 +124,7 @@ class RunFolder:
             first = file.readline()
         if not first.endswith(b"\n") and header_line(self.header).startswith(first):
             return ""  # killed while it wrote its first line
-        theirs = _flat(LogReader(self.events).header.get("identity", {}))
-        mine = _flat(json.loads(json.dumps(self.identity)))
-        changed = [key for key in sorted(theirs | mine, key=lambda k: (k in FINGERPRINTS, k)) if theirs.get(key) != mine.get(key)]
-        return "; ".join(_compared(key, theirs.get(key), mine.get(key)) for key in changed[:3])
+        return difference(LogReader(self.events).header.get("identity", {}), self.identity)
 
     # -------------------------------------------------------------------------------------------------------------- checkpoints
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -185,6 +182,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise RecordError(f"{path} is missing or damaged ({error}); restore it, or remove it to start over") from None
+
+
+def difference(there: Any, here: Any) -> str:
+    """In which settings two identities differ, three of them at most; empty if they are the same."""
+    theirs, mine = _flat(there), _flat(json.loads(json.dumps(here)))
+    changed = [key for key in sorted(theirs | mine, key=lambda k: (k in FINGERPRINTS, k)) if theirs.get(key) != mine.get(key)]
+    return "; ".join(_compared(key, theirs.get(key), mine.get(key)) for key in changed[:3])
 
 
 def _compared(key: str, theirs: Any, mine: Any) -> str:

@@ -4,6 +4,7 @@ import csv
 import math
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.certify import Certifier, gap, sample_of
-from fedbcd.errors import ConfigError
+from fedbcd.engines.simulate.certify import CALL, DEVICES, SHARE, Certifier, Ration, gap, sample_of
+from fedbcd.errors import ConfigError, DivergenceWarning
 from fedbcd.history import COLUMNS, OPTIONAL, History, Row
 from run_helpers import BCD, LOGISTIC, federation, train
 
@@ -76,13 +77,47 @@ def test_the_interval_counts_evaluations_and_certificates_change_nothing() -> No
     assert 0 < certified.summary["certificate_share"] < 1
 
 
+@pytest.mark.parametrize("per_round", [500.0, 4000.0, 1e6])
+@pytest.mark.parametrize("rounds", [20, 200, 2000])
+def test_by_default_the_counted_work_stays_under_its_share(per_round: float, rounds: int) -> None:
+    ration = Ration([60] * 100, per_round)
+    taken: list[int] = []
+    for round_ in range(0, rounds + 1, rounds // 20):
+        taken.append(ration.devices(range(100), round_, sum(map(bool, taken))))
+        assert sum(ration.cost(range(100), count) for count in taken if count) <= SHARE * round_ * per_round
+    assert set(taken) <= {0, DEVICES}
+    assert ration.devices_at_the_end(range(100), rounds, sum(map(bool, taken))) >= 1
+    if per_round == 1e6:
+        assert taken == [0] + [DEVICES] * 20
+
+
+def test_a_short_run_has_them_in_its_summary_and_a_long_one_in_rows() -> None:
+    short = train("fedbcd-sync", rounds=4, dtype=torch.float64)
+    assert all(math.isnan(row.gap) for row in short.history)
+    found, expected = short.summary["certificates"], direct(short, sample_of(range(16), 1))
+    for name in NAMES:
+        assert math.isclose(found[name], expected[name], rel_tol=1e-9), name
+    per_round = 5 * CALL + 3 * 8 * 8
+    rounds = math.ceil(4.5 * DEVICES * (CALL + 30) / SHARE / per_round)
+    long = train("fedbcd-sync", rounds=rounds, evaluate_every=rounds // 8)
+    certified = [math.isfinite(row.gap) for row in long.history]
+    assert not certified[0]
+    assert 3 <= sum(certified) <= 4 < len(certified)
+    assert long.summary["certificate_share"] < 0.25  # about 0.02; the machine may be busy
+
+
+def test_none_are_taken_where_none_are_wanted() -> None:
+    assert train("fedbcd-sync", rounds=2, certify_every=0).summary["certificates"] == {}
+    assert train("fedprox-sync", rounds=2).summary["certificates"] == {}
+
+
 def test_a_model_with_dropout_keeps_the_users_generator() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.5))
 
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
-    run = train("fedbcd-sync", rounds=2, model=model)
+    run = train("fedbcd-sync", rounds=2, model=model, certify_every=1)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert math.isfinite(run.history.last.gap)
 
@@ -95,17 +130,17 @@ def test_a_device_without_an_exact_gradient_is_left_out_of_the_gap() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
 
-    run = fb.train(fb.Federation(model, nn.functional.cross_entropy, data, 1), fb.FedBCD(batch=4), rounds=2)
+    run = fb.train(fb.Federation(model, nn.functional.cross_entropy, data, 1), fb.FedBCD(batch=4), rounds=2, certify_devices=2)
     assert math.isfinite(run.history.last.gap)
     assert run.history.last.gap == run.history.last.worst_gap
-    alone = fb.train(fb.Federation(model, nn.functional.cross_entropy, data[:1], 1), fb.FedBCD(batch=4), rounds=1)
+    alone = fb.train(fb.Federation(model, nn.functional.cross_entropy, data[:1], 1), fb.FedBCD(batch=4), rounds=1, certify_every=1)
     assert math.isnan(alone.history.last.gap)
     assert math.isfinite(alone.history.last.pull)
 
 
 def test_the_gap_falls_on_a_convex_problem() -> None:
     algorithm = fb.FedBCD(device_step=0.05, batch="all", momentum=0.5)
-    run = fb.train(federation(LOGISTIC), algorithm, rounds=60, active=2, evaluate_every=30)
+    run = fb.train(federation(LOGISTIC), algorithm, rounds=60, active=2, evaluate_every=30, certify_every=1)
     first, *_, last = run.history.column("gap")
     assert last < first / 2
 
@@ -128,9 +163,10 @@ def test_every_set_with_a_closed_form_has_its_gap(projection: fb.Projection, exp
 
 
 def test_certificates_survive_a_resume(tmp_path: Path) -> None:
-    whole = train("fedbcd-async", rounds=6, evaluate_every=2, out=tmp_path / "whole")
-    train("fedbcd-async", rounds=4, evaluate_every=2, out=tmp_path / "parts")
-    resumed = train("fedbcd-async", rounds=6, evaluate_every=2, out=tmp_path / "parts", resume=True)
+    often: dict[str, Any] = {"evaluate_every": 2, "certify_every": 1}
+    whole = train("fedbcd-async", rounds=6, out=tmp_path / "whole", **often)
+    train("fedbcd-async", rounds=4, out=tmp_path / "parts", **often)
+    resumed = train("fedbcd-async", rounds=6, out=tmp_path / "parts", resume=True, **often)
     assert resumed.history == whole.history
     assert math.isfinite(whole.history.last.pull)
     assert fb.Run.load(tmp_path / "whole", federation()).history == whole.history
@@ -174,8 +210,22 @@ def test_a_sound_run_starts_without_a_word() -> None:
 
 def test_a_step_that_will_diverge_is_named_before_the_run() -> None:
     (text,) = notices(fb.FedBCD(device_step=50.0))
-    assert "device_step=50 will diverge: device 0 has curvature L=" in text
+    assert text.startswith("device_step=50 will diverge: device ")
+    assert " has curvature L=" in text
     assert "Assumption 4(i) asks for at most" in text
+
+
+def test_the_device_with_the_largest_penalty_is_among_those_looked_at() -> None:
+    gamma = (1.0,) * 7 + (400.0,) + (1.0,) * 8
+    (text,) = notices(fb.FedBCD(device_step=0.05, penalty=gamma))
+    assert "device 7 has curvature" in text
+    assert "gamma=400" in text
+
+
+def test_without_a_listener_python_warns_at_the_call() -> None:
+    with pytest.warns(DivergenceWarning, match="will diverge") as caught:
+        fb.train(federation(LOGISTIC), fb.FedBCD(device_step=50.0), rounds=1, active=2)
+    assert [record.filename for record in caught] == [__file__]
 
 
 def test_servers_that_never_meet_are_named_before_the_run() -> None:

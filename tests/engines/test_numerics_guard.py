@@ -42,6 +42,7 @@ def test_the_same_devices_with_sound_data_train() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [fb.FedBCD, fb.FedAvg, fb.FedProx], ids=lambda a: a.name)
+@pytest.mark.filterwarnings("ignore::fedbcd.errors.DivergenceWarning")
 def test_an_exploding_step_is_reported_with_its_size(algorithm: type[fb.FedBCD], tmp_path: Path) -> None:
     exploding = algorithm(batch=2, device_step=1e6, projection=fb.NoProjection())
     with pytest.raises(NumericalError, match=r"device \d.* use a smaller device_step \(now 1e\+06\)"):
@@ -49,6 +50,7 @@ def test_an_exploding_step_is_reported_with_its_size(algorithm: type[fb.FedBCD],
     _assert_not_finished(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore::fedbcd.errors.DivergenceWarning")
 def test_a_model_that_explodes_without_a_loss_is_reported() -> None:
     """The penalty steps of FedBCD-I see no loss: x <- x - 30 (x - z) leaves every bound."""
     exploding = fb.FedBCDI(batch=2, penalty=1e12, steps=(5, 5), projection=fb.NoProjection())

@@ -36,7 +36,35 @@ def test_logistic_regression_with_small_steps_is_covered(tmp_path: Path) -> None
     found = {f["assumption"]: f for f in answer.summary["jobs"][0]["findings"]}
     assert {f["verdict"] for f in found.values()} == {"holds"}
     assert list(found) == ["-", "1(i)", "1(ii)", "2(i)", "2(ii)", "3(i)", "3(ii)", "4(i)", "4(ii)", "4(iii)", "5"]
-    assert "everything holds: Theorem 1 covers this job." in fedbcd("check", path).out
+    text = " ".join(fedbcd("check", path).out.split())
+    assert "everything holds: Theorem 1 covers this job. Delays are random: p and q were seen on this schedule only" in text
+
+
+def test_what_lies_beyond_the_planned_rounds_is_not_known() -> None:
+    job = parse(job_table(**{**SOUND, "run.rounds": 60, "cloud": {"name": "rigorous", "first": 3}}))[0]
+    cut, whole = ({f.assumption: f for f in check_job(job, devices=1, rounds=most).findings} for most in (50, 60))
+    for name in ("1(i)", "1(ii)"):
+        assert cut[name].verdict is Verdict.UNKNOWN
+        assert "over 50 rounds (planned)" in cut[name].found
+        assert "the run has 60" in cut[name].found
+        assert whole[name].verdict is Verdict.HOLDS
+    assert "for T = 60" in cut["4(ii)"].found
+    timed = parse(job_table(**{**SOUND, "run.rounds": None, "run.until_clock": 1e4}))[0]
+    found = {f.assumption: f for f in check_job(timed, devices=1, rounds=50).findings}
+    assert "the run at 10000 of the clock" in found["1(i)"].found
+    assert "T is not known" in found["4(ii)"].found
+
+
+def test_graphs_that_come_round_again_are_known_to_the_end_and_fixed_delays_are_not_random() -> None:
+    ring = [[0.5, 0.25, 0, 0.25], [0.25, 0.5, 0.25, 0], [0, 0.25, 0.5, 0.25], [0.25, 0, 0.25, 0.5]]
+    constant = {"name": "constant", "value": 1.0}
+    table = job_table(**{**SOUND, "cloud": {"name": "graph", "mixing": ring}, "clock": {"arrival": constant, "step": constant}})
+    report = check_job(parse(table)[0], devices=1, rounds=30)
+    found = {f.assumption: f for f in report.findings}
+    assert found["1(ii)"].verdict is Verdict.HOLDS
+    assert found["1(i)"].verdict is Verdict.UNKNOWN
+    assert not report.random
+    assert "Delays are random" not in report.sentence
 
 
 def test_too_large_a_step_fails_with_the_one_that_would_pass() -> None:
@@ -87,6 +115,48 @@ def test_the_schedule_of_a_log_is_used_when_one_is_given(tmp_path: Path) -> None
     answer = fedbcd("check", path, "--log", tmp_path / "run", "--json")
     assert answer.code == 0
     assert "over 40 rounds (recorded)" in json.dumps(answer.summary)
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"federation.devices": 5}, "servers: "),
+        ({"cloud": {"name": "rigorous", "first": 2}}, "cloud.name: sync there, rigorous here"),
+        ({"algorithm.momentum": 0.4}, "algorithm.momentum: 0.5 there, 0.4 here"),
+        ({"federation.active": 3}, "active: 2 there, 3 here"),
+        ({"run.seed": 7}, "seed: 0 there, 7 here"),
+        ({"clock": {"step": {"name": "constant", "value": 2.0}}}, "clock.step."),
+    ],
+)
+def test_the_log_of_another_run_is_refused_with_the_difference(tmp_path: Path, changes: dict[str, Any], difference: str) -> None:
+    path = write_job(tmp_path / "job.toml", **{**SOUND, "run.rounds": 2})
+    assert fedbcd("run", path, "--out", tmp_path / "run").code == 0
+    answer = fedbcd("check", write_job(tmp_path / "other.toml", **{**SOUND, **changes}), "--log", tmp_path / "run")
+    assert answer.code == 4
+    assert "records no run of this job" in answer.err
+    assert difference in answer.err
+    with pytest.raises(RecordError, match="records another run than"):
+        check_job(parse(job_table(**{**SOUND, **changes}))[0], log=tmp_path / "run" / "events.jsonl")
+
+
+def test_of_several_runs_only_the_recorded_one_is_judged(tmp_path: Path) -> None:
+    runs = [{"title": "sync"}, {"title": "rigorous", "cloud": {"name": "rigorous", "first": 2}}]
+    assert fedbcd("run", write_job(tmp_path / "job.toml", **SOUND), "--out", tmp_path / "run").code == 0
+    answer = fedbcd("check", write_job(tmp_path / "both.toml", runs=runs, **SOUND), "--log", tmp_path / "run", "--json")
+    assert [job["title"] for job in answer.summary["jobs"]] == ["sync"]
+    assert "rigorous was not judged: the log records another run (cloud" in answer.err
+
+
+def test_a_log_that_ends_in_the_middle_of_a_line_is_used_up_to_there(tmp_path: Path) -> None:
+    path = write_job(tmp_path / "job.toml", **SOUND)
+    assert fedbcd("run", path, "--out", tmp_path / "run").code == 0
+    log = tmp_path / "run" / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[: len(lines) // 2]) + lines[len(lines) // 2][:20])
+    answer = fedbcd("check", path, "--log", log, "--json")
+    assert "the log's last line is not whole and was left out" in json.dumps(answer.summary)
+    log.write_bytes(b"".join(lines[:50]) + b"{broken\n" + b"".join(lines[50:]))
+    assert "line 51 is damaged" in fedbcd("check", path, "--log", log).err
 
 
 def test_devices_that_never_get_their_turn_are_named() -> None:

@@ -2,10 +2,12 @@
 
 import copy
 import math
+import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedbcd as fb
-from fedbcd.algorithm.objective import Gradients, Loss, Objective
+from fedbcd.algorithm.objective import Gradients, Loss, Objective, _generators
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.traced import _does_nothing, trace
 from fedbcd.errors import ConfigError, DataError
@@ -354,6 +356,47 @@ def test_a_module_that_is_no_function_of_its_input_is_not_traced() -> None:
         objective.gradients(*stacked([made_counting()] * N), *batches())
     assert not objective.traceable
     assert not objective._traces
+
+
+class Drawing(nn.Module):
+    """Stochastic depth, with a generator that no tracer sees."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+        self.block, self.head = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.block(x) if self.draw() < 0.9 else x)  # two calls mostly agree
+
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "random": lambda: random.random(),
+    "numpy": lambda: np.random.random(),  # noqa: NPY002 - the global generator is what a module would use
+    "torch": lambda: float(torch.rand(())),
+}
+
+
+@pytest.mark.parametrize("source", ["random", "numpy"])
+def test_a_module_that_draws_in_python_is_not_traced(source: str) -> None:
+    module = Drawing(DRAWS[source]).double()
+    objective = Objective(module, F.cross_entropy)
+    objective.TRACE_AFTER = 1
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    given = (*stacked([module] * N), *batches())
+    norms = {float(objective.gradients(*given).gradient_NP.norm()) for _ in range(60)}
+    assert not objective.traceable
+    assert not objective._traces
+    assert len(norms) == 2  # with the block, and without
+
+
+@pytest.mark.parametrize("source", DRAWS)
+def test_a_draw_while_tracing_shows_in_the_state_of_its_generator(source: str) -> None:
+    before = _generators()
+    assert _generators() == before
+    DRAWS[source]()
+    assert _generators() != before
 
 
 def made_counting() -> nn.Module:

@@ -75,12 +75,25 @@ def test_the_ends_of_a_spectrum_are_found_from_products_alone(shift: float) -> N
     assert math.isclose(found.low, float(values[0]), rel_tol=1e-6)
     rough = curvature(lambda v: matrix @ v, normal(60, seed=3), products=8)
     assert float(values[0]) - 1e-9 <= rough.low <= rough.high <= float(values[-1]) + 1e-9  # always from inside
-    assert float((values - rough.high).abs().min()) <= rough.error + 1e-9
+    assert float((values - rough.high).abs().min()) <= rough.high_error + 1e-9
+    assert float((values - rough.low).abs().min()) <= rough.low_error + 1e-9
+
+
+@pytest.mark.parametrize("tolerance", [1e-3, 0.1])
+@pytest.mark.parametrize("ends", [(-20.0, 100.0), (-100.0, 1.0), (-3.0, 3.0), (0.0, 50.0)])
+def test_neither_end_is_given_out_before_it_is_known(ends: tuple[float, float], tolerance: float) -> None:
+    low, high = ends
+    values = torch.cat([torch.linspace(1.5, 2, 200).double() if high > 2 else torch.linspace(0, 0.3, 200).double(), torch.tensor(ends)])
+    found = curvature(lambda v: values * v, normal(202, seed=1), tolerance=tolerance)
+    assert math.isclose(found.high, high, rel_tol=tolerance)
+    assert abs(found.low - low) <= tolerance * max(abs(low), 0.1 * abs(high))
+    assert found.is_known_to(tolerance)
+    assert found.error <= tolerance * found.smoothness
 
 
 def test_the_curvature_of_a_constant_is_zero() -> None:
     found = curvature(torch.zeros_like, normal(5))
-    assert (found.low, found.high, found.error) == (0.0, 0.0, 0.0)
+    assert (found.low, found.high, found.low_error, found.high_error) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_the_smoothness_of_softmax_regression_covers_its_hessians() -> None:
@@ -249,6 +262,21 @@ def test_momentum_is_judged_by_the_nonconvexity_left_after_the_penalty() -> None
     assert assumptions.momentum(0.96, 0.1, 1.0, SEEN).verdict is Verdict.FAILS
     assert assumptions.momentum(0.96, 0.1, 1.0, SEEN).remedy == "momentum < 0.953"
     assert assumptions.momentum(0.9, 0.1, 1.0, None).verdict is Verdict.UNKNOWN
+
+
+def test_a_step_that_fails_does_not_vouch_for_the_momentum() -> None:
+    steep = Smoothness(at={"here": (1.0, 50.0)}, lowest={"here": -44.0}, devices=2, error={"here": 0.2}, lowest_error={"here": 0.1})
+    fails = assumptions.device_step(0.05, 1.0, steep).verdict is Verdict.FAILS
+    assert fails
+    for zeta in (0.6, 0.72):
+        finding = assumptions.momentum(zeta, 0.05, 1.0, steep, fails)
+        assert finding.verdict is Verdict.FAILS
+        assert "less than 0.563 here (rho_i = 43 +- 0.1)" in finding.found
+    calm = assumptions.momentum(0.5, 0.05, 1.0, steep, fails)
+    assert calm.verdict is Verdict.UNKNOWN
+    assert calm.remedy == "momentum < 0.707 is always enough once 4(i) holds"
+    assert assumptions.momentum(0.5, 0.05, 1.0, None, step_fails=False).verdict is Verdict.HOLDS
+    assert "1 to 50 +- 0.2 here" in assumptions.smoothness(steep).found
 
 
 def test_server_steps_must_be_small_and_equal() -> None:

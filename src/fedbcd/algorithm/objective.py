@@ -1,11 +1,13 @@
 """g_i and its mini-batch gradient, for any `nn.Module` and any differentiable loss; many devices at once or one at a time."""
 
 import copy
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
@@ -74,12 +76,13 @@ class Objective:
         self._seen[shapes] += 1
         if self._seen[shapes] <= self.TRACE_AFTER or len(self._traces) >= self.MOST_TRACES:
             return None
+        before = _generators()
         try:
             operations = trace(self._vectorised, tensors)
         except Exception:  # noqa: BLE001 - whatever a user's module does to a tracer, it still works without
             self.traceable = False
             return None
-        if not self._agrees(operations, *tensors):
+        if _generators() != before or not self._agrees(operations, *tensors):  # what it drew would be frozen
             self.traceable = False
             return None
         self._traces[shapes] = operations
@@ -134,3 +137,9 @@ class Objective:
             return None
         self.stochastic = False
         return reason
+
+
+def _generators() -> tuple[object, ...]:
+    """The states of the generators that a forward pass may draw from, for comparison."""
+    name, key, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - the global one is what a module would use
+    return random.getstate(), name, np.asarray(key).tobytes(), rest, torch.random.get_rng_state().numpy().tobytes()

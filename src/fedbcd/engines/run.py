@@ -2,9 +2,10 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from fedbcd.algorithm.variants import Algorithm
 from fedbcd.data.federation import Federation
 from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.result import Progress, Run
-from fedbcd.engines.settings import Settings, rounds_between_looks, torch_device
-from fedbcd.engines.simulate.certify import DEVICES, Certificates, Certifier
+from fedbcd.engines.settings import Settings, rounds_between_looks, samples_per_round, torch_device
+from fedbcd.engines.simulate.certify import CALL, DEVICES, Certificates, Certifier, Ration
 from fedbcd.engines.simulate.delays import Clock
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
 from fedbcd.engines.simulate.workers import workers
 from fedbcd.engines.warnings import doubts
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.errors import ConfigError, DivergenceWarning, RecordError
 from fedbcd.eventlog import LogWriter
 from fedbcd.history import History, Row
 from fedbcd.protocol.clouds import Cloud, SyncCloud
@@ -44,8 +45,8 @@ def train(
     leaves: Mapping[int, int] | None = None,
     evaluate_every: int | None = None,
     looks: int | None = None,
-    certify_every: int = 1,
-    certify_devices: int = DEVICES,
+    certify_every: int | None = None,
+    certify_devices: int | None = None,
     checkpoint_every: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -68,23 +69,25 @@ def train(
     joins, leaves     device -> round: a new device starts from its server's z; one that leaves is no longer counted
     evaluate_every    rounds between two rows of the history, or ...
     looks             ... how many rows there are to be, about; by default up to 20, so far apart that they take under 30 % of the time
-    certify_every     every so many of those rows hold certificates (gap, pull, spread); 0: none
-    certify_devices   how many devices the gap is taken on: it needs their exact gradients
+    certify_every     every so many of those rows hold certificates (gap, pull, spread), 0: none; by default as many
+                      as add under 4 % to the work so far, and the summary at the end
+    certify_devices   how many devices the gap is taken on: it needs their exact gradients; 8 by default, fewer in a very short run
     checkpoint_every  rounds between two checkpoints (with `out`); by default as often as evaluations
     out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there
     max_batch         how many devices train together at most; 1 gives results that do not depend on batching
     storage           torch.bfloat16 keeps personal models in half the memory; arithmetic stays in `dtype`
     record            plain data to keep at the head of the event log, e.g. the job file
-    on_round, on_notice, should_stop   progress, remarks in a sentence, and a polite way to end early
+    on_round, on_notice, should_stop   progress, remarks in a sentence (without it, what will diverge is a `DivergenceWarning`), and a
+                      polite way to end early
     """
     changes = (joins or {}, leaves or {})
     settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, *changes, dtype, max_batch, storage)
-    plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every, looks, certify_every)
+    plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every, looks, certify_every, certify_devices)
     settings.check(federation)
-    if certify_devices < 1:
+    if certify_devices is not None and certify_devices < 1:
         raise ConfigError(f"certify_devices={certify_devices} must be 1 or more; certify_every=0 computes no certificates")
     plan = replace(plan, apart=rounds_between_looks(federation, settings))
-    session = _Training(federation, settings, plan, torch_device(device), certify_devices, on_notice)
+    session = _Training(federation, settings, plan, torch_device(device), on_notice)
     folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
     return session.run(folder, resume, on_round or (lambda _: None), should_stop or (lambda: False))
 
@@ -98,7 +101,8 @@ class _Plan:
     evaluate_every: int | None
     checkpoint_every: int | None
     looks: int | None
-    certify_every: int
+    certify_every: int | None
+    certify_devices: int | None
     apart: int = 1  # rounds between two looks at least, where the user has not said how many there are to be
 
     def __post_init__(self) -> None:
@@ -111,7 +115,7 @@ class _Plan:
         for name, value in (("evaluate_every", self.evaluate_every), ("checkpoint_every", self.checkpoint_every), ("looks", self.looks)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
-        if self.certify_every < 0:
+        if self.certify_every is not None and self.certify_every < 0:
             raise ConfigError(f"certify_every={self.certify_every} must be 0 (never) or more")
 
     def fraction(self, round_: int, clock: float) -> float:
@@ -135,9 +139,12 @@ class _Plan:
             return after[0] % max(1, self.rounds // self.looks) == 0
         return int(self.fraction(*before) * self.looks) < int(self.fraction(*after) * self.looks)
 
-    def is_certified(self, row: int) -> bool:
-        """Whether this row of the history is to hold certificates."""
-        return self.certify_every > 0 and row % self.certify_every == 0
+    def certified_devices(self, row: int) -> int | None:
+        """On how many devices this row of the history is to be certified, as the user has said; None: nothing was said."""
+        if self.certify_every is None and self.certify_devices is None:
+            return None
+        every = 1 if self.certify_every is None else self.certify_every
+        return (self.certify_devices or DEVICES) if every > 0 and row % every == 0 else 0
 
 
 class _Training:
@@ -149,7 +156,6 @@ class _Training:
         settings: Settings,
         plan: _Plan,
         device: torch.device,
-        certify_devices: int,
         notice: Callable[[str], None] | None,
     ) -> None:
         self.federation = federation
@@ -162,7 +168,9 @@ class _Training:
             notice(f"this model cannot be vectorised, so devices train one after another ({reason})")
         self.notice = notice
         self.evaluator = Evaluator(federation, trainer.objective, device)
-        self.certifier = Certifier(self.numbers, federation.sizes, certify_devices)
+        self.certifier = Certifier(self.numbers, federation.sizes)
+        work = settings.algorithm.steps[1] * CALL + samples_per_round(federation, settings)
+        self.ration = Ration(federation.sizes, work)
         self.machines = settings.machines(federation)
         self.history = History()
         self.scores = Scores((), {})
@@ -264,9 +272,11 @@ class _Training:
 
     def _warn(self) -> None:
         """Say before a run starts what will make it diverge, as far as a glance can tell."""
-        if self.notice is not None:
-            for doubt in doubts(self.federation, self.settings, self.numbers):
+        for doubt in doubts(self.federation, self.settings, self.numbers):
+            if self.notice is not None:
                 self.notice(doubt)
+            else:
+                warnings.warn(doubt, DivergenceWarning, stacklevel=6)  # where `train` was called
 
     # ------------------------------------------------------------------------------------------------------------- evaluation
     def _members(self) -> list[tuple[int, int]]:
@@ -290,8 +300,7 @@ class _Training:
             distance = sum(float((numbers.personal(d, n) - z_VF[n]).norm()) for d, n in members) / len(members)
         personal = sorted(self.scores.devices.values())
         self.looking += time.perf_counter() - began
-        certified = self.plan.is_certified(len(self.history))
-        found = self.certifier.certificates([device for device, _ in members]) if certified else Certificates()
+        found = self._certificates([device for device, _ in members])
         self.history.append(
             Row(
                 round=self.simulation.round,
@@ -309,6 +318,26 @@ class _Training:
             )
         )
 
+    def _certificates(self, members: list[int]) -> Certificates:
+        """Those of this row, if it is to have any."""
+        devices = self.plan.certified_devices(len(self.history))
+        if devices is None:
+            devices = self.ration.devices(members, self.simulation.round, self._certified())
+        return self.certifier.certificates(members, devices) if devices else Certificates()
+
+    def _last_certificates(self) -> dict[str, float]:
+        """Those of the final models, for the summary; empty where there are none."""
+        last = self.history.last
+        found = Certificates(last.gap, last.worst_gap, last.pull, last.spread)
+        if math.isnan(last.pull) and self.plan.certify_every != 0:
+            members = [device for device, _ in self._members()]
+            devices = self.ration.devices_at_the_end(members, self.simulation.round, self._certified())
+            found = self.certifier.certificates(members, self.plan.certify_devices or devices)
+        return {name: value for name, value in asdict(found).items() if not math.isnan(value)}
+
+    def _certified(self) -> int:
+        return sum(not math.isnan(row.pull) for row in self.history)
+
     def _share(self, seconds: float) -> float:
         return round(seconds / max(self.seconds - self.resumed_at, seconds, 1e-9), 3)
 
@@ -316,6 +345,7 @@ class _Training:
         numbers, last = self.numbers, self.history.last
         home = self.machines.home
         personal = torch.stack([numbers.personal(device, home[device]) for device in range(self.federation.devices)])
+        certificates = self._last_certificates()
         summary = {
             "algorithm": self.settings.algorithm.name,
             "cloud": self.settings.cloud.name,
@@ -328,6 +358,7 @@ class _Training:
             "mean_model_accuracy": self.evaluator.score(numbers.global_NF().double().mean(0).to(self.settings.dtype)),
             "seconds": round(self.seconds, 3),
             "evaluation_share": self._share(self.looking),
+            "certificates": certificates,
             "certificate_share": self._share(self.certifier.seconds),
             "digest": numbers.digest(),
         }

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedbcd.data.federation import Federation
 from fedbcd.engines.driver import Driver
@@ -12,6 +13,9 @@ from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import LogReader
 from fedbcd.protocol.messages import Absorb, Actor, Admit, Command, Dismiss, Event, MixModels, OpenPhase, StepGlobal, number_of
+from fedbcd.runfolder import difference
+
+SHAPING = ("servers", "cloud", "algorithm", "active", "seed", "clock", "joins", "leaves")  # parts of the identity
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class Timeline:
     mixes: tuple[tuple[int, ...], ...]  # per round, the servers that were mixed
     active: dict[int, list[int]]  # device -> rounds in which it was active
     watched: dict[int, int]  # device -> rounds of its server that are over
+    clock: float = 0.0  # when the last round ended, where that was asked for
+    cut: bool = False  # read off a log whose last line is not whole
 
 
 class TimelineRecorder:
@@ -63,8 +69,8 @@ class TimelineRecorder:
         for device in self._pending.pop(server, ()):
             self._active[device].append(round_)
 
-    def timeline(self) -> Timeline:
-        """What was seen."""
+    def timeline(self, clock: float = 0.0, cut: bool = False) -> Timeline:
+        """What was seen until `clock`."""
         rounds = len(self.mixes)
         watched = {
             device: min(self._phase[n], rounds) if self._numbered else rounds
@@ -73,7 +79,7 @@ class TimelineRecorder:
             if device not in self._changed
         }
         active = {device: [t for t in self._active.get(device, ()) if t < watched[device]] for device in watched}
-        return Timeline(rounds, tuple(self.mixes), active, watched)
+        return Timeline(rounds, tuple(self.mixes), active, watched, clock, cut)
 
 
 def planned_timeline(
@@ -87,23 +93,38 @@ def planned_timeline(
     )
     while simulation.round < min(most, rounds or most) and simulation.now < (until_clock or float("inf")):
         simulation.play_round()
-    return recorder.timeline()
+    return recorder.timeline(simulation.now)
+
+
+def other_schedule(path: Path, settings: Settings, federation: Federation) -> str:
+    """In which settings that shape a schedule the run of an event log differs from this one; empty if in none."""
+    there, here = _identity(LogReader(path)), settings.identity(federation)
+    return difference({key: there.get(key) for key in SHAPING}, {key: here[key] for key in SHAPING})
 
 
 def recorded_timeline(path: Path) -> Timeline:
-    """The schedule of an event log."""
-    reader = LogReader(path)
+    """The schedule of an event log, as far as it goes: one of a killed or running job will do."""
+    reader = LogReader(path, unfinished=True)
     try:
-        identity = reader.header["identity"]
+        identity = _identity(reader)
         recorder = TimelineRecorder(identity["servers"], _is_numbered(identity["cloud"]["name"]))
     except (KeyError, TypeError) as error:
         raise RecordError(f"{path} does not say how its run was set up ({error}); it is not a log of this version") from None
+    clock = 0.0
     for step in reader:
         recorder.apply(step.actor, step.event, step.commands)
-    timeline = recorder.timeline()
+        clock = step.time
+    timeline = recorder.timeline(clock, reader.cut is not None)
     if not timeline.rounds:
         raise RecordError(f"{path} holds no finished round, so it shows no schedule; give the log of a longer run")
     return timeline
+
+
+def _identity(reader: LogReader) -> dict[str, Any]:
+    identity = reader.header.get("identity")
+    if not isinstance(identity, dict):
+        raise RecordError(f"{reader.path} does not say how its run was set up (no 'identity'); it is not a log of this version")
+    return identity
 
 
 def _is_numbered(cloud: str) -> bool:

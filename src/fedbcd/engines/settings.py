@@ -126,17 +126,23 @@ def rounds_between_looks(federation: Federation, settings: Settings) -> int:
     """
     if federation.test is None:
         return 1
-    servers, (low, high), batch = len(federation.servers), settings.algorithm.steps, settings.algorithm.batch
-    at_work = settings.active_of(federation) * int(getattr(settings.cloud, "first", servers))
-    if isinstance(settings.algorithm, FedBCDI):
-        at_work += sum(settings.algorithm.available_of(len(members)) for members in federation.servers)
-    batch = sum(federation.sizes) // federation.devices if batch == "all" else batch
+    servers = len(federation.servers)
     tested = len(federation.test) * (1 if settings.cloud.sync else servers)
     if federation.labels is not None and settings.algorithm.personal:
         found = torch.unique(federation.test.targets, return_counts=True)
         count = dict(zip(*(values.tolist() for values in found), strict=True))
         tested += sum(count.get(label, 0) for labels in federation.labels for label in labels)
-    return math.ceil(4 * tested / (10 * at_work * batch * (low + high) / 2))
+    return math.ceil(4 * tested / (10 * samples_per_round(federation, settings)))
+
+
+def samples_per_round(federation: Federation, settings: Settings) -> float:
+    """On how many samples a round trains, about."""
+    servers, (low, high), batch = len(federation.servers), settings.algorithm.steps, settings.algorithm.batch
+    at_work = settings.active_of(federation) * int(getattr(settings.cloud, "first", servers))
+    if isinstance(settings.algorithm, FedBCDI):
+        at_work += sum(settings.algorithm.available_of(len(members)) for members in federation.servers)
+    batch = sum(federation.sizes) // federation.devices if batch == "all" else batch
+    return at_work * batch * (low + high) / 2
 
 
 def torch_device(name: str | torch.device) -> torch.device:

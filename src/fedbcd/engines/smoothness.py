@@ -15,6 +15,7 @@ from fedbcd.theory.assumptions import Smoothness
 from fedbcd.theory.curvature import Curvature, curvature, softmax_smoothness
 
 KINKS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool2d)
+PRODUCTS = 40  # Hessian-vector products per device and point at most
 START, TRAINED, RANDOM = "at the start", "after 30 steps", "at a random point of X"
 
 
@@ -71,7 +72,7 @@ def estimate(
             x0, generator = start[: objective.layout.size_P], torch.Generator().manual_seed(seed + device)
             points = {START: x0, TRAINED: _trained(loss, algorithm, x0, float(gamma[device]))}
             for where, x in (points | _random_point(algorithm.projection, x0, generator)).items():
-                found.setdefault(where, []).append(loss.curvature(x, products=20))
+                found.setdefault(where, []).append(loss.curvature(x, PRODUCTS))
     linear = _is_softmax_regression(objective.module, federation.loss)
     bound = (
         max(softmax_smoothness(DeviceLoss(federation, objective, d, start).inputs) for d in range(federation.devices)) if linear else None
@@ -80,6 +81,8 @@ def estimate(
         at={where: (min(c.smoothness for c in all_), max(c.smoothness for c in all_)) for where, all_ in found.items()},
         lowest={where: min(c.low for c in all_) for where, all_ in found.items()},
         devices=len(chosen),
+        error={where: max(c.error for c in all_) for where, all_ in found.items()},
+        lowest_error={where: min(all_, key=lambda c: c.low).low_error for where, all_ in found.items()},
         bound=bound,
         convex=linear,
         kinks=any(isinstance(part, KINKS) for part in objective.module.modules()),

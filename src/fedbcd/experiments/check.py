@@ -10,10 +10,11 @@ import torch
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.variants import Algorithm, FedBCD, penalties
 from fedbcd.data.federation import Federation
-from fedbcd.engines.schedule import Timeline, planned_timeline, recorded_timeline
+from fedbcd.engines.schedule import Timeline, other_schedule, planned_timeline, recorded_timeline
 from fedbcd.engines.settings import Settings
+from fedbcd.engines.simulate.delays import Constant
 from fedbcd.engines.smoothness import diameter, estimate, sigma
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
 from fedbcd.theory import assumptions
@@ -27,6 +28,18 @@ class Report:
 
     title: str
     findings: tuple[Finding, ...]
+    random: bool = False  # the schedule has random delays or numbers of steps, so p and q are those of one schedule of many
+
+    @property
+    def sentence(self) -> str:
+        """What the findings come to."""
+        count, unknown = len(self.findings), sum(finding.verdict is Verdict.UNKNOWN for finding in self.findings)
+        if self.fails:
+            return f"{self.fails} of {count} fail: Theorem 1 does not cover this job. It may well train; nothing is promised."
+        seen = " Delays are random: p and q were seen on this schedule only, not shown for every one." if self.random else ""
+        if unknown:
+            return f"nothing fails, {unknown} of {count} cannot be known: Theorem 1 may cover this job.{seen}"
+        return f"everything holds: Theorem 1 covers this job.{seen}"
 
     @property
     def fails(self) -> int:
@@ -35,7 +48,8 @@ class Report:
 
     def to_table(self) -> dict[str, Any]:
         """As plain data."""
-        return {"title": self.title, "fails": self.fails, "findings": [asdict(finding) for finding in self.findings]}
+        findings = [asdict(finding) for finding in self.findings]
+        return {"title": self.title, "fails": self.fails, "sentence": self.sentence, "findings": findings}
 
 
 def check_job(job: Job, *, log: Path | None = None, devices: int = 4, rounds: int = 2000) -> Report:
@@ -45,14 +59,47 @@ def check_job(job: Job, *, log: Path | None = None, devices: int = 4, rounds: in
     federation, settings = job.make_federation(), job.settings()
     job.use_threads(federation)
     settings.check(federation)
+    if log is not None and (other := other_schedule(log, settings, federation)):
+        raise RecordError(f"{log} records another run than {job.name!r} ({other}); give the log of this run, or none")
     findings = [_scope(job.algorithm)]
     if job.algorithm.personal:
         timeline = (
             planned_timeline(settings, federation, job.run.rounds, job.run.until_clock, rounds) if log is None else recorded_timeline(log)
         )
-        findings += _of_the_schedule(settings, federation, timeline, "planned" if log is None else "recorded")
-        findings += _of_the_problem(settings, federation, devices, timeline.rounds)
-    return Report(job.name, tuple(sorted(findings, key=lambda finding: finding.assumption)))
+        beyond = _beyond(job, timeline)
+        total = job.run.rounds or (None if beyond else timeline.rounds)
+        findings += _of_the_schedule(settings, federation, timeline, _source(log, timeline), beyond)
+        findings += _of_the_problem(settings, federation, devices, total)
+    return Report(job.name, tuple(sorted(findings, key=lambda finding: finding.assumption)), _is_random(settings))
+
+
+def _beyond(job: Job, timeline: Timeline) -> str:
+    """The part of the run that the schedule does not reach, in words; empty if it reaches the end."""
+    if job.run.rounds is not None:
+        return f"the run has {job.run.rounds}" if timeline.rounds < job.run.rounds else ""
+    end = job.run.until_clock or 0.0
+    return f"they end at {timeline.clock:.4g}, the run at {end:g} of the clock" if timeline.clock < end else ""
+
+
+def _is_random(settings: Settings) -> bool:
+    low, high = settings.algorithm.steps
+    return low < high or not all(isinstance(delay, Constant) for delay in (settings.clock.arrival, settings.clock.step))
+
+
+def recorded_jobs(jobs: Sequence[Job], log: Path) -> tuple[list[Job], list[str]]:
+    """Those of the jobs whose run the log records, and a sentence for each other one; an error if it records none of them."""
+    others = {job.name: other_schedule(log, job.settings(), job.make_federation()) for job in jobs}
+    if all(others.values()):
+        reasons = "; ".join(f"{name!r}: {other}" for name, other in others.items())
+        raise RecordError(f"{log} records no run of this job ({reasons}); give a log of it, or none")
+    skipped = [f"{name} was not judged: the log records another run ({other})" for name, other in others.items() if other]
+    return [job for job in jobs if not others[job.name]], skipped
+
+
+def _source(log: Path | None, timeline: Timeline) -> str:
+    if log is None:
+        return "planned"
+    return "recorded; the log's last line is not whole and was left out" if timeline.cut else "recorded"
 
 
 def _scope(algorithm: Algorithm) -> Finding:
@@ -68,9 +115,9 @@ def _scope(algorithm: Algorithm) -> Finding:
     return Finding("-", says, Verdict.UNKNOWN, found, "steps = [1, 1], cloud_iterations = 1")
 
 
-def _of_the_schedule(settings: Settings, federation: Federation, timeline: Timeline, source: str) -> list[Finding]:
+def _of_the_schedule(settings: Settings, federation: Federation, timeline: Timeline, source: str, beyond: str) -> list[Finding]:
     servers = len(federation.servers)
-    found = [assumptions.activation(timeline.active, timeline.watched, source)]
+    found = [assumptions.activation(timeline.active, timeline.watched, source, beyond)]
     if settings.cloud.sync:
         alone = "Sync-cloud: one global model, so |V| = 1 in the theory"
         return [
@@ -82,13 +129,14 @@ def _of_the_schedule(settings: Settings, federation: Federation, timeline: Timel
         matrices = [torch.tensor(m, dtype=torch.float64) for m in settings.cloud.mixing]
         graphs = [[(n, m) for n, m in matrix.nonzero().tolist()] for matrix in matrices]
         edges: Sequence[Sequence[tuple[int, int]]] = [graphs[t % len(graphs)] for t in range(timeline.rounds)]
+        beyond = beyond if timeline.rounds < 2 * len(graphs) else ""  # the graphs come round again and again
     else:
         matrices = first_b_matrices(servers, timeline.mixes)
         edges = [[(first[0], n) for n in first[1:]] for first in timeline.mixes]
-    return [*found, assumptions.connectivity(servers, edges, source), *assumptions.mixing_weights(matrices)]
+    return [*found, assumptions.connectivity(servers, edges, source, beyond), *assumptions.mixing_weights(matrices)]
 
 
-def _of_the_problem(settings: Settings, federation: Federation, devices: int, rounds: int) -> list[Finding]:
+def _of_the_problem(settings: Settings, federation: Federation, devices: int, rounds: int | None) -> list[Finding]:
     algorithm = settings.algorithm
     module = federation.make_model(settings.seed)
     objective = Objective(module.to(settings.dtype), federation.loss)
@@ -96,13 +144,15 @@ def _of_the_problem(settings: Settings, federation: Federation, devices: int, ro
     p = objective.layout.size_P
     start[:p] = algorithm.projection.project(start[:p])
     known, why_not = _smoothness(federation, algorithm, objective, start, devices)
-    gamma = float(penalties(algorithm, federation.devices).max())
+    gamma = penalties(algorithm, federation.devices)
+    step = assumptions.device_step(algorithm.device_step, float(gamma.max()), known)
+    step_fails = step.verdict is Verdict.FAILS
     return [
         assumptions.compactness(diameter(algorithm.projection, p)),
         assumptions.smoothness(known, why_not),
-        assumptions.device_step(algorithm.device_step, gamma, known),
-        _server_step(settings, federation, gamma, rounds),
-        assumptions.momentum(algorithm.momentum, algorithm.device_step, float(penalties(algorithm, federation.devices).min()), known),
+        step,
+        _server_step(settings, federation, float(gamma.max()), rounds),
+        assumptions.momentum(algorithm.momentum, algorithm.device_step, float(gamma.min()), known, step_fails),
         _noise(federation, algorithm, objective, start, devices),
     ]
 
@@ -116,7 +166,7 @@ def _smoothness(
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _server_step(settings: Settings, federation: Federation, gamma: float, rounds: int) -> Finding:
+def _server_step(settings: Settings, federation: Federation, gamma: float, rounds: int | None) -> Finding:
     """4(ii), with the relative form turned into the printed one: eta_abs = eta_z / sum of gamma_i over those who count."""
     algorithm = settings.algorithm
     if isinstance(settings.cloud, AsyncCloud) and settings.cloud.first < len(federation.servers):

@@ -22,7 +22,6 @@ from fedbcd.describe import describe
 from fedbcd.engines.result import Run
 from fedbcd.engines.run import train
 from fedbcd.engines.settings import Settings, torch_device
-from fedbcd.engines.simulate.certify import DEVICES
 from fedbcd.engines.simulate.delays import DELAYS, Clock, Delay
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
@@ -116,8 +115,8 @@ class RunPart:
     seed: int = 0
     evaluate_every: int | None = None
     looks: int | None = None  # evaluations in all, where evaluate_every is left out; by default up to 20, under 30 % of the time
-    certify_every: int | None = None  # every so many evaluations with certificates (1 by default), 0: none
-    certify_devices: int | None = None  # devices whose first-order gap is taken (8 by default)
+    certify_every: int | None = None  # every so many evaluations with certificates, 0: none; by default as many as are cheap
+    certify_devices: int | None = None  # devices whose first-order gap is taken (8 by default, fewer in a very short run)
     checkpoint_every: int | None = None
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
@@ -220,8 +219,8 @@ class Job:
             seed=run.seed,
             evaluate_every=run.evaluate_every,
             looks=run.looks,
-            certify_every=1 if run.certify_every is None else run.certify_every,
-            certify_devices=run.certify_devices or DEVICES,
+            certify_every=run.certify_every,
+            certify_devices=run.certify_devices,
             checkpoint_every=run.checkpoint_every,
             out=out,
             resume=resume,

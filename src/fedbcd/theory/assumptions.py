@@ -6,7 +6,7 @@ seen on the whole schedule; what is only estimated from below, such as L_i at so
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from torch import Tensor
@@ -43,6 +43,8 @@ class Smoothness:
     ]  # where -> smallest and largest L_i over the sampled devices: |eigenvalue| of their Hessians there
     lowest: Mapping[str, float]  # where -> the smallest eigenvalue seen
     devices: int
+    error: Mapping[str, float] = field(default_factory=dict)  # where -> an eigenvalue lies this close to each L_i of `at`
+    lowest_error: Mapping[str, float] = field(default_factory=dict)  # where -> and this close to the eigenvalue of `lowest`
     bound: float | None = None  # an L that holds for all points of all devices, where one is known
     convex: bool = False  # every g_i is known to be convex
     kinks: bool = False  # the model is known not to be smooth
@@ -54,8 +56,11 @@ class Smoothness:
 
 
 # --------------------------------------------------------------------------------------------------------------- Assumption 1
-def activation(rounds_active: Mapping[int, Sequence[int]], rounds: Mapping[int, int], source: str) -> Finding:
-    """1(i): each device is active at least once in p rounds. `rounds` says for how many rounds each device was watched."""
+def activation(rounds_active: Mapping[int, Sequence[int]], rounds: Mapping[int, int], source: str, beyond: str = "") -> Finding:
+    """1(i): each device is active at least once in p rounds. `rounds` says for how many rounds each device was watched.
+
+    `beyond` names the rounds of the run that were not seen, if there are any: of those, nothing can be known.
+    """
     says = "each device is active at least once in p rounds"
     periods = {device: activation_period(rounds_active.get(device, ()), rounds[device]) for device in rounds}
     never = sorted(device for device, period in periods.items() if period is None)
@@ -63,22 +68,29 @@ def activation(rounds_active: Mapping[int, Sequence[int]], rounds: Mapping[int, 
     if never:
         names = ", ".join(map(str, never[:5])) + (" ..." if len(never) > 5 else "")
         found = f"{len(never)} of {len(rounds)} devices never active in {most} rounds ({source}): {names}"
-        return Finding("1(i)", says, Verdict.FAILS, found, "more active devices per phase, or more rounds")
+        return _as_far_as_seen(Finding("1(i)", says, Verdict.FAILS, found, "more active devices per phase, or more rounds"), beyond)
     slowest = max(periods, key=lambda device: (periods[device] or 0, -device))
     found = f"p = {periods[slowest]} over {most} rounds ({source}); the longest wait is device {slowest}'s"
-    return Finding("1(i)", says, Verdict.HOLDS, found)
+    return _as_far_as_seen(Finding("1(i)", says, Verdict.HOLDS, found), beyond)
 
 
-def connectivity(servers: int, edges: Sequence[Sequence[tuple[int, int]]], source: str) -> Finding:
-    """1(ii): over any q rounds the servers' graphs together are strongly connected."""
+def _as_far_as_seen(finding: Finding, beyond: str) -> Finding:
+    if not beyond:
+        return finding
+    return replace(finding, verdict=Verdict.UNKNOWN, found=f"{finding.found}; {beyond}", remedy="--rounds that reaches the end of the run")
+
+
+def connectivity(servers: int, edges: Sequence[Sequence[tuple[int, int]]], source: str, beyond: str = "") -> Finding:
+    """1(ii): over any q rounds the servers' graphs together are strongly connected; `beyond` as for `activation`."""
     says = "the servers' graphs of any q rounds are jointly connected"
     period = connection_period(servers, edges)
     if period is not None:
-        return Finding("1(ii)", says, Verdict.HOLDS, f"q = {period} over {len(edges)} rounds ({source})")
+        return _as_far_as_seen(Finding("1(ii)", says, Verdict.HOLDS, f"q = {period} over {len(edges)} rounds ({source})"), beyond)
     parts = cut_off(servers, {pair for round_ in edges for pair in round_})
     apart = "; ".join("{" + ", ".join(map(str, part[:6])) + (", ..." if len(part) > 6 else "") + "}" for part in parts[:3])
     found = f"disconnected: {len(parts)} groups of servers never mix in {len(edges)} rounds ({source}): {apart}"
-    return Finding("1(ii)", says, Verdict.FAILS, found, f"let a server of {parts[1][:3]} mix with one of {parts[0][:3]}")
+    remedy = f"let a server of {parts[1][:3]} mix with one of {parts[0][:3]}"
+    return _as_far_as_seen(Finding("1(ii)", says, Verdict.FAILS, found, remedy), beyond)
 
 
 # --------------------------------------------------------------------------------------------------------------- Assumption 2
@@ -97,7 +109,7 @@ def smoothness(known: Smoothness | None, why_not: str = "") -> Finding:
     says = "g_i is L_i-smooth"
     if known is None:
         return Finding("2(ii)", says, Verdict.UNKNOWN, f"L_i could not be estimated: {why_not}")
-    places = "; ".join(f"{low:.3g} to {high:.3g} {where}" for where, (low, high) in known.at.items())
+    places = "; ".join(f"{low:.3g} to {high:.3g}{_within(known.error.get(where))} {where}" for where, (low, high) in known.at.items())
     found = f"L_i seen ({known.devices} devices): {places}"
     if known.bound is not None:
         return Finding("2(ii)", says, Verdict.HOLDS, f"L_i <= {known.bound:.3g} everywhere; {found}")
@@ -143,13 +155,16 @@ def device_step(step: float, penalty: float, known: Smoothness | None) -> Findin
     return Finding("4(i)", says, Verdict.UNKNOWN, found + "; not contradicted, but L_i may be larger elsewhere in X")
 
 
-def server_step(absolute: Mapping[str, float], penalty: float, members: int, total_rounds: int) -> Finding:
-    """4(ii): a common, constant eta_z = d/sqrt(T) <= 1/(max gamma_i max |Q_n|). `absolute` has eta_z per server group, as printed."""
+def server_step(absolute: Mapping[str, float], penalty: float, members: int, total_rounds: int | None) -> Finding:
+    """4(ii): a common, constant eta_z = d/sqrt(T) <= 1/(max gamma_i max |Q_n|). `absolute` has eta_z per server group, as printed.
+
+    `total_rounds` is T; None where a run that ends by the clock was not seen to its end.
+    """
     says = "eta_z = d/sqrt(T) <= 1/(max gamma_i max |Q_n|), the same everywhere"
     limit = server_step_limit(penalty, members)
     low, high = min(absolute.values()), max(absolute.values())
-    d = high * total_rounds**0.5
-    found = f"eta_z = {high:.4g}, at most {limit:.4g}; d = {d:.3g} for T = {total_rounds}"
+    d = "T is not known" if total_rounds is None else f"d = {high * total_rounds**0.5:.3g} for T = {total_rounds}"
+    found = f"eta_z = {high:.4g}, at most {limit:.4g}; {d}"
     if high > limit * (1 + 1e-9):
         return Finding("4(ii)", says, Verdict.FAILS, found, f"server_step <= {limit:.4g} in absolute form")
     if high > low * (1 + 1e-9):
@@ -165,21 +180,32 @@ def unequal_server_steps() -> Finding:
     return Finding("4(ii)", says, Verdict.FAILS, found, 'cloud = { name = "rigorous", first = B }')
 
 
-def momentum(zeta: float, step: float, penalty: float, known: Smoothness | None) -> Finding:
-    """4(iii): zeta <= omega/sqrt(1 + rho_i eta_x) for an omega below 1; rho_i is the weak convexity of f_i = g_i + penalty."""
+def momentum(zeta: float, step: float, penalty: float, known: Smoothness | None, step_fails: bool = False) -> Finding:
+    """4(iii): zeta <= omega/sqrt(1 + rho_i eta_x) for an omega below 1; rho_i is the weak convexity of f_i = g_i + penalty.
+
+    rho_i <= L_i + gamma_i <= 1/eta_x bounds rho_i by the step, unless 4(i) fails (`step_fails`).
+    """
     says = "zeta < 1/sqrt(1 + rho_i eta_x)"
     if known is not None and known.convex:
         return Finding("4(iii)", says, Verdict.HOLDS, f"zeta = {zeta:g}, below 1: g_i is convex, rho_i = 0")
-    worst = momentum_limit(1 / step, step)  # rho_i <= L_i + gamma_i <= 1/eta_x
-    if zeta < worst:
+    worst = momentum_limit(1 / step, step)
+    if zeta < worst and not step_fails:
         return Finding("4(iii)", says, Verdict.HOLDS, f"zeta = {zeta:g}, below {worst:.3g}, which is enough for any rho_i that 4(i) allows")
+    enough = f"momentum < {worst:.3g} is always enough" + (" once 4(i) holds" if step_fails else "")
     if known is None:
-        return Finding("4(iii)", says, Verdict.UNKNOWN, f"zeta = {zeta:g}; rho_i is not known", f"momentum < {worst:.3g} is always enough")
-    limits = {where: momentum_limit(max(0.0, -low - penalty), step) for where, low in known.lowest.items()}
-    found = f"zeta = {zeta:g}; rho_i asks for less than " + ", ".join(f"{limit:.3g} {where}" for where, limit in limits.items())
+        return Finding("4(iii)", says, Verdict.UNKNOWN, f"zeta = {zeta:g}; rho_i is not known", enough)
+    rho = {where: max(0.0, -low - penalty) for where, low in known.lowest.items()}
+    limits = {where: momentum_limit(value, step) for where, value in rho.items()}
+    found = f"zeta = {zeta:g}; rho_i asks for less than " + ", ".join(
+        f"{limit:.3g} {where} (rho_i = {rho[where]:.3g}{_within(known.lowest_error.get(where))})" for where, limit in limits.items()
+    )
     if zeta >= min(limits.values()):
         return Finding("4(iii)", says, Verdict.FAILS, found, f"momentum < {_rounded_down(min(limits.values()))}")
-    return Finding("4(iii)", says, Verdict.UNKNOWN, found + "; not contradicted", f"momentum < {worst:.3g} is always enough")
+    return Finding("4(iii)", says, Verdict.UNKNOWN, found + "; not contradicted", enough)
+
+
+def _within(error: float | None) -> str:
+    return "" if error is None else f" +- {error:.1g}"
 
 
 def _rounded_down(value: float) -> str:

@@ -156,6 +156,12 @@ class Trainer:
         call = self.objective.gradients_one_by_one if self.one_by_one else self.objective.gradients
         return call(params, buffers, inputs, targets)
 
+    def exact_gradient(self, x: Tensor, positions: Tensor) -> Tensor:
+        """The gradient of one model on its own samples; asked for now and then, so by ordinary autograd and never traced."""
+        inputs, targets = self._fetch(positions[None], x.dtype)
+        p = self.objective.layout.size_P
+        return self.objective.gradients_one_by_one(x[None, :p], x[None, p:], inputs, targets).gradient_NP[0]
+
     def _fetch(self, positions: Tensor, dtype: torch.dtype, hashes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Samples as the model wants them: gathered in their small dtype, augmented, then transformed."""
         inputs, targets = (take(samples, positions) for samples in (self._inputs, self._targets))

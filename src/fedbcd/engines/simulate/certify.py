@@ -20,6 +20,8 @@ from fedbcd.theory import certificates as theory
 
 DEVICES = 8  # devices in the sample by default
 SAMPLES = 2000  # samples in one exact gradient call
+SHARE = 0.04  # of the work of training that certificates may add where the user has not said how many there are to be
+CALL = 200  # a call for a gradient or a step costs as much as so many samples, however few it is given
 
 
 @dataclass(frozen=True)
@@ -32,19 +34,51 @@ class Certificates:
     spread: float = math.nan
 
 
+@dataclass(frozen=True)
+class Ration:
+    """How many certificates a run can afford: counted in samples, not timed, so that it is the same everywhere.
+
+    A sample in an exact gradient counts as one trained on, though it is cheaper, and every call counts as `CALL` samples more.
+    """
+
+    sizes: Sequence[int]  # samples of every device
+    per_round: float  # work of training in a round
+
+    def cost(self, members: Sequence[int], devices: int = DEVICES) -> int:
+        """The work of one row of certificates."""
+        return sum(CALL + self.sizes[device] for device in sample_of(members, devices))
+
+    def devices(self, members: Sequence[int], rounds: int, certified: int) -> int:
+        """How many devices a row takes after so many rounds and certified rows: the whole sample or none.
+
+        Only what has been trained counts, not how long the run is to go on: a run that is extended later has the same rows.
+        """
+        return DEVICES if self.cost(members) <= self._left(members, rounds, certified) else 0
+
+    def devices_at_the_end(self, members: Sequence[int], rounds: int, certified: int) -> int:
+        """How many devices the summary of a run takes: what is left, but at least 1."""
+        left = self._left(members, rounds, certified)
+        return max(count for count in range(1, DEVICES + 1) if count == 1 or self.cost(members, count) <= left)
+
+    def _left(self, members: Sequence[int], rounds: int, certified: int) -> float:
+        return SHARE * rounds * self.per_round - certified * self.cost(members)
+
+
 class Certifier:
     """Computes certificates of a run on demand and keeps the time that went into them. It changes nothing."""
 
-    def __init__(self, numbers: StackedNumbers, sizes: Sequence[int], devices: int = DEVICES) -> None:
-        """`sizes` has the number of samples of every device; `devices` bounds the sample."""
+    def __init__(self, numbers: StackedNumbers, sizes: Sequence[int]) -> None:
+        """`sizes` has the number of samples of every device."""
         self.numbers = numbers
         self.sizes = sizes
-        self.devices = devices
         self.seconds = 0.0
         self._penalty_N = penalties(numbers.algorithm, len(sizes))
 
-    def certificates(self, members: Sequence[int]) -> Certificates:
-        """Those of the present models. Baselines keep one model everywhere, so problem (2) has no certificate of theirs."""
+    def certificates(self, members: Sequence[int], devices: int = DEVICES) -> Certificates:
+        """Those of the present models, the gap on `devices` devices at most.
+
+        Baselines keep one model everywhere, so problem (2) has no certificate of theirs.
+        """
         if not self.numbers.algorithm.personal:
             return Certificates()
         began = time.perf_counter()
@@ -52,7 +86,7 @@ class Certifier:
         p = self.numbers.size_P
         z_VP = self.numbers.global_NF()[:, :p]
         mean_z = z_VP.double().mean(0)
-        gaps = self.gaps(sample_of(members, self.devices), mean_z)
+        gaps = self.gaps(sample_of(members, devices), mean_z)
         present = torch.tensor(list(members), device=z_VP.device)
         gamma = self._penalty_N.to(z_VP.device)[present]
         found = Certificates(
@@ -97,8 +131,7 @@ class Certifier:
         seeded = trainer.objective.stochastic or trainer.one_by_one  # a model with dropout must not draw from the user's generator
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []) if seeded else nullcontext():
             for part in torch.chunk(positions, math.ceil(len(positions) / SAMPLES)):
-                gradient = trainer.gradients(x[None, :p], x[None, p:], part[None], None).gradient_NP[0]
-                total += gradient.double() * (len(part) / len(positions))
+                total += trainer.exact_gradient(x, part).double() * (len(part) / len(positions))
         return total
 
 
