@@ -13,7 +13,6 @@ from torch import Tensor
 from torch_parts import DeviceData, arrays, network
 from workload import BATCH, LEARNING_RATE, MOMENTUM, PENALTY, WORKLOADS, Round, Task, measure, parser, peak_mib, report
 
-
 torchvision = types.ModuleType("torchvision")  # FedLab imports it for datasets that are not used here
 torchvision.transforms = types.ModuleType("torchvision.transforms")
 sys.modules["torchvision"] = torchvision

@@ -4,7 +4,7 @@ usage: python benchmarks/peers/ours.py {round,epoch,scale} [--threads 2]
 """
 
 import torch
-from workload import LEARNING_RATE, MOMENTUM, PENALTY, Array, Round, Task, WORKLOADS, measure, parser, peak_mib, report
+from workload import LEARNING_RATE, MOMENTUM, PENALTY, WORKLOADS, Array, Round, Task, measure, parser, peak_mib, report
 
 import fedbcd as fb
 from fedbcd.data.partition import Partition
