@@ -1,0 +1,64 @@
+"""fedbcd itself: FedProx under ten servers, in the middle of a simulation, protocol and all.
+
+usage: python benchmarks/peers/ours.py {round,epoch,scale} [--threads 2]
+"""
+
+import torch
+from workload import LEARNING_RATE, MOMENTUM, PENALTY, WORKLOADS, Array, Round, Task, measure, parser, peak_mib, report
+
+import fedbcd as fb
+from fedbcd.data.partition import Partition
+from fedbcd.engines.driver import Driver
+from fedbcd.engines.simulate.allocator import keep_freed_memory
+from fedbcd.engines.simulate.engine import Schedule, Simulation
+from fedbcd.engines.simulate.workers import workers
+from fedbcd.models import mlp
+
+SERVERS = 10
+
+
+def federation(task: Task) -> fb.Federation:
+    def model() -> torch.nn.Module:
+        module = mlp()
+        with torch.no_grad():
+            for parameter, value in zip(module.parameters(), task.start, strict=True):
+                parameter.copy_(torch.from_numpy(value))
+        return module
+
+    owned = [range(len(task.targets))[task.owned(i)] for i in range(task.workload.devices)]
+    partition = Partition(tuple(torch.tensor(rows).numpy() for rows in owned), tuple(tuple(range(10)) for _ in owned))
+    pool = fb.Samples(torch.from_numpy(task.bytes), torch.from_numpy(task.targets))
+    return fb.Federation.from_partition(
+        model, torch.nn.functional.cross_entropy, pool, partition, SERVERS, transform=lambda x, dtype: x.to(dtype) / 255
+    )
+
+
+def main() -> None:
+    chosen = parser(__doc__).parse_args()
+    torch.set_num_threads(chosen.threads)
+    keep_freed_memory()
+    task = Task(WORKLOADS[chosen.workload])
+    parties = federation(task)
+    algorithm = fb.FedProx(steps=task.workload.steps, device_step=LEARNING_RATE, momentum=MOMENTUM, penalty=PENALTY)
+    settings = fb.Settings(algorithm, active=task.workload.active // SERVERS)
+    numbers = settings.numbers(parties, torch.device("cpu"))
+    numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    schedule = Schedule(algorithm, settings.clock, settings.seed, settings.active)
+    simulation = Simulation(Driver(settings.machines(parties), numbers), schedule)
+
+    def play(rounds: list[Round]) -> None:  # its own schedule decides who is active; the number and the steps are the same on average
+        for _ in rounds:
+            simulation.play_round()
+
+    with workers(chosen.threads) as numbers.workers:
+        seconds = measure(task, play)
+    report(task, "fedbcd", fb.__version__, seconds, unflatten(numbers.global_NF()[0], task), peak_mib(), f"{chosen.threads} workers")
+
+
+def unflatten(flat: torch.Tensor, task: Task) -> list[Array]:
+    parts = flat.split([value.size for value in task.start])
+    return [part.reshape(value.shape).numpy() for part, value in zip(parts, task.start, strict=True)]
+
+
+if __name__ == "__main__":
+    main()
