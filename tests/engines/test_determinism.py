@@ -141,6 +141,7 @@ def test_the_uniform_matrix_is_the_async_cloud_that_waits_for_all() -> None:
     assert graph.history == waiting.history
 
 
+@pytest.mark.filterwarnings("ignore::fedbcd.errors.DivergenceWarning")
 def test_time_varying_matrices_are_used_in_turn() -> None:
     """Assumption 3: a_nm(t) may vary with the round. With server_step 0+, z after a mix is the mixed model."""
     pairs = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5]]

@@ -60,6 +60,7 @@ def test_batch_norm_is_safe_in_several_workers() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.filterwarnings("ignore::fedbcd.errors.DivergenceWarning")
 @pytest.mark.usefixtures("_small_parts")
 def test_an_error_in_a_worker_is_the_users_error() -> None:
     torch.set_num_threads(3)
