@@ -43,6 +43,7 @@ def main() -> None:
     settings = fb.Settings(algorithm, active=task.workload.active // SERVERS)
     numbers = settings.numbers(parties, torch.device("cpu"))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    numbers.trainer.objective.TRACE_AFTER = 4  # traces are made while warming up, as the peers' compilations are
     schedule = Schedule(algorithm, settings.clock, settings.seed, settings.active)
     simulation = Simulation(Driver(settings.machines(parties), numbers), schedule)
 
