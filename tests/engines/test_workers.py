@@ -76,7 +76,7 @@ def test_one_worker_needs_no_thread() -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------- looks
 def test_by_default_looks_are_so_far_apart_that_training_dominates() -> None:
-    """1,000 test samples per look and 16 x 1 x 8 trained per round: testing takes as long as about one round, so 4 go by."""
+    """A look costs little here, so it is the bound of 20 looks that spaces them: 10 rounds of 200."""
     run = train("fedbcd-sync", rounds=200)
     rounds = [row.round for row in run.history]
     assert rounds[0] == 0
