@@ -7,7 +7,7 @@ bandwidth and matrix units allow.
 
 import torch
 from harness import alternate, finish, options
-from rounds import Contestant, Setting, hardware_floor, ours
+from rounds import Contestant, Setting, hardware_floor, ours, ours_ahead
 
 
 def main() -> None:
@@ -15,10 +15,15 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--devices", type=int, default=100_000)
     parser.add_argument("--storage", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--precision", choices=("float32", "tf32"), default="tf32", help="of matrix products on a GPU")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     setting = Setting(chosen.devices, 10, 600, chosen.devices // 100, (1, 5))
-    run = ours(setting, "fedbcd", 2, chosen.device, storage=getattr(torch, chosen.storage))
+    storage = getattr(torch, chosen.storage)
+    if chosen.device == "cpu":
+        run = ours(setting, "fedbcd", 2, chosen.device, storage=storage)
+    else:
+        run = ours_ahead(setting, "fedbcd", 5, chosen.device, chosen.precision, storage=storage)
     contestants = [Contestant("ours", run), Contestant("floor", lambda: (hardware_floor(setting, "fedbcd", chosen.device), 1))]
     measured = alternate(contestants, chosen.repeats)
     steps = setting.q * sum(setting.steps) / 2
@@ -27,7 +32,16 @@ def main() -> None:
         for m in measured.values()
     ]
     gpu = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
-    finish("population", chosen, rows, devices=chosen.devices, active=setting.q, storage=chosen.storage, gpu_peak_gib=gpu)
+    finish(
+        "population",
+        chosen,
+        rows,
+        devices=chosen.devices,
+        active=setting.q,
+        storage=chosen.storage,
+        precision=chosen.precision,
+        gpu_peak_gib=gpu,
+    )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,25 @@
 """`round`, `epoch` and `scale`: one kind of work at three sizes, done by three contestants."""
 
+import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from floor import SIZE, Floor
-from harness import Contestant, alternate, as_rows, bandwidth, finish, matrix_rate, options, timed
+from harness import Contestant, alternate, as_rows, bandwidth, finish, matrix_rate, options, synchronise, timed
 from plain import PlainLoop
 
 import fedbcd as fb
 from fedbcd.data.partition import Partition
 from fedbcd.engines.driver import Driver
+from fedbcd.engines.settings import products_in
+from fedbcd.engines.simulate.ahead import Ahead
 from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.engines.simulate.engine import Schedule, Simulation
+from fedbcd.engines.simulate.outline import Outline
 from fedbcd.engines.simulate.workers import workers
 from fedbcd.models import mlp
 
@@ -72,6 +78,35 @@ def ours(setting: Setting, algorithm: str, rounds: int, device: str = "cpu", **o
     return run
 
 
+def ours_ahead(
+    setting: Setting, algorithm: str, rounds: int, device: str, precision: str = "float32", compile: bool = True, **options: Any
+) -> Callable[[], tuple[float, float]]:
+    """The same on a GPU: rounds planned ahead, recorded and replayed; everything included, to the last upload."""
+    federation = setting.federation()
+    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps), active=setting.active, **options)
+    with products_in(precision):
+        numbers = settings.numbers(federation, torch.device(device))
+        numbers.trainer.check_vectorised(numbers.global_NF()[0])
+        schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
+        simulation = Ahead(numbers, Outline(federation.servers, schedule, settings.cloud), compile)
+        began = time.perf_counter()
+        simulation.play_round()
+        simulation.settle()
+        print(f"{algorithm}, {precision}, compile={compile}: first round {time.perf_counter() - began:.1f} s", file=sys.stderr)
+
+    def run() -> tuple[float, float]:
+        def all_rounds() -> float:
+            for _ in range(rounds):
+                simulation.play_round()
+            synchronise(device)
+            return rounds
+
+        with products_in(precision):
+            return timed(all_rounds)
+
+    return run
+
+
 def plain(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") -> Callable[[], tuple[float, float]]:
     inputs = (torch.from_numpy(setting.inputs).float() / 255).to(device)
     targets = torch.from_numpy(setting.targets).to(device)
@@ -80,6 +115,8 @@ def plain(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") ->
     def tensors(work: list[tuple[int, np.ndarray]]) -> list[tuple[int, torch.Tensor]]:
         return [(i, torch.from_numpy(batches).to(device)) for i, batches in work]
 
+    rounds = rounds if device == "cpu" else max(1, rounds // 100)
+
     def run() -> tuple[float, float]:
         def all_rounds() -> float:
             for _ in range(rounds):
@@ -87,6 +124,7 @@ def plain(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") ->
                     loop.fedbcd_i(tensors(setting.work(setting.devices * 8 // 10)), [(i, len(b)) for i, b in setting.work(setting.q)])
                 else:
                     getattr(loop, algorithm)(tensors(setting.work(setting.q)))
+            synchronise(device)
             return rounds
 
         return timed(all_rounds)
@@ -140,14 +178,20 @@ def main(
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds in one measurement")
     parser.add_argument("--algorithm", choices=algorithms, action="append", help="only this one")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--only", action="append", choices=("ours", "plain loop", "floor"))
+    parser.add_argument("--only", action="append", help="only this contestant, e.g. ours, plain loop, floor")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     keep_freed_memory()
     rows = []
     for algorithm in chosen.algorithm or default or algorithms:
         setting = Setting(devices, servers, samples, active, steps)
-        makers = {"ours": ours, "plain loop": plain, "floor": floor}
+        makers: dict[str, Any] = {"ours": ours, "plain loop": plain, "floor": floor}
+        if chosen.device != "cpu":
+            makers |= {
+                "ours": ours_ahead,
+                "ours, tf32": partial(ours_ahead, precision="tf32"),
+                "ours, not compiled": partial(ours_ahead, compile=False),
+            }
         chosen_makers = {who: make for who, make in makers.items() if who in (chosen.only or makers)}
         contestants = [Contestant(who, make(setting, algorithm, chosen.rounds, chosen.device)) for who, make in chosen_makers.items()]
         rows += as_rows(alternate(contestants, chosen.repeats), 1e3, algorithm=algorithm)

@@ -38,7 +38,9 @@ class Objective:
     TRACE_AFTER = 100  # calls with one set of shapes; a trace takes 0.1 s and saves 1 ms a call, so fewer are not worth one
     MOST_TRACES = 64
 
-    def __init__(self, module: nn.Module, loss: Loss) -> None:
+    def __init__(self, module: nn.Module, loss: Loss, arithmetic: torch.dtype | None = None) -> None:
+        """`arithmetic` is what the module computes in, if not in the dtype of its parameters; losses and steps are not affected."""
+        self.arithmetic = arithmetic
         self.module = copy.deepcopy(module).train()
         self.loss = loss
         self.layout = Layout(module)
@@ -47,6 +49,7 @@ class Objective:
         self._own = threading.local()  # a copy of the module per thread: `functional_call` writes into it for a moment
         self._seen: Counter[Shapes] = Counter()
         self._traces: dict[Shapes, Operations] = {}
+        self._exact = _keep_statistics_exact(self.module, arithmetic) if arithmetic is not None else frozenset()
 
     def to(self, device: torch.device) -> "Objective":
         """Move the module's own tensors (constants, counters) to a device."""
@@ -56,7 +59,7 @@ class Objective:
 
     def gradients(self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor) -> Gradients:
         """All devices in one vectorised call; inputs and targets have a leading axis of N devices, then R samples."""
-        call = self._operations(params_NP, buffers_NB, inputs, targets) or self._vectorised
+        call = self._worthwhile(params_NP, buffers_NB, inputs, targets) or self._vectorised
         *parts, loss, buffers = call(params_NP, buffers_NB, inputs, targets)
         return Gradients(tuple(parts), loss, buffers)
 
@@ -67,15 +70,26 @@ class Objective:
         parts = (gradient[slot.name].flatten(1) if slot.shape else gradient[slot.name][:, None] for slot in self.layout.parameters)
         return (*parts, loss, self.layout.join(buffers, self.layout.buffers, buffers_NB))
 
-    def _operations(self, *tensors: Tensor) -> Operations | None:
+    def _worthwhile(self, *tensors: Tensor) -> Operations | None:
         """A trace for tensors of these shapes, once it pays; it gives the same bits, so when it comes in does not matter."""
-        shapes: Shapes = (tensors[0].dtype, *(tensor.shape for tensor in tensors))
+        shapes = _shapes(tensors)
         known = self._traces.get(shapes)
         if known is not None or self.stochastic or not self.traceable:
             return known
         self._seen[shapes] += 1
         if self._seen[shapes] <= self.TRACE_AFTER or len(self._traces) >= self.MOST_TRACES:
             return None
+        return self._trace(shapes, tensors)
+
+    def operations(self, *tensors: Tensor) -> Operations:
+        """`gradients` for tensors of these shapes: a trace if the module can be traced, otherwise the vectorised call."""
+        shapes = _shapes(tensors)
+        known = self._traces.get(shapes)
+        if known is None and self.traceable and not self.stochastic:
+            known = self._trace(shapes, tensors)
+        return known or self._vectorised
+
+    def _trace(self, shapes: Shapes, tensors: tuple[Tensor, ...]) -> Operations | None:
         before = _generators()
         try:
             operations = trace(self._vectorised, tensors)
@@ -89,9 +103,10 @@ class Objective:
         return operations
 
     def _agrees(self, operations: Operations, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor) -> bool:
-        """Whether a trace gives the same bits on other data than those it was made with."""
+        """Whether a trace gives the same bits on other data than those it was made with; on a GPU, where sums may vary, nearly."""
         other = (params_NP, buffers_NB, inputs.flip(1), targets)
-        return all(torch.equal(a, b) for a, b in zip(operations(*other), self._vectorised(*other), strict=True))
+        same = torch.equal if not inputs.is_cuda else _nearly
+        return all(same(a, b) for a, b in zip(operations(*other), self._vectorised(*other), strict=True))
 
     def gradients_one_by_one(self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor) -> Gradients:
         """The same, one device after another with ordinary autograd: works for every module, and no row depends on another."""
@@ -110,8 +125,13 @@ class Objective:
         self, params: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         counters = {name: value.clone() for name, value in self.layout.counters.items()}
+        dtype = self.arithmetic
+        if dtype is not None:
+            params = {name: value if name in self._exact else value.to(dtype) for name, value in params.items()}
+            inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
         state = {**params, **buffers, **counters}
         outputs = functional_call(self._module(), state, (inputs,))  # writes buffers that the forward pass has changed back to `state`
+        outputs = outputs if dtype is None else outputs.float()
         return self.loss(outputs, targets), {name: state[name] for name in buffers}
 
     def _module(self) -> nn.Module:
@@ -137,6 +157,25 @@ class Objective:
             return None
         self.stochastic = False
         return reason
+
+
+def _keep_statistics_exact(module: nn.Module, arithmetic: torch.dtype) -> frozenset[str]:
+    """Let layers with running statistics (BatchNorm) compute in the dtype of their parameters; returns the names of those."""
+    found: set[str] = set()
+    for prefix, layer in module.named_modules():
+        if any(True for _ in layer.buffers(recurse=False)):
+            layer.register_forward_pre_hook(lambda _, inputs: tuple(value.float() for value in inputs))
+            layer.register_forward_hook(lambda _, __, outputs: outputs.to(arithmetic))
+            found |= {f"{prefix}.{name}" for name, _ in layer.named_parameters(recurse=False)}
+    return frozenset(found)
+
+
+def _nearly(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool((a - b).norm() <= 1e-2 * b.norm())
+
+
+def _shapes(tensors: tuple[Tensor, ...]) -> Shapes:
+    return (tensors[0].dtype, *(tensor.shape for tensor in tensors))
 
 
 def _generators() -> tuple[object, ...]:

@@ -15,11 +15,13 @@ from fedbcd.algorithm.variants import Algorithm
 from fedbcd.data.federation import Federation
 from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.result import Progress, Run
-from fedbcd.engines.settings import Settings, rounds_between_looks, samples_per_round, torch_device
+from fedbcd.engines.settings import Precision, Settings, products_in, rounds_between_looks, samples_per_round, torch_device
+from fedbcd.engines.simulate.ahead import Ahead
 from fedbcd.engines.simulate.certify import CALL, DEVICES, Certificates, Certifier, Ration
 from fedbcd.engines.simulate.delays import Clock
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
+from fedbcd.engines.simulate.outline import Outline, why_not_ahead
 from fedbcd.engines.simulate.workers import workers
 from fedbcd.engines.warnings import doubts
 from fedbcd.errors import ConfigError, DivergenceWarning, RecordError
@@ -29,6 +31,7 @@ from fedbcd.protocol.clouds import Cloud, SyncCloud
 from fedbcd.runfolder import Checkpoint, RunFolder
 
 MOST_LOOKS, FEWEST_LOOKS = 20, 5  # where the user has not said
+ON_GPU = 10.0  # so many times as long as a look is the training between two; a GPU tests faster than it takes small steps
 
 
 def train(
@@ -54,6 +57,9 @@ def train(
     dtype: torch.dtype = torch.float32,
     max_batch: int | None = None,
     storage: torch.dtype | None = None,
+    precision: Precision = "float32",
+    ahead: bool | None = None,
+    compile: bool = False,
     record: Mapping[str, Any] | None = None,
     on_round: Callable[[Progress], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
@@ -76,20 +82,27 @@ def train(
     out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there
     max_batch         how many devices train together at most; 1 gives results that do not depend on batching
     storage           torch.bfloat16 keeps personal models in half the memory; arithmetic stays in `dtype`
+    precision         "tf32" or "bfloat16": products of less precise factors, several times as fast on a GPU; steps stay in `dtype`
+    ahead             without events between rounds, which are then recorded once and replayed: by default on a GPU, where the schedule
+                      allows it and no log is written (no `out`)
+    compile           with `ahead`: fuse what is between the matrix products by torch.compile; takes a minute at first, for long runs
     record            plain data to keep at the head of the event log, e.g. the job file
     on_round, on_notice, should_stop   progress, remarks in a sentence (without it, what will diverge is a `DivergenceWarning`), and a
                       polite way to end early
     """
     changes = (joins or {}, leaves or {})
-    settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, *changes, dtype, max_batch, storage)
+    settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, *changes, dtype, max_batch, storage, precision)
     plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every, looks, certify_every, certify_devices)
     settings.check(federation)
     if certify_devices is not None and certify_devices < 1:
         raise ConfigError(f"certify_devices={certify_devices} must be 1 or more; certify_every=0 computes no certificates")
-    plan = replace(plan, apart=rounds_between_looks(federation, settings))
-    session = _Training(federation, settings, plan, torch_device(device), on_notice)
-    folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
-    return session.run(folder, resume, on_round or (lambda _: None), should_stop or (lambda: False))
+    where = torch_device(device)
+    plan = replace(plan, apart=rounds_between_looks(federation, settings, *(() if where.type == "cpu" else (ON_GPU,))))
+    with products_in(precision):
+        session = _Training(federation, settings, plan, where, on_notice)
+        session.choose_player(ahead, compile, out is not None)
+        folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
+        return session.run(folder, resume, on_round or (lambda _: None), should_stop or (lambda: False))
 
 
 @dataclass(frozen=True)
@@ -167,16 +180,38 @@ class _Training:
         if reason is not None and notice is not None:
             notice(f"this model cannot be vectorised, so devices train one after another ({reason})")
         self.notice = notice
-        self.evaluator = Evaluator(federation, trainer.objective, device)
+        self.evaluator = Evaluator(federation, trainer.objective, device, device.type != "cpu" and not trainer.one_by_one)
         self.certifier = Certifier(self.numbers, federation.sizes)
         work = settings.algorithm.steps[1] * CALL + samples_per_round(federation, settings)
         self.ration = Ration(federation.sizes, work)
         self.machines = settings.machines(federation)
+        self.driver = Driver(self.machines, self.numbers)
+        self.simulation: Simulation | Ahead = Simulation(self.driver, self._schedule())
         self.history = History()
         self.scores = Scores((), {})
         self.seconds = 0.0
         self.resumed_at = 0.0  # seconds that went before a resume
         self.looking = 0.0  # seconds since then that went into evaluation
+
+    def choose_player(self, ahead: bool | None, compile: bool, logged: bool) -> None:
+        """Without events between rounds if that can be, and pays or is asked for."""
+        reason = "it writes a log (`out`)" if logged else self._why_not_ahead()
+        if ahead and reason is not None:
+            raise ConfigError(f"ahead=True: this run cannot be planned ahead, because {reason}; leave `ahead` out")
+        if compile and (reason is not None or ahead is False):
+            raise ConfigError(f"compile=True needs rounds that are planned ahead, which cannot be: {reason or 'ahead=False'}; leave it out")
+        on_gpu = self.numbers.total_VF.device.type == "cuda"
+        if reason is None and (ahead or compile or (ahead is None and on_gpu)):
+            outline = Outline(self.federation.servers, self._schedule(), self.settings.cloud)
+            self.simulation = Ahead(self.numbers, outline, compile)
+
+    def _why_not_ahead(self) -> str | None:
+        trainer, schedule = self.numbers.trainer, self._schedule()
+        if not trainer.divisible or trainer.max_batch is not None:
+            return "its devices train one after another, or draw random numbers in the forward pass"
+        if self.settings.algorithm.batch == "all":
+            return "exact gradients need batches of different sizes"
+        return why_not_ahead(self.federation.servers, schedule, self.settings.cloud)
 
     def run(
         self,
@@ -196,8 +231,7 @@ class _Training:
         should_stop: Callable[[], bool],
     ) -> Run:
         checkpoint = None if folder is None else folder.inspect(resume)
-        driver = Driver(self.machines, self.numbers)
-        self.simulation = Simulation(driver, self._schedule())
+        driver = self.driver
         if checkpoint is not None:
             self._fast_forward(driver, checkpoint)
         log = driver.log = None if folder is None else folder.open(checkpoint, resume)  # only now does anything change on disk
@@ -224,6 +258,7 @@ class _Training:
 
     def _fast_forward(self, driver: Driver, checkpoint: Checkpoint) -> None:
         """Time does not depend on numbers: play the schedule alone up to the checkpoint, then put its tensors in place."""
+        assert isinstance(self.simulation, Simulation)
         driver.numbers = outline = NoNumbers()
         while self.simulation.round < checkpoint.round:
             self.simulation.play_round()
@@ -282,22 +317,26 @@ class _Training:
     def _members(self) -> list[tuple[int, int]]:
         return [(device, server.server) for server in self.machines.servers for device in server.members]
 
-    def _scores(self) -> Scores:
+    def _settle(self) -> None:
+        """Have all work done that has been asked for so far."""
         self.numbers.flush()
+        if isinstance(self.simulation, Ahead):
+            self.simulation.settle()
+
+    def _scores(self) -> Scores:
+        self._settle()
         personal = {device: self.numbers.personal(device, server) for device, server in self._members()}
         return self.evaluator.scores(self.numbers.global_NF(), personal, self.numbers.workers)
 
     def _look(self) -> None:
         """Add a row to the history."""
-        self.numbers.flush()
+        self._settle()
         began = time.perf_counter()
         self.scores = self._scores()
-        numbers, members = self.numbers, self._members()
-        z_VF = numbers.global_NF()
+        members = self._members()
+        z_VF = self.numbers.global_NF()
         mean_z = z_VF.double().mean(0)
-        distance = 0.0
-        if self.settings.algorithm.personal:
-            distance = sum(float((numbers.personal(d, n) - z_VF[n]).norm()) for d, n in members) / len(members)
+        distance = self.numbers.distance(members) if self.settings.algorithm.personal else 0.0
         personal = sorted(self.scores.devices.values())
         self.looking += time.perf_counter() - began
         found = self._certificates([device for device, _ in members])
@@ -305,7 +344,7 @@ class _Training:
             Row(
                 round=self.simulation.round,
                 clock=self.simulation.now,
-                activations=sum(device.activation for device in self.machines.devices.values()),
+                activations=self.simulation.activations,
                 global_accuracy=_mean(self.scores.servers),
                 personal_accuracy=_mean(personal),
                 worst_decile=_mean(personal[: max(1, len(personal) // 10)]),

@@ -2,9 +2,10 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -21,6 +22,8 @@ from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
 
+Precision = Literal["float32", "tf32", "bfloat16"]
+
 
 @dataclass
 class Settings:
@@ -36,6 +39,7 @@ class Settings:
     dtype: torch.dtype = torch.float32
     max_batch: int | None = None
     storage: torch.dtype | None = None  # of personal models between sessions; None: as `dtype`
+    precision: Precision = "float32"  # of products of float32 numbers
 
     def active_of(self, federation: Federation) -> int:
         """q: as given, or 0.3 of the smallest server's members."""
@@ -68,6 +72,10 @@ class Settings:
         for name, dtype in (("dtype", self.dtype), ("storage", self.storage or self.dtype)):
             if not dtype.is_floating_point:
                 raise ConfigError(f"{name}={dtype} must be a floating-point dtype, such as torch.float32")
+        if self.precision not in get_args(Precision):
+            raise ConfigError(f"precision={self.precision!r} is unknown; known: {', '.join(get_args(Precision))}")
+        if self.precision != "float32" and self.dtype != torch.float32:
+            raise ConfigError(f"precision={self.precision!r} is about products of float32 numbers; leave dtype={self.dtype} out")
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigError(f"seed={self.seed} must fit in 64 bits: between -2^63 and 2^63 - 1")
 
@@ -96,6 +104,7 @@ class Settings:
             "dtype": str(self.dtype).removeprefix("torch."),
             "max_batch": self.max_batch,
             **({} if self.storage is None else {"storage": str(self.storage).removeprefix("torch.")}),
+            **({} if self.precision == "float32" else {"precision": self.precision}),
             "servers": federation.servers,
             "data": federation.fingerprint(),
             "augment": describe(federation.augment) if is_dataclass(federation.augment) else getattr(federation.augment, "name", None),
@@ -111,15 +120,15 @@ class Settings:
     def numbers(self, federation: Federation, device: torch.device) -> StackedNumbers:
         """Fresh numbers: all models at x(0)."""
         module = federation.make_model(self.seed)
-        objective = Objective(module.to(self.dtype), federation.loss)
+        objective = Objective(module.to(self.dtype), federation.loss, torch.bfloat16 if self.precision == "bfloat16" else None)
         start = objective.layout.flatten(module, self.dtype).to(device)
         start[: objective.layout.size_P] = self.algorithm.projection.project(start[: objective.layout.size_P])  # x(0) is in X
         trainer = Trainer(federation, self.algorithm, objective, self.seed, start, self.max_batch)
         return StackedNumbers(federation, self.algorithm, self.cloud, trainer, start, set(self.joins), self.storage or self.dtype)
 
 
-def rounds_between_looks(federation: Federation, settings: Settings) -> int:
-    """How many rounds train for about four times as long as it takes to test all models once.
+def rounds_between_looks(federation: Federation, settings: Settings, longer: float = 4) -> int:
+    """How many rounds train for about `longer` times as long as it takes to test all models once.
 
     Counted, not timed, so that it is the same everywhere: to train on a sample (a small batch, forward and backward, a step) takes
     about ten times as long as to test on one.
@@ -132,7 +141,7 @@ def rounds_between_looks(federation: Federation, settings: Settings) -> int:
         found = torch.unique(federation.test.targets, return_counts=True)
         count = dict(zip(*(values.tolist() for values in found), strict=True))
         tested += sum(count.get(label, 0) for labels in federation.labels for label in labels)
-    return math.ceil(4 * tested / (10 * samples_per_round(federation, settings)))
+    return math.ceil(longer * tested / (10 * samples_per_round(federation, settings)))
 
 
 def samples_per_round(federation: Federation, settings: Settings) -> float:
@@ -143,6 +152,19 @@ def samples_per_round(federation: Federation, settings: Settings) -> float:
         at_work += sum(settings.algorithm.available_of(len(members)) for members in federation.servers)
     batch = sum(federation.sizes) // federation.devices if batch == "all" else batch
     return at_work * batch * (low + high) / 2
+
+
+@contextmanager
+def products_in(precision: Precision) -> Iterator[None]:
+    """Let the GPU's matrix units round factors to TF32 (or not), for a while; CPUs do not have it."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def torch_device(name: str | torch.device) -> torch.device:

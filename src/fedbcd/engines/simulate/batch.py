@@ -1,6 +1,6 @@
 """Training many devices at once: gather their mini-batches, run the algorithm on the stack, one vectorised gradient per step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -58,6 +58,7 @@ class Trainer:
         where = start.device
         self.algorithm = algorithm
         self.objective = objective.to(where)
+        self._start = start
         self.seed = seed
         self.max_batch = max_batch
         self.one_by_one = max_batch == 1
@@ -117,7 +118,12 @@ class Trainer:
         """New (x, x_prev) of these devices. Rows are in the order of `jobs`, which is descending in steps."""
         p = self.objective.layout.size_P
         session = _Session(self, jobs, x_NF[:, p:])
-        work = Work([job.steps for job in jobs], session.gradient, anchor_NP, self._penalty(jobs))
+        work = Work(
+            [job.steps for job in jobs],
+            session.gradient,
+            anchor_NP,
+            self.penalty_of(torch.tensor([job.device for job in jobs], device=x_NF.device)),
+        )
         rows = Rows(x_NF[:, :p], prev_NP)
         if jobs[0].offline:
             assert isinstance(self.algorithm, FedBCDI)
@@ -128,22 +134,28 @@ class Trainer:
         x_NF = torch.cat([rows.x_NP, session.buffers_NB], dim=1) if session.buffers_NB.shape[1] else rows.x_NP
         return x_NF, rows.prev_NP
 
-    def _penalty(self, jobs: list[Job]) -> Tensor | float:
-        return self._penalty_N1[[job.device for job in jobs]] if self._same_penalty is None else self._same_penalty
+    def penalty_of(self, device_N: Tensor) -> Tensor | float:
+        """gamma_i of these devices: one for all, or (N, 1)."""
+        return self._penalty_N1[device_N] if self._same_penalty is None else self._same_penalty
 
     def batches(self, jobs: list[Job]) -> Batches:
         """The mini-batches of every step of these jobs."""
         device = torch.tensor([job.device for job in jobs], device=self._starts.device)
-        steps, batch = jobs[0].steps, self.algorithm.batch
-        hashes = None
-        if batch == "all":
+        session = torch.tensor([job.session for job in jobs], device=device.device)
+        steps = jobs[0].steps
+        if self.algorithm.batch == "all":
             within = torch.arange(self._size_list[jobs[0].device], device=device.device).expand(len(jobs), steps, -1)
-        else:
-            session = torch.tensor([job.session for job in jobs], device=device.device)
-            within = draws.batch_positions(self.seed, device, session, self._sizes[device], steps, batch)
-            if self._augment is not None:
-                hashes = draws.slots(self.seed, draws.AUGMENT, device, session, steps, batch)
-        return Batches(self._positions[self._starts[device][:, None, None] + within], hashes)
+            return Batches(self._positions[self._starts[device][:, None, None] + within], None)
+        return self.batches_of(device, session, steps)
+
+    def batches_of(self, device_N: Tensor, session_N: Tensor, steps: int) -> Batches:
+        """The mini-batches of so many steps of these devices' sessions."""
+        assert self.algorithm.batch != "all"
+        within = draws.batch_positions(self.seed, device_N, session_N, self._sizes[device_N], steps, self.algorithm.batch)
+        hashes = None
+        if self._augment is not None:
+            hashes = draws.slots(self.seed, draws.AUGMENT, device_N, session_N, steps, self.algorithm.batch)
+        return Batches(self._positions[self._starts[device_N][:, None, None] + within], hashes)
 
     def positions_of(self, device: int) -> Tensor:
         """Where all samples of one device are in the pool."""
@@ -155,6 +167,20 @@ class Trainer:
         inputs, targets = self._fetch(positions, params.dtype, hashes)
         call = self.objective.gradients_one_by_one if self.one_by_one else self.objective.gradients
         return call(params, buffers, inputs, targets)
+
+    def traced_gradients(self, jobs: int) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Gradients]:
+        """`gradients` for so many devices at once, as plain operations if the model can be traced."""
+        p, batch = self.objective.layout.size_P, self.algorithm.batch
+        assert batch != "all"
+        inputs, targets = self._fetch(self._positions[:1].expand(jobs, batch), self._start.dtype)
+        start_NF = self._start.repeat(jobs, 1)
+        call = self.objective.operations(start_NF[:, :p].contiguous(), start_NF[:, p:].contiguous(), inputs, targets)
+
+        def gradients(params: Tensor, buffers: Tensor, positions: Tensor, hashes: Tensor | None) -> Gradients:
+            *parts, loss, after = call(params, buffers, *self._fetch(positions, params.dtype, hashes))
+            return Gradients(tuple(parts), loss, after)
+
+        return gradients
 
     def exact_gradient(self, x: Tensor, positions: Tensor) -> Tensor:
         """The gradient of one model on its own samples; asked for now and then, so by ordinary autograd and never traced."""

@@ -86,6 +86,11 @@ class Simulation:
             self._on_time(actor, event)
         self.round = self.machines.coordinator.round
 
+    @property
+    def activations(self) -> int:
+        """Uploads so far."""
+        return sum(device.activation for device in self.machines.devices.values())
+
     # --------------------------------------------------------------------------------------------------------------- delivery
     def _on_time(self, actor: Actor, event: Event) -> None:
         device = number_of(actor)

@@ -76,9 +76,10 @@ class StackedNumbers:
         self.server_models: list[ModelRef] = []
         rows = federation.devices if algorithm.personal else 0
         self.dtype = start.dtype
-        self.x_NF = start.to(storage).repeat(rows, 1)
-        self.prev_NP = self.x_NF[:, : self.size_P].clone()
-        self._weights: list[float] = cloud_weights(algorithm, federation.sizes).tolist()
+        self.with_nobody = start.to(storage).repeat(rows + 1, 1)  # one row more, for work of nobody that fills a fixed shape
+        self.prev_with_nobody = self.with_nobody[:, : self.size_P].clone()
+        self.x_NF, self.prev_NP = self.with_nobody[:rows], self.prev_with_nobody[:rows]
+        self.weights: list[float] = cloud_weights(algorithm, federation.sizes).tolist()
         self.mixing = (
             [torch.tensor(m, dtype=torch.float64, device=start.device) for m in cloud.mixing] if isinstance(cloud, GraphCloud) else []
         )
@@ -100,7 +101,7 @@ class StackedNumbers:
         self.weight_V = [0.0] * self.servers
         if self.algorithm.counts == "members":
             for n, members in enumerate(federation.servers):
-                self.weight_V[n] = sum(self._weights[i] for i in members if i not in late)
+                self.weight_V[n] = sum(self.weights[i] for i in members if i not in late)
                 self.total_VF[n] = self.weight_V[n] * start.double()
 
     # ------------------------------------------------------------------------------------------------------------ transitions
@@ -202,7 +203,7 @@ class StackedNumbers:
             self._count(server, device, copy, -1.0)
 
     def _count(self, server: int, device: int, model: Tensor, sign: float) -> None:
-        weight = sign * self._weights[device]
+        weight = sign * self.weights[device]
         cloud_step.absorb(self.total_VF[server], weight, model, None)
         self.weight_V[server] += weight
 
@@ -273,7 +274,7 @@ class StackedNumbers:
 
     def _absorb_at(self, server: int, devices: list[int]) -> None:
         for device in devices:
-            upload, weight = self._uploads.pop(device), self._weights[device]
+            upload, weight = self._uploads.pop(device), self.weights[device]
             cloud_step.absorb(self.total_VF[server], weight, upload.after, upload.before)
             if self.algorithm.counts == "active":
                 self.weight_V[server] += weight
@@ -286,6 +287,15 @@ class StackedNumbers:
     def personal(self, device: int, server: int) -> Tensor:
         """x_i; with a consensus algorithm that is z."""
         return self.x_NF[device].to(self.dtype) if self.algorithm.personal else self.models[self.server_models[server]]
+
+    def distance(self, members: Sequence[tuple[int, int]]) -> float:
+        """The mean of ||x_i - z_n|| over (device, server)."""
+        z_VF = self.global_NF()
+        total = 0.0
+        for k in range(0, len(members), 256):
+            device, server = (torch.tensor(column, device=z_VF.device) for column in zip(*members[k : k + 256], strict=True))
+            total += float((self.x_NF[device].to(self.dtype) - z_VF[server]).norm(dim=1).double().sum())
+        return total / len(members)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a checkpoint needs. Only valid between rounds, when nothing is pending."""

@@ -1,0 +1,304 @@
+"""Rounds on a GPU without an event loop between them: the schedule is known ahead, so a round is a few launches of recorded work.
+
+`Outline` says who works in a round. Here the same algorithm functions as in `batch.py` and `numbers.py` run on fixed shapes: the
+devices of a round together, K_max steps with those that have finished masked out; or, where there are thousands, in groups of equal
+steps. Fixed shapes can be recorded once as a CUDA graph and replayed; `compile=True` also fuses the operations in between.
+Everything works without either, on any device, which is how it is compared with the event loop in the tests.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbcd.algorithm import cloud as cloud_step
+from fedbcd.algorithm.device import Rows, Work
+from fedbcd.algorithm.objective import Gradients
+from fedbcd.algorithm.variants import FedBCDI
+from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.engines.simulate.outline import Jobs, Outline
+from fedbcd.errors import ConfigError, NumericalError
+
+Packed = np.ndarray[Any, np.dtype[np.int64]]  # (4, N): device, session, steps, server
+Stepper = Callable[..., tuple[Tensor, Tensor, Tensor]]
+TOGETHER = 512  # jobs of a round that train as one masked batch; more are grouped by their steps ...
+GROUP, BLOCK = 256, 32  # ... this many at a time, in blocks of one server each
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a recorded piece of training does."""
+
+    jobs: int
+    steps: int
+    offline: bool
+    masked: bool  # jobs take up to `steps` steps; otherwise all take just these
+    blocks: int  # equally many jobs of one server in each; 0: they are not counted
+
+
+def _kind(shape: _Shape) -> tuple[int, bool, bool]:
+    """What the step of a shape depends on."""
+    return shape.jobs, shape.offline, shape.masked
+
+
+class Ahead:
+    """Plays rounds like `engine.Simulation`: `now`, `round` and `activations` are where it stands."""
+
+    def __init__(self, numbers: StackedNumbers, outline: Outline, compile: bool = False) -> None:
+        self._numbers = numbers
+        self._outline = outline
+        self._compile = compile
+        self._algorithm = numbers.algorithm
+        self._trainer = numbers.trainer
+        self._where = numbers.total_VF.device
+        self._programs: dict[Any, _Program] = {}
+        self._steppers: dict[tuple[int, bool, bool], Stepper] = {}
+        self._counter = self._fused(self._count)
+        self._z_VF = numbers.global_NF()[:1].clone() if numbers.cloud.sync else numbers.global_NF()
+        self._weight_V = torch.tensor(numbers.weight_V, dtype=torch.float64, device=self._where)
+        self._share_N = torch.tensor([*numbers.weights, 0.0], dtype=torch.float64, device=self._where)  # the last is of nobody
+        self._loss = torch.zeros((), dtype=torch.float64, device=self._where)  # of all steps; here to see that it is finite
+        self._nobody = len(numbers.weights)
+        self._most = outline.most_jobs
+
+    @property
+    def now(self) -> float:
+        """The virtual clock."""
+        return self._outline.now
+
+    @property
+    def round(self) -> int:
+        """Rounds played."""
+        return self._outline.round
+
+    @property
+    def activations(self) -> int:
+        """Uploads so far."""
+        return self._outline.activations
+
+    def play_round(self) -> None:
+        """One more round; on a GPU it returns before the work is done."""
+        planned = self._outline.next_round()
+        if planned.offline is not None:
+            self._train(planned.offline, offline=True)
+        self._train(planned.jobs)
+        self._program(("cloud", len(planned.servers)), self._cloud, torch.from_numpy(planned.servers))
+
+    def settle(self) -> None:
+        """Bring the numbers up to this moment of the clock, and see that they are finite."""
+        late = self._outline.settle()
+        if late is not None:
+            self._run(_Shape(self._most, self._algorithm.steps[1], False, True, self._numbers.servers), late.packed)
+        numbers = self._numbers
+        for n, handle in enumerate(numbers.server_models):
+            numbers.models[handle] = self._z_VF[min(n, len(self._z_VF) - 1)]
+        numbers.weight_V = self._weight_V.tolist()
+        self._check()
+
+    def _check(self) -> None:
+        numbers = self._numbers
+        rows = torch.cat([~torch.isfinite(part).all(1) for part in torch.split(numbers.x_NF, GROUP)]) if len(numbers.x_NF) else None
+        advice = f"use a smaller device_step (now {self._algorithm.device_step:g})"
+        if rows is not None and bool(rows.any()):
+            device = int(rows.nonzero()[0])
+            raise NumericalError(f"the model of device {device} is no longer finite after round {self.round}; {advice}")
+        if not bool(torch.isfinite(self._loss)) or not bool(torch.isfinite(self._z_VF).all()):
+            raise NumericalError(f"a loss or a global model is no longer finite after round {self.round}; check the data, or {advice}")
+
+    # ------------------------------------------------------------------------------------------------------------------- training
+    def _train(self, jobs: Jobs, offline: bool = False) -> None:
+        low, high = self._algorithm.steps
+        if len(jobs.device) <= TOGETHER:
+            blocks = 0 if offline else len(np.unique(jobs.server))
+            size = -(-len(jobs.device) // 16) * 16 if offline else len(jobs.device)
+            self._run(_Shape(size, high, offline, low < high or not jobs.steps.all(), blocks), jobs.packed)
+            return
+        packed = jobs.packed
+        for steps in range(high, 0, -1):
+            group = packed[:, packed[2] == steps]
+            if not offline:
+                group = self._in_blocks(group)
+            for k in range(0, group.shape[1], GROUP):
+                self._run(_Shape(GROUP, steps, offline, False, 0 if offline else GROUP // BLOCK), group[:, k : k + GROUP])
+
+    def _in_blocks(self, packed: Packed) -> Packed:
+        """Jobs by server, each server's filled up to whole blocks."""
+        of_server = (packed[:, packed[3] == server] for server in range(self._numbers.servers))
+        return np.concatenate([self._filled(part, -(-part.shape[1] // BLOCK) * BLOCK) for part in of_server], axis=1)
+
+    def _run(self, shape: _Shape, packed: Packed) -> None:
+        if _kind(shape) not in self._steppers:
+            self._steppers[_kind(shape)] = self._stepper(shape)
+        jobs_4N = torch.from_numpy(self._filled(packed, shape.jobs))
+        self._program(shape, lambda given: self._activation(shape, given), jobs_4N)
+
+    def _filled(self, packed: Packed, size: int) -> Packed:
+        """With jobs of nobody, up to a fixed number."""
+        missing = size - packed.shape[1]
+        nobody = np.repeat(np.array([[self._nobody], [0], [0], [0]]), missing, axis=1)
+        return np.concatenate([packed, nobody], axis=1)
+
+    def _activation(self, shape: _Shape, jobs_4N: Tensor) -> None:
+        """Train these devices, write their models back and count their uploads."""
+        device, session, steps, server = jobs_4N
+        z_NF = self._z_VF if len(self._z_VF) == 1 else self._z_VF.index_select(0, server)
+        x, prev = self._models(device, z_NF, shape.jobs)
+        before = x
+        owner = device.clamp(max=self._nobody - 1)
+        batches = self._trainer.batches_of(owner, session, shape.steps)
+        step, penalty, losses = self._steppers[_kind(shape)], self._trainer.penalty_of(owner), []
+        for k in range(shape.steps):
+            active = (steps > k)[:, None] if shape.masked else None
+            hashes = None if batches.hashes is None else batches.hashes[:, k].contiguous()
+            x, prev, loss = step(x, prev, z_NF, penalty, batches.positions[:, k].contiguous(), hashes, active)
+            losses.append(loss)
+        self._loss.add_(torch.stack(losses).sum())
+        if self._algorithm.personal:
+            self._numbers.with_nobody.index_copy_(0, device, x.to(self._numbers.with_nobody.dtype))
+            self._numbers.prev_with_nobody.index_copy_(0, device, prev.to(self._numbers.prev_with_nobody.dtype))
+            x = x.to(self._numbers.with_nobody.dtype)
+        if not shape.offline:
+            self._counter(shape.blocks, x, before, device, steps, server)
+
+    def _models(self, device: Tensor, z_NF: Tensor, jobs: int) -> tuple[Tensor, Tensor]:
+        numbers = self._numbers
+        if not self._algorithm.personal:
+            x = z_NF.expand(jobs, -1)
+            return x, x[:, : numbers.size_P]
+        x, prev = numbers.with_nobody.index_select(0, device), numbers.prev_with_nobody.index_select(0, device)
+        return x.to(numbers.dtype), prev.to(numbers.dtype)
+
+    def _stepper(self, shape: _Shape) -> Stepper:
+        """One step of all jobs. The gradient is traced, so that a compiler sees plain operations."""
+        pull = isinstance(self._algorithm, FedBCDI) and not shape.offline  # takes no gradients
+        gradient = None if pull else self._trainer.traced_gradients(shape.jobs)
+        plan = self._algorithm.offline_round if isinstance(self._algorithm, FedBCDI) and shape.offline else self._algorithm.device_round
+        p = self._numbers.size_P
+
+        def step(
+            x_NF: Tensor, prev_NP: Tensor, z_NF: Tensor, penalty: Any, positions: Tensor, hashes: Tensor | None, active: Tensor | None
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            buffers_NB = x_NF[:, p:]
+            found: list[Gradients] = []
+
+            def gradients(_: int, ex: Tensor) -> tuple[Tensor, ...]:
+                assert gradient is not None
+                found.append(gradient(ex, buffers_NB, positions, hashes))
+                return found[0].parts
+
+            rows = plan(Rows(x_NF[:, :p], prev_NP), Work([1] * len(x_NF), gradients, z_NF[:, :p], penalty))
+            loss = found[0].loss_N if found else torch.zeros_like(x_NF[:, 0])
+            x = torch.cat([rows.x_NP, found[0].buffers_NB if found else buffers_NB], 1) if buffers_NB.shape[1] else rows.x_NP
+            if active is None:
+                return x, rows.prev_NP.contiguous(), loss.sum()
+            masked = torch.where(active[:, 0], loss, torch.zeros_like(loss)).sum()
+            return torch.where(active, x, x_NF), torch.where(active, rows.prev_NP, prev_NP), masked
+
+        return self._fused(step)
+
+    def _fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if not self._compile:
+            return function
+        compiled = torch.compile(function, dynamic=False)
+
+        def call(*arguments: Any) -> Any:
+            with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=64):
+                warnings.simplefilter("ignore")
+                return compiled(*arguments)
+
+        return call
+
+    def _count(self, blocks: int, x_NF: Tensor, before_NF: Tensor, device: Tensor, steps: Tensor, server: Tensor) -> None:
+        """Add what was uploaded to the servers' sums, in float64; a job without steps has been counted before."""
+        share_N = self._share_N[device] * (steps > 0)
+        members = self._algorithm.counts == "members"
+        change_NF = x_NF.double() - before_NF.double() if members else x_NF.double()
+        sums_BF = (share_N[:, None] * change_NF).view(blocks, -1, x_NF.shape[1]).sum(1)
+        of_server_VB = (server.view(blocks, -1)[:, 0] == torch.arange(self._numbers.servers, device=server.device)[:, None]).double()
+        self._numbers.total_VF.add_(of_server_VB @ sums_BF)
+        if not members:
+            self._weight_V.add_(of_server_VB @ share_N.view(blocks, -1).sum(1))
+
+    # ------------------------------------------------------------------------------------------------------------------ the cloud
+    def _cloud(self, servers: Tensor) -> None:
+        """Eqs. (5) and (6) for the servers of this round."""
+        total_VF, dtype = self._numbers.total_VF, self._numbers.dtype
+        if self._numbers.cloud.sync:
+            total, weight = total_VF.sum(0, keepdim=True), self._weight_V.sum().view(1, 1)
+            z = self._z_VF.double()
+            for _ in range(self._algorithm.cloud_iterations):
+                z = self._stepped(z, total, weight)
+            self._z_VF.copy_(z)
+        else:
+            total, weight = total_VF.index_select(0, servers), self._weight_V[servers][:, None]
+            z = self._z_VF.index_select(0, servers)
+            for _ in range(self._algorithm.cloud_iterations):
+                mixed = cloud_step.mean(z.double()).to(dtype).double().expand(len(servers), -1)
+                z = self._stepped(mixed, total, weight).to(dtype)
+            self._z_VF.index_copy_(0, servers, z)
+        if self._algorithm.counts == "active":
+            total_VF.index_fill_(0, servers, 0.0)
+            self._weight_V.index_fill_(0, servers, 0.0)
+
+    def _stepped(self, mixed: Tensor, total: Tensor, weight: Tensor) -> Tensor:
+        """As `StackedNumbers` does it: in float64, and with nobody to count z = w."""
+        step = self._algorithm.server_step
+        if self._algorithm.server_step_form == "absolute":
+            z = mixed - step * (weight * mixed - total)
+        else:
+            z = cloud_step.server_step(mixed, total / weight, step)
+        return torch.where(weight == 0.0, mixed, z)
+
+    # ---------------------------------------------------------------------------------------------------------- recorded programs
+    def _program(self, key: Any, function: Callable[[Tensor], None], given: Tensor) -> None:
+        program = self._programs.get(key)
+        if program is None:
+            changes = (self._z_VF, self._numbers.total_VF, self._weight_V, self._loss)
+            idle = torch.from_numpy(self._filled(np.zeros((4, 0), dtype=np.int64), given.shape[-1])) if given.ndim == 2 else given
+            program = self._programs[key] = _Program(function, idle.to(self._where), changes)
+        program.run(given)
+
+
+class _Program:
+    """Work on tensors that stay where they are: recorded as a CUDA graph, or called as it is where there is no GPU."""
+
+    WARM_UPS = 2
+
+    def __init__(self, function: Callable[[Tensor], None], idle: Tensor, changes: tuple[Tensor, ...]) -> None:
+        """`idle` is an input that changes no model; what else the function changes is put back after trying it."""
+        self._function = function
+        self._given = idle
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if idle.is_cuda:
+            saved = [tensor.clone() for tensor in changes]
+            self._record()
+            for tensor, value in zip(changes, saved, strict=True):
+                tensor.copy_(value)
+
+    def _record(self) -> None:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(self.WARM_UPS):
+                    self._function(self._given)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._function(self._given)
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(f"this run cannot be recorded for the GPU ({reason}); set ahead=False to play it event by event") from error
+        self._graph = graph
+
+    def run(self, given: Tensor) -> None:
+        """Do it for this input."""
+        if self._graph is None:
+            self._function(given.to(self._given.device))
+            return
+        self._given.copy_(given)
+        self._graph.replay()
