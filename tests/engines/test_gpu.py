@@ -28,8 +28,8 @@ def _federation(dtype: torch.dtype) -> fb.Federation:
 def test_addressed_draws_are_the_same_bits_on_cpu_and_gpu() -> None:
     device, session = torch.arange(1000), torch.arange(1000) * 7 % 13
     size = torch.full((1000,), 600)
-    cpu = draws.batch_positions(3, device, session, size, 5, 32)
-    gpu = draws.batch_positions(3, device.cuda(), session.cuda(), size.cuda(), 5, 32)
+    cpu = draws.batch_positions(3, device, session, size, draws.grid(5, 32))
+    gpu = draws.batch_positions(3, device.cuda(), session.cuda(), size.cuda(), draws.grid(5, 32, "cuda"))
     assert torch.equal(cpu, gpu.cpu())
 
 

@@ -205,7 +205,7 @@ def test_mini_batch_gradients_are_unbiased_with_variance_falling_as_1_over_r() -
     samples = torch.arange(50, dtype=torch.float64) ** 2 / 100
     ones = torch.zeros(20_000, dtype=torch.long)
     for batch in (1, 4, 16):
-        slots = draws.batch_positions(1, ones, torch.arange(20_000), ones + 50, 1, batch)
+        slots = draws.batch_positions(1, ones, torch.arange(20_000), ones + 50, draws.grid(1, batch))
         error = samples[slots[:, 0]].mean(1) - samples.mean()
         sigma2 = float(samples.var(correction=0))
         assert abs(float(error.mean())) < 5 * (sigma2 / batch / 20_000) ** 0.5

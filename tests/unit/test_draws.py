@@ -222,10 +222,10 @@ def test_steps_are_low_plus_below_of_their_address() -> None:
 def test_the_batches_of_a_row_do_not_depend_on_the_other_rows(rows: list[tuple[int, int, int]], steps: int, batch: int) -> None:
     """Batching devices together must not change what any of them sees."""
     device, session, size = (torch.tensor(column) for column in zip(*rows, strict=True))
-    together = draws.batch_positions(1, device, session, size, steps, batch)
+    together = draws.batch_positions(1, device, session, size, draws.grid(steps, batch))
     assert together.shape == (len(rows), steps, batch)
     for k in range(len(rows)):
-        alone = draws.batch_positions(1, device[k : k + 1], session[k : k + 1], size[k : k + 1], steps, batch)
+        alone = draws.batch_positions(1, device[k : k + 1], session[k : k + 1], size[k : k + 1], draws.grid(steps, batch))
         assert torch.equal(together[k], alone[0])
         assert int(alone.min()) >= 0
         assert int(alone.max()) < rows[k][2]
@@ -233,17 +233,19 @@ def test_the_batches_of_a_row_do_not_depend_on_the_other_rows(rows: list[tuple[i
 
 def test_more_steps_leave_the_earlier_batches_as_they_were() -> None:
     arguments = (torch.tensor([2, 5]), torch.tensor([0, 3]), torch.tensor([60, 7]))
-    assert torch.equal(draws.batch_positions(0, *arguments, 2, 4), draws.batch_positions(0, *arguments, 5, 4)[:, :2])
+    assert torch.equal(
+        draws.batch_positions(0, *arguments, draws.grid(2, 4)), draws.batch_positions(0, *arguments, draws.grid(5, 4))[:, :2]
+    )
 
 
 def test_batch_slots_are_below_of_device_session_step_slot() -> None:
     """docs/determinism.md: slot r of the mini-batch is sample below(h, n_i) of device i."""
-    positions = draws.batch_positions(4, torch.tensor([6]), torch.tensor([2]), torch.tensor([37]), 3, 5)
+    positions = draws.batch_positions(4, torch.tensor([6]), torch.tensor([2]), torch.tensor([37]), draws.grid(3, 5))
     expected = [[(address_as_written(4, draws.BATCH, 6, 2, k, r) >> 32) * 37 >> 32 for r in range(5)] for k in range(3)]
     assert positions[0].tolist() == expected
 
 
 def test_batches_are_drawn_with_replacement() -> None:
     """Assumption 5: independent samples, so a small device repeats some within a batch."""
-    positions = draws.batch_positions(0, torch.tensor([0]), torch.tensor([0]), torch.tensor([4]), 1, 64)
+    positions = draws.batch_positions(0, torch.tensor([0]), torch.tensor([0]), torch.tensor([4]), draws.grid(1, 64))
     assert set(positions.flatten().tolist()) == {0, 1, 2, 3}

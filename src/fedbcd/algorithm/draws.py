@@ -4,7 +4,7 @@ One code for NumPy and torch integer arrays: 64-bit signed integers wrap alike i
 same bits everywhere. `>>` is arithmetic on signed integers; the masks make it logical.
 """
 
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -82,15 +82,27 @@ def unit_one(seed: int, stream: int, *parts: int) -> float:
     return ((address_one(seed, stream, *parts) >> 12) + 0.5) * 2.0**-52
 
 
-def batch_positions(
-    seed: int, device_N: torch.Tensor, session_N: torch.Tensor, size_N: torch.Tensor, steps: int, batch: int
-) -> torch.Tensor:
-    """Mini-batches of `steps` steps as positions within each device's own samples: shape (N, steps, batch)."""
-    return below(slots(seed, BATCH, device_N, session_N, steps, batch), size_N[:, None, None])
+class Grid(NamedTuple):
+    """The numbers of steps and of slots in a mini-batch, as arrays to draw for: (1, K, 1) and (1, 1, R)."""
+
+    step: torch.Tensor
+    slot: torch.Tensor
+
+    def of(self, steps: int) -> "Grid":
+        """The first so many steps."""
+        return Grid(self.step[:, :steps], self.slot)
 
 
-def slots(seed: int, stream: int, device_N: torch.Tensor, session_N: torch.Tensor, steps: int, batch: int) -> torch.Tensor:
-    """One hash per slot of each mini-batch: shape (N, steps, batch)."""
-    k = torch.arange(steps, device=device_N.device)[None, :, None]
-    r = torch.arange(batch, device=device_N.device)[None, None, :]
-    return address(seed, stream, device_N[:, None, None], session_N[:, None, None], k, r)
+def grid(steps: int, batch: int, device: torch.device | str = "cpu") -> Grid:
+    """All steps and slots."""
+    return Grid(torch.arange(steps, device=device)[None, :, None], torch.arange(batch, device=device)[None, None, :])
+
+
+def batch_positions(seed: int, device_N: torch.Tensor, session_N: torch.Tensor, size_N: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """Mini-batches of K steps as positions within each device's own samples: shape (N, K, R)."""
+    return below(slots(seed, BATCH, device_N, session_N, grid), size_N[:, None, None])
+
+
+def slots(seed: int, stream: int, device_N: torch.Tensor, session_N: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """One hash per slot of each mini-batch: shape (N, K, R)."""
+    return address(seed, stream, device_N[:, None, None], session_N[:, None, None], grid.step, grid.slot)

@@ -95,6 +95,7 @@ def _parsed_settings(reader: LogReader) -> Settings:
             dtype=DTYPES[identity["dtype"]],
             max_batch=None if identity["max_batch"] is None else int(identity["max_batch"]),
             storage=DTYPES[identity["storage"]] if "storage" in identity else None,
+            precision=identity.get("precision", "float32"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{reader.path} does not say how its run was set up ({error}); it is not a log of this version") from None

@@ -122,6 +122,7 @@ class RunPart:
     dtype: Literal["float32", "float64"] = "float32"
     max_batch: int | None = None
     storage: Literal["float32", "bfloat16"] | None = None  # of personal models between sessions
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"  # of products of float32 numbers
     threads: int | None = None  # of torch; by default 1 for small models, where more only wait for each other
 
     def __post_init__(self) -> None:
@@ -193,7 +194,7 @@ class Job:
         """What makes this run, beyond the federation."""
         dtype = torch.float64 if self.run.dtype == "float64" else torch.float32
         parts = (self.algorithm, self.cloud, self.federation.active, self.clock, self.run.seed)
-        return Settings(*parts, dtype=dtype, max_batch=self.run.max_batch, storage=self._storage())
+        return Settings(*parts, dtype=dtype, max_batch=self.run.max_batch, storage=self._storage(), precision=self.run.precision)
 
     def _storage(self) -> torch.dtype | None:
         return None if self.run.storage is None else {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.run.storage]
@@ -228,6 +229,7 @@ class Job:
             dtype=torch.float64 if run.dtype == "float64" else torch.float32,
             max_batch=run.max_batch,
             storage=self._storage(),
+            precision=run.precision,
             record=self.to_table(),
             **callbacks,
         )

@@ -23,10 +23,11 @@ from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.engines.simulate.outline import Jobs, Outline
 from fedbcd.errors import ConfigError, NumericalError
 
+COMPILED_WHOLE = 100  # parameter tensors times steps, at most
 Packed = np.ndarray[Any, np.dtype[np.int64]]  # (4, N): device, session, steps, server
-Stepper = Callable[..., tuple[Tensor, Tensor, Tensor]]
+Training = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 TOGETHER = 512  # jobs of a round that train as one masked batch; more are grouped by their steps ...
-GROUP, BLOCK = 256, 32  # ... this many at a time, in blocks of one server each
+GROUP, BLOCK = 256, 16  # ... this many at a time, in blocks of one server each
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,6 @@ class _Shape:
     blocks: int  # equally many jobs of one server in each; 0: they are not counted
 
 
-def _kind(shape: _Shape) -> tuple[int, bool, bool]:
-    """What the step of a shape depends on."""
-    return shape.jobs, shape.offline, shape.masked
-
-
 class Ahead:
     """Plays rounds like `engine.Simulation`: `now`, `round` and `activations` are where it stands."""
 
@@ -56,8 +52,9 @@ class Ahead:
         self._trainer = numbers.trainer
         self._where = numbers.total_VF.device
         self._programs: dict[Any, _Program] = {}
-        self._steppers: dict[tuple[int, bool, bool], Stepper] = {}
-        self._counter = self._fused(self._count)
+        self._not_compiled: set[Callable[..., Any]] = set()
+        self._trainings: dict[_Shape, Training] = {}
+        self._counted, self._mixed = self._fused(self._count), self._fused(self._mix)
         self._z_VF = numbers.global_NF()[:1].clone() if numbers.cloud.sync else numbers.global_NF()
         self._weight_V = torch.tensor(numbers.weight_V, dtype=torch.float64, device=self._where)
         self._share_N = torch.tensor([*numbers.weights, 0.0], dtype=torch.float64, device=self._where)  # the last is of nobody
@@ -85,6 +82,10 @@ class Ahead:
         planned = self._outline.next_round()
         if planned.offline is not None:
             self._train(planned.offline, offline=True)
+        if len(planned.jobs.device) <= TOGETHER:
+            shape = self._together(planned.jobs, blocks=len(planned.servers))
+            self._run(shape, planned.jobs.packed, then_cloud=True)
+            return
         self._train(planned.jobs)
         self._program(("cloud", len(planned.servers)), self._cloud, torch.from_numpy(planned.servers))
 
@@ -110,15 +111,18 @@ class Ahead:
             raise NumericalError(f"a loss or a global model is no longer finite after round {self.round}; check the data, or {advice}")
 
     # ------------------------------------------------------------------------------------------------------------------- training
-    def _train(self, jobs: Jobs, offline: bool = False) -> None:
+    def _together(self, jobs: Jobs, blocks: int) -> _Shape:
+        """All jobs as one batch: up to the most steps, masked where they differ; a number that varies is rounded up."""
         low, high = self._algorithm.steps
-        if len(jobs.device) <= TOGETHER:
-            blocks = 0 if offline else len(np.unique(jobs.server))
-            size = -(-len(jobs.device) // 16) * 16 if offline else len(jobs.device)
-            self._run(_Shape(size, high, offline, low < high or not jobs.steps.all(), blocks), jobs.packed)
+        size = len(jobs.device) if blocks else -(-len(jobs.device) // 16) * 16
+        return _Shape(size, high, not blocks, low < high or not jobs.steps.all(), blocks)
+
+    def _train(self, jobs: Jobs, offline: bool = False) -> None:
+        if len(jobs.device) <= TOGETHER and offline:
+            self._run(self._together(jobs, blocks=0), jobs.packed)
             return
         packed = jobs.packed
-        for steps in range(high, 0, -1):
+        for steps in range(self._algorithm.steps[1], 0, -1):
             group = packed[:, packed[2] == steps]
             if not offline:
                 group = self._in_blocks(group)
@@ -130,39 +134,69 @@ class Ahead:
         of_server = (packed[:, packed[3] == server] for server in range(self._numbers.servers))
         return np.concatenate([self._filled(part, -(-part.shape[1] // BLOCK) * BLOCK) for part in of_server], axis=1)
 
-    def _run(self, shape: _Shape, packed: Packed) -> None:
-        if _kind(shape) not in self._steppers:
-            self._steppers[_kind(shape)] = self._stepper(shape)
-        jobs_4N = torch.from_numpy(self._filled(packed, shape.jobs))
-        self._program(shape, lambda given: self._activation(shape, given), jobs_4N)
+    def _run(self, shape: _Shape, packed: Packed, then_cloud: bool = False) -> None:
+        if shape not in self._trainings:
+            self._trainings[shape] = self._training(shape)
+
+        def work(jobs_4N: Tensor) -> None:
+            self._activation(shape, jobs_4N)
+            if then_cloud:
+                self._cloud(jobs_4N[3].view(shape.blocks, -1)[:, 0])
+
+        self._program((shape, then_cloud), work, torch.from_numpy(self._filled(packed, shape.jobs)))
 
     def _filled(self, packed: Packed, size: int) -> Packed:
         """With jobs of nobody, up to a fixed number."""
         missing = size - packed.shape[1]
+        if missing == 0:
+            return packed
         nobody = np.repeat(np.array([[self._nobody], [0], [0], [0]]), missing, axis=1)
         return np.concatenate([packed, nobody], axis=1)
 
     def _activation(self, shape: _Shape, jobs_4N: Tensor) -> None:
-        """Train these devices, write their models back and count their uploads."""
-        device, session, steps, server = jobs_4N
-        z_NF = self._z_VF if len(self._z_VF) == 1 else self._z_VF.index_select(0, server)
-        x, prev = self._models(device, z_NF, shape.jobs)
-        before = x
-        owner = device.clamp(max=self._nobody - 1)
-        batches = self._trainer.batches_of(owner, session, shape.steps)
-        step, penalty, losses = self._steppers[_kind(shape)], self._trainer.penalty_of(owner), []
-        for k in range(shape.steps):
-            active = (steps > k)[:, None] if shape.masked else None
-            hashes = None if batches.hashes is None else batches.hashes[:, k].contiguous()
-            x, prev, loss = step(x, prev, z_NF, penalty, batches.positions[:, k].contiguous(), hashes, active)
-            losses.append(loss)
-        self._loss.add_(torch.stack(losses).sum())
+        """Train these devices, count their uploads and keep their models."""
+        x, prev, loss = self._trainings[shape](jobs_4N)
+        self._loss.add_(loss)
         if self._algorithm.personal:
-            self._numbers.with_nobody.index_copy_(0, device, x.to(self._numbers.with_nobody.dtype))
-            self._numbers.prev_with_nobody.index_copy_(0, device, prev.to(self._numbers.prev_with_nobody.dtype))
             x = x.to(self._numbers.with_nobody.dtype)
-        if not shape.offline:
-            self._counter(shape.blocks, x, before, device, steps, server)
+        if shape.blocks:
+            self._counted(shape.blocks, x, jobs_4N)
+        if self._algorithm.personal:
+            self._numbers.with_nobody.index_copy_(0, jobs_4N[0], x)
+            self._numbers.prev_with_nobody.index_copy_(0, jobs_4N[0], prev.to(x.dtype))
+
+    def _training(self, shape: _Shape) -> Training:
+        """The steps of such jobs: from their models before to x, x_prev and the sum of all losses.
+
+        For a model of few layers all steps are compiled together; for a large one, each step by itself.
+        """
+        step, draw = self._stepper(shape), self._draw
+        whole = shape.steps * len(self._trainer.objective.layout.parameters) <= COMPILED_WHOLE
+        if not whole:
+            step, draw = self._fused(step), self._fused(draw)
+
+        def training(jobs_4N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            z_NF = self._z_VF if len(self._z_VF) == 1 else self._z_VF.index_select(0, jobs_4N[3])
+            x, prev = self._models(jobs_4N[0], z_NF, shape.jobs)
+            penalty, per_step = draw(jobs_4N, shape.steps)
+            losses = []
+            for positions, hashes, active in per_step:
+                x, prev, loss = step(x, prev, z_NF, penalty, positions, hashes, active if shape.masked else None)
+                losses.append(loss)
+            return x, prev, torch.stack(losses).sum()
+
+        return self._fused(training) if whole else training
+
+    def _draw(self, jobs_4N: Tensor, most: int) -> tuple[Tensor | float, list[tuple[Tensor, Tensor | None, Tensor]]]:
+        """gamma_i; and for each step: mini-batches, hashes for augmentation, and which jobs are still at work."""
+        device, session, steps, _ = jobs_4N
+        owner = device.clamp(max=self._nobody - 1)
+        batches = self._trainer.batches_of(owner, session, most)
+        per_step = []
+        for k in range(most):
+            hashes = None if batches.hashes is None else batches.hashes[:, k].contiguous()
+            per_step.append((batches.positions[:, k].contiguous(), hashes, (steps > k)[:, None]))
+        return self._trainer.penalty_of(owner), per_step
 
     def _models(self, device: Tensor, z_NF: Tensor, jobs: int) -> tuple[Tensor, Tensor]:
         numbers = self._numbers
@@ -172,7 +206,7 @@ class Ahead:
         x, prev = numbers.with_nobody.index_select(0, device), numbers.prev_with_nobody.index_select(0, device)
         return x.to(numbers.dtype), prev.to(numbers.dtype)
 
-    def _stepper(self, shape: _Shape) -> Stepper:
+    def _stepper(self, shape: _Shape) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
         """One step of all jobs. The gradient is traced, so that a compiler sees plain operations."""
         pull = isinstance(self._algorithm, FedBCDI) and not shape.offline  # takes no gradients
         gradient = None if pull else self._trainer.traced_gradients(shape.jobs)
@@ -188,7 +222,7 @@ class Ahead:
             def gradients(_: int, ex: Tensor) -> tuple[Tensor, ...]:
                 assert gradient is not None
                 found.append(gradient(ex, buffers_NB, positions, hashes))
-                return found[0].parts
+                return (found[0].gradient_NP,) if self._compile else found[0].parts  # a compiler puts one piece together as it goes
 
             rows = plan(Rows(x_NF[:, :p], prev_NP), Work([1] * len(x_NF), gradients, z_NF[:, :p], penalty))
             loss = found[0].loss_N if found else torch.zeros_like(x_NF[:, 0])
@@ -198,25 +232,39 @@ class Ahead:
             masked = torch.where(active[:, 0], loss, torch.zeros_like(loss)).sum()
             return torch.where(active, x, x_NF), torch.where(active, rows.prev_NP, prev_NP), masked
 
-        return self._fused(step)
+        return step
 
     def _fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function compiled, if asked for; what cannot be compiled runs as it is."""
         if not self._compile:
             return function
         compiled = torch.compile(function, dynamic=False)
 
         def call(*arguments: Any) -> Any:
-            with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=64):
-                warnings.simplefilter("ignore")
-                return compiled(*arguments)
+            if function in self._not_compiled:
+                return function(*arguments)
+            try:
+                with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=64):
+                    warnings.simplefilter("ignore")
+                    return compiled(*arguments)
+            except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+                self._not_compiled.add(function)
+                reason = str(error).strip().partition("\n")[0]
+                warnings.warn(
+                    f"{function.__name__.strip('_')} cannot be compiled and runs as it is ({reason})", RuntimeWarning, stacklevel=2
+                )
+                return function(*arguments)
 
         return call
 
-    def _count(self, blocks: int, x_NF: Tensor, before_NF: Tensor, device: Tensor, steps: Tensor, server: Tensor) -> None:
+    def _count(self, blocks: int, x_NF: Tensor, jobs_4N: Tensor) -> None:
         """Add what was uploaded to the servers' sums, in float64; a job without steps has been counted before."""
+        device, _, steps, server = jobs_4N
         share_N = self._share_N[device] * (steps > 0)
         members = self._algorithm.counts == "members"
-        change_NF = x_NF.double() - before_NF.double() if members else x_NF.double()
+        change_NF = x_NF.double()
+        if members:  # an upload replaces the device's last one, which is its model until now
+            change_NF = change_NF - self._numbers.with_nobody.index_select(0, device).double()
         sums_BF = (share_N[:, None] * change_NF).view(blocks, -1, x_NF.shape[1]).sum(1)
         of_server_VB = (server.view(blocks, -1)[:, 0] == torch.arange(self._numbers.servers, device=server.device)[:, None]).double()
         self._numbers.total_VF.add_(of_server_VB @ sums_BF)
@@ -225,10 +273,14 @@ class Ahead:
 
     # ------------------------------------------------------------------------------------------------------------------ the cloud
     def _cloud(self, servers: Tensor) -> None:
+        self._mixed(servers)
+
+    def _mix(self, servers: Tensor) -> None:
         """Eqs. (5) and (6) for the servers of this round."""
         total_VF, dtype = self._numbers.total_VF, self._numbers.dtype
         if self._numbers.cloud.sync:
-            total, weight = total_VF.sum(0, keepdim=True), self._weight_V.sum().view(1, 1)
+            ones_1V = torch.ones(1, len(total_VF), dtype=total_VF.dtype, device=total_VF.device)
+            total, weight = ones_1V @ total_VF, self._weight_V.sum().view(1, 1)
             z = self._z_VF.double()
             for _ in range(self._algorithm.cloud_iterations):
                 z = self._stepped(z, total, weight)
@@ -300,5 +352,5 @@ class _Program:
         if self._graph is None:
             self._function(given.to(self._given.device))
             return
-        self._given.copy_(given)
+        self._given.copy_(given.pin_memory(), non_blocking=True)  # otherwise the copy would wait for the work before it
         self._graph.replay()

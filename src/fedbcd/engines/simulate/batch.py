@@ -68,6 +68,7 @@ class Trainer:
         self._inputs, self._targets = federation.pool.inputs.to(where), federation.pool.targets.to(where)
         self._positions, self._starts = federation.positions.to(where), federation.starts.to(where)
         self._sizes = torch.tensor(federation.sizes, device=where)
+        self._grid = None if algorithm.batch == "all" else draws.grid(algorithm.steps[1], algorithm.batch, where)
         gamma = penalties(algorithm, federation.devices)
         self._same_penalty = float(gamma[0]) if bool((gamma == gamma[0]).all()) else None
         self._penalty_N1 = gamma.to(start)[:, None]
@@ -150,11 +151,10 @@ class Trainer:
 
     def batches_of(self, device_N: Tensor, session_N: Tensor, steps: int) -> Batches:
         """The mini-batches of so many steps of these devices' sessions."""
-        assert self.algorithm.batch != "all"
-        within = draws.batch_positions(self.seed, device_N, session_N, self._sizes[device_N], steps, self.algorithm.batch)
-        hashes = None
-        if self._augment is not None:
-            hashes = draws.slots(self.seed, draws.AUGMENT, device_N, session_N, steps, self.algorithm.batch)
+        assert self._grid is not None
+        grid = self._grid.of(steps)
+        within = draws.batch_positions(self.seed, device_N, session_N, self._sizes[device_N], grid)
+        hashes = None if self._augment is None else draws.slots(self.seed, draws.AUGMENT, device_N, session_N, grid)
         return Batches(self._positions[self._starts[device_N][:, None, None] + within], hashes)
 
     def positions_of(self, device: int) -> Tensor:
