@@ -42,6 +42,7 @@ class Objective:
         """`arithmetic` is what the module computes in, if not in the dtype of its parameters; losses and steps are not affected."""
         self.arithmetic = arithmetic
         self.module = copy.deepcopy(module).train()
+        self.to_test = copy.deepcopy(module).eval()  # computes in its own dtype, whatever `arithmetic` is
         self.loss = loss
         self.layout = Layout(module)
         self.stochastic = False  # draws random numbers in its forward pass (dropout)
@@ -54,6 +55,7 @@ class Objective:
     def to(self, device: torch.device) -> "Objective":
         """Move the module's own tensors (constants, counters) to a device."""
         self.module.to(device)
+        self.to_test.to(device)
         self.layout.counters = {name: value.to(device) for name, value in self.layout.counters.items()}
         return self
 

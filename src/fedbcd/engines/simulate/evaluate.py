@@ -33,7 +33,7 @@ class Evaluator:
         self._together = together
         self._federation = federation
         self._layout = objective.layout
-        self._template = copy.deepcopy(objective.module).eval()
+        self._template = copy.deepcopy(objective.to_test)
         self._own = threading.local()
         self.chunk = 1_000 if where.type == "cpu" else 10_000  # samples in one forward pass
         self._test = federation.test
