@@ -124,7 +124,9 @@ def test_logs_are_json_lines_without_secrets() -> None:
     stream = io.StringIO()
     journal = Journal("device/1", stream=stream)
     journal.debug("unseen")
-    journal.info("connected", peer="server/0", private_key="abc", note="x -----BEGIN EC PRIVATE KEY-----\nabc\n-----END EC PRIVATE KEY----- y")
+    journal.info(
+        "connected", peer="server/0", private_key="abc", note="x -----BEGIN EC PRIVATE KEY-----\nabc\n-----END EC PRIVATE KEY----- y"
+    )
     (line,) = stream.getvalue().splitlines()
     said = json.loads(line)
     assert (said["actor"], said["level"], said["what"], said["peer"]) == ("device/1", "info", "connected", "server/0")

@@ -38,7 +38,7 @@ class Health:
         """Stop listening."""
         if self._server is not None:
             self._server.close()
-            with suppress(asyncio.TimeoutError):
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._server.wait_closed(), 1.0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,7 +48,7 @@ class Health:
                 request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), MOST_SECONDS)
                 writer.write(self._answer(request))
                 await asyncio.wait_for(writer.drain(), MOST_SECONDS)
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a client that is gone or misbehaves is no concern of the role
         finally:
             self._clients -= 1

@@ -23,7 +23,7 @@ class Metrics:
         labels = {"role": kind}
         self.up = Gauge("fedbcd_up", "1 while the role runs", list(labels), registry=registry)
         self.up.labels(**labels).set(1)
-        self.rounds = Gauge("fedbcd_rounds", "Mixes of the coordinator, phases of a server, acknowledged uploads of a device", registry=registry)
+        self.rounds = Gauge("fedbcd_rounds", "Mixes (coordinator), phases (server) or acknowledged uploads (device)", registry=registry)
         self.waiting = Counter("fedbcd_waiting_seconds", "Seconds spent waiting, by cause", ["cause"], registry=registry)
         self.bytes = Counter("fedbcd_bytes", "Bytes of messages and models", ["direction"], registry=registry)
         self.letters = Counter("fedbcd_letters", "Messages", ["direction", "event"], registry=registry)
