@@ -33,6 +33,7 @@ class Deploy:
     retry_s: Bounds = (1.0, 120.0)  # bounds of the time after which a role asks, uploads or reports again
     lost_s: Bounds = (10.0, 3600.0)  # bounds of the time after which a server gives an activated device up
     peer_s: Bounds = (10.0, 120.0)  # bounds of the time after which a silent connection is closed
+    epoch: float = 0.0  # Unix time from which the clock of the run counts, the same for all roles
     offline_every_s: float = 60.0  # FedBCD-I: seconds between offline rounds of a device, where nothing is drawn
     norm_limit: float | None = None  # models with a larger norm are refused
 
