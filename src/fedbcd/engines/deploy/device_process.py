@@ -4,6 +4,7 @@ import asyncio
 import time
 from typing import Any
 
+from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.device import DeviceRole
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.logs import Journal
@@ -31,15 +32,20 @@ class DeviceProcess(Process):
 
     role: DeviceRole
 
-    def __init__(self, role: DeviceRole, options: Deploy, journal: Journal, pace: Pace) -> None:
-        super().__init__(role, options, journal)
+    def __init__(self, role: DeviceRole, options: Deploy, declared: Declared, journal: Journal, pace: Pace) -> None:
+        super().__init__(role, options, declared, journal)
         self.pace = pace
         self._computing = False
         self._phase: dict[str, Any] = {}  # the server's latest notice
         self._heard_at = 0.0
         self._round = -1  # the latest round of the coordinator that it has heard of
+        self._asked = -1  # the latest phase in which it asked; a device takes part once in a phase
 
     # --------------------------------------------------------------------------------------------------------------- the process
+    async def open_links(self) -> None:
+        """Dial its server."""
+        self.dial(self.role.machine.server)
+
     def begin(self) -> None:
         """Go on with what was under way."""
         self.after([])
@@ -92,10 +98,11 @@ class DeviceProcess(Process):
     def _see_when_to_ask(self) -> None:
         """Set the timer of the next request: at its arrival in this phase, unless the phase is full."""
         asks = self.role.machine.state in (DeviceState.IDLE, DeviceState.SUSPENDED, DeviceState.OFFLINE)
-        if not (asks and self._phase.get("open")):
+        phase = int(self._phase.get("phase", -1))
+        if not (asks and self._phase.get("open") and phase > self._asked):
             self.drop(Woke)
             return
-        arrival = self.pace.arrival(int(self._phase["phase"]), self._round)
+        arrival = self.pace.arrival(phase, self._round)
         if arrival is not None and not self.has_timer(Woke):
             self.at(Woke, max(self._heard_at + arrival - time.monotonic(), 0.0), self._wake)
 
@@ -103,7 +110,12 @@ class DeviceProcess(Process):
         if isinstance(self.pace, Real) and not self.pace.available():
             self.at(Woke, POLL_S, self._wake)
         else:
+            self._asked = int(self._phase["phase"])
             self.spawn(self.tell(Woke()))
+
+    def is_ready(self) -> bool:
+        """Whether its server is there."""
+        return self.role.machine.server in self.peers()
 
     # ----------------------------------------------------------------------------------------------------------- offline rounds
     def _new_round(self, round_: int) -> None:

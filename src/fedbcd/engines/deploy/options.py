@@ -41,7 +41,8 @@ class Deploy:
         for name in ("coordinator", *(("listen",) if self.listen else ()), "health"):
             split_address(getattr(self, name), f"deploy.{name}")
         for n, address in enumerate(self.servers):
-            split_address(address, f"deploy.servers[{n}]")
+            for one in address.split(","):
+                split_address(one, f"deploy.servers[{n}]")
         for name in ("retry_s", "lost_s", "peer_s"):
             low, high = getattr(self, name)
             if not 0 < low <= high < math.inf:
@@ -64,9 +65,19 @@ class Deploy:
             raise ConfigError(f"deploy.servers names {len(self.servers)} addresses, none for server {number}; add one per server, in order")
         return self.servers[number]
 
+    def addresses_of(self, actor: Actor) -> list[str]:
+        """Where to dial an actor: one address, or several with commas between them, tried in turn."""
+        return self.address_of(actor).split(",")
+
+    def certificates_of(self, actor: Actor) -> Path:
+        """The folder of certificates; a role finds its own part in it."""
+        if self.certificates is None:
+            raise ConfigError(f"{actor} has no certificates; name their folder as deploy.certificates, or make one with 'fedbcd certs init'")
+        return Path(self.certificates)
+
     def listens_at(self, actor: Actor) -> tuple[str, int]:
         """Host and port that a server or the coordinator binds."""
-        return split_address(self.listen or self.address_of(actor), "deploy.listen")
+        return split_address(self.listen or self.addresses_of(actor)[0], "deploy.listen")
 
     def check_servers(self, servers: int) -> None:
         """Refuse a number of addresses that is not the number of servers of the job."""

@@ -16,16 +16,22 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.engines.deploy.health import Health
+from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.link import Dialer, Listener, Welcomes
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.metrics import Metrics, totals
 from fedbcd.engines.deploy.options import Deploy, split_address
 from fedbcd.engines.deploy.refusals import Counts, Refused
-from fedbcd.engines.deploy.role import Letter, Role
+from fedbcd.engines.deploy.role import Role
+from fedbcd.engines.deploy.session import LinkOptions
 from fedbcd.engines.deploy.timeouts import Timeouts
+from fedbcd.engines.deploy.tls import Credentials, Plain, Security
 from fedbcd.errors import FedBCDError, ProtocolError
-from fedbcd.protocol.messages import Event, RetryDue
+from fedbcd.eventlog import Transition
+from fedbcd.protocol.messages import Actor, Event, RetryDue
 from fedbcd.runfolder import write_whole
 
 GOODBYE_S = 5.0  # how long a process that was told to stop waits for what is under way
@@ -34,9 +40,15 @@ GOODBYE_S = 5.0  # how long a process that was told to stop waits for what is un
 class Process(ABC):
     """What the three kinds of processes share. Subclasses own the links and decide which timers run."""
 
-    def __init__(self, role: Role, options: Deploy, journal: Journal) -> None:
+    def __init__(self, role: Role, options: Deploy, declared: Declared, journal: Journal) -> None:
         self.role = role
         self.options = options
+        self.declared = declared
+        self.security: Security = Plain() if options.plain else Credentials(options.certificates_of(role.actor), role.actor, journal)
+        self.listener: Listener | None = None
+        self.dialer: Dialer | None = None
+        role.watch = self.seen
+        role.warn = lambda peer, remark: journal.warning("remark", peer=peer, sentence=remark)
         self.journal = journal
         self.metrics = Metrics(role.actor)
         self.counts = Counts()
@@ -57,14 +69,6 @@ class Process(ABC):
         """Listen, dial."""
 
     @abstractmethod
-    async def close_links(self) -> None:
-        """Say goodbye."""
-
-    @abstractmethod
-    async def send(self, letter: Letter) -> bool:
-        """Hand a letter to the link that leads to its receiver; False: dropped."""
-
-    @abstractmethod
     def begin(self) -> None:
         """Called once, when links are open: start what a fresh or recovered role has to do."""
 
@@ -83,6 +87,76 @@ class Process(ABC):
     @abstractmethod
     def status(self) -> dict[str, Any]:
         """What it is doing, beyond what all roles tell."""
+
+    def seen(self, step: Transition) -> None:
+        """Called in the role's thread with every transition that has become durable."""
+
+    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
+        """A peer tells something that is not part of the protocol."""
+
+    # ------------------------------------------------------------------------------------------------------------------- links
+    async def listen(self, welcomes: Welcomes) -> None:
+        """Let peers dial in."""
+        host, port = self.options.listens_at(self.role.actor)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.listener = Listener(self.role.actor, address, welcomes=welcomes, status=self.full_status, **self._common())
+        self.journal.info("listening", port=await self.listener.start())
+
+    def dial(self, peer: Actor) -> None:
+        """Keep a connection to a peer, for ever."""
+        self.dialer = Dialer(self.role.actor, peer, self.options.addresses_of(peer), **self._common())
+        self.spawn(self.dialer.run())
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "model": self.declared,
+            "security": self.security,
+            "on_letter": self.receive,
+            "on_connect": self.connected,
+            "on_disconnect": self.disconnected,
+            "on_notice": self.noticed,
+            "about": self.role.hello,
+            "options": self._link_options(),
+            "journal": self.journal,
+            "counts": self.counts,
+        }
+
+    def _link_options(self) -> LinkOptions:
+        gone_s = self.timeouts.peer.seconds()
+        return LinkOptions(gone_s=gone_s, keepalive_s=gone_s)
+
+    async def connected(self, peer: Actor, about: dict[str, Any]) -> None:  # noqa: ARG002
+        """A connection is new: what was said on the old one may be lost."""
+        self.metrics.connections.set(len(self.peers()))
+        if self.dialer is not None and peer == self.dialer.peer:
+            self.say_again_now()
+
+    async def disconnected(self, peer: Actor) -> None:
+        """A connection has ended; the dialler tries again by itself, as patiently as experience says."""
+        self.metrics.connections.set(len(self.peers()))
+        if self.dialer is not None and peer == self.dialer.peer:
+            self.dialer.options = self._link_options()
+
+    def peers(self) -> frozenset[Actor]:
+        """Who is connected."""
+        ends = (end for end in (self.listener, self.dialer) if end is not None)
+        return frozenset().union(*(end.connected for end in ends))
+
+    async def send(self, letter: Letter) -> bool:
+        """Hand a letter to the link that leads to its receiver; False: dropped, and the machines will say it again."""
+        upwards = self.dialer is not None and letter.to == self.dialer.peer
+        end = self.dialer if upwards else self.listener
+        return end is not None and await end.send(letter)
+
+    async def broadcast(self, kind: str, body: dict[str, Any]) -> None:
+        """Tell all peers that have dialled in."""
+        if self.listener is not None:
+            for peer in sorted(self.listener.connected):
+                await self.listener.notice(peer, kind, body)
+
+    async def _hang_up(self) -> None:
+        if self.listener is not None:
+            await self.listener.stop()
 
     # ----------------------------------------------------------------------------------------------------------------- running
     def now(self) -> float:
@@ -125,9 +199,10 @@ class Process(ABC):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
                 async with self._turn:  # the event under way becomes durable first
-                    await self.close_links()
-        for task in self._tasks:
+                    await self._hang_up()
+        for task in [*self._tasks]:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await health.close()
         self._worker.shutdown(wait=True)
         self.role.close()

@@ -3,12 +3,14 @@
 import time
 from typing import Any
 
+from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.link import only
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.process import Process
 from fedbcd.engines.deploy.server import ServerRole
-from fedbcd.protocol.messages import COORDINATOR, Activated, Actor, DeviceLost, Started, Uploaded, number_of
+from fedbcd.protocol.messages import COORDINATOR, Activated, Actor, DeviceLost, Started, Uploaded, device_actor, number_of
 from fedbcd.protocol.server import ServerState
 
 
@@ -17,14 +19,19 @@ class ServerProcess(Process):
 
     role: ServerRole
 
-    def __init__(self, role: ServerRole, options: Deploy, journal: Journal) -> None:
-        super().__init__(role, options, journal)
+    def __init__(self, role: ServerRole, options: Deploy, declared: Declared, journal: Journal) -> None:
+        super().__init__(role, options, declared, journal)
         self._round = 0  # of the coordinator, as it last told
         self._finished = False
         self._opened_at = time.monotonic()
         self._said: tuple[object, ...] = ()  # the latest notice
         self._activated_at: dict[tuple[int, int], float] = {}  # (device, activation) -> when
         self._last_phase = -1
+
+    async def open_links(self) -> None:
+        """Listen for the devices, dial the coordinator."""
+        await self.listen(only(map(device_actor, self.role.blueprint.servers[self.role.machine.server])))
+        self.dial(COORDINATOR)
 
     def begin(self) -> None:
         """Open the first phase, or go on; devices that were at work before a restart get a new time limit."""
@@ -87,17 +94,25 @@ class ServerProcess(Process):
             self._finished = self._finished or bool(body.get("finished"))
             self._tell_devices()
 
+    async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
+        """A device has dialled: tell it how the phase stands."""
+        await super().connected(peer, about)
+        if peer != COORDINATOR and self.listener is not None:
+            await self.listener.notice(peer, "phase", self._notice())
+
     def _notice(self) -> dict[str, Any]:
         machine = self.role.machine
-        places = machine.free() if machine.state is ServerState.COLLECTING else 0
-        state = {"phase": machine.phase, "round": self._round, "open": places > 0 and not self._finished, "finished": self._finished}
-        return state
+        is_open = machine.state is ServerState.COLLECTING and machine.places > 0 and not self._finished
+        elapsed = round(time.monotonic() - self._opened_at, 6)
+        return {"phase": machine.phase, "round": self._round, "open": is_open, "finished": self._finished, "elapsed": elapsed}
 
     def _tell_devices(self) -> None:
         notice = self._notice()
-        if tuple(notice.values()) != self._said:
-            self._said = tuple(notice.values())
-            self.spawn(self._broadcast({**notice, "elapsed": round(time.monotonic() - self._opened_at, 6)}))
+        what = (notice["phase"], notice["round"], notice["open"], notice["finished"])
+        if what != self._said:
+            self._said = what
+            self.spawn(self.broadcast("phase", notice))
 
-    async def _broadcast(self, notice: dict[str, Any]) -> None:
-        raise NotImplementedError
+    def is_ready(self) -> bool:
+        """Whether it listens and the coordinator is there."""
+        return self.listener is not None and COORDINATOR in self.peers()
