@@ -149,7 +149,7 @@ class Credentials:
             return (self.folder / name).read_bytes()
         except OSError as error:
             raise CredentialsError(
-                f"{self.folder / name} cannot be read ({error.strerror}); make certificates with 'fedbcd certs init' and 'fedbcd certs issue'"
+                f"{self.folder / name} cannot be read ({error.strerror}); 'fedbcd certs init' and 'fedbcd certs issue' make it"
             ) from None
 
     # ------------------------------------------------------------------------------------------------------------------ judging
