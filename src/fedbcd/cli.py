@@ -22,6 +22,7 @@ from rich.table import Table
 
 from fedbcd import __version__
 from fedbcd.algorithm.variants import ALGORITHMS
+from fedbcd.cli_certs import certs_app
 from fedbcd.cli_check import check_command
 from fedbcd.cli_data import data_app
 from fedbcd.cli_experiments import paper_command, sweep_command
@@ -127,6 +128,7 @@ def algorithms_command() -> None:
 
 
 app.add_typer(data_app, name="data")
+app.add_typer(certs_app, name="certs")
 app.command("paper")(paper_command)
 app.command("sweep")(sweep_command)
 app.command("check")(check_command)
