@@ -25,6 +25,7 @@ from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.cli_certs import certs_app
 from fedbcd.cli_check import check_command
 from fedbcd.cli_data import data_app
+from fedbcd.cli_deploy import coordinator_command, device_command, server_command, status_command, up_command
 from fedbcd.cli_experiments import paper_command, sweep_command
 from fedbcd.cli_plan import explain_command, plan_command
 from fedbcd.config import dump_toml, read_toml
@@ -132,6 +133,11 @@ app.add_typer(certs_app, name="certs")
 app.command("paper")(paper_command)
 app.command("sweep")(sweep_command)
 app.command("check")(check_command)
+app.command("coordinator")(coordinator_command)
+app.command("server")(server_command)
+app.command("device")(device_command)
+app.command("up")(up_command)
+app.command("status")(status_command)
 app.command("plan")(plan_command)
 app.command("explain")(explain_command)
 

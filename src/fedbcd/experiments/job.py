@@ -244,7 +244,7 @@ def default_table() -> dict[str, Any]:
 
 def parse(table: Mapping[str, Any]) -> list[Job]:
     """The jobs of a job file: one, or one per entry of `[[runs]]`, each with its own changes."""
-    check_keys(table, {*SECTIONS, "title", "runs"}, "")
+    check_keys(table, {*SECTIONS, "title", "runs", "deploy"}, "")  # [deploy] is for `fedbcd up` and the roles
     runs = table.get("runs", [{}])
     if not (isinstance(runs, list) and runs and all(isinstance(entry, Mapping) for entry in runs)):
         raise ConfigError("runs must be a list of tables, written [[runs]]")

@@ -80,6 +80,16 @@ class Server:
         """The number of devices whose uploads count in this phase."""
         return len(self._counted)
 
+    @property
+    def working(self) -> tuple[tuple[DeviceId, int], ...]:
+        """The devices that are busy with an activation, each with its number."""
+        return tuple((device, activated.activation) for device, activated in self._working.items())
+
+    @property
+    def places(self) -> int:
+        """How many more devices this phase can let in."""
+        return max(self._needed() - self.received - len(self._working), 0) if self.state is ServerState.COLLECTING else 0
+
     def is_working(self, device: DeviceId) -> bool:
         """Whether the device is busy with an activation."""
         return device in self._working

@@ -79,7 +79,7 @@ class DeviceProcess(Process):
         done = await asyncio.to_thread(self.role.compute)
         self.metrics.training.observe(time.monotonic() - began)
         if work is not None and not isinstance(work, TrainOffline):
-            due = began + self.pace.work(work.activation, done.steps)
+            due = began + self.pace.work(work.activation, done.event.steps)
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
         self._computing = False
         await self.do(lambda now: self.role.finish(done, now))

@@ -322,7 +322,7 @@ class Process(ABC):
         self._note_wait()
         self._copy_counts()
         common = {"actor": self.role.actor, "ready": self.is_ready(), "waits_for": self.waits_for(), "clock": round(self.now(), 3)}
-        return {**common, **self.status(), "totals": totals(self.metrics)}
+        return {**common, "peers": len(self.peers()), **self.status(), "totals": totals(self.metrics)}
 
     def _copy_counts(self) -> None:
         """What the links have counted, into the registry."""

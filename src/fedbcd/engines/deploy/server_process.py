@@ -35,10 +35,10 @@ class ServerProcess(Process):
 
     def begin(self) -> None:
         """Open the first phase, or go on; devices that were at work before a restart get a new time limit."""
-        if self.role.machine.state is ServerState.NEW:
-            self.spawn(self.tell(Started()))
+        if self.role.machine.state is ServerState.NEW:  # the run begins when its clock does
+            self.at(Started, max(-self.now(), 0.0), lambda: self.spawn(self.tell(Started())))
             return
-        for device, activation in self.role.working():
+        for device, activation in self.role.machine.working:
             self._watch(device, activation)
         self.after([])
 
@@ -63,7 +63,8 @@ class ServerProcess(Process):
         """What the machine is doing."""
         machine = self.role.machine
         numbers = {"phase": machine.phase, "round": self._round, "received": machine.received, "active": machine.active}
-        return {"state": machine.state.value, **numbers, "members": len(machine.members)}
+        devices = sum(peer != COORDINATOR for peer in self.peers())
+        return {"state": machine.state.value, **numbers, "members": len(machine.members), "devices": devices}
 
     # --------------------------------------------------------------------------------------------------------------- lost devices
     async def receive(self, letter: Letter) -> None:
@@ -95,14 +96,15 @@ class ServerProcess(Process):
             self._tell_devices()
 
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
-        """A device has dialled: tell it how the phase stands."""
+        """A device has dialled: put it in step if it has lost its memory, and tell it how the phase stands."""
         await super().connected(peer, about)
         if peer != COORDINATOR and self.listener is not None:
+            await self.do(lambda now: self.role.greet(peer, about, now))
             await self.listener.notice(peer, "phase", self._notice())
 
     def _notice(self) -> dict[str, Any]:
         machine = self.role.machine
-        is_open = machine.state is ServerState.COLLECTING and machine.places > 0 and not self._finished
+        is_open = machine.places > 0 and not self._finished
         elapsed = round(time.monotonic() - self._opened_at, 6)
         return {"phase": machine.phase, "round": self._round, "open": is_open, "finished": self._finished, "elapsed": elapsed}
 
