@@ -81,8 +81,8 @@ class CoordinatorProcess(Process):
     async def connected(self, peer: Actor, hello: dict[str, Any]) -> None:
         """A server has dialled: tell it the round."""
         await super().connected(peer, hello)
-        assert self.listener is not None
-        await self.listener.notice(peer, "round", self._notice())
+        if self.listener is not None and await self.greet(peer, about):
+            await self.listener.notice(peer, "round", self._notice())
 
     def _notice(self) -> dict[str, Any]:
         return {"round": self.role.machine.round, "finished": self.finished}

@@ -131,6 +131,13 @@ class _End:
         peer = self._peers.get(to)
         return peer is not None and peer.session.notice(kind, body)
 
+    def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
+        """Tell a peer why, and hang up."""
+        entry = self._peers.get(peer)
+        if entry is not None:
+            self._refusals.note(peer, reason, sentence)
+            entry.session.end(reason, sentence)
+
     async def _hold(self, peer: Actor, entry: _Peer, about: dict[str, Any]) -> Closed:
         """Keep a session until it ends; the latest of a peer is the one that letters go to."""
         self.counts.connections += 1

@@ -131,6 +131,16 @@ class Process(ABC):
         if self.dialer is not None and peer == self.dialer.peer:
             self.say_again_now()
 
+    async def greet(self, peer: Actor, about: dict[str, Any]) -> bool:
+        """Let the role look at who has dialled in; one that it does not accept is told why, and hung up on."""
+        try:
+            await self.do(lambda now: self.role.greet(peer, about, now))
+        except ProtocolError as error:
+            assert self.listener is not None
+            self.listener.refuse(peer, getattr(error, "reason", "protocol"), str(error))
+            return False
+        return True
+
     async def disconnected(self, peer: Actor) -> None:
         """A connection has ended; the dialler tries again by itself, as patiently as experience says."""
         self.metrics.connections.set(len(self.peers()))

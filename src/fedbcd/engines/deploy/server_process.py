@@ -98,8 +98,7 @@ class ServerProcess(Process):
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
         """A device has dialled: put it in step if it has lost its memory, and tell it how the phase stands."""
         await super().connected(peer, about)
-        if peer != COORDINATOR and self.listener is not None:
-            await self.do(lambda now: self.role.greet(peer, about, now))
+        if peer != COORDINATOR and self.listener is not None and await self.greet(peer, about):
             await self.listener.notice(peer, "phase", self._notice())
 
     def _notice(self) -> dict[str, Any]:
