@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from wire_helpers import *  # noqa: F403
+from wire_helpers import DEVICE, SERVER, declared, down, eventually, linked, make_authority, up
 
 
 @pytest.fixture(scope="module")

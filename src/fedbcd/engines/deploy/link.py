@@ -9,6 +9,7 @@ ends with the reason; later (a list was edited, a peer is being upgraded) it tri
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import socket
@@ -17,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedbcd.engines.deploy.codec import CHUNK_BYTES, SAID, Declared, Limits, kind_of
+from fedbcd.engines.deploy.codec import SAID, Declared, Limits, kind_of
 from fedbcd.engines.deploy.fedbcd_pb2 import Frame, Hello, StatusReply, StatusRequest, TensorShape, Welcome
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.refusals import (
@@ -55,7 +56,7 @@ except ImportError as missing:
 
 OLDEST, NEWEST = 1, 1  # versions of fedbcd.proto that this code speaks
 SERVICE = "fedbcd.v1.Federation"
-FRAME_BYTES = CHUNK_BYTES + 262_144  # the largest frame that is read: a chunk, or the Hello of a model with thousands of tensors
+FRAME_BYTES = 1 << 20  # the largest frame that is read: a chunk, or the Hello of a model with thousands of tensors
 OPERATOR: Actor = "operator"
 
 Welcomes = Callable[[Actor, dict[str, Any]], None]
@@ -138,14 +139,15 @@ class _End:
             self._refusals.note(peer, reason, sentence)
             entry.session.end(reason, sentence)
 
-    async def _hold(self, peer: Actor, entry: _Peer, about: dict[str, Any]) -> Closed:
+    async def _hold(self, peer: Actor, entry: _Peer, about: dict[str, Any], welcome: Frame | None = None) -> Closed:
         """Keep a session until it ends; the latest of a peer is the one that letters go to."""
         self.counts.connections += 1
         self._peers[peer] = entry
         self._journal.info("connected", peer=peer)
         try:
-            if self._on_connect is not None:
-                await self._on_connect(peer, about)
+            if welcome is not None:
+                await entry.session.write(welcome)
+            await self._tell_connected(peer, entry, about)
             return await entry.session.run()
         finally:
             if self._peers.get(peer) is entry:
@@ -153,6 +155,16 @@ class _End:
                 self._journal.info("disconnected", peer=peer)
                 if self._on_disconnect is not None:
                     await self._on_disconnect(peer)
+
+    async def _tell_connected(self, peer: Actor, entry: _Peer, about: dict[str, Any]) -> None:
+        if self._on_connect is None:
+            return
+        try:
+            await self._on_connect(peer, about)
+        except FedBCDError as error:
+            reason = _reason(error)
+            self._refusals.note(peer, reason, str(error))
+            entry.session.end(reason, str(error))
 
     async def _watch(self) -> None:
         """End sessions whose certificate has been revoked or has expired."""
@@ -182,7 +194,7 @@ class _End:
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_receive_message_length", FRAME_BYTES),
             ("grpc.max_send_message_length", FRAME_BYTES),
-            ("grpc.http2.lookahead_bytes", CHUNK_BYTES),  # what a peer may have under way before it is read
+            ("grpc.http2.lookahead_bytes", FRAME_BYTES),  # what a peer may have under way before it is read
             ("grpc.http2.bdp_probe", 0),
         ]
 
@@ -204,6 +216,7 @@ class Listener(_End):
         self._status = status
         self._server: grpc.aio.Server | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._handlers: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> int:
         """Listen; the port."""
@@ -236,6 +249,8 @@ class Listener(_End):
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
+        if self._handlers:
+            await asyncio.wait(self._handlers, timeout=self.options.gone_s)
 
     def _server_options(self) -> list[tuple[str, int | str]]:
         gone_ms = int(self.options.gone_s * 1000)
@@ -249,16 +264,26 @@ class Listener(_End):
             ("grpc.so_reuseport", 0),  # a second listener at the same port is a mistake
         ]
 
-    async def _link(self, _requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]") -> None:
+    async def _link(self, requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]") -> None:
+        """One connection; `stop` waits for all of them to end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        try:
+            await self._serve(requests, context)
+        finally:
+            self._handlers.discard(task)
+
+    async def _serve(self, _requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]") -> None:
         async def read() -> Frame | None:
             frame = await context.read()
-            return None if frame is grpc.aio.EOF else frame
+            return frame if isinstance(frame, Frame) else None  # EOF
 
         try:
             hello = await asyncio.wait_for(read(), self.options.gone_s)
         except TimeoutError:
             return
-        peer, certificate = f"unknown at {context.peer()}", None
+        peer, certificate = f"unknown at {context.peer().rpartition(':')[0]}", None
         try:
             certificate = self._certificate(context)
             peer = identity_of(certificate) if certificate is not None else peer
@@ -269,14 +294,12 @@ class Listener(_End):
         assert hello is not None
         session = Session(self.me, peer, self._traffic, read, context.write, self._on_letter, self._on_notice)
         self._retire(peer, hello.hello.instance)
-        await context.write(Frame(welcome=welcome))
         with contextlib.suppress(*_BROKEN):
-            await self._hold(peer, _Peer(session, hello.hello.instance, certificate), about)
+            await self._hold(peer, _Peer(session, hello.hello.instance, certificate), about, Frame(welcome=welcome))
 
     async def _turn_down(self, context: "grpc.aio.ServicerContext[Frame, Frame]", peer: Actor, error: FedBCDError) -> None:
-        reason = error.reason if isinstance(error, Refused) else type(error).__name__
-        self._refusals.note(peer, reason, str(error))
-        await context.write(refused_frame(reason, str(error), final=True))
+        self._refusals.note(peer, _reason(error), str(error))
+        await context.write(refused_frame(_reason(error), str(error), final=True))
 
     def _certificate(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Certificate | None:
         if isinstance(self._security, Plain):
@@ -366,6 +389,7 @@ class Dialer(_End):
         self._addresses = addresses
         self._instance = os.urandom(16)
         self._was_welcome = False
+        self._since = math.inf  # when the connection began
         self._last_trouble = ""
 
     async def run(self) -> None:
@@ -374,37 +398,37 @@ class Dialer(_End):
         try:
             failures = 0
             while True:
-                began = time.monotonic()
-                await self._try_all()
+                lasted_s = await self._try_all()
                 low, high = self.options.backoff_s
-                pause = min(high, low * 2.0 ** min(failures, 30))
-                failures = 0 if time.monotonic() - began > max(pause, 10 * low) else failures + 1
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                failures = 0 if lasted_s > 10 * low else failures + 1  # a connection that breaks at once is a failure as well
+                await asyncio.sleep(min(high, low * 2.0 ** min(failures, 30)) * random.uniform(0.5, 1.0))
         finally:
             if watcher is not None:
                 watcher.cancel()
 
-    async def _try_all(self) -> None:
-        """Try each address until one answers, and hold that connection until it ends."""
+    async def _try_all(self) -> float:
+        """Try each address until one answers, and hold that connection until it ends; the seconds that it lasted."""
+        self._since = math.inf
         try:
             for target in await self._targets():
                 try:
                     self._judge(await self._connect(target))
-                    return
-                except (TimeoutError, *_BROKEN) as error:
+                    break
+                except _UNREACHABLE as error:
                     self._trouble(f"{self.peer} cannot be reached at {target}: {_words(error)}")
-        except CredentialsError as error:
+        except (CredentialsError, Refused) as error:  # of our own certificate, or of what the listener says
             self._trouble(str(error))
-        except Refused as refusal:  # what we think of the listener
-            self._refusals.note(self.peer, refusal.reason, str(refusal))
+            if isinstance(error, Refused):
+                self._refusals.note(self.peer, error.reason, str(error))
             if not self._was_welcome:
-                raise RefusedForGood(str(refusal)) from None
+                raise RefusedForGood(str(error)) if isinstance(error, Refused) else error from None
+        return max(time.monotonic() - self._since, 0.0)
 
     def _judge(self, closed: Closed) -> None:
         if closed.reason == "replaced":
             raise Replaced(str(closed))
         self._trouble(str(closed))
-        if closed.reason not in ("hung up", "gone", "reconnected"):
+        if closed.by_peer:
             self._refusals.note_from_peer(self.peer, closed.reason, str(closed))
             if not self._was_welcome:
                 raise RefusedForGood(f"{self.peer} refuses {self.me}: {closed}")
@@ -434,11 +458,11 @@ class Dialer(_End):
         """One connection, from its beginning to its end."""
         channel, own = self._channel(target)
         async with channel:
-            call = channel.stream_stream(f"/{SERVICE}/Link", Frame.SerializeToString, Frame.FromString)()
+            call = channel.stream_stream(f"/{SERVICE}/Link", Frame.SerializeToString, Frame.FromString)()  # type: ignore[call-arg]
 
             async def read() -> Frame | None:
                 frame = await call.read()
-                return None if frame is grpc.aio.EOF else frame
+                return frame if isinstance(frame, Frame) else None  # EOF
 
             hello = self._hello()
             async with asyncio.timeout(self.options.gone_s):
@@ -448,9 +472,9 @@ class Dialer(_End):
                 await call.code()
                 return Closed("hung up", f"{self.peer} hung up instead of an answer")
             if answer.HasField("refused"):
-                return Closed(answer.refused.reason, answer.refused.sentence)
+                return Closed(answer.refused.reason, answer.refused.sentence, by_peer=True)
             certificate, about = self._check_welcome(answer, hello.nonce, own)
-            self._was_welcome, self._last_trouble = True, ""
+            self._was_welcome, self._last_trouble, self._since = True, "", time.monotonic()
             session = Session(self.me, self.peer, self._traffic, read, call.write, self._on_letter, self._on_notice)
             return await self._hold(self.peer, _Peer(session, b"", certificate), about)
 
@@ -530,10 +554,21 @@ def _words(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def _reason(error: FedBCDError) -> str:
+    return error.reason if isinstance(error, Refused) else type(error).__name__
+
+
 def _software() -> str:
     from importlib.metadata import version
 
     return version("fedbcd")
 
 
-_BROKEN: tuple[type[Exception], ...] = (grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.UsageError, ConnectionError)
+_BROKEN: tuple[type[Exception], ...] = (
+    grpc.aio.AioRpcError,
+    grpc.aio.InternalError,
+    grpc.aio.UsageError,
+    asyncio.InvalidStateError,
+    ConnectionError,
+)
+_UNREACHABLE: tuple[type[Exception], ...] = (TimeoutError, *_BROKEN)

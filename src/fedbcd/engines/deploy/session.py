@@ -42,7 +42,7 @@ class LinkOptions:
     letters_per_s: float = 100.0  # from one peer, in the long run
     burst: int = 200  # letters from one peer at once
     queue: int = 16  # letters that wait for one peer; more are dropped
-    models: int = 4  # that arrive at the same time, over all peers; the others wait
+    arriving_bytes: int = 1 << 28  # of models that arrive at the same time, over all peers (one always may); the others wait
     watch_s: float = 1.0  # how often certificates and revocation list are looked at
 
 
@@ -54,15 +54,49 @@ class Traffic:
         self.counts = counts
         self.refusals = refusals
         self.options = options
-        self.places = asyncio.Semaphore(options.models)
+        self.room = Room(options.arriving_bytes)
+
+
+class Room:
+    """Memory for models under way: who finds none waits in turn."""
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, size: int) -> int:
+        """Wait for so many bytes; what was taken, to give back."""
+        size = min(size, self._total)
+        if not self._waiting and size <= self._free:
+            self._free -= size
+            return size
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, future))
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.give_back(size)
+            raise
+        return size
+
+    def give_back(self, size: int) -> None:
+        """Make room for those who wait."""
+        self._free += size
+        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
+            wanted, future = self._waiting.popleft()
+            if not future.done():
+                self._free -= wanted
+                future.set_result(None)
 
 
 class Closed(Exception):
     """The session has ended: the peer hung up, or one side refused to go on."""
 
-    def __init__(self, reason: str, sentence: str) -> None:
+    def __init__(self, reason: str, sentence: str, by_peer: bool = False) -> None:
         super().__init__(sentence)
         self.reason = reason
+        self.by_peer = by_peer  # whether the peer has refused to go on
 
 
 class Bucket:
@@ -96,7 +130,7 @@ class Session:
     ) -> None:
         self.me, self.peer = me, peer
         self._traffic = traffic
-        self._read, self._write = read, write
+        self._read, self.write = read, write
         self._on_letter, self._on_notice = on_letter, on_notice
         self._assembler = Assembler(peer, me, traffic.limits)
         self._bucket = Bucket(traffic.options.letters_per_s, traffic.options.burst)
@@ -105,7 +139,7 @@ class Session:
         self._cut = asyncio.Event()  # a peer that does not listen to the reason is cut off
         self._ending: Closed | None = None
         self._number = 0
-        self._has_place = False
+        self._room = 0  # bytes taken for the model that arrives
 
     # ------------------------------------------------------------------------------------------------------------------ sending
     def send(self, letter: Letter) -> bool:
@@ -155,13 +189,13 @@ class Session:
         self._traffic.counts.letters_out += 1
 
     async def _write_counted(self, frame: Frame) -> None:
-        await self._write(frame)
+        await self.write(frame)
         self._traffic.counts.bytes_out += frame.ByteSize()
 
     # ---------------------------------------------------------------------------------------------------------------- receiving
     async def _receive_all(self) -> None:
         while True:
-            frame = await self._read()
+            frame = await self._read_in_time()
             if frame is None:
                 raise Closed("hung up", f"{self.peer} has ended the connection")
             self._traffic.counts.bytes_in += frame.ByteSize()
@@ -173,7 +207,17 @@ class Session:
                 self._refuse(type(error).__name__, str(error))
             finally:
                 if not self._assembler.is_open:
-                    self._give_place_back()
+                    self._give_room_back()
+
+    async def _read_in_time(self) -> Frame | None:
+        """The next frame; in the middle of a letter, which takes room, it has to come within the time of a peer that is gone."""
+        if not self._assembler.is_open:
+            return await self._read()
+        try:
+            async with asyncio.timeout(self._traffic.options.gone_s):
+                return await self._read()
+        except TimeoutError:
+            raise Closed("stalled", f"{self.peer} stopped in the middle of a letter") from None
 
     async def _receive(self, frame: Frame) -> None:
         kind = frame.WhichOneof("kind")
@@ -195,9 +239,8 @@ class Session:
             self._refuse("rate", f"{self.peer} sends more than {self._traffic.options.letters_per_s:g} letters a second; slow down")
             await asyncio.sleep(pause_s)
             return
-        if message.bytes > 0 and not self._has_place:
-            await self._traffic.places.acquire()
-            self._has_place = True
+        if message.bytes > 0 and self._room == 0:
+            self._room = await self._traffic.room.take(min(message.bytes, self._traffic.limits.largest_bytes))
         await self._deliver(self._assembler.message(message))
 
     async def _deliver(self, letter: Letter | None) -> None:
@@ -215,7 +258,7 @@ class Session:
     def _receive_refused(self, refused: RefusedFrame) -> None:
         reason, sentence = refused.reason[:SENTENCE], refused.sentence[:SENTENCE]
         if refused.final:
-            raise Closed(reason, sentence)
+            raise Closed(reason, sentence, by_peer=True)
         self._traffic.refusals.note_from_peer(self.peer, reason, sentence)
 
     def _refuse(self, reason: str, sentence: str) -> None:
@@ -223,10 +266,9 @@ class Session:
         if self._ending is None and len(self._outgoing) < self._traffic.options.queue:
             self._put(refused_frame(reason, sentence, final=False))
 
-    def _give_place_back(self) -> None:
-        if self._has_place:
-            self._has_place = False
-            self._traffic.places.release()
+    def _give_room_back(self) -> None:
+        self._traffic.room.give_back(self._room)
+        self._room = 0
 
     # ------------------------------------------------------------------------------------------------------------------ running
     async def run(self) -> Closed:
@@ -238,7 +280,7 @@ class Session:
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            self._give_place_back()
+            self._give_room_back()
             self._ending = self._ending or Closed("gone", f"the connection to {self.peer} is gone")
         errors = [e for e in results if isinstance(e, Exception)]
         closed = next((e for e in errors if isinstance(e, Closed)), None)
