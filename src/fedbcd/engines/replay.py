@@ -1,6 +1,7 @@
 """A recorded run again: the event log is the schedule, so the numbers follow from it alone."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,17 @@ from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trai
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def replay(log: str | Path, federation: Federation, *, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Recompute a recorded run from its event log alone; raises if a machine or the final digest disagrees with the record."""
+def replay(
+    log: str | Path,
+    federation: Federation,
+    *,
+    device: str | torch.device = "cpu",
+    on_step: Callable[[float, Driver], None] | None = None,
+) -> dict[str, Any]:
+    """Recompute a recorded run from its event log alone; raises if a machine or the final digest disagrees with the record.
+
+    `on_step` is called before each transition with its time, and may look at the driver's machines and numbers.
+    """
     reader = LogReader(Path(log))
     settings = _recorded_settings(reader, federation)
     numbers = settings.numbers(federation, torch_device(device))
@@ -29,6 +39,8 @@ def replay(log: str | Path, federation: Federation, *, device: str | torch.devic
     recorded = _Recorded(reader.path, settings.algorithm.steps)
     driver = Driver(settings.machines(federation), numbers, recorded)
     for step in reader:
+        if on_step is not None:
+            on_step(step.time, driver)
         recorded.deliver(driver, step)
     result = {"rounds": driver.machines.coordinator.round, "clock": recorded.clock, "digest": numbers.digest()}
     for key, value in result.items() if reader.end is not None else ():

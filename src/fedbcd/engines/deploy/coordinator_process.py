@@ -78,10 +78,10 @@ class CoordinatorProcess(Process):
             self.journal.info("round", round=round_, finished=self.finished)
             self.spawn(self.broadcast("round", self._notice()))
 
-    async def connected(self, peer: Actor, hello: dict[str, Any]) -> None:
-        """A server has dialled: tell it the round."""
-        await super().connected(peer, hello)
-        if self.listener is not None and await self.greet(peer, about):
+    async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
+        """A server has dialled: tell it the round, unless it has lost its store."""
+        await super().connected(peer, about)
+        if self.listener is not None and await self.greet(peer, lambda now: self.role.greet(peer, about, now)):
             await self.listener.notice(peer, "round", self._notice())
 
     def _notice(self) -> dict[str, Any]:

@@ -131,10 +131,10 @@ class Process(ABC):
         if self.dialer is not None and peer == self.dialer.peer:
             self.say_again_now()
 
-    async def greet(self, peer: Actor, about: dict[str, Any]) -> bool:
+    async def greet(self, peer: Actor, greeting: Callable[[float], list[Letter]]) -> bool:
         """Let the role look at who has dialled in; one that it does not accept is told why, and hung up on."""
         try:
-            await self.do(lambda now: self.role.greet(peer, about, now))
+            await self.do(greeting)
         except ProtocolError as error:
             assert self.listener is not None
             self.listener.refuse(peer, getattr(error, "reason", "protocol"), str(error))

@@ -98,7 +98,9 @@ class ServerProcess(Process):
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
         """A device has dialled: put it in step if it has lost its memory, and tell it how the phase stands."""
         await super().connected(peer, about)
-        if peer != COORDINATOR and self.listener is not None and await self.greet(peer, about):
+        if peer == COORDINATOR or self.listener is None:
+            return
+        if await self.greet(peer, lambda now: self.role.greet(peer, about, now)):
             await self.listener.notice(peer, "phase", self._notice())
 
     def _notice(self) -> dict[str, Any]:

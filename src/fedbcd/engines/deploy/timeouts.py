@@ -5,7 +5,7 @@ observed it is the upper bound divided by the multiple, so that a slow start is 
 """
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 WINDOW = 64  # durations that are remembered
@@ -45,7 +45,7 @@ class Timeouts:
         return self._retry.setdefault(kind, Patience(*self._retry_bounds))
 
 
-def quantile(values: deque[float], share: float) -> float:
+def quantile(values: Sequence[float] | deque[float], share: float) -> float:
     """The smallest value that at least `share` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
