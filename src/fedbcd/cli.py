@@ -87,6 +87,10 @@ def run_command(
 @app.command("replay")
 def replay_command(
     log: Annotated[Path, typer.Argument(help="An event log, or the folder of a run.")],
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="One device at a time in one thread, as a deployment computes: the digest is that of its stores."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
 ) -> None:
     """Recompute a recorded run from its event log, and check that it ends with the same models, bit for bit."""
@@ -98,7 +102,7 @@ def replay_command(
     federation = job.make_federation()
     job.use_threads(federation)
     with console.status("replaying ..."):
-        result = replay(path, federation)
+        result = replay(path, federation, exact=exact)
     if not result["complete"]:
         console.print("the log has no end: the run was stopped or killed. What it holds was replayed.")
     else:

@@ -1,7 +1,8 @@
 """A recorded run again: the event log is the schedule, so the numbers follow from it alone."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from fedbcd.engines.simulate.delays import DELAYS, Clock
 from fedbcd.errors import ProtocolError, RecordError, ReplayMismatch
 from fedbcd.eventlog import LogReader, Transition
 from fedbcd.protocol.clouds import CLOUDS
-from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trained
+from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Restored, Trained, number_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+OnStep = Callable[[float, Driver], None]
 
 
 def replay(
@@ -26,16 +30,31 @@ def replay(
     federation: Federation,
     *,
     device: str | torch.device = "cpu",
-    on_step: Callable[[float, Driver], None] | None = None,
+    exact: bool = False,
+    on_step: OnStep | None = None,
 ) -> dict[str, Any]:
     """Recompute a recorded run from its event log alone; raises if a machine or the final digest disagrees with the record.
 
+    `exact` asks for one device at a time in one thread, as a deployment computes: the digest is then that of its stores, bit for bit.
     `on_step` is called before each transition with its time, and may look at the driver's machines and numbers.
     """
     reader = LogReader(Path(log))
     settings = _recorded_settings(reader, federation)
-    numbers = settings.numbers(federation, torch_device(device))
+    with one_thread() if exact else nullcontext():
+        return _replayed(reader, settings, federation, torch_device("cpu" if exact else device), exact, on_step)
+
+
+def _replayed(
+    reader: LogReader, settings: Settings, federation: Federation, device: torch.device, exact: bool, on_step: OnStep | None
+) -> dict[str, Any]:
+    if exact and settings.max_batch != 1:
+        raise RecordError(
+            f"{reader.path} is of a run that trained devices together (max_batch={settings.max_batch}), and its digest depends on that; "
+            "replay it without --exact"
+        )
+    numbers = settings.numbers(federation, device)
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    numbers.remember({number_of(step.actor) for step in reader if isinstance(step.event, Restored)})
     recorded = _Recorded(reader.path, settings.algorithm.steps)
     driver = Driver(settings.machines(federation), numbers, recorded)
     for step in reader:
@@ -45,8 +64,19 @@ def replay(
     result = {"rounds": driver.machines.coordinator.round, "clock": recorded.clock, "digest": numbers.digest()}
     for key, value in result.items() if reader.end is not None else ():
         if reader.end is not None and reader.end.get(key) != value:
-            raise ReplayMismatch(f"{log} line {recorded.line + 1} ends with {key} {reader.end.get(key)}, the replay with {value}")
+            raise ReplayMismatch(f"{reader.path} line {recorded.line + 1} ends with {key} {reader.end.get(key)}, the replay with {value}")
     return {**result, "complete": reader.end is not None}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread inside torch, so that no sum depends on how many cores there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Recorded:

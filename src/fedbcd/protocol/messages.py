@@ -1,8 +1,9 @@
 """The vocabulary of the protocol: events are past facts, commands are imperative, both are frozen values.
 
 A message between two actors *is* the event that its receiver handles: `Send(to=server(3), message=Uploaded(...))`.
-Models appear as handles (`ModelRef`): `x/42/9` device 42 after activation 9 (`x/42/9/1` in its first incarnation after the original), `z/3/17` version 17 of server 3's model, `z/17` the
-coordinator's model (Sync-cloud), `w/5/0/3` what server 3 gets from mix 5, iteration 0. The engine holds the tensors.
+Models appear as handles (`ModelRef`): `x/42/9` device 42 after activation 9 (`x/42/9/1` once it has been put in step), `z/3/17` version 17
+of server 3's model, `z/17` the coordinator's model (Sync-cloud), `w/5/0/3` what server 3 gets from mix 5, iteration 0. The engine holds
+the tensors.
 """
 
 from dataclasses import dataclass

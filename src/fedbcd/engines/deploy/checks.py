@@ -54,14 +54,13 @@ def check_sender(letter: Letter, me: Actor, allowed: Mapping[type[Event], Callab
 def check_run(peer: Actor, hello: Mapping[str, Any], run: str) -> None:
     """Whether a peer belongs to the same deployment: the same settings, members and initial model."""
     if hello.get("run") != run:
-        raise CheckFailed(
-            "run", f"{peer} belongs to a deployment with other settings, members or another model; start it with the same file"
-        )
+        raise CheckFailed("run", f"{peer} belongs to a deployment with other settings, members or model; start it with the same file")
 
 
 def check_numbers(event: Event) -> None:
     """Whether every counter of an event is in range."""
-    for name in type(event).__slots__:
+    names: tuple[str, ...] = type(event).__slots__
+    for name in names:
         value = getattr(event, name)
         if isinstance(value, int) and not 0 <= value < MOST:
             raise CheckFailed("range", f"{type(event).__name__} has {name}={value}; it must be from 0 to 2^53 - 1")

@@ -34,7 +34,7 @@ def conclude(out: Path, federation: Federation, settings: Settings, options: Dep
     end = merge_stores(out, federation, settings, options, job)
     looks = _Looks(federation, settings, [end["clock"] * k / LOOKS for k in range(LOOKS)])
     began = time.perf_counter()
-    found = replay(out / "events.jsonl", federation, on_step=looks.before)
+    found = replay(out / "events.jsonl", federation, exact=True, on_step=looks.before)
     if found["digest"] != end["digest"]:
         raise ReplayMismatch(f"the replay of {out / 'events.jsonl'} ends with {found['digest']}, the deployment with {end['digest']}")
     run = looks.result(end, {**facts, "replay_seconds": round(time.perf_counter() - began, 3)})

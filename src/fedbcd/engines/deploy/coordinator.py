@@ -43,7 +43,7 @@ class CoordinatorRole(Role):
         super().__init__(COORDINATOR, store, blueprint, replace(limits, norm=None) if sums else limits)
         self.machine = blueprint.coordinator_machine()
         self.z = blueprint.start.clone()  # Sync-cloud: the one global model
-        self._handle: ModelRef = ref("z", 0)
+        self._current: ModelRef = ref("z", 0)
         self._mixing = mixing_matrices(blueprint.cloud, torch.device("cpu"))
         self._heard: dict[int, ServerReady] = {}
         self._said: dict[int, ModelRef] = {}
@@ -103,7 +103,7 @@ class CoordinatorRole(Role):
             if handle in self._said.values():
                 self.store.save(handle, tensor)
         for handle in answered - {*self._said.values()}:
-            self.store.drop(handle)
+            self._drop(handle)
 
     def _step(self, command: StepGlobal) -> None:
         """Eq. (5), from the sums of all servers."""
@@ -112,8 +112,8 @@ class CoordinatorRole(Role):
         total_VF = reports[:, :-1].contiguous()
         self.z = stepped_globally(self.blueprint.algorithm, self.z, total_VF, weights, command.iterations, DTYPE)
         self.store.save(command.result, self.z)
-        self.store.drop(self._handle)
-        self._handle = command.result
+        self._drop(self._current)
+        self._current = command.result
 
     def _is_news(self, event: ServerReady) -> bool:
         heard = self._heard.get(event.server)
@@ -124,16 +124,16 @@ class CoordinatorRole(Role):
         if self._is_news(event):
             heard = self._heard.get(event.server)
             if heard is not None:
-                self.store.drop(_name(heard))
+                self._drop(_name(heard))
             self._heard[event.server] = event
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, Mixed):
                 self._said[number_of(command.to)] = command.message.model
 
     def _load(self) -> None:
-        self._handle = getattr(self.machine, "model", self._handle)
-        if self.blueprint.cloud.sync and self._handle in self.store.names():
-            self.z = self.store.tensor(self._handle)
+        self._current = getattr(self.machine, "model", self._current)
+        if self.blueprint.cloud.sync and self._current in self.store.names():
+            self.z = self.store.tensor(self._current)
 
     def _tensor(self, to: Actor, message: Event) -> Tensor | None:  # noqa: ARG002
         match message:

@@ -133,7 +133,7 @@ class DeviceRole(Role):
         wanted = self._wanted()
         if self._anchor is not None and self._anchor[0] != wanted:
             self._anchor = None
-            self.store.drop("z")
+            self._drop("z")
         if self._anchor is None and isinstance(event, Activated) and event.model == wanted:
             assert model is not None
             self._anchor = (event.model, model.clone())

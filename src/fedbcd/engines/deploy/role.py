@@ -41,6 +41,7 @@ class Role:
         self.warn: Callable[[Actor, str], None] | None = None
         self._clock = HybridClock()
         self._facts: dict[str, str] = {}  # that go with the next commit
+        self._recovering = False
         self._broken = False
         self._claim()
 
@@ -113,6 +114,7 @@ class Role:
     # --------------------------------------------------------------------------------------------------------------- recovery
     def _recover(self) -> None:
         """Bring the machine to where the store is, then the tensors."""
+        self._recovering = True
         for number, step in enumerate(self.store.transitions()):
             commands = self.machine.handle(step.event)
             if tuple(commands) != step.commands:
@@ -120,6 +122,12 @@ class Role:
             self._follow(number, step.event, commands)
             self._clock.last = step.time
         self._load()
+        self._recovering = False
+
+    def _drop(self, name: str) -> None:
+        """Forget a tensor with the next commit; what is followed after a crash was forgotten then."""
+        if not self._recovering:
+            self.store.drop(name)
 
     # ------------------------------------------------------------------------------------------------------- of each role
     def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:

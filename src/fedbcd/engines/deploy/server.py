@@ -69,11 +69,10 @@ class ServerRole(Role):
         self.server = server
         self.z = blueprint.start.clone()
         self._weights = blueprint.weights()
-        self._sum = Sum(
-            blueprint.start, [self._weights[device] for device in self.machine.members], blueprint.algorithm.counts == "members"
-        )
+        counts_members = blueprint.algorithm.counts == "members"
+        self._sum = Sum(blueprint.start, [self._weights[device] for device in self.machine.members], counts_members)
         self._copies = Copies(store, blueprint)
-        self._handle = self._first = self.machine.model  # of z, and of x(0)
+        self._current = self._first = self.machine.model  # of z, and of x(0)
         self._granted: dict[int, Activated] = {}  # sent to devices whose upload has not been accepted
         self._unstarted: set[int] = set()  # who joined and has not been sent what it starts from
         self._reported = False  # Sync-cloud: the sum is on its way
@@ -97,16 +96,14 @@ class ServerRole(Role):
         number = number_of(device)
         last = self.machine.last_of(number)
         if last is None:
-            raise CheckFailed(
-                "membership", f"{device} is not a member of {self.actor}; its members are {sorted(self.machine.members)[:20]}"
-            )
+            raise CheckFailed("membership", f"{device} is no member of {self.actor}; its members are {sorted(self.machine.members)[:20]}")
         check_run(device, hello, self.store.facts["run"])
         there = _Standing.of(device, hello)
         known = self.store.facts.get(f"store/{number}")
         here = _Standing(known or there.store, last + 1, self.machine.incarnation_of(number), uploading=False)
         if known == there.store and there.activation > here.activation:
             raise CheckFailed(
-                "behind", f"{device} has finished {there.activation} activations, {self.actor} only {last + 1}: its store is an old one"
+                "behind", f"{device} has finished {there.activation} activations, {self.actor} {last + 1}: its store is an old one"
             )
         if number not in self._unstarted and there.is_in_step_with(here, new=known is None):
             if known is None:
@@ -133,7 +130,7 @@ class ServerRole(Role):
         return _SPEAKERS
 
     def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
-        before = self._handle
+        before = self._current
         if isinstance(event, Uploaded) and self._accepts(event.device, commands):
             assert model is not None
             self._copies.save(event.device, event.activation, model)
@@ -143,7 +140,7 @@ class ServerRole(Role):
                     self._step(command, event, model)
                 case AdoptModel():
                     assert model is not None
-                    self.z, self._handle = model.clone(), command.model
+                    self.z, self._current = model.clone(), command.model
                 case OpenPhase():
                     self._sum.open()
                 case Absorb():
@@ -151,9 +148,9 @@ class ServerRole(Role):
                     self._sum.absorb(weight, self._copies.tensor(new), self._copies.tensor(old) if self._sum.members else None)
                 case Admit() | Dismiss():
                     self._change(command)
-            self._note(event, command)
-        if self._handle != before:
-            self.store.save(self._handle, self.z)
+            self._note(command)
+        if self._current != before:
+            self.store.save(self._current, self.z)
             self._release(before)
         if any(isinstance(command, OpenPhase | Admit | Dismiss) for command in commands):
             self._checkpoint()
@@ -163,7 +160,7 @@ class ServerRole(Role):
         mixed = model if isinstance(event, Mixed) and event.model == command.mixed else self.z
         assert mixed is not None
         self.z = stepped(self.blueprint.algorithm, mixed.double(), self._sum.total, self._sum.weight, DTYPE)
-        self._handle = command.result
+        self._current = command.result
 
     def _change(self, command: Admit | Dismiss) -> None:
         """Count one member more, or one less; what has been reported stays as it was."""
@@ -184,7 +181,7 @@ class ServerRole(Role):
         self._copies.let_go()
 
     # ------------------------------------------------------------------------------------------------------- what is where
-    def _note(self, event: Event, command: Command) -> None:
+    def _note(self, command: Command) -> None:
         """Take note of one command, live or after a crash: what was sent to whom, and which file is whose."""
         match command:
             case Send(message=Activated() as granted):
@@ -197,7 +194,7 @@ class ServerRole(Role):
                 self._reported = self.blueprint.cloud.sync
             case AdoptModel():
                 self._reported, self._report = False, None
-                self.store.drop(REPORT)
+                self._drop(REPORT)
             case Admit() if self.blueprint.algorithm.personal:
                 self._unstarted.add(command.device)
             case Dismiss():
@@ -222,8 +219,8 @@ class ServerRole(Role):
 
     def _release(self, handle: ModelRef) -> None:
         """Forget a model that nobody can ask for any more."""
-        if handle != self._handle and all(granted.model != handle for granted in self._granted.values()):
-            self.store.drop(handle)
+        if handle != self._current and all(granted.model != handle for granted in self._granted.values()):
+            self._drop(handle)
 
     def _tensor(self, to: Actor, message: Event) -> Tensor | None:
         match message:
@@ -238,7 +235,7 @@ class ServerRole(Role):
         return None
 
     def _model(self, handle: ModelRef) -> Tensor:
-        if handle == self._handle:
+        if handle == self._current:
             return self.z
         return self.blueprint.start if handle == self._first else self.store.tensor(handle)
 
@@ -253,13 +250,13 @@ class ServerRole(Role):
                 self._again += [absorbed] if since else []
             elif isinstance(command, Admit):
                 self._copies.started(command.device, number)
-            self._note(event, command)
-        self._handle = self.machine.model
+            self._note(command)
+        self._current = self.machine.model
 
     def _load(self) -> None:
         names = self.store.names()
-        if self._handle in names:
-            self.z = self.store.tensor(self._handle)
+        if self._current in names:
+            self.z = self.store.tensor(self._current)
         if REPORT in names:
             self._report = self.store.tensor(REPORT)
         if TOTAL in names:
@@ -271,7 +268,7 @@ class ServerRole(Role):
 
 
 class Sum:
-    """sum gamma_i x_i and sum gamma_i in float64, over the members (FedBCD) or over the active ones: the same operations as in simulation."""
+    """sum gamma_i x_i and sum gamma_i in float64, over the members (FedBCD) or over the active ones: as in simulation."""
 
     def __init__(self, start: Tensor, weights: Sequence[float], members: bool) -> None:
         self.members = members
@@ -395,7 +392,7 @@ class _Standing:
             raise CheckFailed("hello", f"{device} does not say how far it is ({error!r})") from None
 
     def is_in_step_with(self, here: "_Standing", new: bool) -> bool:
-        """Whether a device can go on: next to be activated, or with an upload whose acknowledgement was lost. A new one has done nothing."""
+        """Whether it can go on: next to be activated, or with an upload whose acknowledgement was lost. A new one has done nothing."""
         if (self.store, self.incarnation) != (here.store, here.incarnation):
             return False
         if new:

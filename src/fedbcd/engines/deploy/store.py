@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -94,12 +94,10 @@ class FileStore:
             self._db = self._connect()
             self._files: dict[str, tuple[str, bytes]] = {n: (f, d) for n, f, d in self._db.execute("SELECT name, file, digest FROM tensor")}
             self._facts: dict[str, str] = dict(self._db.execute("SELECT key, value FROM fact"))
-            (self._length,) = self._db.execute("SELECT COUNT(*) FROM transition").fetchone()
+            self._length = int(self._db.execute("SELECT COUNT(*) FROM transition").fetchone()[0])
         except (OSError, sqlite3.Error) as error:
             self._unlock()
-            raise RecordError(
-                f"the store {path} cannot be used ({error}); restore it from a backup, or begin with an empty folder"
-            ) from None
+            raise RecordError(f"the store {path} cannot be used ({error}); restore a backup, or begin with an empty folder") from None
         except BaseException:
             self._unlock()
             raise
@@ -269,11 +267,8 @@ def _encoded(step: Transition) -> tuple[float, str, str, str]:
 
 
 def _decoded(time: float, actor: str, event: str, commands: str) -> Transition:
-    happened, ordered = decode(json.loads(event)), tuple(decode(data) for data in json.loads(commands))
-    if not isinstance(happened, Event) or not _all_commands(ordered):
+    happened, ordered = decode(json.loads(event)), [decode(data) for data in json.loads(commands)]
+    known = tuple(command for command in ordered if isinstance(command, Command))
+    if not isinstance(happened, Event) or len(known) < len(ordered):
         raise ValueError("an event and commands are expected")
-    return Transition(time, actor, happened, ordered)
-
-
-def _all_commands(messages: Iterable[object]) -> bool:
-    return all(isinstance(message, Command) for message in messages)
+    return Transition(time, actor, happened, known)
