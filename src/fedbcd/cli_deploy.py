@@ -282,7 +282,15 @@ def _picture(view: "View", job: Job) -> Table:
         uploads = f"{server.get('received', '-')}/{server.get('active', '-')}"
         bytes_ = (f"{totals.get(key, 0.0) / 1e6:.1f} MB" for key in ("bytes_in", "bytes_out"))
         refused = str(int(sum(totals.get("refused", {}).values())))
-        table.add_row(str(n), str(server.get("phase", "-")), uploads, str(server.get("devices", "-")), *bytes_, refused, server.get("waits_for", "down"))
+        table.add_row(
+            str(n),
+            str(server.get("phase", "-")),
+            uploads,
+            str(server.get("devices", "-")),
+            *bytes_,
+            refused,
+            server.get("waits_for", "down"),
+        )
     return table
 
 
@@ -356,6 +364,10 @@ def _status_table(found: list[dict[str, Any]]) -> Table:
             table.add_row(status["actor"], "-", "-", "-", status["error"])
             continue
         table.add_row(
-            status["actor"], str(status.get("phase", status.get("round"))), f"{status['clock']:.1f}", str(status["peers"]), status["waits_for"]
+            status["actor"],
+            str(status.get("phase", status.get("round"))),
+            f"{status['clock']:.1f}",
+            str(status["peers"]),
+            status["waits_for"],
         )
     return table

@@ -44,9 +44,7 @@ class Deployment:
         """The deployment of a job whose data everybody can read, as in experiments and tests."""
         module = federation.make_model(settings.seed)
         blueprint = Blueprint.of(settings, federation)
-        return cls(
-            blueprint, declared_of(module), options, settings.clock, lambda i: OwnData.of(federation, i, settings.seed), rounds
-        )
+        return cls(blueprint, declared_of(module), options, settings.clock, lambda i: OwnData.of(federation, i, settings.seed), rounds)
 
     def process(self, actor: Actor, available: Callable[[], bool] | None = None) -> Process:
         """The process of one role, recovered from its store; call it inside an event loop."""

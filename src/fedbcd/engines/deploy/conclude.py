@@ -28,7 +28,6 @@ from fedbcd.history import History
 LOOKS = 40
 
 
-
 def conclude(out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any], facts: dict[str, Any]) -> Run:
     """Merge, replay, evaluate, write; raises `ReplayMismatch` if the replay does not end with the deployment's own models."""
     end = merge_stores(out, federation, settings, options, job)

@@ -72,7 +72,9 @@ class Deploy:
     def certificates_of(self, actor: Actor) -> Path:
         """The folder of certificates; a role finds its own part in it."""
         if self.certificates is None:
-            raise ConfigError(f"{actor} has no certificates; name their folder as deploy.certificates, or make one with 'fedbcd certs init'")
+            raise ConfigError(
+                f"{actor} has no certificates; name their folder as deploy.certificates, or make one with 'fedbcd certs init'"
+            )
         return Path(self.certificates)
 
     def listens_at(self, actor: Actor) -> tuple[str, int]:

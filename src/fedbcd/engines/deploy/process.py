@@ -7,6 +7,7 @@ the role's thread, since each ends with a write to disk. Only then are its lette
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -197,7 +198,7 @@ class Process(ABC):
     async def _open(self, health: Health) -> None:
         port = await health.start(*split_address(self.options.health, "deploy.health"))
         folder = self.options.folder_of(self.role.actor)
-        write_whole(folder / "health.json", json.dumps({"port": port}).encode())
+        write_whole(folder / "health.json", json.dumps({"port": port, "pid": os.getpid()}).encode())
         await self.open_links()
         self.journal.info("started", health_port=port, **self.status())
         self.begin()

@@ -1,0 +1,34 @@
+"""Whole deployments, with TLS, in processes of their own: undisturbed, hurt, stopped and resumed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy_helpers import job, kill, metrics_of, run, running, state_folder, status_of, summary_of, wait_for, write_job
+
+
+def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: Path) -> None:
+    """kill -9 of a coordinator, a server and a device in the middle; the run ends, and its log replays to its own digest."""
+    out = tmp_path / "run"
+    file = write_job(tmp_path, job(run={"rounds": 14}, cloud={"name": "async", "first": 1}))
+    with running("up", file, "--time-scale", "0.1", "--out", out, "--json") as up:
+        for at, actor in ((2, "device/1"), (4, "server/1"), (6, "coordinator")):
+            wait_for(lambda at=at: status_of(out, "coordinator").get("round", 0) >= at, f"no round {at}")
+            kill(out, actor)
+        printed, said = up.communicate(timeout=120)
+        assert up.returncode == 0, said
+    summary = json.loads(printed.splitlines()[-1])
+    assert summary["rounds"] == 14
+    assert summary["deployment"]["restarts"] == 3
+    again = run("replay", out, "--exact", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["digest"] == summary["digest"]
+
+
+@pytest.mark.parametrize("algorithm", ["fedbcd-i", "fedprox"])
+def test_other_algorithms(tmp_path: Path, algorithm: str) -> None:
+    table = job(algorithm={"name": algorithm, "device_step": 0.02, "steps": [1, 2]}, run={"rounds": 4})
+    done = run("up", write_job(tmp_path, table), "--time-scale", "0.05", "--plain", "--out", tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 4
