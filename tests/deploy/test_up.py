@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from deploy_helpers import job, kill, metrics_of, run, running, state_folder, status_of, summary_of, wait_for, write_job
+from deploy_helpers import job, kill, run, running, status_of, summary_of, wait_for, write_job
+from fedbcd.cli import app
 
 
 def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: Path) -> None:
@@ -32,3 +34,36 @@ def test_other_algorithms(tmp_path: Path, algorithm: str) -> None:
     done = run("up", write_job(tmp_path, table), "--time-scale", "0.05", "--plain", "--out", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 4
+
+
+def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    """SIGTERM stops everybody cleanly; --resume takes up what is durable and plays the remaining rounds."""
+    out = tmp_path / "run"
+    with running("up", write_job(tmp_path, job(run={"rounds": 6})), "--time-scale", "0.05", "--plain", "--out", out) as up:
+        wait_for(lambda: status_of(out, "coordinator").get("round", 0) >= 2, "no second round")
+        up.terminate()
+        _, said = up.communicate(timeout=90)
+        assert up.returncode == 130, said
+        assert "--resume" in said
+    assert not status_of(out, "server/0")
+    assert [json.loads(line)["code"] for line in (out / "logs" / "server-0.log").read_text().splitlines() if '"ended"' in line] == [0]
+    done = run("up", "--resume", "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 6
+    assert summary_of(out)["deployment"]["processes"] == 9
+
+
+def test_up_refuses_what_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    several = job(runs=[{"title": "a"}, {"title": "b"}])
+    for arguments, words in (
+        (("up", "--out", tmp_path / "full"), "is not empty"),
+        (("up", "--resume", "--out", tmp_path / "full"), "holds no deployment"),
+        (("up", "--resume"), "--resume needs --out"),
+        (("up", "--servers", "3", "--devices", "10"), "cannot be shared evenly"),
+        (("up", write_job(tmp_path, several)), "a deployment runs one job"),
+    ):
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert done.exit_code != 0
+        assert words in str(done.exception), done.output
