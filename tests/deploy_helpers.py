@@ -77,6 +77,7 @@ class Town:
     post: list[Letter] = field(default_factory=list)
     now: float = 0.0
     refused: list[str] = field(default_factory=list)
+    stopped: int = 0  # how often a role died at a failpoint
 
     def __post_init__(self) -> None:
         self.settings = replace(self.settings, max_batch=1)
@@ -92,17 +93,23 @@ class Town:
     def open(self, actor: Actor) -> AnyRole:
         """Start a role, or start it again; devices say hello to their server, servers to the coordinator."""
         store = FileStore(self.folder / actor)
-        role: AnyRole
-        if actor == COORDINATOR:
-            role = CoordinatorRole.open(store, self.blueprint)
-        elif actor.startswith("server/"):
-            role = ServerRole.open(store, self.blueprint, number_of(actor))
-        else:
-            device = number_of(actor)
-            role = DeviceRole.open(store, self.blueprint, device, OwnData.of(self.federation, device, self.settings.seed))
-        self.roles[actor] = role
+        try:
+            self.roles[actor] = self._opened(actor, store)
+        except Stopped:
+            self.stopped += 1
+            failpoints.disarm()
+            store.close()
+            return self.open(actor)
         self._connect(actor)
-        return role
+        return self.roles[actor]
+
+    def _opened(self, actor: Actor, store: FileStore) -> AnyRole:
+        if actor == COORDINATOR:
+            return CoordinatorRole.open(store, self.blueprint)
+        if actor.startswith("server/"):
+            return ServerRole.open(store, self.blueprint, number_of(actor))
+        device = number_of(actor)
+        return DeviceRole.open(store, self.blueprint, device, OwnData.of(self.federation, device, self.settings.seed))
 
     def _connect(self, actor: Actor) -> None:
         if actor.startswith("device/"):
@@ -166,6 +173,7 @@ class Town:
             self.refused.append(str(error))
             return
         except Stopped:
+            self.stopped += 1
             failpoints.disarm()
             self.restart(actor)
             return
