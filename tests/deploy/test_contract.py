@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from deploy_helpers import job, run, write_job
+from process_helpers import job, run, write_job
 from fedbcd.algorithm import draws
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job, parse

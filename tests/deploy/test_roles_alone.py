@@ -9,7 +9,7 @@ from subprocess import Popen
 
 import pytest
 
-from deploy_helpers import job, metrics_of, run, running, start, status_of, wait_for, write_job
+from process_helpers import job, metrics_of, run, running, start, status_of, wait_for, write_job
 from fedbcd.engines.deploy.ask import ask_status
 from fedbcd.engines.deploy.certs import Authority
 from fedbcd.engines.deploy.exits import ExitCode

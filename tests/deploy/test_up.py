@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy_helpers import job, kill, run, running, status_of, summary_of, wait_for, write_job
+from process_helpers import job, kill, run, running, status_of, summary_of, wait_for, write_job
 from fedbcd.cli import app
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedbcd.engines.simulate.delays import DELAYS, Clock
 from fedbcd.errors import ProtocolError, RecordError, ReplayMismatch
 from fedbcd.eventlog import LogReader, Transition
 from fedbcd.protocol.clouds import CLOUDS
-from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Restored, Trained, number_of
+from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trained, number_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -54,7 +54,7 @@ def _replayed(
         )
     numbers = settings.numbers(federation, device)
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    numbers.remember({number_of(step.actor) for step in reader if isinstance(step.event, Restored)})
+    numbers.remember(_restored_devices(reader.path))
     recorded = _Recorded(reader.path, settings.algorithm.steps)
     driver = Driver(settings.machines(federation), numbers, recorded)
     for step in reader:
@@ -66,6 +66,17 @@ def _replayed(
         if reader.end is not None and reader.end.get(key) != value:
             raise ReplayMismatch(f"{reader.path} line {recorded.line + 1} ends with {key} {reader.end.get(key)}, the replay with {value}")
     return {**result, "complete": reader.end is not None}
+
+
+def _restored_devices(path: Path) -> set[int]:
+    """Who was put in step on the way: their last contributions are to be remembered. What is wrong with a line is found later."""
+    found: set[int] = set()
+    with path.open("rb") as file:
+        for raw in file:
+            if raw.startswith(b'{"t"') and b'"event":{"Restored":' in raw:
+                with suppress(ValueError, KeyError, TypeError, AttributeError):
+                    found.add(number_of(json.loads(raw)["on"]))
+    return found
 
 
 @contextmanager

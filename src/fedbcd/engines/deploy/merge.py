@@ -78,6 +78,7 @@ class _History:
         self.stores = stores
         self.blueprint = blueprint
         self._granted: dict[int, Activated] = {}
+        self._restored: dict[int, Restored] = {}  # what a device was last put in step with
         self._missing = self._unexplained()
         self._lost = {device: _LostDevice(blueprint, device) for device in {int(handle.split("/")[1]) for handle in self._missing}}
         self._admitted: dict[int, tuple[int, int]] = {}  # device -> server and transition, until it has taken over its start
@@ -89,7 +90,7 @@ class _History:
         for server, members in enumerate(self.blueprint.servers):
             accepted = (self._accepted(step) for step in self.stores[server_actor(server)].transitions())
             missing |= {upload.model for upload, _ in filter(None, accepted)} - {h for device in members for h in self._trained_by(device)}
-        self._granted.clear()
+        self._granted, self._restored = {}, {}
         if missing and self.blueprint.algorithm.offline:
             raise RecordError(
                 f"no log has the offline rounds that upload {min(missing)} rests on: they went with a disk; this run cannot be replayed"
@@ -133,7 +134,7 @@ class _History:
             yield step
             return
         lost = self._lost[accepted[0].device]
-        yield from lost.before(step.time, accepted[1])
+        yield from lost.before(step.time, accepted[1], self._restored.get(accepted[0].device))
         yield step
         yield from lost.after(step.time)
 
@@ -141,16 +142,19 @@ class _History:
         """The upload that a server accepts in this transition, for the first time, and what the device was sent for it."""
         event = step.event
         for command in step.commands:
-            if isinstance(command, Send) and isinstance(command.message, Activated):
-                self._granted[number_of(command.to)] = command.message
+            match command:
+                case Send(message=Activated() as granted):
+                    self._granted[number_of(command.to)] = granted
+                case Send(message=Restored() as restored):
+                    self._restored[number_of(command.to)] = restored
         if not isinstance(event, Uploaded):
             return None
-        granted = self._granted.get(event.device)
+        sent = self._granted.get(event.device)
         acknowledged = any(isinstance(c, Send) and c.message == Acknowledged(activation=event.activation) for c in step.commands)
-        if granted is None or granted.activation != event.activation or not acknowledged:
+        if sent is None or sent.activation != event.activation or not acknowledged:
             return None
         del self._granted[event.device]
-        return event, granted
+        return event, sent
 
     # ------------------------------------------------------------------------------------------------------------------ state
     def digest(self) -> str:
@@ -202,10 +206,12 @@ class _LostDevice:
             self._machine.handle(event)
         return self.is_back
 
-    def before(self, time: float, granted: Activated) -> Iterator[Transition]:
-        """What it must have done to upload."""
+    def before(self, time: float, granted: Activated, restored: Restored | None) -> Iterator[Transition]:
+        """What it must have heard and done to upload."""
         self.is_back = False
         machine = self._machine
+        if restored is not None and restored.incarnation > machine.incarnation:
+            yield self._do(time, restored)
         if machine.state is DeviceState.UPLOADING and machine.activation < granted.activation:
             yield self._do(time, Acknowledged(activation=machine.activation))
         if machine.state is DeviceState.IDLE:
