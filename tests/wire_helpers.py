@@ -15,7 +15,7 @@ from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.link import Dialer, Listener, only
 from fedbcd.engines.deploy.session import LinkOptions
 from fedbcd.engines.deploy.tls import Credentials, Security
-from fedbcd.protocol.messages import Activated, Acknowledged, Event, UpdateRequested, Uploaded
+from fedbcd.protocol.messages import Acknowledged, Activated, Event, UpdateRequested, Uploaded
 
 SERVER, DEVICE = "server/3", "device/7"
 QUICK = LinkOptions(gone_s=3.0, keepalive_s=1.0, backoff_s=(0.02, 0.3), watch_s=0.05)
