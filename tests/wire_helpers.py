@@ -126,10 +126,12 @@ async def linked(folder: Path, **more: Any) -> AsyncIterator[tuple[Listener, Ear
     here, there = Ear(), Ear()
     server = listener(here, Credentials(folder, SERVER), **more)
     device = dialer(there, Credentials(folder, DEVICE), await server.start(), **{k: v for k, v in more.items() if k != "welcomes"})
-    async with running(device.run()):
-        await eventually(lambda: server.connected and device.connected)
-        yield server, here, device, there
-    await server.stop()
+    try:
+        async with running(device.run()):
+            await eventually(lambda: server.connected and device.connected)
+            yield server, here, device, there
+    finally:
+        await server.stop()
 
 
 class Proxy:

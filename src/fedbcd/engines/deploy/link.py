@@ -183,6 +183,7 @@ class _End:
         return [
             ("grpc.keepalive_time_ms", int(options.keepalive_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(options.gone_s * 1000)),
+            ("grpc.http2.ping_timeout_ms", int(options.gone_s * 1000)),  # the one that counts; it is a minute by default
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_receive_message_length", FRAME_BYTES),
