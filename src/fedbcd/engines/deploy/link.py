@@ -281,6 +281,7 @@ class Listener(_End):
         try:
             certificate = self._certificate(context)
             peer = identity_of(certificate) if certificate is not None else peer
+            self._check_certificate(certificate)
             peer, about, welcome = self._greet(hello, certificate)
         except FedBCDError as error:
             await self._turn_down(context, peer, error)
@@ -299,12 +300,15 @@ class Listener(_End):
         if isinstance(self._security, Plain):
             return None
         (pem,) = context.auth_context()["x509_pem_cert"]
-        certificate = load_pem_x509_certificate(pem)
+        return load_pem_x509_certificate(pem)
+
+    def _check_certificate(self, certificate: Certificate | None) -> None:
+        if certificate is None or isinstance(self._security, Plain):
+            return
         self._security.refresh()
         objection = self._security.objection(certificate)
         if objection is not None:
             raise Refused("certificate", f"the certificate of {identity_of(certificate)} {objection}")
-        return certificate
 
     def _greet(self, frame: Frame | None, certificate: Certificate | None) -> tuple[Actor, dict[str, Any], Welcome]:
         """Check a Hello; who it is, what it says of itself, and the answer."""
@@ -352,6 +356,7 @@ class Listener(_End):
     async def _answer_status(self, _request: StatusRequest, context: "grpc.aio.ServicerContext[Any, Any]") -> StatusReply:
         try:
             certificate = self._certificate(context)
+            self._check_certificate(certificate)
             if certificate is not None and identity_of(certificate) != OPERATOR:
                 raise Refused("identity", f"{identity_of(certificate)} may not ask for status; use the certificate of {OPERATOR}")
         except FedBCDError as error:
