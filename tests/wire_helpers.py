@@ -99,7 +99,7 @@ async def eventually(true: Callable[[], object], within_s: float = 20.0) -> None
 def listener(ear: Ear, security: Security, address: str = "127.0.0.1:0", me: str = SERVER, **more: Any) -> Listener:
     """A listener that welcomes device/7."""
     more.setdefault("welcomes", only({DEVICE}))
-    extra = {name: more.pop(name) for name in ("welcomes", "status") if name in more}
+    extra = {name: more.pop(name) for name in ("welcomes", "status", "on_error") if name in more}
     return Listener(me, address, **extra, **ear.common(security, **more))
 
 

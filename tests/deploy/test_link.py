@@ -19,7 +19,7 @@ from fedbcd.engines.deploy.link import Listener, ask_status, split_address
 from fedbcd.engines.deploy.refusals import Refused, RefusedForGood
 from fedbcd.engines.deploy.session import Room
 from fedbcd.engines.deploy.tls import Credentials, Plain, host_name
-from fedbcd.errors import ConfigError, DataError
+from fedbcd.errors import ConfigError, RemoteProtocolError
 from wire_helpers import (
     DEVICE,
     QUICK,
@@ -288,12 +288,12 @@ def test_refused_letters_change_nothing_and_are_logged_once(certs: Path) -> None
         ("event", changed(0, event=b"{}")),
         ("frame", [Frame(hello=hello())]),
         ("frame", [Frame()]),
-        ("DataError", list(encode(up(torch.full((8,), torch.nan)), 1))),
+        ("RemoteProtocolError", list(encode(up(torch.full((8,), torch.nan)), 1))),
     ]
 
     async def judge(letter: Any) -> None:
         if letter.model is not None and not bool(letter.model.isfinite().all()):
-            raise DataError("a model that is not finite")
+            raise RemoteProtocolError("a model that is not finite")
         heard.append(letter)
 
     heard: list[Any] = []
@@ -317,8 +317,29 @@ def test_refused_letters_change_nothing_and_are_logged_once(certs: Path) -> None
             assert torch.equal(heard[0].model, torch.arange(8.0))
             assert server.connected == {DEVICE}
         await server.stop()
-        assert server.counts.refused == {"checksum": 2, "chunk": 2, "dtype": 2, "size": 2, "event": 2, "frame": 4, "DataError": 2}
+        assert server.counts.refused == {"checksum": 2, "chunk": 2, "dtype": 2, "size": 2, "event": 2, "frame": 4, "RemoteProtocolError": 2}
         assert len(ear.heard("refused")) == 7
+
+    asyncio.run(scenario())
+
+
+def test_an_error_of_our_own_is_no_refusal_and_does_not_go_unseen(certs: Path) -> None:
+    async def scenario() -> None:
+        ear, seen = Ear(), []
+
+        async def full(_letter: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        ear.letter = full  # type: ignore[method-assign]
+        server = listener(ear, Credentials(certs, SERVER), on_error=seen.append)
+        device = dialer(Ear(), Credentials(certs, DEVICE), await server.start())
+        async with running(device.run()):
+            await eventually(lambda: device.connected)
+            await device.send(up(None))
+            await eventually(lambda: seen and len(ear.connects) == 2)  # the device comes again
+        await server.stop()
+        assert [type(error) for error in seen] == [OSError]
+        assert server.counts.refused == {}
 
     asyncio.run(scenario())
 

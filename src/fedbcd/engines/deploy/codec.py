@@ -35,7 +35,7 @@ LARGEST_NUMBER = 2**63 - 1
 
 # Who may say what to whom; anything else is refused before a machine sees it.
 SAID: dict[tuple[str, str], frozenset[str]] = {
-    ("device", "server"): frozenset({"UpdateRequested", "Uploaded"}),
+    ("device", "server"): frozenset({"UpdateRequested", "Uploaded", "Resumed"}),
     ("server", "device"): frozenset({"Activated", "Acknowledged", "Restored"}),
     ("server", "coordinator"): frozenset({"ServerReady"}),
     ("coordinator", "server"): frozenset({"Mixed", "GlobalUpdated", "Isolated"}),
