@@ -15,7 +15,7 @@ from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.link import Dialer, Listener, only
 from fedbcd.engines.deploy.session import LinkOptions
 from fedbcd.engines.deploy.tls import Credentials, Security
-from fedbcd.protocol.messages import Activated, Acknowledged, Event, UpdateRequested, Uploaded
+from fedbcd.protocol.messages import Acknowledged, Activated, Event, UpdateRequested, Uploaded
 
 SERVER, DEVICE = "server/3", "device/7"
 QUICK = LinkOptions(gone_s=3.0, keepalive_s=1.0, backoff_s=(0.02, 0.3), watch_s=0.05)
@@ -99,7 +99,7 @@ async def eventually(true: Callable[[], object], within_s: float = 20.0) -> None
 def listener(ear: Ear, security: Security, address: str = "127.0.0.1:0", me: str = SERVER, **more: Any) -> Listener:
     """A listener that welcomes device/7."""
     more.setdefault("welcomes", only({DEVICE}))
-    extra = {name: more.pop(name) for name in ("welcomes", "status") if name in more}
+    extra = {name: more.pop(name) for name in ("welcomes", "status", "on_error") if name in more}
     return Listener(me, address, **extra, **ear.common(security, **more))
 
 
@@ -126,10 +126,12 @@ async def linked(folder: Path, **more: Any) -> AsyncIterator[tuple[Listener, Ear
     here, there = Ear(), Ear()
     server = listener(here, Credentials(folder, SERVER), **more)
     device = dialer(there, Credentials(folder, DEVICE), await server.start(), **{k: v for k, v in more.items() if k != "welcomes"})
-    async with running(device.run()):
-        await eventually(lambda: server.connected and device.connected)
-        yield server, here, device, there
-    await server.stop()
+    try:
+        async with running(device.run()):
+            await eventually(lambda: server.connected and device.connected)
+            yield server, here, device, there
+    finally:
+        await server.stop()
 
 
 class Proxy:

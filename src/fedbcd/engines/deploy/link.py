@@ -7,7 +7,6 @@ ends with the reason; later (a list was edited, a peer is being upgraded) it tri
 """
 
 import asyncio
-import contextlib
 import json
 import math
 import os
@@ -31,6 +30,7 @@ from fedbcd.engines.deploy.refusals import (
     RefusedForGood,
     Replaced,
     Silence,
+    reason_of,
 )
 from fedbcd.engines.deploy.session import (
     Closed,
@@ -45,7 +45,7 @@ from fedbcd.engines.deploy.session import (
     refused_frame,
 )
 from fedbcd.engines.deploy.tls import Certificate, Credentials, Plain, Security, check_plain, home_of, host_name, identity_of
-from fedbcd.errors import ConfigError, FedBCDError
+from fedbcd.errors import ConfigError, ProtocolError
 from fedbcd.protocol.messages import Actor
 
 try:
@@ -60,6 +60,7 @@ FRAME_BYTES = 1 << 20  # the largest frame that is read: a chunk, or the Hello o
 OPERATOR: Actor = "operator"
 
 Welcomes = Callable[[Actor, dict[str, Any]], None]
+OnError = Callable[[Exception], None]
 About = Callable[[], dict[str, Any]]
 Addresses = Sequence[str] | Callable[[], Sequence[str]]
 
@@ -136,8 +137,11 @@ class _End:
         """Tell a peer why, and hang up."""
         entry = self._peers.get(peer)
         if entry is not None:
-            self._refusals.note(peer, reason, sentence)
-            entry.session.end(reason, sentence)
+            self._end(peer, entry, reason, sentence)
+
+    def _end(self, peer: Actor, entry: _Peer, reason: str, sentence: str) -> None:
+        self._refusals.note(peer, reason, sentence)
+        entry.session.end(reason, sentence)
 
     async def _hold(self, peer: Actor, entry: _Peer, about: dict[str, Any], welcome: Frame | None = None) -> Closed:
         """Keep a session until it ends; the latest of a peer is the one that letters go to."""
@@ -161,10 +165,8 @@ class _End:
             return
         try:
             await self._on_connect(peer, about)
-        except FedBCDError as error:
-            reason = _reason(error)
-            self._refusals.note(peer, reason, str(error))
-            entry.session.end(reason, str(error))
+        except ProtocolError as error:
+            self._end(peer, entry, reason_of(error), str(error))
 
     async def _watch(self) -> None:
         """End sessions whose certificate has been revoked or has expired."""
@@ -180,9 +182,7 @@ class _End:
                 if credentials.generation != seen or now > certificate.not_valid_after_utc.timestamp():
                     objection = credentials.objection(certificate)
                     if objection is not None:
-                        sentence = f"the certificate of {name} {objection}"
-                        self._refusals.note(name, "certificate", sentence)
-                        peer.session.end("certificate", sentence)
+                        self._end(name, peer, "certificate", f"the certificate of {name} {objection}")
             seen = credentials.generation
 
     def _channel_options(self) -> list[tuple[str, int | str]]:
@@ -190,6 +190,7 @@ class _End:
         return [
             ("grpc.keepalive_time_ms", int(options.keepalive_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(options.gone_s * 1000)),
+            ("grpc.http2.ping_timeout_ms", int(options.gone_s * 1000)),  # the one that counts; it is a minute by default
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_receive_message_length", FRAME_BYTES),
@@ -204,16 +205,20 @@ class Listener(_End):
     """Serves the peers of one role. `send` never waits: a letter for a peer that is away or too slow is dropped.
 
     `welcomes(peer, about)` raises `Refused` for a peer that does not belong here. `on_connect` follows the Welcome; what it sends goes
-    out first. When a peer connects anew while its old session lasts, `on_connect` is called again without `on_disconnect` between.
+    out first. `on_error` is told what a callback raised that is no refusal: the disk is full, or there is a bug; the session has ended.
+    When a peer connects anew while its old session lasts, `on_connect` is called again without `on_disconnect` between.
     """
 
-    def __init__(self, me: Actor, address: str, *, welcomes: Welcomes, status: About = dict, **common: Any) -> None:
+    def __init__(
+        self, me: Actor, address: str, *, welcomes: Welcomes, status: About = dict, on_error: OnError | None = None, **common: Any
+    ) -> None:
         """`address` is host:port, port 0 for any that is free; for `common` see `_End`: model, security, on_letter and so on."""
         super().__init__(me, **common)
         self.address = address
         self.port = 0
         self._welcomes = welcomes
         self._status = status
+        self._on_error = on_error
         self._server: grpc.aio.Server | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._handlers: set[asyncio.Task[Any]] = set()
@@ -287,30 +292,37 @@ class Listener(_End):
         try:
             certificate = self._certificate(context)
             peer = identity_of(certificate) if certificate is not None else peer
+            self._check_certificate(certificate)
             peer, about, welcome = self._greet(hello, certificate)
-        except FedBCDError as error:
-            await self._turn_down(context, peer, error)
+        except (ProtocolError, CredentialsError) as error:
+            self._refusals.note(peer, reason_of(error), str(error))
+            await context.write(refused_frame(reason_of(error), str(error), final=True))
             return
         assert hello is not None
         session = Session(self.me, peer, self._traffic, read, context.write, self._on_letter, self._on_notice)
         self._retire(peer, hello.hello.instance)
-        with contextlib.suppress(*_BROKEN):
+        try:
             await self._hold(peer, _Peer(session, hello.hello.instance, certificate), about, Frame(welcome=welcome))
-
-    async def _turn_down(self, context: "grpc.aio.ServicerContext[Frame, Frame]", peer: Actor, error: FedBCDError) -> None:
-        self._refusals.note(peer, _reason(error), str(error))
-        await context.write(refused_frame(_reason(error), str(error), final=True))
+        except _BROKEN:
+            pass
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            self._on_error(error)
 
     def _certificate(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Certificate | None:
         if isinstance(self._security, Plain):
             return None
         (pem,) = context.auth_context()["x509_pem_cert"]
-        certificate = load_pem_x509_certificate(pem)
+        return load_pem_x509_certificate(pem)
+
+    def _check_certificate(self, certificate: Certificate | None) -> None:
+        if certificate is None or isinstance(self._security, Plain):
+            return
         self._security.refresh()
         objection = self._security.objection(certificate)
         if objection is not None:
             raise Refused("certificate", f"the certificate of {identity_of(certificate)} {objection}")
-        return certificate
 
     def _greet(self, frame: Frame | None, certificate: Certificate | None) -> tuple[Actor, dict[str, Any], Welcome]:
         """Check a Hello; who it is, what it says of itself, and the answer."""
@@ -352,15 +364,15 @@ class Listener(_End):
             old.session.end("reconnected", f"{peer} has connected anew")
             return
         sentence = f"another process has connected as {peer} since; the newest wins, so this one must end"
-        self._refusals.note(peer, "replaced", sentence)
-        old.session.end("replaced", sentence)
+        self._end(peer, old, "replaced", sentence)
 
     async def _answer_status(self, _request: StatusRequest, context: "grpc.aio.ServicerContext[Any, Any]") -> StatusReply:
         try:
             certificate = self._certificate(context)
+            self._check_certificate(certificate)
             if certificate is not None and identity_of(certificate) != OPERATOR:
                 raise Refused("identity", f"{identity_of(certificate)} may not ask for status; use the certificate of {OPERATOR}")
-        except FedBCDError as error:
+        except (ProtocolError, CredentialsError) as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         return StatusReply(body=json.dumps(self._status()))
 
@@ -552,10 +564,6 @@ def _words(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}, {error.details()}"
     return str(error) or type(error).__name__
-
-
-def _reason(error: FedBCDError) -> str:
-    return error.reason if isinstance(error, Refused) else type(error).__name__
 
 
 def _software() -> str:

@@ -51,6 +51,11 @@ class MissingExtra(ConfigError):
         super().__init__(f"the package {package} is missing; a deployment needs the extra: pip install 'fedbcd[deploy]'")
 
 
+def reason_of(error: FedBCDError) -> str:
+    """The word under which an error is counted."""
+    return str(getattr(error, "reason", type(error).__name__))
+
+
 class Journal(Protocol):
     """Where links write what an operator should know: a word for what happened, and its fields."""
 

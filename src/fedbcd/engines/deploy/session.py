@@ -17,8 +17,8 @@ from fedbcd.engines.deploy.codec import Assembler, Limits, encode
 from fedbcd.engines.deploy.fedbcd_pb2 import Frame, Message, Notice
 from fedbcd.engines.deploy.fedbcd_pb2 import Refused as RefusedFrame
 from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.refusals import Counts, Refusals, Refused
-from fedbcd.errors import FedBCDError
+from fedbcd.engines.deploy.refusals import Counts, Refusals, Refused, reason_of
+from fedbcd.errors import ProtocolError
 from fedbcd.protocol.messages import Actor
 
 TEXT_BYTES = 65_536  # of a JSON text in Hello, Welcome or Notice
@@ -201,10 +201,8 @@ class Session:
             self._traffic.counts.bytes_in += frame.ByteSize()
             try:
                 await self._receive(frame)
-            except Refused as refusal:
-                self._refuse(refusal.reason, str(refusal))
-            except FedBCDError as error:
-                self._refuse(type(error).__name__, str(error))
+            except ProtocolError as error:  # what the peer said cannot be; other errors are our own and end the session
+                self._refuse(reason_of(error), str(error))
             finally:
                 if not self._assembler.is_open:
                     self._give_room_back()
