@@ -8,8 +8,10 @@ from pathlib import Path
 from subprocess import Popen
 
 import pytest
+from typer.testing import CliRunner
 
-from process_helpers import job, metrics_of, run, running, start, status_of, wait_for, write_job
+from process_helpers import job, metrics_of, run, running, status_of, wait_for, write_job
+from fedbcd.cli import app
 from fedbcd.engines.deploy.ask import ask_status
 from fedbcd.engines.deploy.certs import Authority
 from fedbcd.engines.deploy.exits import ExitCode
@@ -92,7 +94,7 @@ def test_a_role_that_cannot_start_says_why(tmp_path: Path) -> None:
         (("device", file, "--id", "1", "--certificates", tmp_path / "none"), ExitCode.CREDENTIALS, "fedbcd certs"),
         (("coordinator", file, "--plain", "--listen", "192.0.2.1:7400"), ExitCode.CONFIG, "plain text at 192.0.2.1"),
     )
-    processes = [start(*arguments) for arguments, _, _ in cases]
-    told = [process.communicate(timeout=90)[1] for process in processes]
-    for process, said, (_, code, words) in zip(processes, told, cases, strict=True):
-        assert (process.returncode, words in said) == (code, True), said
+    for arguments, code, words in cases:
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        said = done.stderr + str(done.exception)
+        assert (getattr(done.exception, "exit_code", done.exit_code), words in said) == (code, True), said

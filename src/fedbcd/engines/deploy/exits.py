@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+from fedbcd.errors import ConfigError
+
 
 class ExitCode(IntEnum):
     """How a fedbcd process ended. Codes 2 to 7 are those of `fedbcd.errors`; a supervisor restarts after 1 and after signals only."""
@@ -24,4 +26,10 @@ class ExitCode(IntEnum):
     @property
     def is_final(self) -> bool:
         """Whether starting the process again cannot help."""
-        return self not in (ExitCode.DONE, ExitCode.BUG, ExitCode.INTERRUPTED)
+        return self not in (ExitCode.DONE, ExitCode.BUG, ExitCode.ADDRESS, ExitCode.INTERRUPTED)
+
+
+class AddressError(ConfigError):
+    """The address to listen at is in use, or not one of this machine."""
+
+    exit_code = int(ExitCode.ADDRESS)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbcd.engines.deploy.codec import SAID, Declared, Limits, kind_of
+from fedbcd.engines.deploy.exits import AddressError
 from fedbcd.engines.deploy.fedbcd_pb2 import Frame, Hello, StatusReply, StatusRequest, TensorShape, Welcome
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.refusals import (
@@ -240,7 +241,7 @@ class Listener(_End):
                 self._security.check_own()
                 self.port = server.add_secure_port(self.address, self._security.for_listener())
         except RuntimeError:
-            raise ConfigError(f"{self.address} cannot be listened at; it is in use or not an address of this machine") from None
+            raise AddressError(f"{self.address} cannot be listened at; it is in use or not an address of this machine") from None
         await server.start()
         self._server = server
         if isinstance(self._security, Credentials):
