@@ -17,7 +17,8 @@ from rich.table import Table
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.engines.deploy.options import Deploy, settle
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.experiments.job import Job, default_table, parse
+from fedbcd.experiments.deployed import deployment_of, one_job, read_job
+from fedbcd.experiments.job import Job, default_table
 from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
 from fedbcd.runfolder import write_whole
@@ -91,35 +92,8 @@ def _serve(actor: Actor, file: Path, flags: dict[str, Any], log_level: str, roun
 
     job, options = read_job(file, flags)
     options.check_servers(job.federation.servers)
-    deployment = replace(_deployment(job, options, rounds), log_level=log_level)
+    deployment = replace(deployment_of(job, options, rounds), log_level=log_level)
     sys.exit(int(run_process(lambda: deployment.process(actor))))
-
-
-def read_job(file: Path, flags: dict[str, Any]) -> tuple[Job, Deploy]:
-    """The one job of a file, and the options of its deployment."""
-    table = read_toml(file)
-    return _exact(_only(parse(table))), settle(table.get("deploy", {}), os.environ, flags)
-
-
-def _only(jobs: list[Job]) -> Job:
-    if len(jobs) != 1:
-        names = ", ".join(repr(job.name) for job in jobs)
-        raise ConfigError(f"a deployment runs one job, but the file has {len(jobs)} runs ({names}); keep one of them")
-    return jobs[0]
-
-
-def _exact(job: Job) -> Job:
-    """Devices train one at a time, so that a replay, also one at a time, gives the same bits."""
-    return replace(job, run=replace(job.run, max_batch=1, threads=1, device="cpu"))
-
-
-def _deployment(job: Job, options: Deploy, rounds: int | None) -> "Deployment":
-    import torch
-
-    from fedbcd.engines.deploy.assemble import Deployment
-
-    torch.set_num_threads(1)
-    return Deployment.of(job.make_federation(), job.settings(), options, rounds)
 
 
 # ------------------------------------------------------------------------------------------------------------------------ up
@@ -159,7 +133,7 @@ def _planned(file: Path | None, out: Path, changes: dict[str, Any], flags: dict[
         raise RecordError(f"{out} is not empty; choose a new folder with --out, or go on with --resume")
     table = _up_table() if file is None else read_toml(file)
     _change(table, changes)
-    job = _exact(_only(parse(table)))
+    job = one_job(table)
     ports = free_ports(job.federation.servers + 1)
     places = {
         "folder": str(out / "state"),
@@ -207,7 +181,7 @@ def _resumed(out: Path) -> tuple[Job, Deploy]:
     """The job and options of the deployment in a folder, as they were."""
     if not (out / "deploy.toml").is_file():
         raise RecordError(f"{out} holds no deployment to go on with; start a new one without --resume")
-    job = _exact(_only(parse(read_toml(out / "config.toml"))))
+    job = one_job(read_toml(out / "config.toml"))
     return job, settle(read_toml(out / "deploy.toml").get("deploy", {}), {}, {})
 
 
@@ -222,7 +196,7 @@ def _new_folder(file: Path | None) -> Path:
 def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     from fedbcd.engines.deploy.up import Up, actors_of, make_certificates, start_up_s
 
-    deployment = _deployment(job, options, job.run.rounds)
+    deployment = deployment_of(job, options, job.run.rounds)
     actors = actors_of(deployment.blueprint)
     fresh = not (out / "deploy.toml").exists()
     if fresh:

@@ -22,7 +22,10 @@ ROUNDS, SCALE = 3, 0.4
 
 def _job(cloud: dict[str, Any], seed: int) -> dict[str, Any]:
     table = job(cloud=cloud, run={"rounds": ROUNDS, "seed": seed, "max_batch": 1, "threads": 1, "certify_every": 0})
-    return table | {"federation": {"servers": 2, "devices": 3, "active": 2}, "clock": {"arrival": {"name": "uniform", "low": 0.2, "high": 4}}}
+    return table | {
+        "federation": {"servers": 2, "devices": 3, "active": 2},
+        "clock": {"arrival": {"name": "uniform", "low": 0.2, "high": 4}},
+    }
 
 
 def _story(record: Record) -> tuple[Any, ...]:
@@ -54,7 +57,7 @@ def _gap_after(job_: Job, server: int, phase: int) -> float:
     devices, q = job_.federation.devices, job_.federation.active
     members = np.arange(server * devices, (server + 1) * devices)
     arrivals = np.sort(job_.clock.arrival.quantile(draws.unit(draws.address(job_.run.seed, draws.ARRIVAL, members, np.array([phase])))))
-    return float(np.min(np.diff(arrivals)[: q]))
+    return float(np.min(np.diff(arrivals)[:q]))
 
 
 # The seed of 60 in which the events that matter are furthest apart.

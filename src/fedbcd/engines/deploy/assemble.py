@@ -1,8 +1,9 @@
 """From settings to a process that can run: one function per role, the same for `fedbcd device`, `fedbcd up` and embedded devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from fedbcd.algorithm.params import Layout
@@ -46,6 +47,21 @@ class Deployment:
         blueprint = Blueprint.of(settings, federation)
         return cls(blueprint, declared_of(module), options, settings.clock, lambda i: OwnData.of(federation, i, settings.seed), rounds)
 
+    @classmethod
+    def private(
+        cls,
+        settings: Settings,
+        servers: Sequence[Sequence[int]],
+        model: Callable[[], nn.Module],
+        options: Deploy,
+        rounds: int | None = None,
+    ) -> "Deployment":
+        """The deployment whose devices have data of their own, which nobody else can read."""
+        module = make_module(model, settings.seed)
+        active = settings.active or 1
+        blueprint = Blueprint.make(settings, active, servers, options.sizes(sum(map(len, servers))), module)
+        return cls(blueprint, declared_of(module), options, settings.clock, _no_data, rounds)
+
     def process(self, actor: Actor, available: Callable[[], bool] | None = None) -> Process:
         """The process of one role, recovered from its store; call it inside an event loop."""
         journal = Journal(actor, self.log_level)
@@ -74,6 +90,18 @@ class Deployment:
             return Real(available) if available is not None else Real()
         members = [i for i in plan.servers[plan.home_of(device)] if i not in plan.late]
         return Drawn(device, members, plan.algorithm, self.clock, plan.active, plan.seed, scale)
+
+
+def _no_data(device: int) -> OwnData:
+    raise ConfigError(
+        f"device {device} brings data of its own (deploy.samples), so it starts from Python: fedbcd.deploy.device(job, {device}, data=...)"
+    )
+
+
+def make_module(model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A module with the initial weights that belong to `seed`."""
+    nothing = (torch.zeros(1, 1), torch.zeros(1))
+    return Federation(model, nn.functional.mse_loss, [nothing], 1).make_model(seed)
 
 
 def declared_of(module: nn.Module) -> Declared:

@@ -36,6 +36,7 @@ class Deploy:
     epoch: float = 0.0  # Unix time from which the clock of the run counts, the same for all roles
     offline_every_s: float = 60.0  # FedBCD-I: seconds between offline rounds of a device, where nothing is drawn
     norm_limit: float | None = None  # models with a larger norm are refused
+    samples: int | tuple[int, ...] | None = None  # devices bring data of their own: so many samples each; nobody loads [data]
 
     def __post_init__(self) -> None:
         for name in ("coordinator", *(("listen",) if self.listen else ()), "health"):
@@ -51,6 +52,13 @@ class Deploy:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"deploy.{name} = {value} must be above 0")
+
+    def sizes(self, devices: int) -> list[int]:
+        """Samples of each device, where devices bring their own."""
+        sizes = [self.samples] * devices if isinstance(self.samples, int) else [*(self.samples or ())]
+        if len(sizes) != devices or not all(size >= 1 for size in sizes):
+            raise ConfigError(f"deploy.samples = {self.samples} must be a number of samples, or one for each of the {devices} devices")
+        return sizes
 
     def folder_of(self, actor: Actor) -> Path:
         """Where a role keeps its store: `device/7` in `device-7`."""
