@@ -45,6 +45,24 @@ SERVERS, DEVICES = 3, 9
 MODEL: Callable[[], nn.Module] = partial(logistic, 64, 10)
 AnyRole = DeviceRole | ServerRole | CoordinatorRole
 
+BCD = fb.FedBCD(device_step=0.05, batch=4)
+BCDI = fb.FedBCDI(device_step=0.05, batch=4)
+TWICE = fb.FedBCD(device_step=0.05, batch=4, cloud_iterations=2)
+CASES: dict[str, tuple[fb.Algorithm, fb.Cloud]] = {
+    "fedbcd-sync": (BCD, fb.SyncCloud()),
+    "fedbcd-async": (BCD, fb.AsyncCloud(first=2)),
+    "fedbcd-rigorous": (BCD, fb.RigorousCloud(first=2)),
+    "fedbcd-graph": (BCD, fb.GraphCloud([[0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]])),
+    "fedbcd-i-sync": (BCDI, fb.SyncCloud()),
+    "fedbcd-i-async": (BCDI, fb.AsyncCloud(first=2)),
+    "fedbcd-i-rigorous": (BCDI, fb.RigorousCloud(first=2)),
+    "fedavg-sync": (fb.FedAvg(device_step=0.05, batch=4), fb.SyncCloud()),
+    "fedprox-sync": (fb.FedProx(device_step=0.05, batch=4), fb.SyncCloud()),
+    "twice-sync": (TWICE, fb.SyncCloud()),
+    "twice-async": (TWICE, fb.AsyncCloud(first=2)),
+    "twice-rigorous": (TWICE, fb.RigorousCloud(first=2)),
+}
+
 
 class Normed(nn.Module):
     """A small model with batch-norm buffers, which travel with it."""
@@ -125,9 +143,7 @@ class Town:
 
     def _greet(self, host: Actor, guest: Actor) -> None:
         role = self.roles.get(host)
-        if isinstance(role, ServerRole) and role.machine.state is not ServerState.NEW:
-            self.do(host, lambda: role.greet(guest, self.roles[guest].hello(), self.tick()))
-        elif isinstance(role, CoordinatorRole):
+        if (isinstance(role, ServerRole) and role.machine.state is not ServerState.NEW) or isinstance(role, CoordinatorRole):
             self.do(host, lambda: role.greet(guest, self.roles[guest].hello(), self.tick()))
 
     def start(self) -> None:
