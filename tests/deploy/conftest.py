@@ -8,6 +8,14 @@ import pytest
 
 from deploy_helpers import Town
 from fedbcd.engines.deploy import failpoints
+from fedbcd.engines.replay import one_thread
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As every process of a deployment computes."""
+    with one_thread():
+        yield
 
 
 @pytest.fixture
