@@ -1,7 +1,8 @@
 """What the tests of the deployment share: a post office that carries letters between real roles with real stores, and may be unkind."""
 
 import random
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -40,10 +41,27 @@ from fedbcd.protocol.messages import (
     server_actor,
 )
 
-torch.set_num_threads(1)
 SERVERS, DEVICES = 3, 9
 MODEL: Callable[[], nn.Module] = partial(logistic, 64, 10)
 AnyRole = DeviceRole | ServerRole | CoordinatorRole
+
+BCD = fb.FedBCD(device_step=0.05, batch=4)
+BCDI = fb.FedBCDI(device_step=0.05, batch=4)
+TWICE = fb.FedBCD(device_step=0.05, batch=4, cloud_iterations=2)
+CASES: dict[str, tuple[fb.Algorithm, fb.Cloud]] = {
+    "fedbcd-sync": (BCD, fb.SyncCloud()),
+    "fedbcd-async": (BCD, fb.AsyncCloud(first=2)),
+    "fedbcd-rigorous": (BCD, fb.RigorousCloud(first=2)),
+    "fedbcd-graph": (BCD, fb.GraphCloud([[0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]])),
+    "fedbcd-i-sync": (BCDI, fb.SyncCloud()),
+    "fedbcd-i-async": (BCDI, fb.AsyncCloud(first=2)),
+    "fedbcd-i-rigorous": (BCDI, fb.RigorousCloud(first=2)),
+    "fedavg-sync": (fb.FedAvg(device_step=0.05, batch=4), fb.SyncCloud()),
+    "fedprox-sync": (fb.FedProx(device_step=0.05, batch=4), fb.SyncCloud()),
+    "twice-sync": (TWICE, fb.SyncCloud()),
+    "twice-async": (TWICE, fb.AsyncCloud(first=2)),
+    "twice-rigorous": (TWICE, fb.RigorousCloud(first=2)),
+}
 
 
 class Normed(nn.Module):
@@ -100,7 +118,7 @@ class Town:
             failpoints.disarm()
             store.close()
             return self.open(actor)
-        self._connect(actor)
+        self.connect(actor)
         return self.roles[actor]
 
     def _opened(self, actor: Actor, store: FileStore) -> AnyRole:
@@ -111,7 +129,7 @@ class Town:
         device = number_of(actor)
         return DeviceRole.open(store, self.blueprint, device, OwnData.of(self.federation, device, self.settings.seed))
 
-    def _connect(self, actor: Actor) -> None:
+    def connect(self, actor: Actor) -> None:
         if actor.startswith("device/"):
             self._greet(server_actor(self.blueprint.home_of(number_of(actor))), actor)
             return
@@ -125,9 +143,7 @@ class Town:
 
     def _greet(self, host: Actor, guest: Actor) -> None:
         role = self.roles.get(host)
-        if isinstance(role, ServerRole) and role.machine.state is not ServerState.NEW:
-            self.do(host, lambda: role.greet(guest, self.roles[guest].hello(), self.tick()))
-        elif isinstance(role, CoordinatorRole):
+        if (isinstance(role, ServerRole) and role.machine.state is not ServerState.NEW) or isinstance(role, CoordinatorRole):
             self.do(host, lambda: role.greet(guest, self.roles[guest].hello(), self.tick()))
 
     def start(self) -> None:
@@ -238,7 +254,10 @@ class Unkind:
     death: float = 0.01
     fail: float = 0.02
     lost_disks: float = 0.0
+    backups: float = 0.0  # a device's folder is copied now and then, and the copy put back later
+    changes: float = 0.0  # a device joins, leaves or comes back
     give_up: float = 0.02
+    points: tuple[Failpoint, ...] = tuple(Failpoint)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
@@ -256,10 +275,20 @@ class Unkind:
             self._step()
         raise AssertionError(f"seed {self.seed}: only {town.rounds} of {rounds} rounds after {most} steps")
 
+    def calm(self) -> None:
+        """The network is whole again: who has lost its memory connects and is put in step."""
+        failpoints.disarm()
+        for _ in range(3):
+            self.town.drain()
+            for actor in self.town.actors:
+                if actor.startswith("device/"):
+                    self.town.connect(actor)
+        self.town.drain()
+
     def _trouble(self) -> None:
         chance, town = self.chance, self.town
         if chance.random() < self.fail:
-            failpoints.arm(chance.choice([*Failpoint]), times=chance.randint(1, 3))
+            failpoints.arm(chance.choice(self.points), times=chance.randint(1, 3))
         if chance.random() < self.death:
             actor = chance.choice(town.actors)
             self.deaths += 1
@@ -268,10 +297,37 @@ class Unkind:
         if chance.random() < self.lost_disks:
             self.lose_disk(chance.choice([a for a in town.actors if a.startswith("device/")]))
 
+        if chance.random() < self.backups:
+            self.back_up_or_restore(chance.choice([a for a in town.actors if a.startswith("device/")]))
+        if chance.random() < self.changes:
+            self._change(chance.choice(range(town.federation.devices)))
+
+    def _change(self, device: int) -> None:
+        town, actor = self.town, device_actor(device)
+        home = server_actor(town.blueprint.home_of(device))
+        server = town.roles[home]
+        assert isinstance(server, ServerRole)
+        if device not in server.machine.members:
+            town.tell(home, DeviceJoined(device=device))
+            if device in town.late:
+                town.late.discard(device)
+                town.open(actor)
+        elif len(server.machine.members) > town.blueprint.active:
+            town.tell(home, DeviceLeft(device=device))
+
+    def back_up_or_restore(self, actor: Actor) -> None:
+        copy = self.town.folder.parent / f"{self.town.folder.name}-backup" / actor
+        self.town.kill(actor)
+        if copy.exists():
+            shutil.rmtree(self.town.folder / actor)
+            shutil.move(copy, self.town.folder / actor)
+        else:
+            shutil.copytree(self.town.folder / actor, copy)
+        self.town.restart(actor)
+
     def lose_disk(self, actor: Actor) -> None:
         self.town.kill(actor)
-        for path in sorted((self.town.folder / actor).rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
+        shutil.rmtree(self.town.folder / actor)
         self.town.restart(actor)
 
     def _step(self) -> None:
@@ -313,13 +369,3 @@ class Unkind:
             self.town.tell(actor, DeviceLost(device=device, activation=last + 1))
         else:
             self.town.tell(actor, RetryDue())
-
-
-def change_members(town: Town, joins: Iterable[int], leaves: Iterable[int]) -> None:
-    """Devices come and go."""
-    for device in joins:
-        town.tell(server_actor(town.blueprint.home_of(device)), DeviceJoined(device=device))
-        town.late.discard(device)
-        town.open(device_actor(device))
-    for device in leaves:
-        town.tell(server_actor(town.blueprint.home_of(device)), DeviceLeft(device=device))

@@ -42,9 +42,9 @@ def upload_ref(device: DeviceId, activation: int, incarnation: int) -> ModelRef:
     return ref("x", device, activation, *([incarnation] if incarnation else []))
 
 
-def first_session(incarnation: int) -> int:
-    """Where a device's sessions begin: each incarnation has 2^32 of its own, so that no mini-batch is drawn twice by accident."""
-    return incarnation << 32
+def first_session(life: int) -> int:
+    """Where a device's sessions begin: each of its lives has 2^32 of its own, so that no mini-batch is drawn twice by accident."""
+    return life << 32
 
 
 class Event:

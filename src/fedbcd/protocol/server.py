@@ -75,6 +75,7 @@ class Server:
         self._lost: dict[DeviceId, Activated] = {}  # given up, but welcome if it does arrive
         self._held: list[tuple[DeviceId, int]] = []  # uploads that came while waiting; they count in the next phase
         self._incarnation: dict[DeviceId, int] = {}  # how often a device had to be put in step
+        self._lives: dict[DeviceId, int] = {}  # how often it may have trained before that and lost it
         self._restoring: set[DeviceId] = set()  # those that have not confirmed it
         self._start: dict[DeviceId, ModelRef] = {}  # what a device that joined late began with, until its first upload
 
@@ -192,6 +193,8 @@ class Server:
         assert isinstance(event, DeviceJoined)
         if event.device in self._last:
             return []
+        if event.device not in self._left:
+            self._lives[event.device] = -1  # what it is sent to start from begins its first life
         self._last[event.device] = self._left.pop(event.device, -1)
         self._start[event.device] = self.model
         admit = Admit(device=event.device, model=self.model)
@@ -222,13 +225,14 @@ class Server:
             return []
         if event.device not in self._restoring:
             self._incarnation[event.device] = self.incarnation_of(event.device) + 1
+            self._lives[event.device] = self._lives.get(event.device, 0) + 1
             self._restoring.add(event.device)
             self._asking.pop(event.device, None)
         return [self._restore(event.device)]
 
     def _restore(self, device: DeviceId) -> Send:
         incarnation, last = self._incarnation[device], self._last[device]
-        session = first_session(incarnation)
+        session = first_session(self._lives[device])
         model = self._start.get(device, ref("x", device, last) if last >= 0 else self._first_model())
         restored = Restored(incarnation=incarnation, activation=last + 1, session=session, model=model)
         return Send(to=device_actor(device), message=restored)

@@ -171,7 +171,7 @@ class ServerRole(Role):
         if isinstance(command, Admit):
             self._copies.admit(command.device, self.z)
             self._sum.change(weight, self.z)
-        else:
+        elif self._sum.members:
             self._sum.change(-weight, self._copies.counted(command.device))
 
     def _checkpoint(self) -> None:
