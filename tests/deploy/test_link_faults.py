@@ -4,11 +4,12 @@ import asyncio
 import dataclasses
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from fedbcd.engines.deploy.refusals import RefusedForGood, Replaced
+from fedbcd.engines.deploy.refusals import Refused, RefusedForGood, Replaced
 from fedbcd.engines.deploy.tls import Credentials
 from wire_helpers import (
     DEVICE,
@@ -197,7 +198,9 @@ def test_refused_at_first_contact_is_for_good_later_it_is_not(certs: Path) -> No
         port = await server.start()
         device = dialer(there, Credentials(certs, DEVICE), port)
         async with running(device.run()):
-            await eventually(lambda: device.connected)
+            await eventually(lambda: device.connected and server.connected)
+            await server.send(down(None))
+            await eventually(lambda: there.letters)
             members.clear()
             await server.stop()
             server = listener(
@@ -211,6 +214,23 @@ def test_refused_at_first_contact_is_for_good_later_it_is_not(certs: Path) -> No
         with pytest.raises(RefusedForGood, match="server/3 refuses device/7: device/7 does not belong here") as refused:
             await dialer(Ear(), Credentials(certs, DEVICE), port).run()
         assert refused.value.exit_code == 21
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_refused_by_the_role_right_after_the_welcome_is_first_contact_too(certs: Path) -> None:
+    async def scenario() -> None:
+        here = Ear()
+
+        async def other_run(_peer: str, _about: dict[str, Any]) -> None:
+            raise Refused("run", "device/7 belongs to another run")
+
+        here.connect = other_run  # type: ignore[method-assign]
+        server = listener(here, Credentials(certs, SERVER))
+        with pytest.raises(RefusedForGood, match="server/3 refuses device/7: device/7 belongs to another run"):
+            await dialer(Ear(), Credentials(certs, DEVICE), await server.start()).run()
+        assert server.counts.refused == {"run": 1}
         await server.stop()
 
     asyncio.run(scenario())

@@ -275,7 +275,7 @@ def test_new_certificates_are_used_for_new_connections_without_a_restart(authori
             await asyncio.sleep(0.3)
             assert there.disconnects == []  # the old ones are good until they expire
             assert (_serial(server, DEVICE), _serial(device, SERVER)) == before
-            server._peers[DEVICE].session.end("test", "connect again")
+            server._peers[DEVICE].session.end("certificate", "connect again")
             await eventually(lambda: len(there.connects) == 2)
             after = _serial(server, DEVICE), _serial(device, SERVER)
             assert not {*before} & {*after}
@@ -323,6 +323,15 @@ def test_a_session_ends_when_the_certificate_of_the_peer_expires(authority: Auth
 # -------------------------------------------------------------------------------------------------------------------------- files
 def test_the_folder_of_a_role_is_enough(authority: Authority) -> None:
     assert Credentials(authority.folder / "device-7", DEVICE).certificate == Credentials(authority.folder, DEVICE).certificate
+
+
+def test_a_key_that_others_can_read_is_complained_about(authority: Authority) -> None:
+    ear = Ear()
+    Credentials(authority.folder, DEVICE, ear)
+    assert ear.said == []
+    (authority.folder / "device-7" / "identity.pem").chmod(0o640)
+    Credentials(authority.folder, DEVICE, ear)
+    assert "use chmod 600" in ear.heard("key_readable")[0]["sentence"]
 
 
 @pytest.mark.parametrize("name", ["identity.pem", "ca.pem", "crl.pem"])

@@ -401,7 +401,7 @@ class Dialer(_End):
         self.peer = peer
         self._addresses = addresses
         self._instance = os.urandom(16)
-        self._was_welcome = False
+        self._was_welcome = False  # once: it was told something, or stayed a while
         self._since = math.inf  # when the connection began
         self._last_trouble = ""
 
@@ -435,6 +435,10 @@ class Dialer(_End):
                 self._refusals.note(self.peer, error.reason, str(error))
             if not self._was_welcome:
                 raise RefusedForGood(str(error)) if isinstance(error, Refused) else error from None
+        return self._lasted_s
+
+    @property
+    def _lasted_s(self) -> float:
         return max(time.monotonic() - self._since, 0.0)
 
     def _judge(self, closed: Closed) -> None:
@@ -487,9 +491,14 @@ class Dialer(_End):
             if answer.HasField("refused"):
                 return Closed(answer.refused.reason, answer.refused.sentence, by_peer=True)
             certificate, about = self._check_welcome(answer, hello.nonce, own)
-            self._was_welcome, self._last_trouble, self._since = True, "", time.monotonic()
+            self._last_trouble, self._since = "", time.monotonic()
             session = Session(self.me, self.peer, self._traffic, read, call.write, self._on_letter, self._on_notice)
-            return await self._hold(self.peer, _Peer(session, b"", certificate), about)
+            try:
+                closed = await self._hold(self.peer, _Peer(session, b"", certificate), about)
+            finally:
+                self._was_welcome |= session.has_heard or self._lasted_s > self.options.gone_s
+            self._was_welcome |= closed.reason == "certificate"  # revoked later; a new one may lie ready
+            return closed
 
     def _channel(self, target: str) -> tuple[grpc.aio.Channel, Certificate | None]:
         options = [*self._channel_options(), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]

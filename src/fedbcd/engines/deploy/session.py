@@ -137,6 +137,7 @@ class Session:
         self._outgoing: deque[Letter | Frame] = deque()
         self._wake = asyncio.Event()
         self._cut = asyncio.Event()  # a peer that does not listen to the reason is cut off
+        self.has_heard = False  # a letter or a notice
         self._ending: Closed | None = None
         self._number = 0
         self._room = 0  # bytes taken for the model that arrives
@@ -243,6 +244,7 @@ class Session:
 
     async def _deliver(self, letter: Letter | None) -> None:
         if letter is not None and self._ending is None:
+            self.has_heard = True
             self._traffic.counts.letters_in += 1
             await self._on_letter(letter)
 
@@ -250,6 +252,7 @@ class Session:
         if not self._bucket.take():
             raise Refused("rate", f"{self.peer} sends more than {self._traffic.options.letters_per_s:g} notices a second; slow down")
         body = parse_text(notice.body)
+        self.has_heard = True
         if self._on_notice is not None:
             await self._on_notice(self.peer, notice.kind[:SENTENCE], body)
 

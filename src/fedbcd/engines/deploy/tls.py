@@ -104,6 +104,8 @@ class Credentials:
         self.generation = 0  # counts the changes
         self._stamp = self._look()
         self._files = self._read(None)
+        if self._stamp[0] is not None and (self.folder / IDENTITY).stat().st_mode & 0o077:
+            self._journal.warning("key_readable", sentence=f"others can read the key in {self.folder / IDENTITY}; use chmod 600")
 
     # ------------------------------------------------------------------------------------------------------------------ reading
     def refresh(self) -> bool:
