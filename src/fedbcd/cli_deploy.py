@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -210,7 +211,7 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     up = Up(deployment, out)
     console.print(f"{len(actors)} processes, logs in {out / 'logs'}; Ctrl-C stops them", markup=False, soft_wrap=True)
     finished = _watch(up, job, options)
-    memory = up.peak_memory_bytes
+    facts = up.facts()
     codes = up.stop()
     bad = {actor: code for actor, code in codes.items() if code != 0}
     if bad:
@@ -218,7 +219,8 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     if not finished:
         console.print(f"stopped. Go on with: fedbcd up --resume --out {out}", markup=False, soft_wrap=True)
         sys.exit(next(iter(bad.values()), 130))
-    _conclude(job, deployment, out, {"processes": len(actors), "memory_bytes": memory, "restarts": up.nursery.restarts}, as_json)
+    facts["cpu_seconds"] = round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), 3)
+    _conclude(job, deployment, out, facts, as_json)
 
 
 def _watch(up: "Up", job: Job, options: Deploy) -> bool:
@@ -281,10 +283,12 @@ def _conclude(job: Job, deployment: "Deployment", out: Path, facts: dict[str, An
 def _report(run: "Run", out: Path, as_json: bool) -> None:
     s, d = run.summary, run.summary["deployment"]
     screen = console if as_json else Console()
+    memory, digest = d["memory_bytes"] / 2**30, s["digest"][:16]
     screen.print(
         f"{s['rounds']} rounds in {s['clock']:.1f} s: global accuracy {s['global_accuracy']:.3f}, personal {s['personal_accuracy']:.3f}; "
-        f"{d['processes']} processes, {d['memory_bytes'] / 2**30:.2f} GiB, {d['restarts']} restarts. The replay of the log ends with the same "
-        f"models: digest {s['digest'][:16]}. Everything is in {out}",
+        f"{d['processes']} processes, {memory:.2f} GiB, {d['restarts']} restarts, {d['bytes_per_activation']} bytes per activation "
+        f"({d['bytes_over_least']:.2%} more than a model down and one up). "
+        f"The replay of the log ends with the same models: digest {digest}. Everything is in {out}",
         markup=False,
         highlight=False,
         soft_wrap=True,

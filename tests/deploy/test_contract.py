@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from process_helpers import job, run, write_job
 from fedbcd.algorithm import draws
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job, parse
 from fedbcd.planner.record import Record, read_record
 from fedbcd.runfolder import read_tensors
+from process_helpers import job, run, write_job
 
 ROUNDS, SCALE = 3, 0.4
 

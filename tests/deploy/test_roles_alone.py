@@ -10,12 +10,12 @@ from subprocess import Popen
 import pytest
 from typer.testing import CliRunner
 
-from process_helpers import job, metrics_of, run, running, status_of, wait_for, write_job
 from fedbcd.cli import app
 from fedbcd.engines.deploy.ask import ask_status
 from fedbcd.engines.deploy.certs import Authority
 from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.engines.deploy.up import free_ports
+from process_helpers import job, metrics_of, run, running, status_of, wait_for, write_job
 
 Processes = dict[str, Popen[str]]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from process_helpers import job, kill, run, running, status_of, summary_of, wait_for, write_job
 from fedbcd.cli import app
+from process_helpers import job, kill, run, running, status_of, summary_of, wait_for, write_job
 
 
 def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from fedbcd.engines.deploy.server import ServerRole
 from fedbcd.engines.deploy.server_process import ServerProcess
 from fedbcd.engines.deploy.store import FileStore
 from fedbcd.engines.settings import Settings
+from fedbcd.engines.simulate.delays import Clock
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.messages import COORDINATOR, Actor, number_of
-from fedbcd.engines.simulate.delays import Clock
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,10 @@ class DeviceProcess(Process):
     def status(self) -> dict[str, Any]:
         """What the machine is doing."""
         machine = self.role.machine
-        return {"state": machine.state.value, "activation": machine.activation, "session": machine.session, "server": machine.server}
+        travelled = (("in", "Activated"), ("in", "Restored"), ("out", "Uploaded"))  # since this process began
+        models = sum(int(self.metrics.value("fedbcd_letters_total", direction=d, event=e)) for d, e in travelled)
+        counters = {"activation": machine.activation, "session": machine.session, "models": models}
+        return {"state": machine.state.value, **counters, "server": machine.server}
 
     # ------------------------------------------------------------------------------------------------------------------ training
     async def _work(self) -> None:

@@ -107,7 +107,7 @@ class Nursery:
             return True
         child.crashes = 1 if time.monotonic() - child.born > STEADY_S else child.crashes + 1
         first, longest = BACKOFF_S
-        child.due = time.monotonic() + min(first * 2 ** (child.crashes - 1), longest) * random.uniform(0.8, 1.2)  # noqa: S311
+        child.due = time.monotonic() + min(first * 2 ** (child.crashes - 1), longest) * random.uniform(0.8, 1.2)
         return True
 
     @property

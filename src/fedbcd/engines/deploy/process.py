@@ -89,10 +89,10 @@ class Process(ABC):
     def status(self) -> dict[str, Any]:
         """What it is doing, beyond what all roles tell."""
 
-    def seen(self, step: Transition) -> None:
+    def seen(self, step: Transition) -> None:  # noqa: B027
         """Called in the role's thread with every transition that has become durable."""
 
-    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
+    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:  # noqa: B027
         """A peer tells something that is not part of the protocol."""
 
     # ------------------------------------------------------------------------------------------------------------------- links

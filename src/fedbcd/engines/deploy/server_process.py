@@ -111,7 +111,8 @@ class ServerProcess(Process):
 
     def _tell_devices(self) -> None:
         notice = self._notice()
-        what = (notice["phase"], notice["round"], notice["open"], notice["finished"])
+        round_ = self._round if self.role.blueprint.algorithm.offline else 0  # only offline rounds follow the coordinator's
+        what = (notice["phase"], round_, notice["open"], notice["finished"])
         if what != self._said:
             self._said = what
             self.spawn(self.broadcast("phase", notice))

@@ -20,7 +20,7 @@ from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_ac
 
 PORTS = (20_000, 30_000)  # below the ports that outgoing connections take, so that a restarted server finds its own free
 LOOK_S = 1.0  # between two looks at the children
-WEIGH_S = 10.0  # between two looks at their memory, which take longer
+WEIGH_S = 30.0  # between two looks at their memory, which take longer
 SETTLE_S = 15.0  # how long the servers of the last mix have to take its answer
 
 
@@ -63,7 +63,7 @@ def free_ports(number: int) -> list[int]:
     """So many ports of this machine that nobody listens at."""
     found: list[int] = []
     with ExitStack() as stack:
-        for port in random.sample(range(*PORTS), min(number * 20 + 200, PORTS[1] - PORTS[0])):  # noqa: S311
+        for port in random.sample(range(*PORTS), min(number * 20 + 200, PORTS[1] - PORTS[0])):
             if len(found) == number:
                 break
             probe = stack.enter_context(socket.socket())
@@ -131,10 +131,25 @@ class Up:
             self._memory = self.nursery.memory_bytes()
             self._peak = max(self._peak, self._memory)
 
-    @property
-    def peak_memory_bytes(self) -> int:
-        """The most that all processes together used at any look (PSS: shared pages count once)."""
-        return self._peak
+    def facts(self) -> dict[str, Any]:
+        """What is worth keeping of a deployment before it is stopped: processes, memory, restarts, bytes.
+
+        Memory is the most that all processes together used at any look (PSS: shared pages count once). Bytes are those of frames on the
+        links between devices and servers, per two models that travelled; the least that an activation needs is one down and one up.
+        """
+        seen = [ask_status(self._options.folder_of(actor)) or {} for actor in self._actors if actor.startswith("device/")]
+        models = sum(status.get("models", 0) for status in seen)
+        sent = sum(status.get("totals", {}).get(key, 0.0) for status in seen for key in ("bytes_in", "bytes_out"))
+        least = 2 * self._deployment.blueprint.start.nbytes
+        each = 2 * sent / models if models else 0.0
+        return {
+            "processes": len(self._actors),
+            "memory_bytes": max(self._peak, self.nursery.memory_bytes()),
+            "restarts": self.nursery.restarts,
+            "bytes_per_activation": round(each),
+            "bytes_least": least,
+            "bytes_over_least": round(each / least - 1, 6) if models else 0.0,
+        }
 
     def stop(self) -> dict[Actor, int]:
         """Stop devices, then servers, then the coordinator; their exit codes."""
