@@ -32,15 +32,23 @@ ROWS = {
     **dict.fromkeys(("data", "models", "eventlog", "history", "runfolder"), 2),
     "engines": 3,
     **dict.fromkeys(("experiments", "planner"), 4),
-    **dict.fromkeys(("cli", "cli_certs", "cli_check", "cli_data", "cli_experiments", "cli_plan", "dashboard"), 5),
+    **dict.fromkeys(("cli", "cli_certs", "cli_check", "cli_data", "cli_deploy", "cli_experiments", "cli_plan"), 5),
+    **dict.fromkeys(("dashboard", "deploy"), 5),
     "": 6,  # fedbcd/__init__.py, the public API
 }
 SIDEWAYS = {
     *(("runfolder", "eventlog"), ("runfolder", "history"), ("config", "errors"), ("planner", "experiments")),
-    *(("cli", "cli_certs"), ("cli", "cli_check"), ("cli", "cli_data"), ("cli", "cli_experiments"), ("cli", "cli_plan")),
+    *(
+        ("cli", "cli_certs"),
+        ("cli", "cli_check"),
+        ("cli", "cli_data"),
+        ("cli", "cli_deploy"),
+        ("cli", "cli_experiments"),
+        ("cli", "cli_plan"),
+    ),
 }
 # An activation, the sums and the delays are the same on every engine, so they are the same code.
-SHARED = {f"fedbcd.engines.simulate.{name}" for name in ("batch", "numbers", "delays")}
+SHARED = {f"fedbcd.engines.simulate.{name}" for name in ("batch", "certify", "delays", "evaluate", "numbers")}
 PURE = ("fedbcd.algorithm", "fedbcd.protocol", "fedbcd.theory", "fedbcd.engines.simulate")
 
 

@@ -15,7 +15,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.exits import ExitCode
@@ -39,7 +39,9 @@ GOODBYE_S = 5.0  # how long a process that was told to stop waits for what is un
 
 
 class Process(ABC):
-    """What the three kinds of processes share. Subclasses own the links and decide which timers run."""
+    """What the three kinds of processes share. Subclasses say whom to listen to or dial, and which timers run."""
+
+    AT_ONCE: ClassVar[frozenset[str]] = frozenset({"upload"})  # messages that a peer answers without waiting for anybody else
 
     def __init__(self, role: Role, options: Deploy, declared: Declared, journal: Journal) -> None:
         self.role = role
@@ -301,6 +303,8 @@ class Process(ABC):
         now = time.monotonic()
         if self._unanswered is not None:
             self.timeouts.retry(self._unanswered[0]).observe(now - self._since)
+            if self._unanswered[0] in self.AT_ONCE:
+                self.timeouts.peer.observe(now - self._since)
         self._unanswered, self._since, self._attempt = said, now, 0
         self._arm_retry()
 
