@@ -95,18 +95,24 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{options.algorithm}.json"
-    with tempfile.TemporaryDirectory() as name:
-        results = {}
-        for title in options.clouds:
-            folder = Path(name) / title.replace(" ", "-").replace("=", "")
-            results[title] = deploy(title, table_of(options, CLOUDS[title]), options, folder)
     settings = {key: value for key, value in vars(options).items() if key not in ("data", "out", "clouds")}
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
-    path.write_text(json.dumps({"settings": settings, "machine": machine, "runs": results}, indent=1) + "\n")
-    sign = (
-        f"{options.algorithm}, MNIST, diversity {options.diversity}: {DEVICES + SERVERS + 1} processes, {options.time_scale:g} s per unit"
-    )
-    draw(results, path.with_suffix(".png"), sign)
+    results = _earlier(path, settings)
+    for title in options.clouds:
+        with tempfile.TemporaryDirectory() as name:
+            load = os.getloadavg()[0]
+            results[title] = deploy(title, table_of(options, CLOUDS[title]), options, Path(name) / "deployment")
+            results[title]["load_before"], results[title]["load_after"] = load, os.getloadavg()[0]
+        ordered = {key: results[key] for key in CLOUDS if key in results}
+        path.write_text(json.dumps({"settings": settings, "machine": machine, "runs": ordered}, indent=1) + "\n")
+        sign = f"{options.algorithm}, MNIST, diversity {options.diversity}: 111 processes, 1 unit = {options.time_scale:g} s"
+        draw(ordered, path.with_suffix(".png"), sign)
+
+
+def _earlier(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Runs with the same settings that are there already."""
+    found = json.loads(path.read_text()) if path.exists() else {"settings": None}
+    return dict(found["runs"]) if found["settings"] == settings else {}
 
 
 if __name__ == "__main__":

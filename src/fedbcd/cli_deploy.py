@@ -228,12 +228,16 @@ def _watch(up: "Up", job: Job, options: Deploy) -> bool:
     asked: list[int] = []
     before = {n: signal.signal(n, lambda n, _: asked.append(n)) for n in (signal.SIGINT, signal.SIGTERM)}
     until = None if job.run.until_clock is None else job.run.until_clock * (options.time_scale or 1.0)
-    finished = False
+    finished, told = False, 0
     try:
         up.start()
         with Live(console=console, auto_refresh=False, transient=False) as live:  # no thread: children are forked from this one
             for view in up.watch(lambda: bool(asked)):
                 live.update(_picture(view, job), refresh=console.is_terminal)
+                for child in view.crashed[told:]:
+                    sentence = f"{child.actor} has ended with code {child.code} (docs/operations.md); see its log"
+                    console.print(sentence, markup=False, soft_wrap=True)
+                told = len(view.crashed)
                 finished = bool(view.coordinator.get("finished")) or (until is not None and view.coordinator.get("clock", 0.0) >= until)
                 if finished and until is not None:
                     break

@@ -87,7 +87,7 @@ def test_health_endpoints() -> None:
     async def ask() -> list[tuple[int, str]]:
         ready = False
         metrics = Metrics("device/3")
-        health = Health(metrics, lambda: {"state": "idle"}, lambda: ready)
+        health = Health(metrics.text, lambda: {"state": "idle"}, lambda: ready)
         port = await health.start("127.0.0.1", 0)
         answers = [await asyncio.to_thread(_get, port, "/readyz")]
         ready = True
@@ -104,7 +104,7 @@ def test_health_endpoints() -> None:
 
 def test_a_client_that_sends_too_much_is_cut_off() -> None:
     async def ask() -> bytes:
-        health = Health(Metrics("coordinator"), dict, lambda: True)
+        health = Health(Metrics("coordinator").text, dict, lambda: True)
         port = await health.start("127.0.0.1", 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /" + b"a" * 100_000)

@@ -21,7 +21,7 @@ from fedbcd.engines.deploy.pace import Drawn, Pace, Real
 from fedbcd.engines.deploy.process import Process
 from fedbcd.engines.deploy.server import ServerRole
 from fedbcd.engines.deploy.server_process import ServerProcess
-from fedbcd.engines.deploy.store import FileStore
+from fedbcd.engines.deploy.store import FileStore, Store
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.delays import Clock
 from fedbcd.errors import ConfigError
@@ -64,9 +64,15 @@ class Deployment:
 
     def process(self, actor: Actor, available: Callable[[], bool] | None = None) -> Process:
         """The process of one role, recovered from its store; call it inside an event loop."""
-        journal = Journal(actor, self.log_level)
         self.check_actor(actor)
         store = FileStore(self.options.folder_of(actor))
+        try:
+            return self._process(actor, store, Journal(actor, self.log_level), available)
+        except BaseException:
+            store.close()
+            raise
+
+    def _process(self, actor: Actor, store: Store, journal: Journal, available: Callable[[], bool] | None) -> Process:
         limits = Limits(norm=self.options.norm_limit, beyond_norm="refuse")
         if actor == COORDINATOR:
             role = CoordinatorRole.open(store, self.blueprint, limits)

@@ -1,11 +1,14 @@
 """A device as a process: it dials its server, asks when it can take part, trains in a thread of its own, uploads."""
 
 import asyncio
+import contextlib
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fedbcd.engines.deploy.codec import Declared
-from fedbcd.engines.deploy.device import DeviceRole
+from fedbcd.engines.deploy.device import DeviceRole, Done
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.options import Deploy
@@ -15,6 +18,7 @@ from fedbcd.protocol.device import DeviceState
 from fedbcd.protocol.messages import Actor, OfflineDue, TrainOffline, Woke
 
 POLL_S = 5.0  # how often a device that is not available now is asked again
+POLL = "poll"
 WAITS_FOR = {
     DeviceState.IDLE: "phase",
     DeviceState.OFFLINE: "offline_training",
@@ -79,7 +83,7 @@ class DeviceProcess(Process):
     async def _work(self) -> None:
         """Compute in a thread; hand the result in once the work has taken as long as the pace says."""
         began, work = time.monotonic(), self.role.work
-        done = await asyncio.to_thread(self.role.compute)
+        done = await _in_thread(self.role.compute)
         self.metrics.training.observe(time.monotonic() - began)
         if work is not None and not isinstance(work, TrainOffline):
             due = began + self.pace.work(work.activation, done.event.steps)
@@ -104,6 +108,8 @@ class DeviceProcess(Process):
         phase = int(self._phase.get("phase", -1))
         if not (asks and self._phase.get("open") and phase > self._asked):
             self.drop(Woke)
+            if asks and isinstance(self.pace, Real) and not self._phase.get("finished") and not self.has_timer(POLL):
+                self.at(POLL, self.options.retry_s[1], self._poll)
             return
         arrival = self.pace.arrival(phase, self._round)
         if arrival is not None and not self.has_timer(Woke):
@@ -115,6 +121,13 @@ class DeviceProcess(Process):
         else:
             self._asked = int(self._phase["phase"])
             self.spawn(self.tell(Woke()))
+
+    def _poll(self) -> None:
+        """Notices may be lost, so a device that has heard nothing for long asks all the same."""
+        if self.role.machine.state in (DeviceState.IDLE, DeviceState.SUSPENDED) and isinstance(self.pace, Real) and self.pace.available():
+            self.spawn(self.tell(Woke()))
+        else:
+            self._see_when_to_ask()
 
     def is_ready(self) -> bool:
         """Whether its server is there."""
@@ -135,3 +148,30 @@ class DeviceProcess(Process):
             self._offline_in(self.options.offline_every_s)
 
         self.at(OfflineDue, seconds, due)
+
+
+async def _in_thread(compute: Callable[[], Done]) -> Done:
+    """Like `asyncio.to_thread`, but a process that is told to stop need not wait for it: the work is started again next time."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Done] = loop.create_future()
+
+    def settle(done: Done | None, error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            assert done is not None
+            future.set_result(done)
+
+    def work() -> None:
+        done, error = None, None
+        try:
+            done = compute()
+        except Exception as caught:  # noqa: BLE001  it is raised where the result is awaited
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, done, error)
+
+    threading.Thread(target=work, name="training", daemon=True).start()
+    return await future

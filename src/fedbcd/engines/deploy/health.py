@@ -13,8 +13,6 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
-from fedbcd.engines.deploy.metrics import Metrics
-
 MOST_BYTES, MOST_SECONDS, MOST_CLIENTS = 8192, 5.0, 32  # of a request; a client that sends more, or nothing, is cut off
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -22,7 +20,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Health:
     """A small HTTP server for those who watch."""
 
-    def __init__(self, metrics: Metrics, status: Callable[[], dict[str, Any]], ready: Callable[[], bool]) -> None:
+    def __init__(self, metrics: Callable[[], bytes], status: Callable[[], dict[str, Any]], ready: Callable[[], bool]) -> None:
         self._metrics = metrics
         self._status = status
         self._ready = ready
@@ -65,7 +63,7 @@ class Health:
             case b"/readyz":
                 return _response(HTTPStatus.OK, b"ready\n") if self._ready() else _response(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n")
             case b"/metrics":
-                return _response(HTTPStatus.OK, self._metrics.text(), METRICS_TYPE)
+                return _response(HTTPStatus.OK, self._metrics(), METRICS_TYPE)
             case b"/status":
                 return _response(HTTPStatus.OK, json.dumps(self._status()).encode() + b"\n", "application/json")
         return _response(HTTPStatus.NOT_FOUND, b"there are /healthz, /readyz, /metrics and /status\n")

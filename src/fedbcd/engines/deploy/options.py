@@ -103,11 +103,6 @@ def split_address(address: str, where: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine and no other."""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def settle(table: Mapping[str, Any], environment: Mapping[str, str], flags: Mapping[str, Any]) -> Deploy:
     """The options of a process: flags before environment before file. None among the flags means not given."""
     names = {f.name for f in fields(Deploy)}

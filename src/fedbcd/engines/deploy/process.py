@@ -181,7 +181,7 @@ class Process(ABC):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.end, ExitCode.DONE)
-        health = Health(self.metrics, self.full_status, self.is_ready)
+        health = Health(self._metrics_text, self.full_status, self.is_ready)
         try:
             await self._open(health)
             code = await self._ended
@@ -239,8 +239,10 @@ class Process(ABC):
             try:
                 letters = await asyncio.get_running_loop().run_in_executor(self._worker, call, self.now())
             except ProtocolError as error:
-                self.metrics.refused.labels(reason=getattr(error, "reason", "protocol")).inc()
                 self.journal.debug("refused", sentence=str(error))
+                raise
+            except Exception as error:
+                self._fail(error)  # machine and disk may disagree now: end, and recover from the disk
                 raise
             self.metrics.handling.observe(time.perf_counter() - began)
             await self._post(letters)
@@ -264,10 +266,16 @@ class Process(ABC):
             await work
         except Refused as error:
             self.journal.warning("refused_own", sentence=str(error))
-        except FedBCDError as error:
-            self.end(self._complain(error))
         except Exception as error:  # noqa: BLE001  whatever it is, the process must not go on half dead
-            self.journal.error("bug", sentence=str(error), trace=traceback.format_exc())
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self._ended.done():
+            return
+        if isinstance(error, FedBCDError):
+            self.end(self._complain(error))
+        else:
+            self.journal.error("bug", sentence=str(error), trace="".join(traceback.format_exception(error)))
             self.end(ExitCode.BUG)
 
     def _complain(self, error: FedBCDError) -> ExitCode:
@@ -339,11 +347,17 @@ class Process(ABC):
         common = {"actor": self.role.actor, "ready": self.is_ready(), "waits_for": self.waits_for(), "clock": round(self.now(), 3)}
         return {**common, "peers": len(self.peers()), **self.status(), "totals": totals(self.metrics)}
 
+    def _metrics_text(self) -> bytes:
+        self._note_wait()
+        self._copy_counts()
+        return self.metrics.text()
+
     def _copy_counts(self) -> None:
         """What the links have counted, into the registry."""
         for direction, seen in (("in", self.counts.bytes_in), ("out", self.counts.bytes_out)):
-            counter = self.metrics.bytes.labels(direction=direction)
-            counter.inc(seen - self.metrics.value("fedbcd_bytes_total", direction=direction))
+            self.metrics.bytes.labels(direction=direction).inc(seen - self.metrics.value("fedbcd_bytes_total", direction=direction))
+        for reason, seen in self.counts.refused.items():
+            self.metrics.refused.labels(reason=reason).inc(seen - self.metrics.value("fedbcd_refused_inputs_total", reason=reason))
 
 
 def run_process(make: Callable[[], Process]) -> ExitCode:
