@@ -208,11 +208,14 @@ def test_what_the_machine_refuses_changes_nothing(town: Town) -> None:
     for letter in (
         Letter("device/0", "server/0", Uploaded(device=0, activation=77, model="x/0/77"), GOOD, 0.0),
         Letter("device/0", "server/0", UpdateRequested(device=0, activation=77), None, 0.0),
-        Letter("coordinator", "server/0", GlobalUpdated(phase=77, model="z/78"), GOOD, 0.0),
+        Letter("coordinator", "server/0", GlobalUpdated(phase=77, model="z/78"), GOOD, 80_000.0),
     ):
         with pytest.raises(ProtocolError):
             role.receive(letter, town.now)
     assert (role.store.length, role.store.names()) == (length, names)
+    town.tell("server/0", DeviceLeft(device=0))
+    *_, step = role.store.transitions()
+    assert step.time < 100  # what was refused has not moved the clock either
 
 
 def test_a_device_listens_to_its_own_server_only(town: Town) -> None:
