@@ -50,7 +50,7 @@ def check_history(log: Path) -> None:
     assert rounds == [*range(len(rounds))]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("case", CASES)
 def test_loss_copies_disorder_and_crashes(case: str, seed: int, folder: Path, towns: list[Town]) -> None:
     unkind, end = play(case, seed, folder, towns)

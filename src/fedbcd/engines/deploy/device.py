@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +52,15 @@ class Done:
     prev: Tensor
 
 
+class _Task(NamedTuple):
+    """What a piece of work starts from."""
+
+    work: Work
+    x: Tensor
+    prev: Tensor
+    z: Tensor | None
+
+
 class DeviceRole(Role):
     """One device. `work` is what is to be computed now, also after a crash: it is deterministic, so a second time gives the same."""
 
@@ -70,6 +79,7 @@ class DeviceRole(Role):
         self._anchor: tuple[ModelRef, Tensor] | None = None  # z_n of the activation under way
         self._done: Done | None = None  # while it is taken over
         self._incarnation = 0  # of x
+        self._task: _Task | None = None  # read once by `compute`, which may run beside a transition
 
     @classmethod
     def open(cls, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: Limits | None = None) -> "DeviceRole":
@@ -87,17 +97,17 @@ class DeviceRole(Role):
     # ------------------------------------------------------------------------------------------------------------------- work
     def compute(self) -> Done:
         """Do the work that is due. Changes nothing, so it may run beside everything else; hand the outcome to `finish`."""
-        work = self.work
-        if work is None:
+        task = self._task
+        if task is None:
             raise LocalProtocolError(f"{self.actor} has nothing to compute")
+        work, z = task.work, task.z
         steps = draws.steps(self.blueprint.seed, self.device, work.session, *self.blueprint.algorithm.steps)
         if isinstance(work, TrainOffline):
-            x, prev = self._run(Job(self.device, work.session, steps, None, offline=True), self.x, self.prev, None)
+            x, prev = self._run(Job(self.device, work.session, steps, None, offline=True), task.x, task.prev, None)
             return Done(work, OfflineTrained(session=work.session, steps=steps), x, prev)
-        assert self._anchor is not None
-        _, z = self._anchor
+        assert z is not None
         anchor = z[: self.blueprint.size_P]
-        start, before = (self.x, self.prev) if self.blueprint.algorithm.personal else (z, anchor)
+        start, before = (task.x, task.prev) if self.blueprint.algorithm.personal else (z, anchor)
         x, prev = self._run(Job(self.device, work.session, steps, work.model, offline=False), start, before, anchor)
         return Done(work, Trained(activation=work.activation, steps=steps), x, prev)
 
@@ -110,7 +120,7 @@ class DeviceRole(Role):
         if done.work != self.work:
             return []
         self._done = done
-        return self._handle(done.event, None, self._clock.tick(now))
+        return self._handle(done.event, None, self._clock.at(now))
 
     # ------------------------------------------------------------------------------------------------------------ transitions
     def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
@@ -138,6 +148,11 @@ class DeviceRole(Role):
             assert model is not None
             self._anchor = (event.model, model.clone())
             self.store.save("z", model)
+        self._set_task()
+
+    def _set_task(self) -> None:
+        z = None if self._anchor is None else self._anchor[1]
+        self._task = None if self.work is None else _Task(self.work, self.x, self.prev, z)
 
     def _keep(self, x: Tensor, prev: Tensor) -> None:
         self.x, self.prev = x.clone(), prev.clone()
@@ -163,6 +178,7 @@ class DeviceRole(Role):
             self.x, self.prev = self.store.tensor("x"), self.store.tensor("x_prev")
         if "z" in names:
             self._anchor = (self._wanted() or "", self.store.tensor("z"))
+        self._set_task()
 
     def _tensor(self, to: Actor, message: Event) -> Tensor | None:  # noqa: ARG002
         return self.x if isinstance(message, Uploaded) else None

@@ -6,6 +6,7 @@ store; as far as it counted, it follows from its server's log: which model it wa
 
 import hashlib
 import heapq
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -85,11 +86,14 @@ class _History:
         self._numbers: dict[Actor, int] = {}
 
     def _unexplained(self) -> set[ModelRef]:
-        """The accepted uploads that no device's log explains."""
+        """The accepted uploads that no device's log explains: it was lost, or is that of a backup, which came to it only later."""
         missing: set[ModelRef] = set()
         for server, members in enumerate(self.blueprint.servers):
-            accepted = (self._accepted(step) for step in self.stores[server_actor(server)].transitions())
-            missing |= {upload.model for upload, _ in filter(None, accepted)} - {h for device in members for h in self._trained_by(device)}
+            trained = {handle: time for device in members for handle, time in self._trained_by(device)}
+            for step in self.stores[server_actor(server)].transitions():
+                accepted = self._accepted(step)
+                if accepted is not None and not trained.get(accepted[0].model, math.inf) < step.time:
+                    missing.add(accepted[0].model)
         self._granted, self._restored = {}, {}
         if missing and self.blueprint.algorithm.offline:
             raise RecordError(
@@ -97,15 +101,14 @@ class _History:
             )
         return missing
 
-    def _trained_by(self, device: int) -> set[ModelRef]:
-        """The uploads that a device's own log explains."""
-        store, found, incarnation = self.stores.get(device_actor(device)), set[ModelRef](), 0
+    def _trained_by(self, device: int) -> Iterator[tuple[ModelRef, float]]:
+        """The uploads that a device's own log explains, and when they were made."""
+        store, incarnation = self.stores.get(device_actor(device)), 0
         for step in store.transitions() if store is not None else ():
             if isinstance(step.event, Restored):
                 incarnation = max(incarnation, step.event.incarnation)
             elif isinstance(step.event, Trained):
-                found.add(upload_ref(device, step.event.activation, incarnation))
-        return found
+                yield upload_ref(device, step.event.activation, incarnation), step.time
 
     # ------------------------------------------------------------------------------------------------------------ transitions
     def transitions(self) -> Iterator[Transition]:
@@ -175,11 +178,18 @@ class _History:
     def _personal(self, device: int, name: str) -> Tensor:
         if device in self._admitted:
             server, number = self._admitted[device]
-            return self.stores[server_actor(server)].tensor(f"a/{device}/{number}")
+            copies, start = self.stores[server_actor(server)], f"a/{device}/{number}"
+            if start in copies.names():
+                return copies.tensor(start)
+            raise RecordError(
+                f"device {device} joined and left again before it was heard, so its model is not known; let it join once more"
+            )
         if device in self._lost and not self._lost[device].is_back:
-            raise RecordError(f"device {device} has lost its disk and has not been put in step; let it connect once more")
-        store = self.stores.get(device_actor(device))
-        return store.tensor(name) if store is not None and name in store.names() else self.blueprint.start
+            raise RecordError(
+                f"device {device} has lost its disk and has not been put in step; let it connect once more (if it has left, let it join)"
+            )
+        own = self.stores.get(device_actor(device))
+        return own.tensor(name) if own is not None and name in own.names() else self.blueprint.start
 
     def _global(self, server: int) -> Tensor:
         """z_n: the last model that the server's log names."""

@@ -67,13 +67,13 @@ class Role:
             remark = check_model(letter.model, *size, self.limits)
             if remark is not None and self.warn is not None:
                 self.warn(letter.sender, remark)
-        return self._handle(letter.event, letter.model, self._clock.receive(letter.clock, now))
+        return self._handle(letter.event, letter.model, self._clock.after(letter.clock, now))
 
     def tell(self, event: Event, now: float) -> list[Letter]:
         """Handle an event that comes from within: a timer, or an operator's wish."""
         if not isinstance(event, self.OWN):
             raise LocalProtocolError(f"{self.actor} cannot be told {event}; it comes from the network or from its own work")
-        return self._handle(event, None, self._clock.tick(now))
+        return self._handle(event, None, self._clock.at(now))
 
     def hello(self) -> dict[str, Any]:
         """What it says of itself when it connects."""
@@ -87,6 +87,7 @@ class Role:
         if self._broken:
             raise RecordError(f"{self.actor} could not write to its store and must be opened again")
         commands = self.machine.handle(event)
+        self._clock.last = time
         if isinstance(event, RetryDue):  # says the last thing again and changes nothing, so it leaves no trace
             return self._letters(commands, time)
         try:

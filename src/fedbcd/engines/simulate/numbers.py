@@ -245,8 +245,8 @@ class StackedNumbers:
     def _admit(self, server: int, command: Admit) -> None:
         self.flush()
         z = self.models[command.model]
-        self._uploads.pop(command.device, None)
         if self.algorithm.personal:
+            self._uploads.pop(command.device, None)  # with a baseline, one who comes back may finish what it was at
             self._set_device(command.device, z)
         if command.device in self._contribution:
             self._contribution[command.device] = z.to(self.x_NF.dtype)
@@ -255,8 +255,8 @@ class StackedNumbers:
 
     def _dismiss(self, server: int, device: int) -> None:
         self.flush()
-        upload = self._uploads.pop(device, None)
         if self.algorithm.counts == "members":
+            upload = self._uploads.pop(device, None)
             copy = self.x_NF[device] if upload is None or upload.before is None else upload.before
             self._count(server, device, copy, -1.0)
 
