@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import math
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -135,10 +137,11 @@ async def linked(folder: Path, **more: Any) -> AsyncIterator[tuple[Listener, Ear
 
 
 class Proxy:
-    """A TCP proxy that counts bytes, and can go silent without closing anything."""
+    """A TCP proxy that counts bytes, can go silent without closing anything, and can be slow (bytes a second) towards the listener."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, slow: float = math.inf) -> None:
         self.to_port = port
+        self.slow = slow
         self.port = 0
         self.bytes_up = self.bytes_down = self.accepted = 0
         self.silent = False
@@ -161,6 +164,8 @@ class Proxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         self._writers.append(writer)
+        if self.slow < math.inf:  # what is under way must wait with the sender, not here
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
         if self.silent:
             return
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.to_port)
@@ -172,9 +177,11 @@ class Proxy:
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counter: str) -> None:
         with contextlib.suppress(ConnectionError):
-            while data := await reader.read(65_536):
+            while data := await reader.read(65_536 if self.slow == math.inf else 8192):
                 if self.silent:
                     await asyncio.sleep(3600)
+                if counter == "bytes_up" and self.slow < math.inf:
+                    await asyncio.sleep(len(data) / self.slow)
                 setattr(self, counter, getattr(self, counter) + len(data))
                 writer.write(data)
                 await writer.drain()

@@ -151,6 +151,27 @@ def test_a_connection_that_goes_silent_is_noticed_at_both_ends_and_replaced(cert
     asyncio.run(scenario())
 
 
+def test_a_line_that_is_slow_is_not_taken_for_one_that_is_dead(certs: Path) -> None:
+    """An upload that takes longer than the time after which a silent peer is gone."""
+    options = dataclasses.replace(QUICK, keepalive_s=0.5, gone_s=1.5)
+    model = torch.zeros(375_000)
+
+    async def scenario() -> None:
+        here, there = Ear(), Ear()
+        server = listener(here, Credentials(certs, SERVER), options=options, model=declared(len(model)))
+        proxy = await Proxy(await server.start(), slow=500_000.0).start()
+        device = dialer(there, Credentials(certs, DEVICE), proxy.port, options=options, model=declared(len(model)))
+        async with running(device.run()):
+            await eventually(lambda: device.connected)
+            await device.send(up(model))
+            await eventually(lambda: here.letters or here.disconnects or there.disconnects)
+            assert (len(here.letters), here.disconnects, there.disconnects) == (1, [], [])
+        await proxy.stop()
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
 def test_an_idle_connection_is_kept_alive(certs: Path) -> None:
     options = dataclasses.replace(QUICK, keepalive_s=0.1)
 

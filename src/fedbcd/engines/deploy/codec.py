@@ -25,7 +25,7 @@ from fedbcd.eventlog import decode as decode_event
 from fedbcd.eventlog import encode as encode_event
 from fedbcd.protocol.messages import Actor, Event
 
-CHUNK_BYTES = 1 << 18  # the quickest of 64 KiB to 1 MiB, and small enough for a slow line to show that it is alive
+CHUNK_BYTES = 1 << 17  # small enough for a slow line to show that it is alive; larger ones are a little faster
 EVENT_BYTES = 4096
 HEADER_BYTES = 1024  # of the safetensors file
 DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F64": torch.float64}

@@ -58,6 +58,7 @@ except ImportError as missing:
 OLDEST, NEWEST = 1, 1  # versions of fedbcd.proto that this code speaks
 SERVICE = "fedbcd.v1.Federation"
 FRAME_BYTES = 1 << 20  # the largest frame that is read: a chunk, or the Hello of a model with thousands of tensors
+WINDOW_BYTES = 1 << 18  # what a peer may have under way unread. A ping waits behind it: a line is too slow below WINDOW_BYTES / gone_s
 OPERATOR: Actor = "operator"
 
 Welcomes = Callable[[Actor, dict[str, Any]], None]
@@ -190,13 +191,13 @@ class _End:
         options = self.options
         return [
             ("grpc.keepalive_time_ms", int(options.keepalive_s * 1000)),
-            ("grpc.keepalive_timeout_ms", int(options.gone_s * 1000)),
-            ("grpc.http2.ping_timeout_ms", int(options.gone_s * 1000)),  # the one that counts; it is a minute by default
+            ("grpc.keepalive_timeout_ms", int(options.gone_s * 10_000)),  # also TCP_USER_TIMEOUT, which would cut slow lines off
+            ("grpc.http2.ping_timeout_ms", int(options.gone_s * 1000)),  # the one that finds silent peers
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_receive_message_length", FRAME_BYTES),
             ("grpc.max_send_message_length", FRAME_BYTES),
-            ("grpc.http2.lookahead_bytes", FRAME_BYTES),  # what a peer may have under way before it is read
+            ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
             ("grpc.http2.bdp_probe", 0),
         ]
 
