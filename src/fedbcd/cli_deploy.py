@@ -89,8 +89,10 @@ def device_command(
 
 
 def _serve(actor: Actor, file: Path, flags: dict[str, Any], log_level: str, rounds: int | None = None) -> None:
+    from fedbcd.engines.deploy.failpoints import arm_from_environment
     from fedbcd.engines.deploy.process import run_process
 
+    arm_from_environment()
     job, options = read_job(file, flags)
     options.check_servers(job.federation.servers)
     deployment = replace(deployment_of(job, options, rounds), log_level=log_level)

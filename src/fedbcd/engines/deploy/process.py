@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.exits import ExitCode
+from fedbcd.engines.deploy.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.health import Health
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.link import Dialer, Listener, Welcomes
@@ -235,24 +236,28 @@ class Process(ABC):
         async with self._turn:
             if self._ended.done():
                 return
-            began = time.perf_counter()
             try:
-                letters = await asyncio.get_running_loop().run_in_executor(self._worker, call, self.now())
+                await self._handle(call)
             except ProtocolError as error:
                 self.journal.debug("refused", sentence=str(error))
                 raise
             except Exception as error:
                 self._fail(error)  # machine and disk may disagree now: end, and recover from the disk
                 raise
-            self.metrics.handling.observe(time.perf_counter() - began)
-            await self._post(letters)
-            self.after(letters)
-            self._note_wait()
+
+    async def _handle(self, call: Callable[[float], list[Letter]]) -> None:
+        began = time.perf_counter()
+        letters = await asyncio.get_running_loop().run_in_executor(self._worker, call, self.now())
+        self.metrics.handling.observe(time.perf_counter() - began)
+        await self._post(letters)
+        self.after(letters)
+        self._note_wait()
 
     async def _post(self, letters: list[Letter]) -> None:
         for letter in letters:
             self.metrics.letters.labels(direction="out", event=type(letter.event).__name__).inc()
             await self.send(letter)
+            hit(Failpoint.AFTER_SEND, type(letter.event).__name__)
 
     # ------------------------------------------------------------------------------------------------------------------ timers
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
