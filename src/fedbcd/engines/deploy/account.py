@@ -55,8 +55,9 @@ def account(log: Path, settings: Settings, options: Deploy) -> dict[str, Any]:
     }
     if options.time_scale is not None:
         beyond = [_beyond(phase, settings, options.time_scale) for phase in reader.done]
+        last = [_beyond(phase, settings, options.time_scale) for phase in reader.last]
         found |= {"phase_overhead_s": _mean(beyond), "phase_overhead_s_p95": _high(beyond)}
-        found["round_overhead_s"] = found["phase_overhead_s"] + found["answer_s"]
+        found["round_overhead_s"] = round(_mean(last) + found["answer_s"], 6)  # of the server that a mix waited for, and the mix
     return found
 
 
@@ -66,6 +67,7 @@ class _Reader:
     def __init__(self) -> None:
         self.open: dict[int, _Phase] = {}
         self.done: list[_Phase] = []
+        self.last: list[_Phase] = []  # of each mix, the phase that it waited for
         self.mixes: list[float] = []
         self.answers: list[float] = []  # from the report that completed a mix to a released server's next phase
         self.uploads = 0
@@ -78,6 +80,7 @@ class _Reader:
             if any(isinstance(command, MixModels | StepGlobal) for command in commands) and isinstance(event, ServerReady):
                 self.mixes.append(time)
                 self._last_report = self._reported.get(event.server, time)
+                self.last.append(self.open[event.server])
         elif actor.startswith("server/"):
             self._server(time, number_of(actor), event, commands)
         elif isinstance(event, Trained):
