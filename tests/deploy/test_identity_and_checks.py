@@ -130,6 +130,10 @@ def test_a_server_that_lost_its_store_or_has_an_old_one_is_refused(town: Town) -
         coordinator.greet("server/0", hello | {"store": "new"}, town.tick())
     with pytest.raises(CheckFailed, match="server/0 is in phase -1, but has reported phase"):
         coordinator.greet("server/0", hello | {"phase": -1}, town.tick())
+    with pytest.raises(CheckFailed, match=r"server/0 is in phase 99, but phase \d+ is the latest here: our store is an old one"):
+        coordinator.greet("server/0", hello | {"phase": 99}, town.tick())
+    with pytest.raises(CheckFailed, match="does not say how far it is"):
+        coordinator.greet("server/0", {"run": hello["run"]}, town.tick())
     with pytest.raises(CheckFailed, match="there is no server/3; this deployment has 3 servers"):
         coordinator.greet("server/3", hello, town.tick())
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedbcd as fb
 from deploy_helpers import CASES, MODEL, Normed, Town, federation
@@ -19,6 +20,7 @@ from fedbcd.protocol.messages import (
     OfflineTrained,
     Restored,
     Resumed,
+    RetryDue,
     Started,
     Trained,
     Uploaded,
@@ -132,3 +134,48 @@ def test_a_log_of_devices_that_trained_together_is_not_replayed_exactly(folder: 
     fb.train(federation(), CASES["fedbcd-sync"][0], rounds=1, out=folder, certify_every=0)
     with pytest.raises(RecordError, match=r"trained devices together \(max_batch=None\).*without --exact"):
         fb.replay(folder / "events.jsonl", federation(MODEL), exact=True)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("change", [DeviceLeft(device=2), DeviceJoined(device=1)], ids=["left", "joined"])
+def test_sums_are_those_of_the_report_whoever_comes_or_goes_while_a_server_waits(
+    change: DeviceLeft | DeviceJoined, crash: bool, folder: Path, towns: list[Town]
+) -> None:
+    """Sync-cloud: the report may be said again, with the same sum; the change counts in the next one."""
+    town = Town(folder / "town", Settings(*CASES["fedbcd-sync"], active=1, joins={1: 1}), federation())
+    towns.append(town)
+    town.start()
+    _upload(town, 0)
+    report = next(letter for letter in town.post if letter.to == "coordinator")
+    town.tell("server/0", change)
+    town.late.clear()
+    town.post = [letter for letter in town.post if letter.to != "coordinator"]
+    if crash:
+        town.restart("server/0")
+    town.tell("server/0", RetryDue())
+    again = next(letter for letter in town.post if letter.to == "coordinator")
+    assert again.event == report.event
+    assert report.model is not None
+    assert again.model is not None
+    assert torch.equal(again.model, report.model)
+    town.open("device/1")
+    town.drain()
+    for device in (3, 6):
+        _upload(town, device)
+        town.drain()
+    assert town.rounds == 1
+    _upload(town, 0)
+    news = next(letter for letter in town.post if letter.to == "coordinator")
+    assert news.model is not None
+    assert float(news.model[-1]) == float(report.model[-1]) + (1.0 if isinstance(change, DeviceJoined) else -1.0)
+    town.drain()
+    town.replayed()
+
+
+def _upload(town: Town, device: int) -> None:
+    """One exchange of a device with its server, up to the acknowledgement."""
+    actor = device_actor(device)
+    town.tell(actor, Woke())
+    while town.post and not any(letter.to == "coordinator" for letter in town.post):
+        town.deliver(town.post.pop(0))
+        town.work(actor)

@@ -162,3 +162,20 @@ def test_a_damaged_transition_is_named(folder: Path) -> None:
     with pytest.raises(RecordError, match="transition 0 of the store"):
         list(again.transitions())
     again.close()
+
+
+def test_a_full_disk_is_a_sentence_and_the_role_answers_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(folder)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RecordError, match=r"cannot write to the store .*No space left on device.*make room"):
+        store.save("x", MODEL)
+    monkeypatch.undo()
+    store.close()
+    again = FileStore(folder)
+    assert again.names() == []
+    assert files(folder) == set()
+    again.close()

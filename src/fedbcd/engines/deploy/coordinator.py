@@ -14,6 +14,7 @@ from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.store import Store
 from fedbcd.engines.simulate.numbers import mixed_models, mixing_matrices, stepped_globally
 from fedbcd.protocol import Coordinator
+from fedbcd.protocol.clouds import RigorousCloud, SyncCloud
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Actor,
@@ -66,16 +67,27 @@ class CoordinatorRole(Role):
         if number >= len(self.blueprint.servers):
             raise CheckFailed("membership", f"there is no {server}; this deployment has {len(self.blueprint.servers)} servers")
         check_run(server, hello, self.store.facts["run"])
+        store, phase = hello.get("store"), hello.get("phase")
+        if not isinstance(store, str) or not isinstance(phase, int):
+            raise CheckFailed("hello", f"{server} does not say how far it is (store={store!r}, phase={phase!r})")
         heard, known = self._heard.get(number), self.store.facts.get(f"store/{number}")
-        if known not in (None, hello.get("store")) and heard is not None:
+        if known not in (None, store) and heard is not None:
             raise CheckFailed("lost", f"{server} comes with another store than before; its sums are in the old one: restore that")
-        if heard is not None and not (isinstance(hello.get("phase"), int) and hello["phase"] >= heard.phase):
+        if heard is not None and phase < heard.phase:
+            raise CheckFailed("behind", f"{server} is in phase {phase}, but has reported phase {heard.phase}: its store is an old one")
+        if phase > self._latest_phase(heard):
             raise CheckFailed(
-                "behind", f"{server} is in phase {hello.get('phase')}, but has reported phase {heard.phase}: its store is an old one"
+                "behind", f"{server} is in phase {phase}, but phase {self._latest_phase(heard)} is the latest here: our store is an old one"
             )
-        if known != hello.get("store"):
-            self.store.commit(facts={f"store/{number}": str(hello.get("store"))})
+        if known != store:
+            self.store.commit(facts={f"store/{number}": store})
         return []
+
+    def _latest_phase(self, heard: ServerReady | None) -> int:
+        """The latest phase that a server can be in: it needs an answer to begin the next."""
+        if isinstance(self.blueprint.cloud, SyncCloud | RigorousCloud):
+            return self.machine.round
+        return 0 if heard is None else heard.phase + 1
 
     # ------------------------------------------------------------------------------------------------------------ transitions
     def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:

@@ -168,6 +168,15 @@ class FileStore:
 
     def save(self, name: str, tensor: Tensor) -> None:
         """Write a tensor to a new file, whole and synced; it is current from the next commit on."""
+        try:
+            self._save(name, tensor)
+        except OSError as error:
+            raise self._full(error) from None
+
+    def _full(self, error: Exception) -> RecordError:
+        return RecordError(f"cannot write to the store {self.path} ({error}); make room or repair the disk, then start this role again")
+
+    def _save(self, name: str, tensor: Tensor) -> None:
         data = save({"tensor": tensor.detach().contiguous()})
         file = f"{name.replace('/', '.')}-{self._serial}"
         self._serial += 1
@@ -191,6 +200,13 @@ class FileStore:
 
     def commit(self, step: Transition | None = None, facts: Mapping[str, str] | None = None) -> None:
         """Make one transition, new facts, and all saves and drops since the last commit durable, together."""
+        try:
+            self._commit(step, facts or {})
+        except (OSError, sqlite3.Error) as error:
+            raise self._full(error) from None
+        self._let_go()
+
+    def _commit(self, step: Transition | None, facts: Mapping[str, str]) -> None:
         if self._saved:
             _sync_folder(self._folder)
         what = "" if step is None else type(step.event).__name__
@@ -198,14 +214,13 @@ class FileStore:
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany("INSERT OR REPLACE INTO tensor VALUES (?, ?, ?)", [(n, f, d) for n, (f, d) in self._saved.items()])
         self._db.executemany("DELETE FROM tensor WHERE name = ?", [(name,) for name in self._dropped])
-        self._db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", [*(facts or {}).items()])
+        self._db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", [*facts.items()])
         if step is not None:
             self._db.execute("INSERT INTO transition VALUES (?, ?, ?, ?, ?)", (self._length, *_encoded(step)))
         self._db.execute("COMMIT")
         hit(Failpoint.AFTER_COMMIT, what)
         self._length += step is not None
-        self._facts |= facts or {}
-        self._let_go()
+        self._facts |= facts
 
     def _let_go(self) -> None:
         """After a commit: take over what is new, remove what nothing refers to."""
