@@ -76,16 +76,21 @@ def test_the_disk_of_a_server_holds_one_contribution_per_device(folder: Path) ->
 
 
 def test_a_model_that_a_lost_device_may_ask_for_is_kept(folder: Path) -> None:
-    role, blueprint = lone_server(folder, 3)
-    role.machine.active = 2
-    role.receive(Letter("device/2", role.actor, UpdateRequested(device=2, activation=0), None, 0.0), 1.0)
-    role.tell(DeviceLost(device=2, activation=0), 1.0)
-    phase(role, 2)
-    assert role.machine.model == "z/0/1"
-    for _ in range(2):
-        (letter,) = role.receive(Letter("device/2", role.actor, UpdateRequested(device=2, activation=0), None, 0.0), 1.0)
-        assert letter.model is not None
-        assert torch.equal(letter.model, blueprint.start)
+    role, _ = lone_server(folder, 3)
+    phase(role, 3)
+    sent = role.z.clone()
+    ask = Letter("device/2", role.actor, UpdateRequested(device=2, activation=1), None, 0.0)
+    role.receive(ask, 1.0)
+    role.tell(DeviceLost(device=2, activation=1), 1.0)
+    role.machine.active = 1
+    phase(role, 1)
+    assert role.machine.model == "z/0/2"
+    assert "z/0/1" in role.store.names()
+    (letter,) = role.receive(ask, 1.0)
+    assert letter.model is not None
+    assert torch.equal(letter.model, sent)
+    role.receive(Letter("device/2", role.actor, Uploaded(device=2, activation=1, model="x/2/1"), sent, 0.0), 1.0)
+    assert "z/0/1" not in role.store.names()
     role.close()
 
 
@@ -99,7 +104,7 @@ def test_recovery_after_thousands_of_events_is_quick(folder: Path) -> None:
     role, _ = lone_server(folder, 50)
     seconds = time.perf_counter() - began
     assert events > 4000
-    assert seconds < 5  # 0.2 s on an idle core
+    assert seconds < 5  # 0.1 s where it was measured
     assert torch.equal(role.z, expected[0])
     assert torch.equal(role._sum.vector(), expected[1])
     assert role.hello() == expected[2]
