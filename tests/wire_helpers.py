@@ -176,12 +176,14 @@ class Proxy:
             task.add_done_callback(self._tasks.discard)
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counter: str) -> None:
+        due = time.monotonic()
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65_536 if self.slow == math.inf else 8192):
                 if self.silent:
                     await asyncio.sleep(3600)
                 if counter == "bytes_up" and self.slow < math.inf:
-                    await asyncio.sleep(len(data) / self.slow)
+                    due = max(due, time.monotonic() - 0.1) + len(data) / self.slow
+                    await asyncio.sleep(due - time.monotonic())
                 setattr(self, counter, getattr(self, counter) + len(data))
                 writer.write(data)
                 await writer.drain()

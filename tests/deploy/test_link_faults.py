@@ -153,8 +153,8 @@ def test_a_connection_that_goes_silent_is_noticed_at_both_ends_and_replaced(cert
 
 def test_a_line_that_is_slow_is_not_taken_for_one_that_is_dead(certs: Path) -> None:
     """An upload that takes longer than the time after which a silent peer is gone."""
-    options = dataclasses.replace(QUICK, keepalive_s=0.5, gone_s=1.5)
-    model = torch.zeros(375_000)
+    options = dataclasses.replace(QUICK, keepalive_s=0.5, gone_s=3.0)
+    model = torch.zeros(500_000)
 
     async def scenario() -> None:
         here, there = Ear(), Ear()
