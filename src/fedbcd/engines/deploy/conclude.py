@@ -25,7 +25,7 @@ from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.errors import ReplayMismatch
 from fedbcd.history import History
 
-LOOKS = 25
+LOOKS = 20
 
 
 def conclude(out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any], facts: dict[str, Any]) -> Run:
