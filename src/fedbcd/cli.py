@@ -22,8 +22,10 @@ from rich.table import Table
 
 from fedbcd import __version__
 from fedbcd.algorithm.variants import ALGORITHMS
+from fedbcd.cli_certs import certs_app
 from fedbcd.cli_check import check_command
 from fedbcd.cli_data import data_app
+from fedbcd.cli_deploy import coordinator_command, device_command, server_command, status_command, up_command
 from fedbcd.cli_experiments import paper_command, sweep_command
 from fedbcd.cli_plan import explain_command, plan_command
 from fedbcd.config import dump_toml, read_toml
@@ -85,6 +87,10 @@ def run_command(
 @app.command("replay")
 def replay_command(
     log: Annotated[Path, typer.Argument(help="An event log, or the folder of a run.")],
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="One device at a time in one thread, as a deployment computes: the digest is that of its stores."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
 ) -> None:
     """Recompute a recorded run from its event log, and check that it ends with the same models, bit for bit."""
@@ -96,7 +102,7 @@ def replay_command(
     federation = job.make_federation()
     job.use_threads(federation)
     with console.status("replaying ..."):
-        result = replay(path, federation)
+        result = replay(path, federation, exact=exact)
     if not result["complete"]:
         console.print("the log has no end: the run was stopped or killed. What it holds was replayed.")
     else:
@@ -127,9 +133,15 @@ def algorithms_command() -> None:
 
 
 app.add_typer(data_app, name="data")
+app.add_typer(certs_app, name="certs")
 app.command("paper")(paper_command)
 app.command("sweep")(sweep_command)
 app.command("check")(check_command)
+app.command("coordinator")(coordinator_command)
+app.command("server")(server_command)
+app.command("device")(device_command)
+app.command("up")(up_command)
+app.command("status")(status_command)
 app.command("plan")(plan_command)
 app.command("explain")(explain_command)
 

@@ -13,6 +13,8 @@ from fedbcd.protocol.messages import (
     OfflineDue,
     OfflineTrained,
     Pull,
+    Restored,
+    Resumed,
     RetryDue,
     Send,
     Train,
@@ -28,6 +30,8 @@ S = DeviceState
 ASK = Send(to="server/3", message=UpdateRequested(device=7, activation=1))
 UPLOAD = Send(to="server/3", message=Uploaded(device=7, activation=1, model="x/7/1"))
 LATE, NOW, EARLY = (Activated(activation=a, model=f"z/3/{a}") for a in (0, 1, 2))
+RESTORED = Restored(incarnation=1, activation=5, session=1 << 32, model="x/7/4")
+RESUMED = Send(to="server/3", message=Resumed(device=7, incarnation=1))
 PULL = Pull(activation=1, session=0, model="z/3/1")
 
 EXCHANGE_0: list[Event] = [Woke(), LATE, Trained(activation=0, steps=3), Acknowledged(activation=0)]
@@ -96,6 +100,8 @@ ROWS: list[tuple[DeviceState, Event, list[Command], DeviceState]] = [
     # late copies of activation 0 are normal in every state
     *[(state, LATE, [], state) for state in S],
     *[(state, Acknowledged(activation=0), [], state) for state in S],
+    # the server puts it in step, whatever it was doing
+    *[(state, RESTORED, [RESUMED], S.IDLE) for state in S],
 ]
 
 REFUSED: list[tuple[DeviceState, Event, type[ProtocolError], str]] = [
@@ -288,3 +294,28 @@ def test_two_devices_do_not_share_anything() -> None:
     before = snapshot(other)
     play(one, EXCHANGE_0)
     assert snapshot(other) == before
+
+
+# ------------------------------------------------------------------------------------------------------------- lost its memory
+def test_a_device_that_is_put_in_step_goes_on_with_the_servers_counters() -> None:
+    """Its sessions are its own: no mini-batch is drawn again."""
+    device = plain_device()
+    device.handle(RESTORED)
+    assert device.handle(Woke()) == [Send(to="server/3", message=UpdateRequested(device=7, activation=5))]
+    assert device.handle(Activated(activation=5, model="z/3/8")) == [Train(activation=5, session=1 << 32, model="z/3/8")]
+    upload = Uploaded(device=7, activation=5, model="x/7/5/1")
+    assert device.handle(Trained(activation=5, steps=2)) == [Send(to="server/3", message=upload)]
+
+
+def test_a_copy_of_restored_is_answered_and_changes_nothing() -> None:
+    device = plain_device([RESTORED, Woke(), Activated(activation=5, model="z/3/8")])
+    before = snapshot(device)
+    assert device.handle(RESTORED) == [RESUMED]
+    assert snapshot(device) == before
+
+
+def test_a_device_that_is_put_in_step_may_train_offline_again() -> None:
+    """FedBCD-I: the server has heard from it."""
+    device = device_in(S.SUSPENDED)
+    device.handle(RESTORED)
+    assert device.handle(OfflineDue()) == [TrainOffline(session=1 << 32)]

@@ -19,12 +19,15 @@ from fedbcd.protocol.messages import (
     DeviceJoined,
     DeviceLeft,
     DeviceLost,
+    DeviceReset,
     Dismiss,
     Event,
     GlobalUpdated,
     Isolated,
     Mixed,
     OpenPhase,
+    Restored,
+    Resumed,
     RetryDue,
     Send,
     ServerReady,
@@ -77,6 +80,13 @@ def step(mixed_model: str, version: int) -> StepModel:
     return StepModel(mixed=mixed_model, model=f"z/3/{version - 1}", result=f"z/3/{version}")
 
 
+def restore(device: DeviceId, activation: int, incarnation: int, model: str | None = None, life: int | None = None) -> Send:
+    model = model or f"x/{device}/{activation - 1}"
+    session = (incarnation if life is None else life) << 32
+    restored = Restored(incarnation=incarnation, activation=activation, session=session, model=model)
+    return Send(to=device_actor(device), message=restored)
+
+
 PHASE_0: list[Event] = [asks(0), asks(1), uploads(0), uploads(1)]
 
 
@@ -112,6 +122,8 @@ ROWS: list[tuple[ServerState, Event, list[Command], ServerState]] = [
     (S.WAITING, lost(2), [], S.WAITING),
     (S.WAITING, DeviceJoined(device=9), [Admit(device=9, model="z/3/1")], S.WAITING),
     (S.WAITING, DeviceLeft(device=2), [Dismiss(device=2)], S.WAITING),
+    *[(state, DeviceReset(device=0), [restore(0, 1, 1)], state) for state in (S.COLLECTING, S.WAITING)],
+    *[(state, Resumed(device=0, incarnation=0), [], state) for state in (S.COLLECTING, S.WAITING)],
     # the coordinator
     (S.COLLECTING, mixed(0), [], S.COLLECTING),
     (S.COLLECTING, GlobalUpdated(phase=0, model="z/1"), [], S.COLLECTING),
@@ -136,6 +148,8 @@ REFUSED: list[tuple[ServerState, Event, type[ProtocolError], str]] = [
     (S.COLLECTING, mixed(1), RemoteProtocolError, "got the answer to phase 1.0"),
     (S.COLLECTING, GlobalUpdated(phase=1, model="z/2"), RemoteProtocolError, "got the answer to phase 1.0"),
     (S.WAITING, mixed(1, 1), RemoteProtocolError, "got the answer to phase 1.1"),
+    *[(state, DeviceReset(device=8), RemoteProtocolError, "device 8 is not a member") for state in BUSY],
+    *[(state, Resumed(device=0, incarnation=1), RemoteProtocolError, "put in step 1 times, but server 3 did so 0 times") for state in BUSY],
 ]
 
 LATE: list[Event] = [
@@ -510,3 +524,41 @@ def test_a_member_that_comes_back_before_it_was_activated_gets_the_activation_of
     """Whether the first one reached it nobody knows; two different ones for one activation would be worse."""
     server = server_after([asks(0), DeviceLeft(device=0), asks(1), asks(2), uploads(1), uploads(2), mixed(0)])
     assert play(server, [DeviceJoined(device=0), asks(0)]) == [activate(0, 0, "z/3/0")]
+
+
+# ------------------------------------------------------------------------------------------------- devices that lost their memory
+def test_until_a_device_confirms_it_is_told_again_and_nothing_of_it_counts() -> None:
+    server = server_after([*PHASE_0, mixed(0), asks(0, 1), DeviceReset(device=0)])
+    again = restore(0, 1, 1)
+    assert server.handle(asks(0, 0)) == [again]
+    assert server.handle(uploads(0, 1)) == [again]
+    assert server.handle(DeviceReset(device=0)) == [again]
+    assert server.handle(Resumed(device=0, incarnation=1)) == []
+    assert server.handle(asks(0, 1)) == [activate(0, 1, "z/3/1")]  # its place was kept
+
+
+def test_an_upload_from_before_a_device_was_put_in_step_is_refused() -> None:
+    """Otherwise the server would count a model that the device no longer has."""
+    server = server_after([asks(0), DeviceReset(device=0), Resumed(device=0, incarnation=1), asks(0)])
+    assert_refused(server, uploads(0), RemoteProtocolError, "it has been put in step 1 times; this is from before")
+    uploaded = Uploaded(device=0, activation=0, model="x/0/0/1")
+    assert server.handle(uploaded) == [absorb(0), acknowledge(0)]
+
+
+def test_a_device_that_never_uploaded_is_put_in_step_with_what_it_began_with() -> None:
+    server = server_after([*PHASE_0, mixed(0), DeviceJoined(device=9)])
+    assert server.handle(DeviceReset(device=2)) == [restore(2, 0, 1, "z/3/0")]
+    assert server.handle(DeviceReset(device=9)) == [restore(9, 0, 1, "z/3/1", life=0)]
+
+
+def test_a_device_that_lost_its_memory_twice_is_put_in_step_twice() -> None:
+    server = server_after([DeviceReset(device=0), Resumed(device=0, incarnation=1)])
+    assert server.handle(DeviceReset(device=0)) == [restore(0, 0, 2, "z/3/0")]
+    assert server.handle(Resumed(device=0, incarnation=1)) == []  # a late copy confirms nothing
+    assert server.is_restoring(0)
+
+
+def test_a_late_copy_of_a_device_that_left_does_not_put_it_in_step() -> None:
+    server = server_after([DeviceReset(device=0), DeviceLeft(device=0)])
+    assert_ignored(server, DeviceReset(device=0))
+    assert_ignored(server, Resumed(device=0, incarnation=1))

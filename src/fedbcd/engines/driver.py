@@ -16,7 +16,6 @@ from fedbcd.protocol.messages import (
     Actor,
     AdoptModel,
     Command,
-    Dismiss,
     Event,
     ModelRef,
     Pull,
@@ -56,8 +55,6 @@ class NoNumbers:
                     self.server_models[number_of(actor)] = command.result
                 case AdoptModel():
                     self.server_models[number_of(actor)] = command.model
-                case Dismiss():
-                    self.at_work.pop(command.device, None)
 
 
 class Machines:

@@ -1,6 +1,8 @@
 """A recorded run again: the event log is the schedule, so the numbers follow from it alone."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +17,77 @@ from fedbcd.engines.simulate.delays import DELAYS, Clock
 from fedbcd.errors import ProtocolError, RecordError, ReplayMismatch
 from fedbcd.eventlog import LogReader, Transition
 from fedbcd.protocol.clouds import CLOUDS
-from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trained
+from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trained, number_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def replay(log: str | Path, federation: Federation, *, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Recompute a recorded run from its event log alone; raises if a machine or the final digest disagrees with the record."""
+OnStep = Callable[[float, Driver], None]
+
+
+def replay(
+    log: str | Path,
+    federation: Federation,
+    *,
+    device: str | torch.device = "cpu",
+    exact: bool = False,
+    on_step: OnStep | None = None,
+) -> dict[str, Any]:
+    """Recompute a recorded run from its event log alone; raises if a machine or the final digest disagrees with the record.
+
+    `exact` asks for one device at a time in one thread, as a deployment computes: the digest is then that of its stores, bit for bit.
+    `on_step` is called before each transition with its time, and may look at the driver's machines and numbers.
+    """
     reader = LogReader(Path(log))
     settings = _recorded_settings(reader, federation)
-    numbers = settings.numbers(federation, torch_device(device))
+    with one_thread() if exact else nullcontext():
+        return _replayed(reader, settings, federation, torch_device("cpu" if exact else device), exact, on_step)
+
+
+def _replayed(
+    reader: LogReader, settings: Settings, federation: Federation, device: torch.device, exact: bool, on_step: OnStep | None
+) -> dict[str, Any]:
+    if exact and settings.max_batch != 1:
+        raise RecordError(
+            f"{reader.path} is of a run that trained devices together (max_batch={settings.max_batch}), and its digest depends on that; "
+            "replay it without --exact"
+        )
+    numbers = settings.numbers(federation, device)
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    numbers.remember(_restored_devices(reader.path))
     recorded = _Recorded(reader.path, settings.algorithm.steps)
     driver = Driver(settings.machines(federation), numbers, recorded)
     for step in reader:
+        if on_step is not None:
+            on_step(step.time, driver)
         recorded.deliver(driver, step)
     result = {"rounds": driver.machines.coordinator.round, "clock": recorded.clock, "digest": numbers.digest()}
     for key, value in result.items() if reader.end is not None else ():
         if reader.end is not None and reader.end.get(key) != value:
-            raise ReplayMismatch(f"{log} line {recorded.line + 1} ends with {key} {reader.end.get(key)}, the replay with {value}")
+            raise ReplayMismatch(f"{reader.path} line {recorded.line + 1} ends with {key} {reader.end.get(key)}, the replay with {value}")
     return {**result, "complete": reader.end is not None}
+
+
+def _restored_devices(path: Path) -> set[int]:
+    """Who was put in step on the way: their last contributions are to be remembered. What is wrong with a line is found later."""
+    found: set[int] = set()
+    with path.open("rb") as file:
+        for raw in file:
+            if raw.startswith(b'{"t"') and b'"event":{"Restored":' in raw:
+                with suppress(ValueError, KeyError, TypeError, AttributeError):
+                    found.add(number_of(json.loads(raw)["on"]))
+    return found
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread inside torch, so that no sum depends on how many cores there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Recorded:

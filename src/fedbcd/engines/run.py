@@ -14,6 +14,7 @@ import torch
 from fedbcd.algorithm.variants import Algorithm
 from fedbcd.data.federation import Federation
 from fedbcd.engines.driver import Driver, NoNumbers
+from fedbcd.engines.look import members_of, row_of, scores_of
 from fedbcd.engines.result import Progress, Run
 from fedbcd.engines.settings import Precision, Settings, products_in, rounds_between_looks, samples_per_round, torch_device
 from fedbcd.engines.simulate.ahead import Ahead
@@ -26,7 +27,7 @@ from fedbcd.engines.simulate.workers import workers
 from fedbcd.engines.warnings import doubts
 from fedbcd.errors import ConfigError, DivergenceWarning, RecordError
 from fedbcd.eventlog import LogWriter
-from fedbcd.history import History, Row
+from fedbcd.history import History
 from fedbcd.protocol.clouds import Cloud, SyncCloud
 from fedbcd.runfolder import Checkpoint, RunFolder
 
@@ -314,9 +315,6 @@ class _Training:
                 warnings.warn(doubt, DivergenceWarning, stacklevel=6)  # where `train` was called
 
     # ------------------------------------------------------------------------------------------------------------- evaluation
-    def _members(self) -> list[tuple[int, int]]:
-        return [(device, server.server) for server in self.machines.servers for device in server.members]
-
     def _settle(self) -> None:
         """Have all work done that has been asked for so far."""
         self.numbers.flush()
@@ -325,37 +323,17 @@ class _Training:
 
     def _scores(self) -> Scores:
         self._settle()
-        personal = {device: self.numbers.personal(device, server) for device, server in self._members()}
-        return self.evaluator.scores(self.numbers.global_NF(), personal, self.numbers.workers)
+        return scores_of(self.numbers, self.machines, self.evaluator)
 
     def _look(self) -> None:
         """Add a row to the history."""
         self._settle()
         began = time.perf_counter()
         self.scores = self._scores()
-        members = self._members()
-        z_VF = self.numbers.global_NF()
-        mean_z = z_VF.double().mean(0)
-        distance = self.numbers.distance(members) if self.settings.algorithm.personal else 0.0
-        personal = sorted(self.scores.devices.values())
+        row = row_of(self.numbers, self.machines, self.scores, self.simulation.now, Certificates())
         self.looking += time.perf_counter() - began
-        found = self._certificates([device for device, _ in members])
-        self.history.append(
-            Row(
-                round=self.simulation.round,
-                clock=self.simulation.now,
-                activations=self.simulation.activations,
-                global_accuracy=_mean(self.scores.servers),
-                personal_accuracy=_mean(personal),
-                worst_decile=_mean(personal[: max(1, len(personal) // 10)]),
-                disagreement=float((z_VF.double() - mean_z).norm(dim=1).mean()),
-                distance=distance,
-                gap=found.gap,
-                worst_gap=found.worst_gap,
-                pull=found.pull,
-                spread=found.spread,
-            )
-        )
+        found = self._certificates([device for device, _ in members_of(self.machines)])
+        self.history.append(replace(row, round=self.simulation.round, activations=self.simulation.activations, **asdict(found)))
 
     def _certificates(self, members: list[int]) -> Certificates:
         """Those of this row, if it is to have any."""
@@ -369,7 +347,7 @@ class _Training:
         last = self.history.last
         found = Certificates(last.gap, last.worst_gap, last.pull, last.spread)
         if math.isnan(last.pull) and self.plan.certify_every != 0:
-            members = [device for device, _ in self._members()]
+            members = [device for device, _ in members_of(self.machines)]
             devices = self.ration.devices_at_the_end(members, self.simulation.round, self._certified())
             found = self.certifier.certificates(members, self.plan.certify_devices or devices)
         return {name: value for name, value in asdict(found).items() if not math.isnan(value)}
@@ -410,7 +388,3 @@ class _Training:
             self.scores.devices,
             finished,
         )
-
-
-def _mean(values: tuple[float, ...] | list[float]) -> float:
-    return sum(values) / len(values) if values else math.nan

@@ -90,10 +90,12 @@ class ModelPart:
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"model.hidden = {list(self.hidden)} must be widths of 1 or more, e.g. [64, 32]")
 
-    def factory(self, data: LoadedDataset) -> Callable[[], nn.Module]:
-        """A callable that makes the module."""
+    def factory(self, data: LoadedDataset | None) -> Callable[[], nn.Module]:
+        """A callable that makes the module; only one of your own can do without the data set that it is for."""
         if ":" in self.name:
             return _imported(self.name)
+        if data is None:
+            raise ConfigError(f'model.name = {self.name!r} needs a data set to fit; name your own as "package.module:factory"')
         if self.name not in MODELS:
             raise ConfigError(
                 f"model.name = {self.name!r} is unknown{nearest(self.name, MODELS)}; known: {', '.join(MODELS)}, "
@@ -246,7 +248,7 @@ def default_table() -> dict[str, Any]:
 
 def parse(table: Mapping[str, Any]) -> list[Job]:
     """The jobs of a job file: one, or one per entry of `[[runs]]`, each with its own changes."""
-    check_keys(table, {*SECTIONS, "title", "runs"}, "")
+    check_keys(table, {*SECTIONS, "title", "runs", "deploy"}, "")  # [deploy] is for `fedbcd up` and the roles
     runs = table.get("runs", [{}])
     if not (isinstance(runs, list) and runs and all(isinstance(entry, Mapping) for entry in runs)):
         raise ConfigError("runs must be a list of tables, written [[runs]]")

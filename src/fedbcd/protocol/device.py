@@ -17,6 +17,8 @@ from fedbcd.protocol.messages import (
     OfflineDue,
     OfflineTrained,
     Pull,
+    Restored,
+    Resumed,
     RetryDue,
     Send,
     Train,
@@ -25,7 +27,7 @@ from fedbcd.protocol.messages import (
     UpdateRequested,
     Uploaded,
     Woke,
-    ref,
+    upload_ref,
 )
 
 
@@ -44,7 +46,7 @@ class DeviceState(Enum):
 class Device:
     """One device. `offline_limit` is None for FedBCD, FedAvg and FedProx; for FedBCD-I it is the number of offline rounds in a row."""
 
-    __slots__ = ("_granted", "activation", "device", "offline", "offline_limit", "server", "session", "state")
+    __slots__ = ("_granted", "activation", "device", "incarnation", "offline", "offline_limit", "server", "session", "state")
 
     def __init__(self, device: DeviceId, server: Actor, offline_limit: int | None = None) -> None:
         self.device = device
@@ -54,7 +56,13 @@ class Device:
         self.activation = 0  # the next activation, or the one under way
         self.session = 0  # the next session of mini-batch steps
         self.offline = 0  # offline rounds since the last contact
+        self.incarnation = 0  # how often the server has had to put it in step
         self._granted: Activated | None = None  # came while training offline; starts when that ends
+
+    @property
+    def granted(self) -> Activated | None:
+        """The activation that starts when the offline round under way has ended."""
+        return self._granted
 
     def handle(self, event: Event) -> list[Command]:
         """Advance by one event and return what is to be done. The only method that changes anything."""
@@ -139,6 +147,16 @@ class Device:
             self.state = DeviceState.IDLE
         return []
 
+    def _restored(self, event: Event) -> list[Command]:
+        """Whatever it was doing, it was not meant to: go on as the server remembers it. A copy is only answered."""
+        assert isinstance(event, Restored)
+        if event.incarnation > self.incarnation:
+            self.incarnation = event.incarnation
+            self.activation, self.session, self.offline = event.activation, event.session, 0
+            self._granted = None
+            self.state = DeviceState.IDLE
+        return [Send(to=self.server, message=Resumed(device=self.device, incarnation=self.incarnation))]
+
     def _ignore(self, _: Event) -> list[Command]:
         return []
 
@@ -147,7 +165,7 @@ class Device:
         return Send(to=self.server, message=UpdateRequested(device=self.device, activation=self.activation))
 
     def _upload(self) -> Send:
-        model = ref("x", self.device, self.activation)
+        model = upload_ref(self.device, self.activation, self.incarnation)
         return Send(to=self.server, message=Uploaded(device=self.device, activation=self.activation, model=model))
 
 
@@ -175,6 +193,7 @@ TRANSITIONS: Mapping[tuple[DeviceState, type[Event]], Callable[[Device, Event], 
     **{(state, Activated): Device._activated for state in _D},
     (_D.TRAINING, Trained): Device._trained,
     **{(state, Acknowledged): Device._acknowledged for state in _D},
+    **{(state, Restored): Device._restored for state in _D},
     # no answer came
     (_D.ASKING, RetryDue): Device._retry,
     (_D.ASKING_OFFLINE, RetryDue): Device._retry,

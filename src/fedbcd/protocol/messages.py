@@ -1,8 +1,9 @@
 """The vocabulary of the protocol: events are past facts, commands are imperative, both are frozen values.
 
 A message between two actors *is* the event that its receiver handles: `Send(to=server(3), message=Uploaded(...))`.
-Models appear as handles (`ModelRef`): `x/42/9` device 42 after activation 9, `z/3/17` version 17 of server 3's model, `z/17` the
-coordinator's model (Sync-cloud), `w/5/0/3` what server 3 gets from mix 5, iteration 0. The engine holds the tensors.
+Models appear as handles (`ModelRef`): `x/42/9` device 42 after activation 9 (`x/42/9/1` once it has been put in step), `z/3/17` version 17
+of server 3's model, `z/17` the coordinator's model (Sync-cloud), `w/5/0/3` what server 3 gets from mix 5, iteration 0. The engine holds
+the tensors.
 """
 
 from dataclasses import dataclass
@@ -34,6 +35,16 @@ def number_of(actor: Actor) -> int:
 def ref(kind: str, *numbers: int) -> ModelRef:
     """A model handle, e.g. `ref("z", 3, 17)` is `z/3/17`."""
     return "/".join((kind, *map(str, numbers)))
+
+
+def upload_ref(device: DeviceId, activation: int, incarnation: int) -> ModelRef:
+    """The handle of an upload; a device that has lost its memory cannot be mistaken for the one it was."""
+    return ref("x", device, activation, *([incarnation] if incarnation else []))
+
+
+def first_session(life: int) -> int:
+    """Where a device's sessions begin: each of its lives has 2^32 of its own, so that no mini-batch is drawn twice by accident."""
+    return life << 32
 
 
 class Event:
@@ -101,6 +112,19 @@ class Acknowledged(Event):
     activation: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(Event):
+    """The server puts a device in step that has lost its memory: x = x_prev = `model`, its last contribution.
+
+    `incarnation` counts such events of the device, so that a copy does nothing; counters go on from `activation` and `session`.
+    """
+
+    incarnation: int
+    activation: int
+    session: int
+    model: ModelRef
+
+
 # -------------------------------------------------------------------------------------------------------------- events, server
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRequested(Event):
@@ -139,6 +163,21 @@ class DeviceLeft(Event):
     """A member has gone for good; its copy no longer counts."""
 
     device: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReset(Event):
+    """A member has come back without its memory, or with one that is older than what the server has accepted."""
+
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Event):
+    """A device has been put in step."""
+
+    device: DeviceId
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

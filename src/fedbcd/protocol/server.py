@@ -20,6 +20,7 @@ from fedbcd.protocol.messages import (
     DeviceJoined,
     DeviceLeft,
     DeviceLost,
+    DeviceReset,
     Dismiss,
     Event,
     GlobalUpdated,
@@ -27,6 +28,8 @@ from fedbcd.protocol.messages import (
     Mixed,
     ModelRef,
     OpenPhase,
+    Restored,
+    Resumed,
     RetryDue,
     Send,
     ServerId,
@@ -36,7 +39,9 @@ from fedbcd.protocol.messages import (
     UpdateRequested,
     Uploaded,
     device_actor,
+    first_session,
     ref,
+    upload_ref,
 )
 
 
@@ -59,7 +64,7 @@ class Server:
         self.state = ServerState.NEW
         self.phase = -1
         self.iteration = 0  # of the cloud's K_z, while waiting
-        self.model: ModelRef = ref("z", 0) if sync else ref("z", server, 0)
+        self.model: ModelRef = self._first_model()
         self._version = 0
         self._isolated_through = -1
         self._counted: set[DeviceId] = set()  # whose uploads this phase has; a device counts once
@@ -69,6 +74,10 @@ class Server:
         self._working: dict[DeviceId, Activated] = {}
         self._lost: dict[DeviceId, Activated] = {}  # given up, but welcome if it does arrive
         self._held: list[tuple[DeviceId, int]] = []  # uploads that came while waiting; they count in the next phase
+        self._incarnation: dict[DeviceId, int] = {}  # how often a device had to be put in step
+        self._lives: dict[DeviceId, int] = {}  # how often it may have trained before that and lost it
+        self._restoring: set[DeviceId] = set()  # those that have not confirmed it
+        self._start: dict[DeviceId, ModelRef] = {}  # what a device that joined late began with, until its first upload
 
     @property
     def members(self) -> tuple[DeviceId, ...]:
@@ -79,6 +88,28 @@ class Server:
     def received(self) -> int:
         """The number of devices whose uploads count in this phase."""
         return len(self._counted)
+
+    @property
+    def working(self) -> tuple[tuple[DeviceId, int], ...]:
+        """The devices that are busy with an activation, each with its number."""
+        return tuple((device, activated.activation) for device, activated in self._working.items())
+
+    @property
+    def places(self) -> int:
+        """How many more devices this phase can let in."""
+        return max(self._needed() - self.received - len(self._working), 0) if self.state is ServerState.COLLECTING else 0
+
+    def last_of(self, device: DeviceId) -> int | None:
+        """The last accepted activation of a member, -1 before the first; None: it is no member."""
+        return self._last.get(device)
+
+    def incarnation_of(self, device: DeviceId) -> int:
+        """How often this device had to be put in step."""
+        return self._incarnation.get(device, 0)
+
+    def is_restoring(self, device: DeviceId) -> bool:
+        """Whether the device has been told to start from its last contribution and has not confirmed it."""
+        return device in self._restoring
 
     def is_working(self, device: DeviceId) -> bool:
         """Whether the device is busy with an activation."""
@@ -96,6 +127,8 @@ class Server:
         assert isinstance(event, UpdateRequested)
         if self._is_gone(event.device):
             return []
+        if event.device in self._restoring:
+            return [self._restore(event.device)]
         last = self._last[event.device]
         if event.activation > last + 1:
             raise RemoteProtocolError(
@@ -123,6 +156,8 @@ class Server:
         assert isinstance(event, Uploaded)
         if self._is_gone(event.device):
             return []
+        if event.device in self._restoring:
+            return [self._restore(event.device)]
         acknowledge = Send(to=device_actor(event.device), message=Acknowledged(activation=event.activation))
         if event.activation <= self._last[event.device]:
             return [acknowledge]  # the first acknowledgement was lost
@@ -131,8 +166,14 @@ class Server:
             raise RemoteProtocolError(
                 f"device {event.device} uploads activation {event.activation}, which server {self.server} has not started"
             )
+        if event.model != upload_ref(event.device, event.activation, self.incarnation_of(event.device)):
+            raise RemoteProtocolError(
+                f"device {event.device} uploads {event.model}, but it has been put in step {self.incarnation_of(event.device)} times; "
+                "this is from before"
+            )
         self._working.pop(event.device, None)
         self._lost.pop(event.device, None)
+        self._start.pop(event.device, None)
         self._last[event.device] = event.activation
         if self.state is ServerState.WAITING:
             self._held.append((event.device, event.activation))
@@ -152,7 +193,10 @@ class Server:
         assert isinstance(event, DeviceJoined)
         if event.device in self._last:
             return []
+        if event.device not in self._left:
+            self._lives[event.device] = -1  # what it is sent to start from begins its first life
         self._last[event.device] = self._left.pop(event.device, -1)
+        self._start[event.device] = self.model
         admit = Admit(device=event.device, model=self.model)
         return [admit, *self._activate_next()] if self.state is ServerState.COLLECTING else [admit]
 
@@ -166,6 +210,7 @@ class Server:
             )
         self._left[event.device] = self._last.pop(event.device)
         self._asking.pop(event.device, None)
+        self._restoring.discard(event.device)
         if event.device in self._working:
             self._lost[event.device] = self._working.pop(event.device)  # it may come back and finish
         self._held = [(device, activation) for device, activation in self._held if device != event.device]
@@ -173,6 +218,40 @@ class Server:
         if self.state is not ServerState.COLLECTING:
             return [dismiss]
         return [dismiss, *self._activate_next(), *self._end_if_complete()]
+
+    def _reset(self, event: Event) -> list[Command]:
+        assert isinstance(event, DeviceReset)
+        if self._is_gone(event.device):
+            return []
+        if event.device not in self._restoring:
+            self._incarnation[event.device] = self.incarnation_of(event.device) + 1
+            self._lives[event.device] = self._lives.get(event.device, 0) + 1
+            self._restoring.add(event.device)
+            self._asking.pop(event.device, None)
+        return [self._restore(event.device)]
+
+    def _restore(self, device: DeviceId) -> Send:
+        incarnation, last = self._incarnation[device], self._last[device]
+        session = first_session(self._lives[device])
+        model = self._start.get(device, ref("x", device, last) if last >= 0 else self._first_model())
+        restored = Restored(incarnation=incarnation, activation=last + 1, session=session, model=model)
+        return Send(to=device_actor(device), message=restored)
+
+    def _first_model(self) -> ModelRef:
+        return ref("z", 0) if self.sync else ref("z", self.server, 0)
+
+    def _resumed(self, event: Event) -> list[Command]:
+        assert isinstance(event, Resumed)
+        if self._is_gone(event.device):
+            return []
+        if event.incarnation > self.incarnation_of(event.device):
+            raise RemoteProtocolError(
+                f"device {event.device} says that it was put in step {event.incarnation} times, but server {self.server} did so "
+                f"{self.incarnation_of(event.device)} times"
+            )
+        if event.incarnation == self.incarnation_of(event.device):
+            self._restoring.discard(event.device)
+        return []
 
     def _is_gone(self, device: DeviceId) -> bool:
         """Whether a message is a late one of a device that has left; a device that never belonged here is refused."""
@@ -267,6 +346,8 @@ _DEVICES: Mapping[type[Event], Callable[[Server, Event], list[Command]]] = {
     DeviceLost: Server._device_lost,
     DeviceJoined: Server._joined,
     DeviceLeft: Server._device_left,
+    DeviceReset: Server._reset,
+    Resumed: Server._resumed,
 }
 TRANSITIONS: Mapping[tuple[ServerState, type[Event]], Callable[[Server, Event], list[Command]]] = {
     (_S.NEW, Started): lambda server, _: server._open(),

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedbcd.algorithm import draws
+from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.device import Rows, Work
 from fedbcd.algorithm.objective import Gradients, Objective
 from fedbcd.algorithm.variants import Algorithm, FedBCDI, penalties
-from fedbcd.data.federation import Federation
+from fedbcd.data.federation import Transform
+from fedbcd.data.samples import Samples
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.protocol.messages import ModelRef
 
@@ -28,6 +30,7 @@ class Job:
     steps: int
     model: ModelRef | None
     offline: bool
+    activation: int = -1
 
 
 class Batches(NamedTuple):
@@ -41,12 +44,28 @@ class Batches(NamedTuple):
         return self.positions[:n, k], None if self.hashes is None else self.hashes[:n, k]
 
 
+class TrainingData(Protocol):
+    """What training needs of a federation."""
+
+    pool: Samples
+    positions: Tensor  # of the devices' samples in the pool, one device after the other
+    starts: Tensor  # where each device's begin
+    sizes: list[int]
+    transform: Transform
+    augment: Augment | None
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        ...
+
+
 class Trainer:
     """Runs jobs of one kind together. `max_batch` bounds how many; 1 means one at a time, and no result depends on another."""
 
     def __init__(
         self,
-        federation: Federation,
+        federation: TrainingData,
         algorithm: Algorithm,
         objective: Objective,
         seed: int,

@@ -6,8 +6,8 @@ devices, not the population. Training is due only when its result is read: all t
 """
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,8 @@ from fedbcd.engines.simulate.workers import OneWorker, Workers
 from fedbcd.protocol.clouds import Cloud, GraphCloud
 from fedbcd.protocol.messages import (
     Absorb,
+    Acknowledged,
+    Activated,
     Actor,
     Admit,
     AdoptModel,
@@ -32,6 +34,10 @@ from fedbcd.protocol.messages import (
     OfflineTrained,
     OpenPhase,
     Pull,
+    Restored,
+    RetryDue,
+    Send,
+    ServerReady,
     StepGlobal,
     StepModel,
     Train,
@@ -45,8 +51,48 @@ from fedbcd.protocol.messages import (
 class _Upload:
     """What an activation changed: the row before and after it."""
 
+    activation: int
     before: Tensor | None
     after: Tensor
+
+
+def stepped(algorithm: Algorithm, mixed: Tensor, total: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
+    """Eqs. (5) and (6b) in float64, rounded once. With nobody to count, z = w."""
+    if weight == 0.0:
+        return mixed.to(dtype)
+    if algorithm.server_step_form == "absolute":
+        z = cloud_step.server_step_absolute(mixed, total, weight, algorithm.server_step)
+    else:
+        z = cloud_step.server_step(mixed, total / weight, algorithm.server_step)
+    return z.to(dtype)
+
+
+def stepped_globally(
+    algorithm: Algorithm, z: Tensor, total_VF: Tensor, weights: Sequence[float], iterations: int, dtype: torch.dtype
+) -> Tensor:
+    """Sync-cloud, eq. (5): K_z steps of the one global model towards all servers' devices together."""
+    total, weight = total_VF.sum(0), sum(weights)
+    z = z.double()
+    for _ in range(iterations):
+        z = stepped(algorithm, z, total, weight, dtype).double()
+    return z.to(dtype)
+
+
+def mixing_matrices(cloud: Cloud, device: torch.device) -> list[Tensor]:
+    """The matrices a_nm that are used in turn; none for clouds that take plain means."""
+    return [torch.tensor(m, dtype=torch.float64, device=device) for m in cloud.mixing] if isinstance(cloud, GraphCloud) else []
+
+
+def mixed_models(command: MixModels, models: Sequence[Tensor], mixing: Sequence[Tensor]) -> dict[ModelRef, Tensor]:
+    """Eq. (6a): w_n for the servers of a mix, by handle."""
+    z_BF = torch.stack([*models]).double()
+    if mixing:
+        weights = mixing[command.round % len(mixing)]
+        chosen = torch.tensor(command.servers, device=weights.device)
+        w_BF = cloud_step.mix(z_BF, weights[chosen][:, chosen])
+    else:
+        w_BF = cloud_step.mean(z_BF).expand(len(command.results), -1)
+    return {handle: w.to(models[0].dtype) for handle, w in zip(command.results, w_BF, strict=True)}
 
 
 class StackedNumbers:
@@ -80,12 +126,16 @@ class StackedNumbers:
         self.prev_with_nobody = self.with_nobody[:, : self.size_P].clone()
         self.x_NF, self.prev_NP = self.with_nobody[:rows], self.prev_with_nobody[:rows]
         self.weights: list[float] = cloud_weights(algorithm, federation.sizes).tolist()
-        self.mixing = (
-            [torch.tensor(m, dtype=torch.float64, device=start.device) for m in cloud.mixing] if isinstance(cloud, GraphCloud) else []
-        )
+        self.mixing = mixing_matrices(cloud, start.device)
         self._set_start(start)
         self._count_members(federation, start.to(storage), late)
         self._at_work: dict[int, Train | Pull] = {}
+        self._granted: dict[int, Activated] = {}  # until the upload is accepted: a device may begin late, or begin again
+        self._awaited: Counter[ModelRef] = Counter()  # w_n -> servers that have not stepped from it
+        self._reported: set[int] = set()  # Sync-cloud: servers whose sums are on their way
+        self._sent: dict[int, tuple[Tensor, float]] = {}  # of those, the sums that have changed since
+        self._contribution: dict[int, Tensor] = {}  # last accepted models, of devices that are to be remembered
+        self._incarnation: dict[int, int] = {}
         self._pending: list[Job] = []
         self._absorbing: list[tuple[int, int]] = []  # (server, device) in order of upload
         self._uploads: dict[int, _Upload] = {}
@@ -104,6 +154,11 @@ class StackedNumbers:
                 self.weight_V[n] = sum(self.weights[i] for i in members if i not in late)
                 self.total_VF[n] = self.weight_V[n] * start.double()
 
+    def remember(self, devices: Iterable[int]) -> None:
+        """Keep the last accepted model of these devices, from the start: they will be put in step by `Restored`."""
+        if self.algorithm.personal:
+            self._contribution = {device: self.x_NF[device].clone() for device in devices}
+
     # ------------------------------------------------------------------------------------------------------------ transitions
     def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
         """Take note of one transition."""
@@ -111,6 +166,8 @@ class StackedNumbers:
             self._finished(number_of(actor), event)
         elif isinstance(event, OfflineTrained):
             self._pending.append(Job(number_of(actor), event.session, event.steps, None, offline=True))
+        elif isinstance(event, Restored):
+            self._restore(number_of(actor), event)
         for command in commands:
             match command:
                 case Train() | Pull():
@@ -127,6 +184,12 @@ class StackedNumbers:
                     self._mix(command)
                 case StepGlobal():
                     self._step_global(command)
+                case Send(message=Activated() as granted):
+                    self._granted[number_of(command.to)] = granted
+                case Send(message=Acknowledged() as acknowledged):
+                    self._accept(number_of(command.to), acknowledged.activation)
+                case Send(message=ServerReady()) if self.cloud.sync and not isinstance(event, RetryDue):
+                    self._reported.add(number_of(actor))
                 case Admit():
                     self._admit(number_of(actor), command)
                 case Dismiss():
@@ -134,7 +197,7 @@ class StackedNumbers:
 
     def _finished(self, device: int, event: Trained) -> None:
         work = self._at_work.pop(device)
-        self._pending.append(Job(device, work.session, event.steps, work.model, offline=False))
+        self._pending.append(Job(device, work.session, event.steps, work.model, offline=False, activation=event.activation))
 
     def _open(self, server: int) -> None:
         if self.algorithm.counts == "active":
@@ -145,42 +208,37 @@ class StackedNumbers:
     def _step(self, server: int, command: StepModel) -> None:
         self.flush()
         mixed = self.models[command.mixed].double()
-        self.models[command.result] = self._stepped(mixed, self.total_VF[server], self.weight_V[server])
+        self.models[command.result] = stepped(self.algorithm, mixed, self.total_VF[server], self.weight_V[server], self.dtype)
+        self._stepped_from(command.mixed)
         self._replace(server, command.result)
+
+    def _stepped_from(self, handle: ModelRef) -> None:
+        """One server fewer needs this w_n; on a real network another mix may come before the last of them has stepped."""
+        if handle in self._awaited:
+            self._awaited[handle] -= 1
+            if self._awaited[handle] == 0:
+                del self._awaited[handle], self.models[handle]
 
     def _step_global(self, command: StepGlobal) -> None:
         self.flush()
-        total, weight = self.total_VF.sum(0), sum(self.weight_V)
-        z = self.models[command.model].double()
-        for _ in range(command.iterations):
-            z = self._stepped(z, total, weight).double()
-        self.models[command.result] = z.to(self.dtype)
-
-    def _stepped(self, mixed: Tensor, total: Tensor, weight: float) -> Tensor:
-        """Eqs. (5) and (6b) in float64, rounded once. With nobody to count, z = w."""
-        if weight == 0.0:
-            return mixed.to(self.dtype)
-        if self.algorithm.server_step_form == "absolute":
-            z = cloud_step.server_step_absolute(mixed, total, weight, self.algorithm.server_step)
-        else:
-            z = cloud_step.server_step(mixed, total / weight, self.algorithm.server_step)
-        return z.to(self.dtype)
+        total_VF, weights = self.total_VF, self.weight_V
+        if self._sent:
+            total_VF = torch.stack([self._sent[n][0] if n in self._sent else row for n, row in enumerate(total_VF)])
+            weights = [self._sent[n][1] if n in self._sent else weight for n, weight in enumerate(weights)]
+        z = self.models[command.model]
+        self.models[command.result] = stepped_globally(self.algorithm, z, total_VF, weights, command.iterations, self.dtype)
+        self._reported.clear()
+        self._sent.clear()
 
     def _mix(self, command: MixModels) -> None:
-        for handle in [h for h in self.models if h.startswith("w/")]:
-            del self.models[handle]  # every server of the last mix has stepped
-        z_BF = torch.stack([self.models[handle] for handle in command.models]).double()
-        if self.mixing:
-            weights = self.mixing[command.round % len(self.mixing)]
-            chosen = torch.tensor(command.servers, device=weights.device)
-            w_BF = cloud_step.mix(z_BF, weights[chosen][:, chosen])
-        else:
-            w_BF = cloud_step.mean(z_BF).expand(len(command.results), -1)
-        self.models |= {handle: w.to(self.dtype) for handle, w in zip(command.results, w_BF, strict=True)}
+        models = [self.models[handle] for handle in command.models]
+        self.models |= mixed_models(command, models, self.mixing)
+        self._awaited.update(command.results)
 
     def _replace(self, server: int, handle: ModelRef) -> None:
         self.server_models[server] = handle
-        needed = {*self.server_models, *(work.model for work in self._at_work.values())}
+        needed = {*self.server_models, *(work.model for work in self._at_work.values()), *(sent.model for sent in self._granted.values())}
+        needed |= {job.model for job in self._pending if job.model is not None}
         for old in [h for h in self.models if h.startswith("z/") and h not in needed and h != handle]:
             del self.models[old]
 
@@ -189,23 +247,51 @@ class StackedNumbers:
         self.flush()
         z = self.models[command.model]
         if self.algorithm.personal:
-            self.x_NF[command.device] = z
-            self.prev_NP[command.device] = z[: self.size_P]
+            self._uploads.pop(command.device, None)  # with a baseline, one who comes back may finish what it was at
+            self._set_device(command.device, z)
+        if command.device in self._contribution:
+            self._contribution[command.device] = z.to(self.x_NF.dtype)
         if self.algorithm.counts == "members":
             self._count(server, command.device, self.x_NF[command.device], 1.0)
 
     def _dismiss(self, server: int, device: int) -> None:
         self.flush()
-        self._at_work.pop(device, None)
-        upload = self._uploads.pop(device, None)
         if self.algorithm.counts == "members":
+            upload = self._uploads.pop(device, None)
             copy = self.x_NF[device] if upload is None or upload.before is None else upload.before
             self._count(server, device, copy, -1.0)
 
     def _count(self, server: int, device: int, model: Tensor, sign: float) -> None:
         weight = sign * self.weights[device]
+        if server in self._reported and server not in self._sent:  # what it has reported stays as it was
+            self._sent[server] = self.total_VF[server].clone(), self.weight_V[server]
         cloud_step.absorb(self.total_VF[server], weight, model, None)
         self.weight_V[server] += weight
+
+    def _accept(self, device: int, activation: int) -> None:
+        """The server has this upload, perhaps from before."""
+        granted = self._granted.get(device)
+        if granted is not None and granted.activation == activation:
+            del self._granted[device]
+            if device in self._contribution:
+                self.flush()
+                self._contribution[device] = self.x_NF[device].clone()
+
+    def _restore(self, device: int, event: Restored) -> None:
+        """A device that had lost its memory: x = x_prev = its last accepted model; what it was doing has not happened."""
+        if event.incarnation <= self._incarnation.get(device, 0):
+            return  # a copy
+        self.flush()
+        self._incarnation[device] = event.incarnation
+        self._at_work.pop(device, None)
+        if device in self._uploads and self._uploads[device].activation != event.activation - 1:
+            del self._uploads[device]
+        if self.algorithm.personal:
+            self._set_device(device, self._contribution[device])
+
+    def _set_device(self, device: int, model: Tensor) -> None:
+        self.x_NF[device] = model
+        self.prev_NP[device] = model[: self.size_P]
 
     # ---------------------------------------------------------------------------------------------------------------- batches
     def flush(self) -> None:
@@ -242,14 +328,14 @@ class StackedNumbers:
         if jobs[0].offline:
             return {}
         keep = self.algorithm.counts == "members"
-        return {job.device: _Upload(before[k] if keep else None, after[k]) for k, job in enumerate(jobs)}
+        return {job.device: _Upload(job.activation, before[k] if keep else None, after[k]) for k, job in enumerate(jobs)}
 
     def _run_from_anchor(self, jobs: list[Job]) -> dict[int, _Upload]:
         """FedAvg and FedProx: no device has a model of its own; all start from z."""
         anchor_NF = self._anchors(jobs)
         assert anchor_NF is not None
         after, _ = self.trainer.run(jobs, anchor_NF, anchor_NF[:, : self.size_P], self._parameters(anchor_NF))
-        return {job.device: _Upload(None, after[k]) for k, job in enumerate(jobs)}
+        return {job.device: _Upload(job.activation, None, after[k]) for k, job in enumerate(jobs)}
 
     def _parameters(self, models_NF: Tensor | None) -> Tensor | None:
         return None if models_NF is None else models_NF[:, : self.size_P]

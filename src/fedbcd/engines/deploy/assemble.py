@@ -1,0 +1,115 @@
+"""From settings to a process that can run: one function per role, the same for `fedbcd device`, `fedbcd up` and embedded devices."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedbcd.algorithm.params import Layout
+from fedbcd.data.federation import Federation
+from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
+from fedbcd.engines.deploy.checks import Limits
+from fedbcd.engines.deploy.codec import Declared
+from fedbcd.engines.deploy.coordinator import CoordinatorRole
+from fedbcd.engines.deploy.coordinator_process import CoordinatorProcess
+from fedbcd.engines.deploy.device import DeviceRole
+from fedbcd.engines.deploy.device_process import DeviceProcess
+from fedbcd.engines.deploy.logs import Journal
+from fedbcd.engines.deploy.options import Deploy
+from fedbcd.engines.deploy.pace import Drawn, Pace, Real
+from fedbcd.engines.deploy.process import Process
+from fedbcd.engines.deploy.server import ServerRole
+from fedbcd.engines.deploy.server_process import ServerProcess
+from fedbcd.engines.deploy.store import FileStore, Store
+from fedbcd.engines.settings import Settings
+from fedbcd.engines.simulate.delays import Clock
+from fedbcd.errors import ConfigError
+from fedbcd.protocol.messages import COORDINATOR, Actor, number_of
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What every role of a deployment is made from. `own` gives the data of one device; `rounds` is when the coordinator stops."""
+
+    blueprint: Blueprint
+    declared: Declared
+    options: Deploy
+    clock: Clock
+    own: Callable[[int], OwnData]
+    rounds: int | None = None
+    log_level: str = "info"
+
+    @classmethod
+    def of(cls, federation: Federation, settings: Settings, options: Deploy, rounds: int | None = None) -> "Deployment":
+        """The deployment of a job whose data everybody can read, as in experiments and tests."""
+        module = federation.make_model(settings.seed)
+        blueprint = Blueprint.of(settings, federation)
+        return cls(blueprint, declared_of(module), options, settings.clock, lambda i: OwnData.of(federation, i, settings.seed), rounds)
+
+    @classmethod
+    def private(
+        cls,
+        settings: Settings,
+        servers: Sequence[Sequence[int]],
+        model: Callable[[], nn.Module],
+        options: Deploy,
+        rounds: int | None = None,
+    ) -> "Deployment":
+        """The deployment whose devices have data of their own, which nobody else can read."""
+        module = make_module(model, settings.seed)
+        active = settings.active or 1
+        blueprint = Blueprint.make(settings, active, servers, options.sizes(sum(map(len, servers))), module)
+        return cls(blueprint, declared_of(module), options, settings.clock, _no_data, rounds)
+
+    def process(self, actor: Actor, available: Callable[[], bool] | None = None) -> Process:
+        """The process of one role, recovered from its store; call it inside an event loop."""
+        self.check_actor(actor)
+        store = FileStore(self.options.folder_of(actor))
+        try:
+            return self._process(actor, store, Journal(actor, self.log_level), available)
+        except BaseException:
+            store.close()
+            raise
+
+    def _process(self, actor: Actor, store: Store, journal: Journal, available: Callable[[], bool] | None) -> Process:
+        limits = Limits(norm=self.options.norm_limit, beyond_norm="refuse")
+        if actor == COORDINATOR:
+            role = CoordinatorRole.open(store, self.blueprint, limits)
+            return CoordinatorProcess(role, self.options, self.declared, journal, self.rounds)
+        number = number_of(actor)
+        if actor.startswith("server/"):
+            return ServerProcess(ServerRole.open(store, self.blueprint, number, limits), self.options, self.declared, journal)
+        device = DeviceRole.open(store, self.blueprint, number, self.own(number), limits)
+        return DeviceProcess(device, self.options, self.declared, journal, self._pace(number, available))
+
+    def check_actor(self, actor: Actor) -> None:
+        """Refuse a number that the job does not have."""
+        if actor != COORDINATOR:
+            most = len(self.blueprint.servers) if actor.startswith("server/") else self.blueprint.devices
+            if not 0 <= number_of(actor) < most:
+                raise ConfigError(f"there is no {actor} in this job; its {actor.partition('/')[0]}s are 0 to {most - 1}")
+
+    def _pace(self, device: int, available: Callable[[], bool] | None) -> Pace:
+        scale, plan = self.options.time_scale, self.blueprint
+        if scale is None:
+            return Real(available) if available is not None else Real()
+        members = [i for i in plan.servers[plan.home_of(device)] if i not in plan.late]
+        return Drawn(device, members, plan.algorithm, self.clock, plan.active, plan.seed, scale)
+
+
+def _no_data(device: int) -> OwnData:
+    raise ConfigError(
+        f"device {device} brings data of its own (deploy.samples), so it starts from Python: fedbcd.deploy.device(job, {device}, data=...)"
+    )
+
+
+def make_module(model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A module with the initial weights that belong to `seed`."""
+    nothing = (torch.zeros(1, 1), torch.zeros(1))
+    return Federation(model, nn.functional.mse_loss, [nothing], 1).make_model(seed)
+
+
+def declared_of(module: nn.Module) -> Declared:
+    """What a module's tensors are called, and their shapes."""
+    return Declared.of(Layout(module))

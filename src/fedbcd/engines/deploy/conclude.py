@@ -1,0 +1,109 @@
+"""The end of a deployment on one machine: its logs become one, which is replayed; so models, table and digest are proven and cost the
+run nothing. The folder is then like that of `fedbcd run`, with seconds for a clock."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedbcd.data.federation import Federation
+from fedbcd.engines.deploy.account import account
+from fedbcd.engines.deploy.blueprint import Blueprint
+from fedbcd.engines.deploy.merge import header_of, merge
+from fedbcd.engines.deploy.options import Deploy
+from fedbcd.engines.deploy.store import FileStore
+from fedbcd.engines.deploy.up import actors_of
+from fedbcd.engines.driver import Driver
+from fedbcd.engines.look import row_of, scores_of
+from fedbcd.engines.replay import replay
+from fedbcd.engines.result import Run
+from fedbcd.engines.settings import Settings
+from fedbcd.engines.simulate.certify import Certificates
+from fedbcd.engines.simulate.evaluate import Evaluator, Scores
+from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.errors import ReplayMismatch
+from fedbcd.history import History
+
+LOOKS = 20
+
+
+def conclude(out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any], facts: dict[str, Any]) -> Run:
+    """Merge, replay, evaluate, write; raises `ReplayMismatch` if the replay does not end with the deployment's own models."""
+    end = merge_stores(out, federation, settings, options, job)
+    looks = _Looks(federation, settings, [end["clock"] * k / LOOKS for k in range(LOOKS)])
+    began = time.perf_counter()
+    found = replay(out / "events.jsonl", federation, exact=True, on_step=looks.before)
+    if found["digest"] != end["digest"]:
+        raise ReplayMismatch(f"the replay of {out / 'events.jsonl'} ends with {found['digest']}, the deployment with {end['digest']}")
+    run = looks.result(end, {**facts, "replay_seconds": round(time.perf_counter() - began, 3)})
+    run.summary["deployment"] |= account(out / "events.jsonl", settings, options)
+    run.save(out)
+    return run
+
+
+def merge_stores(out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any]) -> dict[str, Any]:
+    """The stores of all roles as `events.jsonl`; its end."""
+    blueprint = Blueprint.of(settings, federation)
+    folders = {actor: options.folder_of(actor) for actor in actors_of(blueprint)}
+    stores = {actor: FileStore(folder, read_only=True) for actor, folder in folders.items() if (folder / "store.sqlite").exists()}
+    log = out / "events.jsonl"
+    log.unlink(missing_ok=True)  # of an earlier end, before the deployment was resumed
+    try:
+        return merge(stores, blueprint, header_of(settings, federation, job), log)
+    finally:
+        for store in stores.values():
+            store.close()
+
+
+class _Looks:
+    """Evaluates the models as they were at chosen times."""
+
+    def __init__(self, federation: Federation, settings: Settings, times: list[float]) -> None:
+        self._federation = federation
+        self._settings = settings
+        self._times = times
+        self._evaluator: Evaluator | None = None
+        self._driver: Driver | None = None
+        self.history = History()
+        self.scores = Scores((), {})
+
+    def before(self, clock: float, driver: Driver) -> None:
+        """Look at what was there before this time."""
+        self._driver = driver
+        while self._times and self._times[0] <= clock:
+            self._look(self._times.pop(0))
+
+    def _look(self, clock: float) -> None:
+        assert self._driver is not None
+        numbers, machines = self._driver.numbers, self._driver.machines
+        assert isinstance(numbers, StackedNumbers)
+        if self._evaluator is None:
+            self._evaluator = Evaluator(self._federation, numbers.trainer.objective, torch.device("cpu"))
+        self.scores = scores_of(numbers, machines, self._evaluator)
+        self.history.append(row_of(numbers, machines, self.scores, clock, Certificates()))
+
+    def result(self, end: dict[str, Any], deployment: dict[str, Any]) -> Run:
+        """The run, after the last step."""
+        assert self._driver is not None
+        self._look(end["clock"])
+        numbers, machines, last = self._driver.numbers, self._driver.machines, self.history.last
+        assert isinstance(numbers, StackedNumbers)
+        assert self._evaluator is not None
+        personal = torch.stack([numbers.personal(device, machines.home[device]) for device in range(self._federation.devices)])
+        z_VF = numbers.global_NF()
+        summary = {
+            "algorithm": self._settings.algorithm.name,
+            "cloud": self._settings.cloud.name,
+            "seed": self._settings.seed,
+            "rounds": end["rounds"],
+            "clock": end["clock"],
+            "global_accuracy": last.global_accuracy,
+            "personal_accuracy": last.personal_accuracy,
+            "server_accuracy": [round(score, 6) for score in self.scores.servers],
+            "mean_model_accuracy": self._evaluator.score(z_VF.double().mean(0).to(self._settings.dtype)),
+            "seconds": round(end["clock"], 3),
+            "digest": end["digest"],
+            "deployment": deployment,
+        }
+        return Run(self._federation, self.history, personal, z_VF, summary, self.scores.devices, True)

@@ -1,0 +1,163 @@
+"""The coordinator: its machine, and the models that are on their way. It holds no data and does light work only."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
+from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run
+from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.role import Role
+from fedbcd.engines.deploy.store import Store
+from fedbcd.engines.simulate.numbers import mixed_models, mixing_matrices, stepped_globally
+from fedbcd.protocol import Coordinator
+from fedbcd.protocol.clouds import RigorousCloud, SyncCloud
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Actor,
+    Command,
+    Event,
+    GlobalUpdated,
+    Mixed,
+    MixModels,
+    ModelRef,
+    Send,
+    ServerReady,
+    StepGlobal,
+    number_of,
+    ref,
+    server_actor,
+)
+
+
+class CoordinatorRole(Role):
+    """The coordinator. Per server it keeps what was last reported and what was last answered, on disk."""
+
+    machine: Coordinator
+
+    def __init__(self, store: Store, blueprint: Blueprint, limits: Limits) -> None:
+        """See `open`."""
+        sums = blueprint.cloud.sync  # a bound on the norm of models says nothing about sums of them
+        super().__init__(COORDINATOR, store, blueprint, replace(limits, norm=None) if sums else limits)
+        self.machine = blueprint.coordinator_machine()
+        self.z = blueprint.start.clone()  # Sync-cloud: the one global model
+        self._current: ModelRef = ref("z", 0)
+        self._mixing = mixing_matrices(blueprint.cloud, torch.device("cpu"))
+        self._heard: dict[int, ServerReady] = {}
+        self._said: dict[int, ModelRef] = {}
+        self._fresh: dict[ModelRef, Tensor] = {}  # of the last mix, so that answers need not read it
+
+    @classmethod
+    def open(cls, store: Store, blueprint: Blueprint, limits: Limits | None = None) -> "CoordinatorRole":
+        """The coordinator of this store, where it left off."""
+        role = cls(store, blueprint, limits or Limits())
+        role._recover()
+        return role
+
+    def hello(self) -> dict[str, Any]:
+        """Who it is, and how far."""
+        return super().hello() | {"round": self.machine.round}
+
+    def greet(self, server: Actor, hello: Mapping[str, Any], now: float) -> list[Letter]:  # noqa: ARG002
+        """A server has connected. Its sum exists nowhere else, so one that has lost its store, or has an old one, is refused."""
+        number = number_of(server)
+        if number >= len(self.blueprint.servers):
+            raise CheckFailed("membership", f"there is no {server}; this deployment has {len(self.blueprint.servers)} servers")
+        check_run(server, hello, self.store.facts["run"])
+        store, phase = hello.get("store"), hello.get("phase")
+        if not isinstance(store, str) or not isinstance(phase, int):
+            raise CheckFailed("hello", f"{server} does not say how far it is (store={store!r}, phase={phase!r})")
+        heard, known = self._heard.get(number), self.store.facts.get(f"store/{number}")
+        if known not in (None, store) and heard is not None:
+            raise CheckFailed("lost", f"{server} comes with another store than before; its sums are in the old one: restore that")
+        if heard is not None and phase < heard.phase:
+            raise CheckFailed("behind", f"{server} is in phase {phase}, but has reported phase {heard.phase}: its store is an old one")
+        if phase > self._latest_phase(heard):
+            raise CheckFailed(
+                "behind", f"{server} is in phase {phase}, but phase {self._latest_phase(heard)} is the latest here: our store is an old one"
+            )
+        if known != store:
+            self.store.commit(facts={f"store/{number}": store})
+        return []
+
+    def _latest_phase(self, heard: ServerReady | None) -> int:
+        """The latest phase that a server can be in: it needs an answer to begin the next."""
+        if isinstance(self.blueprint.cloud, SyncCloud | RigorousCloud):
+            return self.machine.round
+        return 0 if heard is None else heard.phase + 1
+
+    # ------------------------------------------------------------------------------------------------------------ transitions
+    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
+        return {ServerReady: lambda event: server_actor(event.server)}
+
+    def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:  # noqa: ARG002
+        size = self.blueprint.size_F
+        return (size + 1, torch.float64) if self.blueprint.cloud.sync else (size, DTYPE)
+
+    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
+        assert isinstance(event, ServerReady)
+        assert model is not None
+        if self._is_news(event):
+            self.store.save(_name(event), model)
+        answered, self._fresh = {*self._said.values()}, {}
+        self._follow(self.store.length, event, commands)
+        for command in commands:
+            match command:
+                case MixModels():
+                    reports = [self.store.tensor(_name(self._heard[server])) for server in command.servers]
+                    self._fresh |= mixed_models(command, reports, self._mixing)
+                case StepGlobal():
+                    self._step(command)
+        for handle, tensor in self._fresh.items():
+            if handle in self._said.values():
+                self.store.save(handle, tensor)
+        for handle in answered - {*self._said.values()}:
+            self._drop(handle)
+
+    def _step(self, command: StepGlobal) -> None:
+        """Eq. (5), from the sums of all servers."""
+        reports = torch.stack([self.store.tensor(_name(self._heard[server])) for server in range(len(self.blueprint.servers))])
+        weights = [float(weight) for weight in reports[:, -1]]
+        total_VF = reports[:, :-1].contiguous()
+        self.z = stepped_globally(self.blueprint.algorithm, self.z, total_VF, weights, command.iterations, DTYPE)
+        self.store.save(command.result, self.z)
+        self._drop(self._current)
+        self._current = command.result
+
+    def _is_news(self, event: ServerReady) -> bool:
+        heard = self._heard.get(event.server)
+        return heard is None or (event.phase, event.iteration) > (heard.phase, heard.iteration)
+
+    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        assert isinstance(event, ServerReady)
+        if self._is_news(event):
+            heard = self._heard.get(event.server)
+            if heard is not None:
+                self._drop(_name(heard))
+            self._heard[event.server] = event
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.message, Mixed):
+                self._said[number_of(command.to)] = command.message.model
+
+    def _load(self) -> None:
+        self._current = getattr(self.machine, "model", self._current)
+        if self.blueprint.cloud.sync and self._current in self.store.names():
+            self.z = self.store.tensor(self._current)
+
+    def _tensor(self, to: Actor, message: Event) -> Tensor | None:  # noqa: ARG002
+        match message:
+            case GlobalUpdated():
+                return self.z
+            case Mixed() if message.model in self._fresh:
+                return self._fresh[message.model]
+            case Mixed():
+                return self.store.tensor(message.model)
+        return None
+
+
+def _name(ready: ServerReady) -> str:
+    """Of the file that holds what a server reported."""
+    return f"report/{ready.server}/{ready.phase}/{ready.iteration}"

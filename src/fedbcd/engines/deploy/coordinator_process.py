@@ -1,0 +1,101 @@
+"""The coordinator as a process: servers dial it; it tells them its round, and stops after as many rounds as it was told."""
+
+import copy
+from typing import Any
+
+from fedbcd.engines.deploy.codec import Declared
+from fedbcd.engines.deploy.coordinator import CoordinatorRole
+from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.link import only
+from fedbcd.engines.deploy.logs import Journal
+from fedbcd.engines.deploy.metrics import Mixing
+from fedbcd.engines.deploy.options import Deploy
+from fedbcd.engines.deploy.process import Process
+from fedbcd.errors import ProtocolError
+from fedbcd.eventlog import Transition
+from fedbcd.protocol.messages import Actor, GlobalUpdated, Mixed, MixModels, ServerReady, StepGlobal, number_of, server_actor
+
+
+class CoordinatorProcess(Process):
+    """The coordinator. After `rounds` rounds it mixes no more, but still repeats answers that were lost."""
+
+    role: CoordinatorRole
+
+    def __init__(self, role: CoordinatorRole, options: Deploy, declared: Declared, journal: Journal, rounds: int | None) -> None:
+        super().__init__(role, options, declared, journal)
+        self.rounds = rounds
+        self._mixing = Mixing(self.metrics)
+        self._round = -1  # that the servers were told
+        self._released: dict[int, int] = {}  # server -> the phase that its last answer ended
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds have been played."""
+        return self.rounds is not None and self.role.machine.round >= self.rounds
+
+    async def open_links(self) -> None:
+        """Listen for the servers."""
+        await self.listen(only(map(server_actor, range(len(self.role.blueprint.servers)))))
+
+    def begin(self) -> None:
+        """Nothing to do: servers report by themselves."""
+        self.after([])
+
+    async def receive(self, letter: Letter) -> None:
+        """A server reports; one report too many for the last round stays unanswered."""
+        if self._is_beyond_the_end(letter):
+            return
+        await super().receive(letter)
+        if isinstance(letter.event, ServerReady) and letter.model is not None and not self.role.blueprint.cloud.sync:
+            self._mixing.heard(letter.event.server, letter.model)
+
+    def _is_beyond_the_end(self, letter: Letter) -> bool:
+        """Whether this report would start another mix after the last one; tried on a copy of the machine."""
+        if not self.finished:
+            return False
+        trial = copy.deepcopy(self.role.machine)
+        try:
+            trial.handle(letter.event)
+        except ProtocolError:
+            return False  # the role itself will say why
+        return trial.round > self.role.machine.round
+
+    def seen(self, step: Transition) -> None:
+        """Measure what is mixed."""
+        for command in step.commands:
+            if isinstance(command, MixModels | StepGlobal):
+                self._mixing.mixed(command)
+
+    def after(self, letters: list[Letter]) -> None:
+        """Tell the servers when a round has ended."""
+        for letter in letters:
+            if isinstance(letter.event, Mixed | GlobalUpdated):
+                self._released[number_of(letter.to)] = letter.event.phase
+        round_ = self.role.machine.round
+        self.metrics.rounds.set(round_)
+        if round_ != self._round:
+            self._round = round_
+            self.journal.info("round", round=round_, finished=self.finished)
+            self.spawn(self.broadcast("round", self._notice()))
+
+    async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
+        """A server has dialled: tell it the round, unless it has lost its store."""
+        await super().connected(peer, about)
+        if self.listener is not None and await self.greet(peer, lambda now: self.role.greet(peer, about, now)):
+            await self.listener.notice(peer, "round", self._notice())
+
+    def _notice(self) -> dict[str, Any]:
+        return {"round": self.role.machine.round, "finished": self.finished}
+
+    def waits_for(self) -> str:
+        """Always for servers."""
+        return "servers"
+
+    def is_ready(self) -> bool:
+        """Whether it listens."""
+        return self.listener is not None
+
+    def status(self) -> dict[str, Any]:
+        """The round, and who has been answered."""
+        released = {str(server): phase for server, phase in self._released.items()}
+        return {"round": self.role.machine.round, "rounds": self.rounds, "finished": self.finished, "released": released}

@@ -1,0 +1,208 @@
+"""A device: its machine, its personal model and its own data. Training is pure and may run in a thread; what it gave is then told."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedbcd.algorithm import draws
+from fedbcd.algorithm.augment import Augment
+from fedbcd.algorithm.objective import Objective
+from fedbcd.data.federation import Transform
+from fedbcd.data.samples import Samples
+from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint, OwnData
+from fedbcd.engines.deploy.checks import Limits
+from fedbcd.engines.deploy.role import Letter, Role
+from fedbcd.engines.deploy.store import Store
+from fedbcd.engines.simulate.batch import Job, Trainer
+from fedbcd.errors import DataError, LocalProtocolError
+from fedbcd.protocol import Device, DeviceState
+from fedbcd.protocol.messages import (
+    Acknowledged,
+    Activated,
+    Actor,
+    Command,
+    Event,
+    ModelRef,
+    OfflineDue,
+    OfflineTrained,
+    Pull,
+    Restored,
+    RetryDue,
+    Train,
+    Trained,
+    TrainOffline,
+    Uploaded,
+    Woke,
+    device_actor,
+)
+
+Work = Train | Pull | TrainOffline
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a piece of work gave."""
+
+    work: Work
+    event: Trained | OfflineTrained
+    x: Tensor
+    prev: Tensor
+
+
+class _Task(NamedTuple):
+    """What a piece of work starts from."""
+
+    work: Work
+    x: Tensor
+    prev: Tensor
+    z: Tensor | None
+
+
+class DeviceRole(Role):
+    """One device. `work` is what is to be computed now, also after a crash: it is deterministic, so a second time gives the same."""
+
+    OWN = (Woke, OfflineDue, RetryDue)
+    machine: Device
+
+    def __init__(self, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: Limits) -> None:
+        """See `open`."""
+        super().__init__(device_actor(device), store, blueprint, limits)
+        self.machine = blueprint.device_machine(device)
+        self.device = device
+        self.work: Work | None = None
+        self.x = blueprint.start.clone()
+        self.prev = self.x[: blueprint.size_P].clone()
+        self._trainer = _trainer(blueprint, device, data)
+        self._anchor: tuple[ModelRef, Tensor] | None = None  # z_n of the activation under way
+        self._done: Done | None = None  # while it is taken over
+        self._incarnation = 0  # of x
+        self._task: _Task | None = None  # read once by `compute`, which may run beside a transition
+
+    @classmethod
+    def open(cls, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: Limits | None = None) -> "DeviceRole":
+        """The device of this store, where it left off."""
+        role = cls(store, blueprint, device, data, limits or Limits())
+        role._recover()
+        return role
+
+    def hello(self) -> dict[str, Any]:
+        """Who it is, and how far: the server sees from this whether the device has lost its memory."""
+        machine = self.machine
+        counters = {"activation": machine.activation, "incarnation": machine.incarnation}
+        return super().hello() | counters | {"uploading": machine.state is DeviceState.UPLOADING}
+
+    # ------------------------------------------------------------------------------------------------------------------- work
+    def compute(self) -> Done:
+        """Do the work that is due. Changes nothing, so it may run beside everything else; hand the outcome to `finish`."""
+        task = self._task
+        if task is None:
+            raise LocalProtocolError(f"{self.actor} has nothing to compute")
+        work, z = task.work, task.z
+        steps = draws.steps(self.blueprint.seed, self.device, work.session, *self.blueprint.algorithm.steps)
+        if isinstance(work, TrainOffline):
+            x, prev = self._run(Job(self.device, work.session, steps, None, offline=True), task.x, task.prev, None)
+            return Done(work, OfflineTrained(session=work.session, steps=steps), x, prev)
+        assert z is not None
+        anchor = z[: self.blueprint.size_P]
+        start, before = (task.x, task.prev) if self.blueprint.algorithm.personal else (z, anchor)
+        x, prev = self._run(Job(self.device, work.session, steps, work.model, offline=False), start, before, anchor)
+        return Done(work, Trained(activation=work.activation, steps=steps), x, prev)
+
+    def _run(self, job: Job, x: Tensor, prev: Tensor, anchor: Tensor | None) -> tuple[Tensor, Tensor]:
+        after, before = self._trainer.run([job], x[None], prev[None], None if anchor is None else anchor[None])
+        return after[0].clone(), before[0].clone()
+
+    def finish(self, done: Done, now: float) -> list[Letter]:
+        """Take over what `compute` gave; what was overtaken meanwhile is left out."""
+        if done.work != self.work:
+            return []
+        self._done = done
+        return self._handle(done.event, None, self._clock.at(now))
+
+    # ------------------------------------------------------------------------------------------------------------ transitions
+    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
+        server = self.machine.server
+        return dict.fromkeys((Activated, Acknowledged, Restored), lambda _: server)
+
+    def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
+        if isinstance(event, Restored) and not self.blueprint.algorithm.personal:
+            return None
+        return super()._size_of(event)
+
+    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
+        if isinstance(event, Trained | OfflineTrained):
+            assert self._done is not None
+            self._keep(self._done.x, self._done.prev)
+        elif self.machine.incarnation > self._incarnation and self.blueprint.algorithm.personal:
+            assert model is not None
+            self._keep(model, model[: self.blueprint.size_P])
+        self._follow(self.store.length, event, commands)
+        wanted = self._wanted()
+        if self._anchor is not None and self._anchor[0] != wanted:
+            self._anchor = None
+            self._drop("z")
+        if self._anchor is None and isinstance(event, Activated) and event.model == wanted:
+            assert model is not None
+            self._anchor = (event.model, model.clone())
+            self.store.save("z", model)
+        self._set_task()
+
+    def _set_task(self) -> None:
+        z = None if self._anchor is None else self._anchor[1]
+        self._task = None if self.work is None else _Task(self.work, self.x, self.prev, z)
+
+    def _keep(self, x: Tensor, prev: Tensor) -> None:
+        self.x, self.prev = x.clone(), prev.clone()
+        self.store.save("x", self.x)
+        self.store.save("x_prev", self.prev)
+
+    def _wanted(self) -> ModelRef | None:
+        """The global model that is needed, now or after the offline round under way."""
+        return self.machine.granted.model if self.machine.granted is not None else getattr(self.work, "model", None)
+
+    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        if isinstance(event, Trained | OfflineTrained):
+            self.work = None
+        elif self.machine.incarnation > self._incarnation:
+            self.work, self._incarnation = None, self.machine.incarnation
+        for command in commands:
+            if isinstance(command, Train | Pull | TrainOffline):
+                self.work = command
+
+    def _load(self) -> None:
+        names = self.store.names()
+        if "x" in names:
+            self.x, self.prev = self.store.tensor("x"), self.store.tensor("x_prev")
+        if "z" in names:
+            self._anchor = (self._wanted() or "", self.store.tensor("z"))
+        self._set_task()
+
+    def _tensor(self, to: Actor, message: Event) -> Tensor | None:  # noqa: ARG002
+        return self.x if isinstance(message, Uploaded) else None
+
+
+class _OwnFederation:
+    """One device's data in the shape that `Trainer` asks for: every device's samples are this one's."""
+
+    def __init__(self, devices: int, data: OwnData) -> None:
+        self.devices = devices
+        self.pool: Samples = data.samples
+        self.positions = torch.arange(len(data.samples))
+        self.starts = torch.zeros(1, dtype=torch.int64).expand(devices)
+        self.sizes = [len(data.samples)] * devices
+        self.transform: Transform = data.transform
+        self.augment: Augment | None = data.augment
+
+
+def _trainer(blueprint: Blueprint, device: int, data: OwnData) -> Trainer:
+    declared = blueprint.sizes[device]
+    if len(data.samples) != declared:
+        raise DataError(f"device {device} has {len(data.samples)} samples, but the deployment counts on {declared}; give it those")
+    objective = Objective(data.module.to(DTYPE), data.loss)
+    own = _OwnFederation(blueprint.devices, data)
+    trainer = Trainer(own, blueprint.algorithm, objective, blueprint.seed, blueprint.start, max_batch=1)
+    trainer.check_vectorised(blueprint.start)
+    return trainer

@@ -1,0 +1,177 @@
+"""A device as a process: it dials its server, asks when it can take part, trains in a thread of its own, uploads."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fedbcd.engines.deploy.codec import Declared
+from fedbcd.engines.deploy.device import DeviceRole, Done
+from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.logs import Journal
+from fedbcd.engines.deploy.options import Deploy
+from fedbcd.engines.deploy.pace import Pace, Real
+from fedbcd.engines.deploy.process import Process
+from fedbcd.protocol.device import DeviceState
+from fedbcd.protocol.messages import Actor, OfflineDue, TrainOffline, Woke
+
+POLL_S = 5.0  # how often a device that is not available now is asked again
+POLL = "poll"
+WAITS_FOR = {
+    DeviceState.IDLE: "phase",
+    DeviceState.OFFLINE: "offline_training",
+    DeviceState.SUSPENDED: "phase",
+    DeviceState.ASKING: "activation",
+    DeviceState.ASKING_OFFLINE: "offline_training",
+    DeviceState.TRAINING: "training",
+    DeviceState.UPLOADING: "acknowledgement",
+}
+UNANSWERED = {DeviceState.ASKING: "ask", DeviceState.ASKING_OFFLINE: "ask", DeviceState.UPLOADING: "upload"}
+
+
+class DeviceProcess(Process):
+    """One device. Its server's notices say when a phase opens and fills; its pace says what it makes of that."""
+
+    role: DeviceRole
+
+    def __init__(self, role: DeviceRole, options: Deploy, declared: Declared, journal: Journal, pace: Pace) -> None:
+        super().__init__(role, options, declared, journal)
+        self.pace = pace
+        self._computing = False
+        self._phase: dict[str, Any] = {}  # the server's latest notice
+        self._heard_at = 0.0
+        self._round = -1  # the latest round of the coordinator that it has heard of
+        self._asked = -1  # the latest phase in which it asked; a device takes part once in a phase
+
+    # --------------------------------------------------------------------------------------------------------------- the process
+    async def open_links(self) -> None:
+        """Dial its server."""
+        self.dial(self.role.machine.server)
+
+    def begin(self) -> None:
+        """Go on with what was under way."""
+        self.after([])
+        if isinstance(self.pace, Real) and self.role.machine.offline_limit is not None:
+            self._offline_in(self.options.offline_every_s)
+
+    def after(self, letters: list[Letter]) -> None:  # noqa: ARG002
+        """Start work that is due, watch for answers, and see whether to ask."""
+        machine = self.role.machine
+        self.metrics.rounds.set(machine.activation)
+        kind = UNANSWERED.get(machine.state)
+        self.expect_answer(None if kind is None else (kind, machine.activation))
+        if self.role.work is not None and not self._computing:
+            self._computing = True
+            self.spawn(self._work())
+        self._see_when_to_ask()
+
+    def waits_for(self) -> str:
+        """From the machine's state."""
+        return WAITS_FOR[self.role.machine.state]
+
+    def status(self) -> dict[str, Any]:
+        """What the machine is doing."""
+        machine = self.role.machine
+        travelled = (("in", "Activated"), ("in", "Restored"), ("out", "Uploaded"))  # since this process began
+        models = sum(int(self.metrics.value("fedbcd_letters_total", direction=d, event=e)) for d, e in travelled)
+        counters = {"activation": machine.activation, "session": machine.session, "models": models}
+        return {"state": machine.state.value, **counters, "server": machine.server}
+
+    # ------------------------------------------------------------------------------------------------------------------ training
+    async def _work(self) -> None:
+        """Compute in a thread; hand the result in once the work has taken as long as the pace says."""
+        began, work = time.monotonic(), self.role.work
+        done = await _in_thread(self.role.compute)
+        self.metrics.training.observe(time.monotonic() - began)
+        if work is not None and not isinstance(work, TrainOffline):
+            due = began + self.pace.work(work.activation, done.event.steps)
+            await asyncio.sleep(max(due - time.monotonic(), 0.0))
+        self._computing = False
+        await self.do(lambda now: self.role.finish(done, now))
+
+    # -------------------------------------------------------------------------------------------------------------------- asking
+    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:  # noqa: ARG002
+        """The server tells how its phase stands."""
+        if kind != "phase":
+            return
+        if body.get("phase") != self._phase.get("phase") or not self._phase.get("open"):
+            self._heard_at = time.monotonic() - float(body.get("elapsed", 0.0))
+        self._phase = body
+        self._new_round(int(body.get("round", -1)))
+        self._see_when_to_ask()
+
+    def _see_when_to_ask(self) -> None:
+        """Set the timer of the next request: at its arrival in this phase, unless the phase is full."""
+        asks = self.role.machine.state in (DeviceState.IDLE, DeviceState.SUSPENDED, DeviceState.OFFLINE)
+        phase = int(self._phase.get("phase", -1))
+        if not (asks and self._phase.get("open") and phase > self._asked):
+            self.drop(Woke)
+            if asks and isinstance(self.pace, Real) and not self._phase.get("finished") and not self.has_timer(POLL):
+                self.at(POLL, self.options.retry_s[1], self._poll)
+            return
+        arrival = self.pace.arrival(phase, self._round)
+        if arrival is not None and not self.has_timer(Woke):
+            self.at(Woke, max(self._heard_at + arrival - time.monotonic(), 0.0), self._wake)
+
+    def _wake(self) -> None:
+        if isinstance(self.pace, Real) and not self.pace.available():
+            self.at(Woke, POLL_S, self._wake)
+        else:
+            self._asked = int(self._phase["phase"])
+            self.spawn(self.tell(Woke()))
+
+    def _poll(self) -> None:
+        """Notices may be lost, so a device that has heard nothing for long asks all the same."""
+        if self.role.machine.state in (DeviceState.IDLE, DeviceState.SUSPENDED) and isinstance(self.pace, Real) and self.pace.available():
+            self.spawn(self.tell(Woke()))
+        else:
+            self._see_when_to_ask()
+
+    def is_ready(self) -> bool:
+        """Whether its server is there."""
+        return self.role.machine.server in self.peers()
+
+    # ----------------------------------------------------------------------------------------------------------- offline rounds
+    def _new_round(self, round_: int) -> None:
+        """FedBCD-I in the experiments' clock model: one offline round per round of the coordinator, if drawn to be available."""
+        if round_ <= self._round:
+            return
+        self._round = round_
+        if self.pace.trains_offline(round_) and not self._phase.get("finished"):
+            self.spawn(self.tell(OfflineDue()))
+
+    def _offline_in(self, seconds: float) -> None:
+        def due() -> None:
+            self.spawn(self.tell(OfflineDue()))
+            self._offline_in(self.options.offline_every_s)
+
+        self.at(OfflineDue, seconds, due)
+
+
+async def _in_thread(compute: Callable[[], Done]) -> Done:
+    """Like `asyncio.to_thread`, but a process that is told to stop need not wait for it: the work is started again next time."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Done] = loop.create_future()
+
+    def settle(done: Done | None, error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            assert done is not None
+            future.set_result(done)
+
+    def work() -> None:
+        done, error = None, None
+        try:
+            done = compute()
+        except Exception as caught:  # noqa: BLE001  it is raised where the result is awaited
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, done, error)
+
+    threading.Thread(target=work, name="training", daemon=True).start()
+    return await future

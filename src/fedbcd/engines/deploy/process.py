@@ -1,0 +1,378 @@
+"""A role as a process: one event loop, one worker thread that the role lives in, links to its peers, timers and watchers.
+
+Whatever happens (a letter, a timer, a finished computation) becomes one call of the role; calls are made one at a time, in order, in
+the role's thread, since each ends with a write to disk. Only then are its letters handed to the links.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+from fedbcd.engines.deploy.codec import Declared
+from fedbcd.engines.deploy.exits import ExitCode
+from fedbcd.engines.deploy.failpoints import Failpoint, hit
+from fedbcd.engines.deploy.health import Health
+from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.link import Dialer, Listener, Welcomes
+from fedbcd.engines.deploy.logs import Journal
+from fedbcd.engines.deploy.metrics import Metrics, totals
+from fedbcd.engines.deploy.options import Deploy, split_address
+from fedbcd.engines.deploy.refusals import Counts, Refused
+from fedbcd.engines.deploy.role import Role
+from fedbcd.engines.deploy.session import LinkOptions
+from fedbcd.engines.deploy.timeouts import Timeouts
+from fedbcd.engines.deploy.tls import Credentials, Plain, Security
+from fedbcd.errors import FedBCDError, ProtocolError
+from fedbcd.eventlog import Transition
+from fedbcd.protocol.messages import Actor, Event, RetryDue
+from fedbcd.runfolder import write_whole
+
+GOODBYE_S = 5.0  # how long a process that was told to stop waits for what is under way
+
+
+class Process(ABC):
+    """What the three kinds of processes share. Subclasses say whom to listen to or dial, and which timers run."""
+
+    AT_ONCE: ClassVar[frozenset[str]] = frozenset({"upload"})  # messages that a peer answers without waiting for anybody else
+
+    def __init__(self, role: Role, options: Deploy, declared: Declared, journal: Journal) -> None:
+        self.role = role
+        self.options = options
+        self.declared = declared
+        self.security: Security = Plain() if options.plain else Credentials(options.certificates_of(role.actor), role.actor, journal)
+        self.listener: Listener | None = None
+        self.dialer: Dialer | None = None
+        role.watch = self.seen
+        role.warn = lambda peer, remark: journal.warning("remark", peer=peer, sentence=remark)
+        self.journal = journal
+        self.metrics = Metrics(role.actor)
+        self.counts = Counts()
+        self.timeouts = Timeouts(options.retry_s, options.lost_s, options.peer_s)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="role")
+        self._turn = asyncio.Lock()  # first come, first served: the one queue of events
+        self._ended: asyncio.Future[ExitCode] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: dict[object, asyncio.TimerHandle] = {}
+        self._unanswered: tuple[str, object] | None = None  # what was said last and has no answer yet: its kind, and which
+        self._since = 0.0
+        self._attempt = 0
+        self._cause: tuple[str, float] | None = None  # what it waits for, since when
+
+    # ---------------------------------------------------------------------------------------------------------- for subclasses
+    @abstractmethod
+    async def open_links(self) -> None:
+        """Listen, dial."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Called once, when links are open: start what a fresh or recovered role has to do."""
+
+    @abstractmethod
+    def after(self, letters: list[Letter]) -> None:
+        """Called after each event that changed something: set timers, notify peers."""
+
+    @abstractmethod
+    def waits_for(self) -> str:
+        """What the role waits for, in a word for the metrics."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether it can do its work."""
+
+    @abstractmethod
+    def status(self) -> dict[str, Any]:
+        """What it is doing, beyond what all roles tell."""
+
+    def seen(self, step: Transition) -> None:  # noqa: B027
+        """Called in the role's thread with every transition that has become durable."""
+
+    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:  # noqa: B027
+        """A peer tells something that is not part of the protocol."""
+
+    # ------------------------------------------------------------------------------------------------------------------- links
+    async def listen(self, welcomes: Welcomes) -> None:
+        """Let peers dial in."""
+        host, port = self.options.listens_at(self.role.actor)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.listener = Listener(self.role.actor, address, welcomes=welcomes, status=self.full_status, **self._common())
+        self.journal.info("listening", port=await self.listener.start())
+
+    def dial(self, peer: Actor) -> None:
+        """Keep a connection to a peer, for ever."""
+        self.dialer = Dialer(self.role.actor, peer, self.options.addresses_of(peer), **self._common())
+        self.spawn(self.dialer.run())
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "model": self.declared,
+            "security": self.security,
+            "on_letter": self.receive,
+            "on_connect": self.connected,
+            "on_disconnect": self.disconnected,
+            "on_notice": self.noticed,
+            "about": self.role.hello,
+            "options": self._link_options(),
+            "journal": self.journal,
+            "counts": self.counts,
+        }
+
+    def _link_options(self) -> LinkOptions:
+        gone_s = self.timeouts.peer.seconds()
+        return LinkOptions(gone_s=gone_s, keepalive_s=gone_s)
+
+    async def connected(self, peer: Actor, about: dict[str, Any]) -> None:  # noqa: ARG002
+        """A connection is new: what was said on the old one may be lost."""
+        self.metrics.connections.set(len(self.peers()))
+        if self.dialer is not None and peer == self.dialer.peer:
+            self.say_again_now()
+
+    async def greet(self, peer: Actor, greeting: Callable[[float], list[Letter]]) -> bool:
+        """Let the role look at who has dialled in; one that it does not accept is told why, and hung up on."""
+        try:
+            await self.do(greeting)
+        except ProtocolError as error:
+            assert self.listener is not None
+            self.listener.refuse(peer, getattr(error, "reason", "protocol"), str(error))
+            return False
+        return True
+
+    async def disconnected(self, peer: Actor) -> None:
+        """A connection has ended; the dialler tries again by itself, as patiently as experience says."""
+        self.metrics.connections.set(len(self.peers()))
+        if self.dialer is not None and peer == self.dialer.peer:
+            self.dialer.options = self._link_options()
+
+    def peers(self) -> frozenset[Actor]:
+        """Who is connected."""
+        ends = (end for end in (self.listener, self.dialer) if end is not None)
+        return frozenset().union(*(end.connected for end in ends))
+
+    async def send(self, letter: Letter) -> bool:
+        """Hand a letter to the link that leads to its receiver; False: dropped, and the machines will say it again."""
+        upwards = self.dialer is not None and letter.to == self.dialer.peer
+        end = self.dialer if upwards else self.listener
+        return end is not None and await end.send(letter)
+
+    async def broadcast(self, kind: str, body: dict[str, Any]) -> None:
+        """Tell all peers that have dialled in."""
+        if self.listener is not None:
+            for peer in sorted(self.listener.connected):
+                await self.listener.notice(peer, kind, body)
+
+    async def _hang_up(self) -> None:
+        if self.listener is not None:
+            await self.listener.stop()
+
+    # ----------------------------------------------------------------------------------------------------------------- running
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return time.time() - self.options.epoch
+
+    async def run(self) -> ExitCode:
+        """Until SIGTERM, SIGINT or an error that ends it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.end, ExitCode.DONE)
+        health = Health(self._metrics_text, self.full_status, self.is_ready)
+        try:
+            await self._open(health)
+            code = await self._ended
+        except FedBCDError as error:
+            code = self._complain(error)
+        finally:
+            await self._close(health)
+        self.journal.info("ended", code=int(code), meaning=code.name)
+        return code
+
+    def end(self, code: ExitCode) -> None:
+        """Stop: what is durable stays, what is under way is started again next time."""
+        if not self._ended.done():
+            self._ended.set_result(code)
+
+    async def _open(self, health: Health) -> None:
+        port = await health.start(*split_address(self.options.health, "deploy.health"))
+        folder = self.options.folder_of(self.role.actor)
+        write_whole(folder / "health.json", json.dumps({"port": port, "pid": os.getpid()}).encode())
+        await self.open_links()
+        self.journal.info("started", health_port=port, **self.status())
+        self.begin()
+        self._note_wait()
+
+    async def _close(self, health: Health) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                async with self._turn:  # the event under way becomes durable first
+                    await self._hang_up()
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await health.close()
+        self._worker.shutdown(wait=True)
+        self.role.close()
+
+    # -------------------------------------------------------------------------------------------------------------- one event
+    async def receive(self, letter: Letter) -> None:
+        """A letter came; raises `Refused`, so that the link can tell the peer why."""
+        self.metrics.letters.labels(direction="in", event=type(letter.event).__name__).inc()
+        await self.do(lambda now: self.role.receive(letter, now))
+
+    async def tell(self, event: Event) -> None:
+        """One of its own timers went off."""
+        await self.do(lambda now: self.role.tell(event, now))
+
+    async def do(self, call: Callable[[float], list[Letter]]) -> None:
+        """One call of the role, in its turn and in its thread; then its letters go out."""
+        async with self._turn:
+            if self._ended.done():
+                return
+            try:
+                await self._handle(call)
+            except ProtocolError as error:
+                self.journal.debug("refused", sentence=str(error))
+                raise
+            except Exception as error:
+                self._fail(error)  # machine and disk may disagree now: end, and recover from the disk
+                raise
+
+    async def _handle(self, call: Callable[[float], list[Letter]]) -> None:
+        began = time.perf_counter()
+        letters = await asyncio.get_running_loop().run_in_executor(self._worker, call, self.now())
+        self.metrics.handling.observe(time.perf_counter() - began)
+        await self._post(letters)
+        self.after(letters)
+        self._note_wait()
+
+    async def _post(self, letters: list[Letter]) -> None:
+        for letter in letters:
+            self.metrics.letters.labels(direction="out", event=type(letter.event).__name__).inc()
+            await self.send(letter)
+            hit(Failpoint.AFTER_SEND, type(letter.event).__name__)
+
+    # ------------------------------------------------------------------------------------------------------------------ timers
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside; an error that nobody expects ends the process."""
+        task = asyncio.get_running_loop().create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Refused as error:
+            self.journal.warning("refused_own", sentence=str(error))
+        except Exception as error:  # noqa: BLE001  whatever it is, the process must not go on half dead
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self._ended.done():
+            return
+        if isinstance(error, FedBCDError):
+            self.end(self._complain(error))
+        else:
+            self.journal.error("bug", sentence=str(error), trace="".join(traceback.format_exception(error)))
+            self.end(ExitCode.BUG)
+
+    def _complain(self, error: FedBCDError) -> ExitCode:
+        code = ExitCode(error.exit_code)
+        self.journal.error("failed", code=int(code), meaning=code.name, sentence=str(error))
+        return code
+
+    def at(self, key: object, seconds: float, then: Callable[[], None]) -> None:
+        """Call `then` after so many seconds; a timer of the same key is replaced."""
+        self.drop(key)
+
+        def fire() -> None:
+            self._timers.pop(key, None)
+            then()
+
+        self._timers[key] = asyncio.get_running_loop().call_later(seconds, fire)
+
+    def drop(self, key: object) -> None:
+        """Forget a timer."""
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+
+    def has_timer(self, key: object) -> bool:
+        """Whether a timer of this key runs."""
+        return key in self._timers
+
+    # ------------------------------------------------------------------------------------------------- the first timeout: again
+    def expect_answer(self, said: tuple[str, object] | None) -> None:
+        """What is unanswered now; called after every event. The wait for what is answered teaches the timeout."""
+        if said == self._unanswered:
+            return
+        now = time.monotonic()
+        if self._unanswered is not None:
+            self.timeouts.retry(self._unanswered[0]).observe(now - self._since)
+            if self._unanswered[0] in self.AT_ONCE:
+                self.timeouts.peer.observe(now - self._since)
+        self._unanswered, self._since, self._attempt = said, now, 0
+        self._arm_retry()
+
+    def say_again_now(self) -> None:
+        """A connection is new: what was said on the old one may be lost."""
+        if self._unanswered is not None:
+            self._say_again()
+
+    def _arm_retry(self) -> None:
+        if self._unanswered is None:
+            self.drop(RetryDue)
+        else:
+            self.at(RetryDue, self.timeouts.retry(self._unanswered[0]).seconds(self._attempt), self._say_again)
+
+    def _say_again(self) -> None:
+        self._attempt += 1
+        self.metrics.retries.inc()
+        self._arm_retry()
+        self.spawn(self.tell(RetryDue()))
+
+    # ---------------------------------------------------------------------------------------------------------------- watching
+    def _note_wait(self) -> None:
+        cause, now = self.waits_for(), time.monotonic()
+        if self._cause is not None:
+            self.metrics.waiting.labels(cause=self._cause[0]).inc(now - self._cause[1])
+        self._cause = (cause, now)
+
+    def full_status(self) -> dict[str, Any]:
+        """What /status and `fedbcd status` show."""
+        self._note_wait()
+        self._copy_counts()
+        common = {"actor": self.role.actor, "ready": self.is_ready(), "waits_for": self.waits_for(), "clock": round(self.now(), 3)}
+        return {**common, "peers": len(self.peers()), **self.status(), "totals": totals(self.metrics)}
+
+    def _metrics_text(self) -> bytes:
+        self._note_wait()
+        self._copy_counts()
+        return self.metrics.text()
+
+    def _copy_counts(self) -> None:
+        """What the links have counted, into the registry."""
+        for direction, seen in (("in", self.counts.bytes_in), ("out", self.counts.bytes_out)):
+            self.metrics.bytes.labels(direction=direction).inc(seen - self.metrics.value("fedbcd_bytes_total", direction=direction))
+        for reason, seen in self.counts.refused.items():
+            self.metrics.refused.labels(reason=reason).inc(seen - self.metrics.value("fedbcd_refused_inputs_total", reason=reason))
+
+
+def run_process(make: Callable[[], Process]) -> ExitCode:
+    """Run one process to its end; what goes wrong before it runs is a sentence and an exit code as well."""
+
+    async def whole() -> ExitCode:
+        return await make().run()
+
+    try:
+        return asyncio.run(whole())
+    except FedBCDError as error:
+        sys.stderr.write(json.dumps({"level": "error", "what": "failed", "sentence": str(error), "code": error.exit_code}) + "\n")
+        return ExitCode(error.exit_code)

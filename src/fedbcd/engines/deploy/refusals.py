@@ -1,0 +1,118 @@
+"""Saying no: what is refused and why, counted by reason, logged once per peer and reason.
+
+Refused            one letter or one connection; it changes nothing, and the peer is told the sentence
+├── ...reason      a word for the counter: version, model, identity, event, size, chunk, rate, ...
+RefusedForGood     the peer will not have this process: wrong version, model, membership or certificate      exit code 21
+Replaced           another process with this identity has connected since                                   exit code 20
+CredentialsError   certificates are missing, expired or not those of this role                              exit code 23
+MissingExtra       the packages of the deploy extra are not installed                                       exit code 24
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedbcd.errors import ConfigError, FedBCDError, RemoteProtocolError
+from fedbcd.protocol.messages import Actor
+
+
+class Refused(RemoteProtocolError):
+    """A peer's letter or connection is turned down; `reason` is a word for the counter, the text is for people."""
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+class Replaced(FedBCDError):
+    """Another process with this identity has connected since; the newest wins and this one must end."""
+
+    exit_code = 20
+
+
+class RefusedForGood(FedBCDError):
+    """The peer refuses this process, and trying again cannot help."""
+
+    exit_code = 21
+
+
+class CredentialsError(FedBCDError):
+    """Certificates are missing, expired, revoked or not those of this role."""
+
+    exit_code = 23
+
+
+class MissingExtra(ConfigError):
+    """The packages of the deploy extra are not installed."""
+
+    exit_code = 24
+
+    def __init__(self, package: str) -> None:
+        super().__init__(f"the package {package} is missing; a deployment needs the extra: pip install 'fedbcd[deploy]'")
+
+
+def reason_of(error: FedBCDError) -> str:
+    """The word under which an error is counted."""
+    return str(getattr(error, "reason", type(error).__name__))
+
+
+class Journal(Protocol):
+    """Where links write what an operator should know: a word for what happened, and its fields."""
+
+    def info(self, what: str, **fields: Any) -> None:
+        """Something usual."""
+        ...
+
+    def warning(self, what: str, **fields: Any) -> None:
+        """Something to look at."""
+        ...
+
+
+class Silence:
+    """A journal that nobody reads."""
+
+    def info(self, what: str, **fields: Any) -> None:
+        """Nothing."""
+
+    def warning(self, what: str, **fields: Any) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Counts:
+    """What went over the links of one role; the metrics read it."""
+
+    letters_in: int = 0
+    letters_out: int = 0
+    bytes_in: int = 0  # of frames, before TLS and HTTP/2
+    bytes_out: int = 0
+    dropped: int = 0  # letters for a peer that was gone or too slow; the machines say them again
+    connections: int = 0
+    refused: Counter[str] = field(default_factory=Counter)  # by reason: what this side turned down
+    refused_by_peer: Counter[str] = field(default_factory=Counter)  # by reason: what the other side turned down
+
+
+class Refusals:
+    """Counts every refusal by its reason, and logs the first of each peer and reason."""
+
+    REMEMBERED = 10_000  # pairs of peer and reason; beyond, refusals are counted only
+
+    def __init__(self, counts: Counts, journal: Journal) -> None:
+        self._counts = counts
+        self._journal = journal
+        self._logged: set[tuple[Actor, str]] = set()
+
+    def note(self, peer: Actor, reason: str, sentence: str) -> None:
+        """Take note of one refusal."""
+        self._counts.refused[reason] += 1
+        self._once(peer, reason, "refused", sentence)
+
+    def note_from_peer(self, peer: Actor, reason: str, sentence: str) -> None:
+        """Take note that the peer has refused something of ours."""
+        self._counts.refused_by_peer[reason] += 1
+        self._once(peer, f"by peer: {reason}", "refused_by_peer", sentence)
+
+    def _once(self, peer: Actor, reason: str, what: str, sentence: str) -> None:
+        if (peer, reason) not in self._logged and len(self._logged) < self.REMEMBERED:
+            self._logged.add((peer, reason))
+            self._journal.warning(what, peer=peer, reason=reason, sentence=sentence)

@@ -1,0 +1,156 @@
+"""One actor of a deployment: its machine, its tensors and its store. No socket, no thread, no clock: time is passed in.
+
+A role takes one event at a time: what came from the network is checked, the machine handles it, tensors are computed, all of it is
+made durable, and only then the letters go out. A refused event has changed nothing. After a crash the role is made again from its
+store: the machine by the stored events, the tensors from the files that the last transaction names.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
+from fedbcd.engines.deploy.checks import Limits, check_clock, check_model, check_numbers, check_sender
+from fedbcd.engines.deploy.clock import HybridClock
+from fedbcd.engines.deploy.failpoints import Failpoint, hit
+from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.store import Store
+from fedbcd.errors import LocalProtocolError, RecordError
+from fedbcd.eventlog import Transition
+from fedbcd.protocol import Coordinator, Device, Server
+from fedbcd.protocol.messages import Actor, Command, Event, RetryDue, Send
+
+__all__ = ["Letter", "Role"]
+
+
+class Role:
+    """What device, server and coordinator have in common. `watch` is shown every transition, `warn` every remark about a peer."""
+
+    OWN: ClassVar[tuple[type[Event], ...]] = ()  # events that come from within: timers and operators
+
+    machine: Device | Server | Coordinator
+
+    def __init__(self, actor: Actor, store: Store, blueprint: Blueprint, limits: Limits) -> None:
+        self.actor = actor
+        self.store = store
+        self.blueprint = blueprint
+        self.limits = limits
+        self.watch: Callable[[Transition], None] | None = None
+        self.warn: Callable[[Actor, str], None] | None = None
+        self._clock = HybridClock()
+        self._facts: dict[str, str] = {}  # that go with the next commit
+        self._recovering = False
+        self._broken = False
+        self._claim()
+
+    def _claim(self) -> None:
+        """Refuse a store that belongs to another role or another run."""
+        mine = {"actor": self.actor, "run": self.blueprint.fingerprint()}
+        facts = self.store.facts
+        if "actor" not in facts:
+            self.store.commit(facts=mine)
+        elif facts["actor"] != self.actor:
+            raise RecordError(f"this store belongs to {facts['actor']}, not to {self.actor}; give each role a folder of its own")
+        elif facts["run"] != mine["run"]:
+            raise RecordError(f"the store of {self.actor} belongs to a run with other settings; use those, or an empty folder")
+
+    # ----------------------------------------------------------------------------------------------------------------- events
+    def receive(self, letter: Letter, now: float) -> list[Letter]:
+        """Handle a letter from the network; raises a `ProtocolError` and changes nothing if it cannot be accepted."""
+        check_sender(letter, self.actor, self._speakers())
+        check_numbers(letter.event)
+        check_clock(letter.clock, now, self.limits)
+        size = self._size_of(letter.event)
+        if size is not None:
+            remark = check_model(letter.model, *size, self.limits)
+            if remark is not None and self.warn is not None:
+                self.warn(letter.sender, remark)
+        return self._handle(letter.event, letter.model, self._clock.after(letter.clock, now))
+
+    def tell(self, event: Event, now: float) -> list[Letter]:
+        """Handle an event that comes from within: a timer, or an operator's wish."""
+        if not isinstance(event, self.OWN):
+            raise LocalProtocolError(f"{self.actor} cannot be told {event}; it comes from the network or from its own work")
+        return self._handle(event, None, self._clock.at(now))
+
+    def hello(self) -> dict[str, Any]:
+        """What it says of itself when it connects."""
+        return {"actor": self.actor, "store": self.store.id, "run": self.store.facts["run"], "size": self.blueprint.size_F}
+
+    def close(self) -> None:
+        """Give the store back; everything that was answered is durable already."""
+        self.store.close()
+
+    def _handle(self, event: Event, model: Tensor | None, time: float) -> list[Letter]:
+        if self._broken:
+            raise RecordError(f"{self.actor} could not write to its store and must be opened again")
+        commands = self.machine.handle(event)
+        self._clock.last = time
+        if isinstance(event, RetryDue):  # says the last thing again and changes nothing, so it leaves no trace
+            return self._letters(commands, time)
+        try:
+            self._apply(event, model, commands)
+            step = Transition(time, self.actor, event, tuple(commands))
+            self.store.commit(step, self._facts)
+            self._facts = {}
+        except BaseException:
+            self._broken = True  # machine and memory are ahead of the disk
+            raise
+        if self.watch is not None:
+            self.watch(step)
+        return self._letters(commands, time)
+
+    def _letters(self, commands: Sequence[Command], time: float) -> list[Letter]:
+        letters = [
+            Letter(self.actor, command.to, command.message, self._tensor(command.to, command.message), time)
+            for command in commands
+            if isinstance(command, Send)
+        ]
+        for letter in letters:
+            hit(Failpoint.BEFORE_SEND, type(letter.event).__name__)
+        return letters
+
+    # --------------------------------------------------------------------------------------------------------------- recovery
+    def _recover(self) -> None:
+        """Bring the machine to where the store is, then the tensors."""
+        self._recovering = True
+        for number, step in enumerate(self.store.transitions()):
+            commands = self.machine.handle(step.event)
+            if tuple(commands) != step.commands:
+                raise RecordError(f"transition {number} of the store of {self.actor} is one that this fedbcd would not make")
+            self._follow(number, step.event, commands)
+            self._clock.last = step.time
+        self._load()
+        self._recovering = False
+
+    def _drop(self, name: str) -> None:
+        """Forget a tensor with the next commit; what is followed after a crash was forgotten then."""
+        if not self._recovering:
+            self.store.drop(name)
+
+    # ------------------------------------------------------------------------------------------------------- of each role
+    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
+        """Which events may come from the network, and who may say them."""
+        raise NotImplementedError
+
+    def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
+        """Length and dtype of the model that belongs to an event, if one does."""
+        return (self.blueprint.size_F, DTYPE) if hasattr(event, "model") else None
+
+    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
+        """Compute what a transition asks for, and save what it changes."""
+        raise NotImplementedError
+
+    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:
+        """After a crash: take note of one stored transition, without computing."""
+        raise NotImplementedError
+
+    def _load(self) -> None:
+        """After a crash: put the tensors in place."""
+        raise NotImplementedError
+
+    def _tensor(self, to: Actor, message: Event) -> Tensor | None:
+        """The model that goes with a message."""
+        raise NotImplementedError

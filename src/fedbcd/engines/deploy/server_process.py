@@ -1,0 +1,122 @@
+"""A server as a process: devices dial it, it dials the coordinator, and it tells its devices how its phase stands."""
+
+import time
+from typing import Any
+
+from fedbcd.engines.deploy.codec import Declared
+from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.link import only
+from fedbcd.engines.deploy.logs import Journal
+from fedbcd.engines.deploy.options import Deploy
+from fedbcd.engines.deploy.process import Process
+from fedbcd.engines.deploy.server import ServerRole
+from fedbcd.protocol.messages import COORDINATOR, Activated, Actor, DeviceLost, Started, Uploaded, device_actor, number_of
+from fedbcd.protocol.server import ServerState
+
+
+class ServerProcess(Process):
+    """One server."""
+
+    role: ServerRole
+
+    def __init__(self, role: ServerRole, options: Deploy, declared: Declared, journal: Journal) -> None:
+        super().__init__(role, options, declared, journal)
+        self._round = 0  # of the coordinator, as it last told
+        self._finished = False
+        self._opened_at = time.monotonic()
+        self._said: tuple[object, ...] = ()  # the latest notice
+        self._activated_at: dict[tuple[int, int], float] = {}  # (device, activation) -> when
+        self._last_phase = -1
+
+    async def open_links(self) -> None:
+        """Listen for the devices, dial the coordinator."""
+        await self.listen(only(map(device_actor, self.role.blueprint.servers[self.role.machine.server])))
+        self.dial(COORDINATOR)
+
+    def begin(self) -> None:
+        """Open the first phase, or go on; devices that were at work before a restart get a new time limit."""
+        if self.role.machine.state is ServerState.NEW:  # the run begins when its clock does
+            self.at(Started, max(-self.now(), 0.0), lambda: self.spawn(self.tell(Started())))
+            return
+        for device, activation in self.role.machine.working:
+            self._watch(device, activation)
+        self.after([])
+
+    def after(self, letters: list[Letter]) -> None:
+        """Watch the devices that were let in, wait for the coordinator's answer, tell devices what has changed."""
+        machine = self.role.machine
+        if machine.phase != self._last_phase:
+            self._last_phase, self._opened_at = machine.phase, time.monotonic()
+            self.metrics.rounds.set(machine.phase)
+        for letter in letters:
+            if isinstance(letter.event, Activated):
+                self._watch(number_of(letter.to), letter.event.activation)
+        waiting = machine.state is ServerState.WAITING
+        self.expect_answer(("report", (machine.phase, machine.iteration)) if waiting else None)
+        self._tell_devices()
+
+    def waits_for(self) -> str:
+        """Devices, or the coordinator."""
+        return "coordinator" if self.role.machine.state is ServerState.WAITING else "devices"
+
+    def status(self) -> dict[str, Any]:
+        """What the machine is doing."""
+        machine = self.role.machine
+        numbers = {"phase": machine.phase, "round": self._round, "received": machine.received, "active": machine.active}
+        devices = sum(peer != COORDINATOR for peer in self.peers())
+        return {"state": machine.state.value, **numbers, "members": len(machine.members), "devices": devices}
+
+    # --------------------------------------------------------------------------------------------------------------- lost devices
+    async def receive(self, letter: Letter) -> None:
+        """A letter came; an upload tells how long devices take."""
+        await super().receive(letter)
+        if isinstance(letter.event, Uploaded):
+            key = (letter.event.device, letter.event.activation)
+            self.drop(key)
+            if key in self._activated_at:
+                self.timeouts.lost.observe(time.monotonic() - self._activated_at.pop(key))
+
+    def _watch(self, device: int, activation: int) -> None:
+        key = (device, activation)
+        if key not in self._activated_at:
+            self._activated_at = {k: t for k, t in self._activated_at.items() if k[0] != device} | {key: time.monotonic()}
+            self.at(key, self.timeouts.lost.seconds(), lambda: self._lost(device, activation))
+
+    def _lost(self, device: int, activation: int) -> None:
+        self.metrics.lost.inc()
+        self.journal.warning("device_lost", device=device, activation=activation)
+        self.spawn(self.tell(DeviceLost(device=device, activation=activation)))
+
+    # ------------------------------------------------------------------------------------------------------------------- notices
+    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
+        """The coordinator tells its round."""
+        if sender == COORDINATOR and kind == "round":
+            self._round = max(self._round, int(body.get("round", 0)))
+            self._finished = self._finished or bool(body.get("finished"))
+            self._tell_devices()
+
+    async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
+        """A device has dialled: put it in step if it has lost its memory, and tell it how the phase stands."""
+        await super().connected(peer, about)
+        if peer == COORDINATOR or self.listener is None:
+            return
+        if await self.greet(peer, lambda now: self.role.greet(peer, about, now)):
+            await self.listener.notice(peer, "phase", self._notice())
+
+    def _notice(self) -> dict[str, Any]:
+        machine = self.role.machine
+        is_open = machine.places > 0 and not self._finished
+        elapsed = round(time.monotonic() - self._opened_at, 6)
+        return {"phase": machine.phase, "round": self._round, "open": is_open, "finished": self._finished, "elapsed": elapsed}
+
+    def _tell_devices(self) -> None:
+        notice = self._notice()
+        round_ = self._round if self.role.blueprint.algorithm.offline else 0  # only offline rounds follow the coordinator's
+        what = (notice["phase"], round_, notice["open"], notice["finished"])
+        if what != self._said:
+            self._said = what
+            self.spawn(self.broadcast("phase", notice))
+
+    def is_ready(self) -> bool:
+        """Whether it listens and the coordinator is there."""
+        return self.listener is not None and COORDINATOR in self.peers()

@@ -1,0 +1,289 @@
+"""What a role must not lose: every transition and every fact in SQLite, every tensor in a checked file of its own.
+
+Tensor files come first: each is written under a temporary name, synced, renamed, and the folder synced. Then one transaction holds
+the transition, its time, the facts, and which files are current. Files that no transaction names are swept when a store is opened.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedbcd.engines.deploy.failpoints import Failpoint, hit
+from fedbcd.errors import RecordError
+from fedbcd.eventlog import Transition, decode, encode
+from fedbcd.protocol.messages import Command, Event
+
+VERSION = 1
+_SCHEMA = """
+CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE tensor (name TEXT PRIMARY KEY, file TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE transition (number INTEGER PRIMARY KEY, time REAL NOT NULL, actor TEXT NOT NULL, event TEXT NOT NULL, commands TEXT NOT NULL);
+"""
+
+
+class Store(Protocol):
+    """What a role needs of its memory. All that `commit` was given is there after a crash, or none of it."""
+
+    @property
+    def id(self) -> str:
+        """A random name, made with the store: another disk has another."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """Plain facts by key, as of the last commit."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """How many transitions there are."""
+        ...
+
+    def transitions(self) -> Iterator[Transition]:
+        """All transitions, in order."""
+        ...
+
+    def names(self) -> list[str]:
+        """The names of the tensors that are current."""
+        ...
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor by name: the one saved last, committed or not."""
+        ...
+
+    def save(self, name: str, tensor: Tensor) -> None:
+        """Write a tensor; it is current from the next commit on."""
+        ...
+
+    def drop(self, name: str) -> None:
+        """Forget a tensor with the next commit; one that is not there is fine."""
+        ...
+
+    def commit(self, step: Transition | None = None, facts: Mapping[str, str] | None = None) -> None:
+        """Make one transition, new facts, and all saves and drops since the last commit durable, together."""
+        ...
+
+    def close(self) -> None:
+        """Let another process have it. What was not committed is gone."""
+        ...
+
+
+class FileStore:
+    """A `Store` in a folder of its own: `store.sqlite` and one file per tensor under `tensors`."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """Open or make a store. One process at a time; `read_only` looks without a lock, and finds a store or fails."""
+        self.path = path
+        self._folder = path / "tensors"
+        self._read_only = read_only
+        self._lock: int | None = None
+        try:
+            if not read_only:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._lock = _locked(path)
+            self._db = self._connect()
+            self._files: dict[str, tuple[str, bytes]] = {n: (f, d) for n, f, d in self._db.execute("SELECT name, file, digest FROM tensor")}
+            self._facts: dict[str, str] = dict(self._db.execute("SELECT key, value FROM fact"))
+            self._length = int(self._db.execute("SELECT COUNT(*) FROM transition").fetchone()[0])
+        except (OSError, sqlite3.Error) as error:
+            self._unlock()
+            raise RecordError(f"the store {path} cannot be used ({error}); restore a backup, or begin with an empty folder") from None
+        except BaseException:
+            self._unlock()
+            raise
+        self._saved: dict[str, tuple[str, bytes]] = {}
+        self._dropped: set[str] = set()
+        self._serial = 1 + max((_serial(file) for file, _ in self._files.values()), default=-1)
+        if not read_only:
+            self._sweep()
+
+    def _connect(self) -> sqlite3.Connection:
+        file = self.path / "store.sqlite"
+        if self._read_only and not file.is_file():
+            raise RecordError(f"there is no store at {self.path}")
+        db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        if not self._read_only:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=FULL")
+        if not self._read_only and not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'fact'").fetchone():
+            db.executescript(
+                f"BEGIN; {_SCHEMA} INSERT INTO fact VALUES ('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}'); COMMIT;"
+            )
+        (version,) = db.execute("SELECT value FROM fact WHERE key = 'version'").fetchone()
+        if version != str(VERSION):
+            db.close()
+            raise RecordError(f"{self.path} is a store of version {version}; this fedbcd reads version {VERSION}")
+        return db
+
+    @property
+    def id(self) -> str:
+        """A random name, made with the store."""
+        return self._facts["id"]
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """Plain facts by key."""
+        return self._facts
+
+    @property
+    def length(self) -> int:
+        """How many transitions there are."""
+        return self._length
+
+    def transitions(self) -> Iterator[Transition]:
+        """All transitions, in order."""
+        rows = self._db.execute("SELECT number, time, actor, event, commands FROM transition ORDER BY number")
+        for number, time, actor, event, commands in rows:
+            try:
+                yield _decoded(time, actor, event, commands)
+            except (ValueError, TypeError) as error:
+                raise RecordError(f"transition {number} of the store {self.path} is damaged ({error}); restore a backup") from None
+
+    def names(self) -> list[str]:
+        """The names of the tensors that are current."""
+        return [*self._files]
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor by name, checked against its digest."""
+        file, digest = self._saved.get(name) or self._files[name]
+        path = self._folder / file
+        try:
+            data = path.read_bytes()
+            if _digest(data) != digest:
+                raise RecordError(f"{path} is damaged: its digest is not the one that was recorded; restore the store from a backup")
+            tensor: Tensor = load(data)["tensor"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise RecordError(f"{path} is missing or damaged ({error}); restore the store from a backup") from None
+        return tensor
+
+    def save(self, name: str, tensor: Tensor) -> None:
+        """Write a tensor to a new file, whole and synced; it is current from the next commit on."""
+        try:
+            self._save(name, tensor)
+        except OSError as error:
+            raise self._full(error) from None
+
+    def _full(self, error: Exception) -> RecordError:
+        return RecordError(f"cannot write to the store {self.path} ({error}); make room or repair the disk, then start this role again")
+
+    def _save(self, name: str, tensor: Tensor) -> None:
+        data = save({"tensor": tensor.detach().contiguous()})
+        file = f"{name.replace('/', '.')}-{self._serial}"
+        self._serial += 1
+        temporary, final = self._folder / f"{file}.tmp", self._folder / file
+        hit(Failpoint.BEFORE_WRITE, name)
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            hit(Failpoint.AFTER_WRITE, name)
+            os.fsync(stream.fileno())
+        hit(Failpoint.AFTER_SYNC, name)
+        temporary.rename(final)
+        hit(Failpoint.AFTER_RENAME, name)
+        self._saved[name] = (file, _digest(data))
+        self._dropped.discard(name)
+
+    def drop(self, name: str) -> None:
+        """Forget a tensor with the next commit."""
+        if name in self._files or name in self._saved:
+            self._dropped.add(name)
+
+    def commit(self, step: Transition | None = None, facts: Mapping[str, str] | None = None) -> None:
+        """Make one transition, new facts, and all saves and drops since the last commit durable, together."""
+        try:
+            self._commit(step, facts or {})
+        except (OSError, sqlite3.Error) as error:
+            raise self._full(error) from None
+        self._let_go()
+
+    def _commit(self, step: Transition | None, facts: Mapping[str, str]) -> None:
+        if self._saved:
+            _sync_folder(self._folder)
+        what = "" if step is None else type(step.event).__name__
+        hit(Failpoint.BEFORE_COMMIT, what)
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.executemany("INSERT OR REPLACE INTO tensor VALUES (?, ?, ?)", [(n, f, d) for n, (f, d) in self._saved.items()])
+        self._db.executemany("DELETE FROM tensor WHERE name = ?", [(name,) for name in self._dropped])
+        self._db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", [*facts.items()])
+        if step is not None:
+            self._db.execute("INSERT INTO transition VALUES (?, ?, ?, ?, ?)", (self._length, *_encoded(step)))
+        self._db.execute("COMMIT")
+        hit(Failpoint.AFTER_COMMIT, what)
+        self._length += step is not None
+        self._facts |= facts
+
+    def _let_go(self) -> None:
+        """After a commit: take over what is new, remove what nothing refers to."""
+        old = [self._files[name][0] for name in self._saved if name in self._files]
+        self._files |= self._saved
+        old += [self._files.pop(name)[0] for name in self._dropped]
+        self._saved, self._dropped = {}, set()
+        for file in old:
+            (self._folder / file).unlink(missing_ok=True)
+            hit(Failpoint.AFTER_REMOVE, file)
+
+    def _sweep(self) -> None:
+        """Remove what a crash has left: files that were written but never committed, or replaced but not removed."""
+        current = {file for file, _ in self._files.values()}
+        for path in self._folder.iterdir():
+            if path.name not in current:
+                path.unlink()
+
+    def close(self) -> None:
+        """Let another process have it."""
+        self._db.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _locked(path: Path) -> int:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise RecordError(f"another process uses the store {path}; stop it, or give this one a folder of its own") from None
+    return handle
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
+
+
+def _serial(file: str) -> int:
+    return int(file.rpartition("-")[2])
+
+
+def _encoded(step: Transition) -> tuple[float, str, str, str]:
+    commands = json.dumps([encode(command) for command in step.commands], separators=(",", ":"))
+    return step.time, step.actor, json.dumps(encode(step.event), separators=(",", ":")), commands
+
+
+def _decoded(time: float, actor: str, event: str, commands: str) -> Transition:
+    happened, ordered = decode(json.loads(event)), [decode(data) for data in json.loads(commands)]
+    known = tuple(command for command in ordered if isinstance(command, Command))
+    if not isinstance(happened, Event) or len(known) < len(ordered):
+        raise ValueError("an event and commands are expected")
+    return Transition(time, actor, happened, known)

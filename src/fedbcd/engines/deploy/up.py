@@ -1,0 +1,159 @@
+"""A whole deployment on this machine: coordinator, servers and devices as children of this process, watched until the rounds are done."""
+
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedbcd.engines.deploy.ask import ask_status
+from fedbcd.engines.deploy.assemble import Deployment
+from fedbcd.engines.deploy.blueprint import Blueprint
+from fedbcd.engines.deploy.certs import Authority
+from fedbcd.engines.deploy.nursery import Child, Nursery
+from fedbcd.engines.deploy.process import run_process
+from fedbcd.errors import ConfigError
+from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
+
+PORTS = (20_000, 30_000)  # below the ports that outgoing connections take, so that a restarted server finds its own free
+LOOK_S = 1.0  # between two looks at the children
+WEIGH_S = 30.0  # between two looks at their memory, which take longer
+SETTLE_S = 15.0  # how long the servers of the last mix have to take its answer
+
+
+@dataclass
+class View:
+    """What there is to see of a running deployment."""
+
+    coordinator: dict[str, Any] = field(default_factory=dict)
+    servers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    running: int = 0
+    restarts: int = 0
+    memory_bytes: int = 0
+    crashed: list[Child] = field(default_factory=list)  # ended for good although the run goes on
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last round is over and every server of its mix has taken the answer."""
+        if not self.coordinator.get("finished"):
+            return False
+        released = {int(server): phase for server, phase in self.coordinator.get("released", {}).items()}
+        return all(self.servers.get(server, {}).get("phase", -1) > phase for server, phase in released.items())
+
+
+def actors_of(blueprint: Blueprint) -> list[Actor]:
+    """Everybody, in the order in which they start."""
+    servers = [server_actor(n) for n in range(len(blueprint.servers))]
+    return [COORDINATOR, *servers, *(device_actor(i) for i in range(blueprint.devices))]
+
+
+def make_certificates(folder: Path, blueprint: Blueprint) -> None:
+    """An authority of this deployment's own, and a certificate for everybody in it."""
+    authority = Authority.create(folder)
+    authority.issue("operator")
+    for actor in actors_of(blueprint):
+        home = server_actor(blueprint.home_of(int(actor.rpartition("/")[2]))) if actor.startswith("device/") else None
+        authority.issue(actor, at=home)
+
+
+def free_ports(number: int) -> list[int]:
+    """So many ports of this machine that nobody listens at."""
+    found: list[int] = []
+    with ExitStack() as stack:
+        for port in random.sample(range(*PORTS), min(number * 20 + 200, PORTS[1] - PORTS[0])):
+            if len(found) == number:
+                break
+            probe = stack.enter_context(socket.socket())
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            found.append(port)
+    if len(found) < number:
+        raise ConfigError(f"fewer than {number} of the ports {PORTS[0]} to {PORTS[1]} are free on this machine; stop what uses them")
+    return found
+
+
+def start_up_s(processes: int) -> float:
+    """How long so many processes take to come up and connect; the clock of the run starts then."""
+    return 1.0 + 0.2 * processes
+
+
+class Up:
+    """Children of this process that play a deployment. The parent has one thread and only looks."""
+
+    def __init__(self, deployment: Deployment, out: Path) -> None:
+        self._deployment = deployment
+        self._options = deployment.options
+        self._actors = actors_of(deployment.blueprint)
+        self.nursery = Nursery(self._play, out / "logs")
+        self._memory = 0
+        self._peak = 0
+        self._weighed_at = -WEIGH_S
+
+    def _play(self, actor: Actor) -> int:
+        return int(run_process(lambda: self._deployment.process(actor)))
+
+    def start(self) -> None:
+        """Fork everybody."""
+        self.nursery.start(self._actors)
+
+    def watch(self, should_stop: Callable[[], bool]) -> Iterator[View]:
+        """Look again and again, until the rounds are done or somebody asks to stop."""
+        crashed: list[Child] = []
+        settled_by: float | None = None
+        while not should_stop():
+            crashed += self.nursery.look()
+            view = self.look(crashed)
+            yield view
+            if view.coordinator.get("finished"):
+                settled_by = settled_by or time.monotonic() + SETTLE_S
+            if view.finished or (settled_by is not None and time.monotonic() > settled_by):
+                return
+            if any(not child.actor.startswith("device/") for child in crashed):
+                return  # without it there is no end
+            time.sleep(LOOK_S)
+
+    def look(self, crashed: list[Child]) -> View:
+        """Ask the coordinator and the servers."""
+        servers = len(self._deployment.blueprint.servers)
+        found = {n: ask_status(self._options.folder_of(server_actor(n))) or {} for n in range(servers)}
+        coordinator = ask_status(self._options.folder_of(COORDINATOR)) or {}
+        self._weigh()
+        return View(coordinator, found, len(self.nursery.running), self.nursery.restarts, self._memory, crashed)
+
+    def _weigh(self) -> None:
+        if time.monotonic() >= self._weighed_at + WEIGH_S:
+            self._weighed_at = time.monotonic()
+            self._memory = self.nursery.memory_bytes()
+            self._peak = max(self._peak, self._memory)
+
+    def facts(self) -> dict[str, Any]:
+        """What is worth keeping of a deployment before it is stopped: processes, memory, restarts, bytes.
+
+        Memory is the most that all processes together used at any look (PSS: shared pages count once). Bytes are those of frames on the
+        links between devices and servers, per two models that travelled; the least that an activation needs is one down and one up.
+        """
+        seen = [ask_status(self._options.folder_of(actor)) or {} for actor in self._actors if actor.startswith("device/")]
+        models = sum(status.get("models", 0) for status in seen)
+        sent = sum(status.get("totals", {}).get(key, 0.0) for status in seen for key in ("bytes_in", "bytes_out"))
+        least = 2 * self._deployment.blueprint.start.nbytes
+        each = 2 * sent / models if models else 0.0
+        return {
+            "processes": len(self._actors),
+            "memory_bytes": max(self._peak, self.nursery.memory_bytes()),
+            "restarts": self.nursery.restarts,
+            "bytes_per_activation": round(each),
+            "bytes_least": least,
+            "bytes_over_least": round(each / least - 1, 6) if models else 0.0,
+        }
+
+    def stop(self) -> dict[Actor, int]:
+        """Stop devices, then servers, then the coordinator; their exit codes."""
+        codes: dict[Actor, int] = {}
+        for kind in ("device/", "server/", COORDINATOR):
+            codes |= self.nursery.stop([actor for actor in self._actors if actor.startswith(kind)])
+        return codes

@@ -1,0 +1,46 @@
+"""A look at the models of a run between two rounds: how good they are, and how far apart."""
+
+import math
+from collections.abc import Collection
+from dataclasses import asdict
+
+from fedbcd.engines.driver import Machines
+from fedbcd.engines.simulate.certify import Certificates
+from fedbcd.engines.simulate.evaluate import Evaluator, Scores
+from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.history import Row
+
+
+def members_of(machines: Machines) -> list[tuple[int, int]]:
+    """All devices that count, each with its server."""
+    return [(device, server.server) for server in machines.servers for device in server.members]
+
+
+def scores_of(numbers: StackedNumbers, machines: Machines, evaluator: Evaluator) -> Scores:
+    """Test every model."""
+    numbers.flush()
+    personal = {device: numbers.personal(device, server) for device, server in members_of(machines)}
+    return evaluator.scores(numbers.global_NF(), personal, numbers.workers)
+
+
+def row_of(numbers: StackedNumbers, machines: Machines, scores: Scores, clock: float, found: Certificates) -> Row:
+    """A row of the history, at this clock."""
+    z_VF = numbers.global_NF()
+    mean_z = z_VF.double().mean(0)
+    personal = sorted(scores.devices.values())
+    return Row(
+        round=machines.coordinator.round,
+        clock=clock,
+        activations=sum(device.activation for device in machines.devices.values()),
+        global_accuracy=mean(scores.servers),
+        personal_accuracy=mean(personal),
+        worst_decile=mean(personal[: max(1, len(personal) // 10)]),
+        disagreement=float((z_VF.double() - mean_z).norm(dim=1).mean()),
+        distance=numbers.distance(members_of(machines)) if numbers.algorithm.personal else 0.0,
+        **asdict(found),
+    )
+
+
+def mean(values: Collection[float]) -> float:
+    """The mean, NaN of nothing."""
+    return sum(values) / len(values) if values else math.nan

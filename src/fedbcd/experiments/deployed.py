@@ -1,0 +1,45 @@
+"""A job file as a deployment: the job of `fedbcd run`, one of it, and the options in its `[deploy]` section."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fedbcd.config import read_toml
+from fedbcd.engines.deploy.options import Deploy, settle
+from fedbcd.errors import ConfigError
+from fedbcd.experiments.job import Job, parse
+
+if TYPE_CHECKING:
+    from fedbcd.engines.deploy.assemble import Deployment
+
+
+def read_job(file: Path, flags: Mapping[str, Any]) -> tuple[Job, Deploy]:
+    """The one job of a file, and the options of its deployment: flags before environment before file."""
+    table = read_toml(file)
+    return one_job(table), settle(table.get("deploy", {}), os.environ, flags)
+
+
+def one_job(table: Mapping[str, Any]) -> Job:
+    """The job of a table that has one. Devices train one at a time, so that a replay, also one at a time, gives the same bits."""
+    jobs = parse(table)
+    if len(jobs) != 1:
+        names = ", ".join(repr(job.name) for job in jobs)
+        raise ConfigError(f"a deployment runs one job, but the file has {len(jobs)} runs ({names}); keep one of them")
+    return replace(jobs[0], run=replace(jobs[0].run, max_batch=1, threads=1, device="cpu"))
+
+
+def deployment_of(job: Job, options: Deploy, rounds: int | None = None, model: Callable[[], nn.Module] | None = None) -> "Deployment":
+    """What every role is made from. With `deploy.samples` nobody loads data, and the model is one of your own."""
+    from fedbcd.engines.deploy.assemble import Deployment  # needs the deploy extra
+
+    torch.set_num_threads(1)
+    if options.samples is None:
+        return Deployment.of(job.make_federation(), job.settings(), options, rounds)
+    each = job.federation.devices
+    servers = [range(n * each, (n + 1) * each) for n in range(job.federation.servers)]
+    return Deployment.private(job.settings(), servers, model or job.model.factory(None), options, rounds)

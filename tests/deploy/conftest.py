@@ -1,0 +1,39 @@
+"""Fixtures of the deployment's tests."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy_helpers import Town
+from fedbcd.engines.deploy import failpoints
+from fedbcd.engines.replay import one_thread
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As every process of a deployment computes."""
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: thousands of syncs take minutes on a slow disk."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def towns() -> Iterator[list[Town]]:
+    """Closed at the end, whatever happens."""
+    found: list[Town] = []
+    yield found
+    failpoints.disarm()
+    for town in found:
+        town.close()

@@ -1,0 +1,482 @@
+"""Links over real sockets with real TLS: letters of any size both ways, what is refused, and what is bounded."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from fedbcd.engines.deploy.codec import CHUNK_BYTES, encode
+from fedbcd.engines.deploy.fedbcd_pb2 import Frame, Hello, TensorShape
+from fedbcd.engines.deploy.link import Listener, ask_status, split_address
+from fedbcd.engines.deploy.refusals import Refused, RefusedForGood
+from fedbcd.engines.deploy.session import Room
+from fedbcd.engines.deploy.tls import Credentials, Plain, host_name
+from fedbcd.errors import ConfigError, RemoteProtocolError
+from wire_helpers import (
+    DEVICE,
+    QUICK,
+    SERVER,
+    SMALL,
+    Ear,
+    declared,
+    dialer,
+    down,
+    eventually,
+    linked,
+    listener,
+    make_authority,
+    running,
+    up,
+)
+
+LINK = "/fedbcd.v1.Federation/Link"
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certs")
+    authority = make_authority(folder, "device/8", "operator", "server/4")
+    authority.issue("device/9", at="server/4")
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------------------------- letters
+@pytest.mark.parametrize("size", [0, 1, 109_386, 30_000_000])
+def test_letters_arrive_bit_for_bit_both_ways(certs: Path, size: int) -> None:
+    model = torch.randn(size, generator=torch.Generator().manual_seed(size))
+
+    async def scenario() -> None:
+        async with linked(certs, model=declared(size)) as (server, here, device, there):
+            assert await device.send(up(model))
+            assert await server.send(down(model))
+            assert await server.send(down(None))
+            await eventually(lambda: here.letters and len(there.letters) == 2, 60.0)
+            (got,) = here.letters
+            assert got.model is not None
+            assert torch.equal(got.model, model)
+            assert (got.event, got.sender, got.to, got.clock) == (up(model).event, DEVICE, SERVER, 1.0)
+            back = there.letters[0].model
+            assert back is not None
+            assert torch.equal(back, model)
+            assert there.letters[1] == down(None)
+
+    asyncio.run(scenario())
+
+
+def test_hello_welcome_and_notices_carry_what_roles_say_of_themselves(certs: Path) -> None:
+    async def scenario() -> None:
+        here, there = Ear(), Ear()
+        server = listener(here, Credentials(certs, SERVER), about=lambda: {"phase": 4})
+        device = dialer(there, Credentials(certs, DEVICE), await server.start(), about=lambda: {"store": "abc", "activation": 2})
+        async with running(device.run()):
+            await eventually(lambda: there.connects)
+            assert here.connects == [(DEVICE, {"store": "abc", "activation": 2})]
+            assert there.connects == [(SERVER, {"phase": 4})]
+            assert await server.notice(DEVICE, "phase", {"phase": 5})
+            assert await device.notice(SERVER, "bye", {})
+            await eventually(lambda: here.notices and there.notices)
+            assert there.notices == [(SERVER, "phase", {"phase": 5})]
+        await eventually(lambda: here.disconnects == [DEVICE])
+        assert not server.connected
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_what_on_connect_sends_goes_out_first(certs: Path) -> None:
+    async def scenario() -> None:
+        here, there = Ear(), Ear()
+
+        async def greet(_peer: str, _about: dict[str, Any]) -> None:
+            assert await server.send(down(None, 5))
+
+        server = Listener(
+            SERVER, "127.0.0.1:0", welcomes=lambda *_: None, **{**here.common(Credentials(certs, SERVER)), "on_connect": greet}
+        )
+        device = dialer(there, Credentials(certs, DEVICE), await server.start())
+        async with running(device.run()):
+            await eventually(lambda: there.letters)
+            assert there.letters == [down(None, 5)]
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_letter_to_nobody_is_dropped_and_counted(certs: Path) -> None:
+    async def scenario() -> None:
+        async with linked(certs) as (server, _, _device, _there):
+            assert not await server.send(dataclasses.replace(down(None), to="device/8"))
+            assert not await server.notice("device/8", "phase", {})
+            assert server.counts.dropped == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_coordinator_and_its_servers_talk_the_same_way(certs: Path) -> None:
+    async def scenario() -> None:
+        here, there = Ear(), Ear()
+        coordinator = listener(here, Credentials(certs, "coordinator"), me="coordinator", welcomes=lambda *_: None)
+        server = dialer(there, Credentials(certs, SERVER), await coordinator.start(), me=SERVER, peer="coordinator")
+        async with running(server.run()):
+            await eventually(lambda: coordinator.connected == {SERVER})
+        await coordinator.stop()
+
+    asyncio.run(scenario())
+
+
+def test_plain_text_on_loopback_when_asked_for() -> None:
+    async def scenario() -> None:
+        here, there = Ear(), Ear()
+        server = listener(here, Plain())
+        device = dialer(there, Plain(), await server.start())
+        async with running(device.run()):
+            await eventually(lambda: device.connected)
+            await device.send(up(torch.ones(8)))
+            await eventually(lambda: here.letters)
+        await server.stop()
+        with pytest.raises(ConfigError, match="plain text at 0\\.0\\.0\\.0 would be readable on the network"):
+            await listener(Ear(), Plain(), "0.0.0.0:0").start()
+        with pytest.raises(ConfigError, match="plain text at 192\\.0\\.2\\.1"):
+            await dialer(Ear(), Plain(), 1, addresses=["192.0.2.1:80"]).run()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:x", "host:65536"])
+def test_an_address_is_host_and_port(address: str) -> None:
+    with pytest.raises(ConfigError, match="is not an address; write host:port"):
+        split_address(address)
+    assert split_address("[::1]:80") == ("::1", 80)
+
+
+def test_a_port_that_is_taken_is_a_sentence(certs: Path) -> None:
+    async def scenario() -> None:
+        first = listener(Ear(), Credentials(certs, SERVER))
+        port = await first.start()
+        with pytest.raises(ConfigError, match="cannot be listened at"):
+            await listener(Ear(), Credentials(certs, SERVER), f"127.0.0.1:{port}").start()
+        await first.stop()
+
+    asyncio.run(scenario())
+
+
+# ----------------------------------------------------------------------------------------------------- a peer that says anything
+class Raw:
+    """A peer with a certificate that writes what frames it likes."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def say(self, *frames: Frame) -> None:
+        for frame in frames:
+            await self.call.write(frame)
+
+    async def hear(self) -> Frame:
+        async with asyncio.timeout(20):
+            frame = await self.call.read()
+        assert isinstance(frame, Frame), "the listener hung up"
+        return frame
+
+    async def welcome(self) -> None:
+        await self.say(Frame(hello=hello()))
+        assert (await self.hear()).HasField("welcome")
+
+    async def refused(self) -> tuple[str, str, bool]:
+        frame = await self.hear()
+        assert frame.HasField("refused"), frame
+        return frame.refused.reason, frame.refused.sentence, frame.refused.final
+
+
+def hello(**changes: Any) -> Hello:
+    shapes = [TensorShape(name=name, shape=shape) for name, shape in SMALL.tensors]
+    fields = {
+        "oldest": 1,
+        "newest": 1,
+        "software": "0.0.9",
+        "actor": DEVICE,
+        "to": SERVER,
+        "instance": b"i",
+        "nonce": b"n",
+        "model": shapes,
+    }
+    return Hello(**{**fields, **changes})
+
+
+@contextlib.asynccontextmanager
+async def raw(certs: Path, me: str = DEVICE, **more: Any) -> AsyncIterator[tuple[Listener, Ear, Raw]]:
+    ear = Ear()
+    server = listener(ear, Credentials(certs, SERVER), **more)
+    port = await server.start()
+    credentials, _ = Credentials(certs, me).for_dialler()
+    options = [("grpc.ssl_target_name_override", host_name(SERVER))]
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
+        call: Any = channel.stream_stream(LINK, Frame.SerializeToString, Frame.FromString)
+        yield server, ear, Raw(call())
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("me", "changes", "reason", "words"),
+    [
+        (DEVICE, {"oldest": 0, "newest": 0}, "version", "'device/7' (fedbcd 0.0.9) speaks versions 0 to 0 of the protocol, server/3"),
+        (DEVICE, {"oldest": 0, "newest": 0}, "version", "upgrade device/7"),
+        (DEVICE, {"oldest": 2, "newest": 3}, "version", "upgrade server/3"),
+        (DEVICE, {"actor": "device/8"}, "identity", "device/7 says that it is 'device/8'; a process acts as its certificate says"),
+        (DEVICE, {"to": "server/4"}, "identity", "wants 'server/4', but this is server/3"),
+        (DEVICE, {"model": []}, "model", "device/7 works on another model than server/3: 0 tensors instead of 2"),
+        (DEVICE, {"model": [TensorShape(name="weight", shape=[2, 4])] * 2}, "model", "of shape (2, 4) instead of 'weight' of shape (2, 3)"),
+        (DEVICE, {"about": "["}, "frame", "not JSON"),
+        (DEVICE, {"about": "[]"}, "frame", "must hold a JSON object"),
+        (DEVICE, {"about": "1" * 70_000}, "size", "exceeds 65536"),
+        ("device/8", {"actor": "device/8"}, "member", "device/8 does not belong here"),
+        ("device/9", {"actor": "device/9"}, "identity", "the certificate of device/9 is for server/4, not for server/3"),
+        ("server/4", {"actor": "server/4"}, "identity", "'server/4' has nothing to say to server/3"),
+        ("operator", {"actor": "operator"}, "identity", "'operator' has nothing to say to server/3"),
+    ],
+)
+def test_a_hello_that_does_not_fit_is_refused_with_a_sentence(
+    certs: Path, me: str, changes: dict[str, Any], reason: str, words: str
+) -> None:
+    async def scenario() -> None:
+        async with raw(certs, me) as (server, ear, peer):
+            await peer.say(Frame(hello=hello(**changes)))
+            got = await peer.refused()
+            assert (got[0], got[2]) == (reason, True)
+            assert words in got[1]
+            assert await peer.call.read() is grpc.aio.EOF
+            assert not server.connected
+            assert server.counts.refused == {reason: 1}
+            assert [fields["peer"] for fields in ear.heard("refused")] == [me]
+
+    asyncio.run(scenario())
+
+
+def test_a_newer_peer_that_still_speaks_our_version_is_welcome(certs: Path) -> None:
+    async def scenario() -> None:
+        async with raw(certs) as (_, _ear, peer):
+            await peer.say(Frame(hello=hello(oldest=1, newest=9)))
+            assert (await peer.hear()).welcome.version == 1
+
+    asyncio.run(scenario())
+
+
+def test_refused_letters_change_nothing_and_are_logged_once(certs: Path) -> None:
+    """A damaged chunk, a wrong length, an unknown dtype, one too large: each is answered, then a good letter comes through."""
+    good = list(encode(up(torch.arange(8.0)), 1))
+
+    def changed(number: int, **fields: Any) -> list[Frame]:
+        frames = [Frame.FromString(frame.SerializeToString()) for frame in good]
+        for name, value in fields.items():
+            kind = frames[number].WhichOneof("kind")
+            setattr(getattr(frames[number], str(kind)), name, value)
+        return frames
+
+    strange = good[1].chunk.data.replace(b"F32", b"I32")
+    cases = [
+        ("checksum", changed(1, data=bytes(len(good[1].chunk.data)))),
+        ("chunk", changed(1, data=b"short")),
+        ("dtype", changed(1, data=strange, crc=zlib.crc32(strange))),
+        ("size", changed(0, bytes=2**62)),
+        ("event", changed(0, event=b"{}")),
+        ("frame", [Frame(hello=hello())]),
+        ("frame", [Frame()]),
+        ("RemoteProtocolError", list(encode(up(torch.full((8,), torch.nan)), 1))),
+    ]
+
+    async def judge(letter: Any) -> None:
+        if letter.model is not None and not bool(letter.model.isfinite().all()):
+            raise RemoteProtocolError("a model that is not finite")
+        heard.append(letter)
+
+    heard: list[Any] = []
+
+    async def scenario() -> None:
+        ear = Ear()
+        ear.letter = judge  # type: ignore[method-assign]
+        server = listener(ear, Credentials(certs, SERVER))
+        credentials, _ = Credentials(certs, DEVICE).for_dialler()
+        options = [("grpc.ssl_target_name_override", host_name(SERVER))]
+        async with grpc.aio.secure_channel(f"127.0.0.1:{await server.start()}", credentials, options=options) as channel:
+            call: Any = channel.stream_stream(LINK, Frame.SerializeToString, Frame.FromString)
+            peer = Raw(call())
+            await peer.welcome()
+            for reason, frames in cases * 2:
+                await peer.say(*frames)
+                assert (await peer.refused())[::2] == (reason, False)
+            assert heard == []
+            await peer.say(*good)
+            await eventually(lambda: heard)
+            assert torch.equal(heard[0].model, torch.arange(8.0))
+            assert server.connected == {DEVICE}
+        await server.stop()
+        assert server.counts.refused == {"checksum": 2, "chunk": 2, "dtype": 2, "size": 2, "event": 2, "frame": 4, "RemoteProtocolError": 2}
+        assert len(ear.heard("refused")) == 7
+
+    asyncio.run(scenario())
+
+
+def test_an_error_of_our_own_is_no_refusal_and_does_not_go_unseen(certs: Path) -> None:
+    async def scenario() -> None:
+        ear, seen = Ear(), []
+
+        async def full(_letter: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        ear.letter = full  # type: ignore[method-assign]
+        server = listener(ear, Credentials(certs, SERVER), on_error=seen.append)
+        device = dialer(Ear(), Credentials(certs, DEVICE), await server.start())
+        async with running(device.run()):
+            await eventually(lambda: device.connected)
+            await device.send(up(None))
+            await eventually(lambda: seen and len(ear.connects) == 2)  # the device comes again
+        await server.stop()
+        assert [type(error) for error in seen] == [OSError]
+        assert server.counts.refused == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_is_cut_leaves_nothing_behind(certs: Path) -> None:
+    async def scenario() -> None:
+        size = CHUNK_BYTES
+        shapes = [TensorShape(name="weight", shape=[size])]
+        async with raw(certs, model=declared(size)) as (server, ear, peer):
+            await peer.say(Frame(hello=hello(model=shapes)))
+            assert (await peer.hear()).HasField("welcome")
+            await peer.say(*list(encode(up(torch.zeros(size)), 1))[:2])
+            await eventually(lambda: server._traffic.room._free < QUICK.arriving_bytes)
+            peer.call.cancel()
+            await eventually(lambda: ear.disconnects)
+            assert server._traffic.room._free == QUICK.arriving_bytes
+            assert ear.letters == []
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_stops_in_the_middle_of_a_letter_is_cut_off(certs: Path) -> None:
+    async def scenario() -> None:
+        size = CHUNK_BYTES
+        options = dataclasses.replace(QUICK, gone_s=0.3)
+        shapes = [TensorShape(name="weight", shape=[size])]
+        async with raw(certs, model=declared(size), options=options) as (_, ear, peer):
+            await peer.say(Frame(hello=hello(model=shapes)))
+            assert (await peer.hear()).HasField("welcome")
+            await peer.say(*list(encode(up(torch.zeros(size)), 1))[:2])
+            await eventually(lambda: ear.disconnects)
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_says_no_hello_is_cut_off(certs: Path) -> None:
+    async def scenario() -> None:
+        async with raw(certs, options=dataclasses.replace(QUICK, gone_s=0.3)) as (_, _ear, peer):
+            assert await peer.call.read() is grpc.aio.EOF
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_sends_too_fast_is_slowed_down_and_told(certs: Path) -> None:
+    async def scenario() -> None:
+        options = dataclasses.replace(QUICK, letters_per_s=20.0, burst=3)
+        async with raw(certs, options=options) as (server, ear, peer):
+            await peer.welcome()
+            (frame,) = encode(up(None), 1)
+            await peer.say(*[frame] * 8)
+            assert (await peer.refused())[0] == "rate"
+            await eventually(lambda: len(ear.letters) + server.counts.refused["rate"] == 8)
+            assert 3 <= len(ear.letters) < 8
+            assert len(ear.heard("refused")) == 1
+
+    asyncio.run(scenario())
+
+
+def test_letters_for_a_peer_that_does_not_read_are_dropped_not_kept(certs: Path) -> None:
+    async def scenario() -> None:
+        size = 1_000_000
+        shapes = [TensorShape(name="weight", shape=[size])]
+        async with raw(certs, model=declared(size)) as (server, _, peer):
+            await peer.say(Frame(hello=hello(model=shapes)))
+            assert (await peer.hear()).HasField("welcome")
+            model = torch.zeros(size)
+            sent = 0
+            for _ in range(60):
+                sent += await server.send(down(model))
+                await asyncio.sleep(0.002)
+            assert sent < 60
+            assert server.counts.dropped == 60 - sent
+            assert server.counts.bytes_out < 16 * 4 * size
+
+    asyncio.run(scenario())
+
+
+def test_models_that_arrive_wait_for_room_in_turn() -> None:
+    async def scenario() -> None:
+        room = Room(10)
+        order: list[str] = []
+
+        async def use(name: str, size: int) -> None:
+            taken = await room.take(size)
+            order.append(name)
+            await asyncio.sleep(0.01)
+            room.give_back(taken)
+
+        tasks = [asyncio.create_task(use(name, size)) for name, size in (("a", 6), ("b", 6), ("huge", 99), ("c", 1))]
+        await asyncio.sleep(0.005)
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert order == ["a", "huge", "c"]
+        assert room._free == 10
+
+    asyncio.run(scenario())
+
+
+def test_more_peers_than_room_still_all_get_through(certs: Path, tmp_path: Path) -> None:
+    """Room for one model at a time, five devices that upload at once."""
+    authority = make_authority(tmp_path / "many", *(f"device/{i}" for i in range(5)))
+    size = CHUNK_BYTES
+
+    async def scenario() -> None:
+        here = Ear()
+        options = dataclasses.replace(QUICK, arriving_bytes=1)
+        server = listener(here, Credentials(authority.folder, SERVER), welcomes=lambda *_: None, model=declared(size), options=options)
+        port = await server.start()
+        async with contextlib.AsyncExitStack() as stack:
+            for i in range(5):
+                me = f"device/{i}"
+                device = dialer(Ear(), Credentials(authority.folder, me), port, me=me, model=declared(size))
+                await stack.enter_async_context(running(device.run()))
+                await eventually(lambda device=device: device.connected)  # type: ignore[misc]
+                await device.send(up(torch.full((size,), float(i)), device=i))
+            await eventually(lambda: len(here.letters) == 5)
+        await server.stop()
+        assert sorted(float(letter.model[0]) for letter in here.letters if letter.model is not None) == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+    asyncio.run(scenario())
+
+
+# ----------------------------------------------------------------------------------------------------------------------- status
+def test_status_is_for_operators(certs: Path) -> None:
+    async def scenario() -> None:
+        server = listener(Ear(), Credentials(certs, SERVER), status=lambda: {"phase": 7})
+        address = f"127.0.0.1:{await server.start()}"
+        assert await ask_status(SERVER, address, Credentials(certs, "operator")) == {"phase": 7}
+        with pytest.raises(RefusedForGood, match="device/7 may not ask for status"):
+            await ask_status(SERVER, address, Credentials(certs, DEVICE))
+        await server.stop()
+        with pytest.raises(Refused, match="server/3 does not answer at"):
+            await ask_status(SERVER, address, Credentials(certs, "operator"), timeout_s=2.0)
+
+    asyncio.run(scenario())
+
+
+def test_the_proto_holds_no_pickle_and_events_are_json(certs: Path) -> None:
+    (frame,) = encode(up(None, 3))
+    assert json.loads(frame.message.event) == {"UpdateRequested": {"device": 7, "activation": 3}}

@@ -1,0 +1,49 @@
+"""Settings of a deployment: file, environment, flags; each complaint names the value and the remedy."""
+
+import pytest
+
+from fedbcd.engines.deploy.options import Deploy, settle, split_address
+from fedbcd.errors import ConfigError
+
+
+def test_flags_go_before_environment_before_file() -> None:
+    table = {"folder": "a", "time_scale": 1, "retry_s": [1, 2]}
+    environment = {"FEDBCD_FOLDER": "b", "FEDBCD_RETRY_S": "[2.0, 3.0]", "FEDBCD_DATA": "not ours"}
+    assert settle(table, {}, {}) == Deploy(folder="a", time_scale=1.0, retry_s=(1.0, 2.0))
+    assert settle(table, environment, {"folder": None}) == Deploy(folder="b", time_scale=1.0, retry_s=(2.0, 3.0))
+    assert settle(table, environment, {"folder": "c"}).folder == "c"
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"coordinator": "somewhere"}, "must be host:port"),
+        ({"servers": ["a:1", "b:99999"]}, r"deploy.servers\[1\]"),
+        ({"retry_s": [5.0, 1.0]}, "0 < least <= most"),
+        ({"lost_s": [0.0, 1.0]}, "0 < least <= most"),
+        ({"time_scale": -1.0}, "must be above 0"),
+        ({"folders": "x"}, "did you mean 'folder'"),
+        ({"plain": "yes"}, "true or false"),
+    ],
+)
+def test_what_cannot_be_is_named(table: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settle(table, {}, {})
+
+
+def test_an_environment_variable_that_is_no_value_is_named() -> None:
+    with pytest.raises(ConfigError, match="FEDBCD_PEER_S=soon is not a TOML value"):
+        settle({}, {"FEDBCD_PEER_S": "soon"}, {})
+
+
+def test_addresses() -> None:
+    deploy = Deploy(servers=("10.0.0.2:7401", "[::1]:7402"), listen="0.0.0.0:9")
+    assert deploy.address_of("server/1") == "[::1]:7402"
+    assert deploy.listens_at("server/0") == ("0.0.0.0", 9)
+    assert Deploy(servers=("[::1]:7402",)).listens_at("server/0") == ("::1", 7402)
+    assert deploy.folder_of("device/7").name == "device-7"
+    assert split_address("host:1", "x") == ("host", 1)
+    with pytest.raises(ConfigError, match="none for server 2"):
+        deploy.address_of("server/2")
+    with pytest.raises(ConfigError, match="3 servers"):
+        deploy.check_servers(3)

@@ -1,0 +1,73 @@
+"""Drawn delays of a deployment are the simulation's own, and a log says what a deployment cost beyond them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbcd.engines.deploy.account import account
+from fedbcd.engines.deploy.options import Deploy
+from fedbcd.engines.deploy.pace import Drawn, Real
+from fedbcd.eventlog import LogReader, Transition
+from fedbcd.experiments.job import Job, parse
+from fedbcd.protocol.messages import Activated, OfflineDue, OpenPhase, Trained, Woke, number_of
+from process_helpers import job
+
+SCALE = 0.25
+
+
+def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
+    (one,) = parse(job(federation={"servers": 2, "devices": 4, "active": 2}, run={"rounds": 4}, **changes))
+    one.start(folder)
+    return one, list(LogReader(folder / "events.jsonl"))
+
+
+def _pace(one: Job, device: int) -> Drawn:
+    each = one.federation.devices
+    members = range(device // each * each, (device // each + 1) * each)
+    return Drawn(device, members, one.algorithm, one.clock, one.federation.active, one.run.seed, SCALE)
+
+
+def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path) -> None:
+    one, steps = _simulated(tmp_path / "run")
+    opened: dict[int, tuple[float, int]] = {}  # server -> when, and which phase
+    let_in: dict[int, float] = {}
+    compared = 0
+    for step in steps:
+        for command in step.commands:
+            if isinstance(command, OpenPhase):
+                opened[number_of(step.actor)] = (step.time, command.phase)
+        if not step.actor.startswith("device/"):
+            continue
+        device = number_of(step.actor)
+        began, phase = opened[device // 4]
+        match step.event:
+            case Woke():
+                assert _pace(one, device).arrival(phase, 0) == pytest.approx(SCALE * (step.time - began))
+            case Activated():
+                let_in[device] = step.time
+            case Trained():
+                took = _pace(one, device).work(step.event.activation, step.event.steps)
+                assert took == pytest.approx(SCALE * (step.time - let_in[device]))
+                compared += 1
+    assert compared >= 16
+
+
+def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
+    one, steps = _simulated(tmp_path / "run", algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 3})
+    first = {number_of(step.actor) for step in steps if isinstance(step.event, OfflineDue) and step.time == 0.0}
+    assert first == {device for device in range(8) if _pace(one, device).trains_offline(0)}
+    assert all((_pace(one, device).arrival(0, 0) is None) == (device not in first) for device in range(8))
+
+
+def test_a_real_device_asks_at_once_and_takes_as_long_as_it_takes() -> None:
+    assert (Real().arrival(3, 1), Real().work(0, 5), Real().trains_offline(2)) == (0.0, 0.0, False)
+
+
+def test_a_simulation_costs_nothing_beyond_its_own_clock(tmp_path: Path) -> None:
+    """The account of a log whose clock is exact: no overhead, and as many uploads as there were."""
+    one, steps = _simulated(tmp_path / "run", cloud={"name": "async", "first": 1})
+    found = account(tmp_path / "run" / "events.jsonl", one.settings(), Deploy(time_scale=1.0))
+    assert found["phase_overhead_s"] == pytest.approx(0.0, abs=1e-9)
+    assert found["round_overhead_s"] == pytest.approx(0.0, abs=1e-9)
+    assert found["activations"] == sum(1 for step in steps if "Uploaded" in type(step.event).__name__)

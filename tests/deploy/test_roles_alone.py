@@ -1,0 +1,100 @@
+"""Each role as a command of its own: start, status, metrics, clean stop, exit codes, and the rules of identity."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+from typer.testing import CliRunner
+
+from fedbcd.cli import app
+from fedbcd.engines.deploy.ask import ask_status
+from fedbcd.engines.deploy.certs import Authority
+from fedbcd.engines.deploy.exits import ExitCode
+from fedbcd.engines.deploy.up import free_ports
+from process_helpers import job, metrics_of, run, running, status_of, wait_for, write_job
+
+Processes = dict[str, Popen[str]]
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[tuple[Path, Path, Processes]]:
+    """A coordinator, one server and two devices, with certificates, that are stopped at the end."""
+    ports = free_ports(2)
+    deploy = {
+        "folder": str(tmp_path / "state"),
+        "certificates": str(tmp_path / "certs"),
+        "coordinator": f"127.0.0.1:{ports[0]}",
+        "servers": [f"127.0.0.1:{ports[1]}"],
+        "retry_s": [0.2, 5.0],
+    }
+    table = job(federation={"servers": 1, "devices": 2, "active": 1}, deploy=deploy)
+    file = write_job(tmp_path, table)
+    authority = Authority.create(tmp_path / "certs")
+    for identity in ("operator", "coordinator", "server/0", "device/0", "device/1"):
+        authority.issue(identity)
+    with ExitStack() as stack:
+        processes = {
+            actor: stack.enter_context(running(*command))
+            for actor, command in {
+                "coordinator": ("coordinator", file),
+                "server/0": ("server", file, "--id", "0"),
+                "device/0": ("device", file, "--id", "0"),
+                "device/1": ("device", file, "--id", "1"),
+            }.items()
+        }
+        yield file, tmp_path, processes
+
+
+def test_roles_start_answer_and_stop_cleanly(deployment: tuple[Path, Path, Processes]) -> None:
+    file, out, processes = deployment
+    wait_for(lambda: status_of(out, "coordinator").get("round", 0) >= 3, "no third round")
+    told = run("status", file, "--json")
+    assert told.returncode == 0, told.stderr
+    coordinator, server = map(json.loads, told.stdout.splitlines())
+    assert coordinator["actor"] == "coordinator"
+    assert coordinator["round"] >= 3
+    assert (server["members"], server["devices"]) == (2, 2)
+    assert "waits for" in run("status", file).stdout
+    assert 'fedbcd_letters_total{direction="in",event="Uploaded"}' in metrics_of(out, "server/0")
+    assert "fedbcd_waiting_seconds_total{" in metrics_of(out, "device/0")
+    for actor in ("device/0", "device/1", "server/0", "coordinator"):
+        processes[actor].send_signal(signal.SIGTERM)
+        _, said = processes[actor].communicate(timeout=60)
+        assert processes[actor].returncode == 0, said
+        last = json.loads(said.splitlines()[-1])
+        assert (last["what"], last["meaning"]) == ("ended", "DONE")
+        assert "PRIVATE KEY" not in said
+
+
+def test_rules_of_identity(deployment: tuple[Path, Path, Processes]) -> None:
+    """The folder is locked; from another folder the newest wins and the older ends; a lost disk is put in step."""
+    file, out, processes = deployment
+    wait_for(lambda: status_of(out, "device/0").get("activation", 0) >= 1, "device 0 has not taken part")
+    second = run("device", file, "--id", "0")
+    assert second.returncode == ExitCode.RECORD, second.stderr
+    assert "another process uses the store" in second.stderr
+    other = out / "other"
+    with running("device", file, "--id", "0", "--folder", other) as newest:
+        _, said = processes["device/0"].communicate(timeout=60)
+        assert processes["device/0"].returncode == ExitCode.REPLACED, said
+        wait_for(lambda: status_of(out, "server/0").get("devices") == 2, "the newest is not connected")
+        wait_for(lambda: (ask_status(other / "device-0") or {}).get("activation", 0) >= 2, "the new disk was not put in step")
+        assert newest.poll() is None
+
+
+def test_a_role_that_cannot_start_says_why(tmp_path: Path) -> None:
+    file = write_job(tmp_path, job(deploy={"folder": str(tmp_path / "state"), "servers": ["127.0.0.1:1", "127.0.0.1:2"]}))
+    cases = (
+        (("device", file, "--id", "99"), ExitCode.CONFIG, "there is no device/99"),
+        (("device", file, "--id", "0"), ExitCode.CONFIG, "has no certificates"),
+        (("device", file, "--id", "1", "--certificates", tmp_path / "none"), ExitCode.CREDENTIALS, "fedbcd certs"),
+        (("coordinator", file, "--plain", "--listen", "192.0.2.1:7400"), ExitCode.CONFIG, "plain text at 192.0.2.1"),
+    )
+    for arguments, code, words in cases:
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        said = done.stderr + str(done.exception)
+        assert (getattr(done.exception, "exit_code", done.exit_code), words in said) == (code, True), said

@@ -1,0 +1,181 @@
+"""The store: all of a commit or none of it, one process at a time, and nothing damaged is read."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedbcd.engines.deploy import failpoints
+from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
+from fedbcd.engines.deploy.store import FileStore
+from fedbcd.errors import RecordError
+from fedbcd.eventlog import Transition
+from fedbcd.protocol.messages import Started, TrainOffline, Woke
+
+STEP = Transition(0.1 + 0.2, "device/3", Woke(), (TrainOffline(session=4),))
+MODEL = torch.arange(5, dtype=torch.float32) / 3
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "tensors").iterdir()}
+
+
+def test_what_was_committed_is_there_after_it_was_opened_again(folder: Path) -> None:
+    store = FileStore(folder)
+    name = store.id
+    store.save("z/3/17", MODEL)
+    store.save("total", MODEL.double())
+    store.commit(STEP, {"phase": "7"})
+    store.close()
+    again = FileStore(folder)
+    assert (again.id, again.length, again.facts["phase"]) == (name, 1, "7")
+    assert list(again.transitions()) == [STEP]
+    assert sorted(again.names()) == ["total", "z/3/17"]
+    assert torch.equal(again.tensor("z/3/17"), MODEL)
+    assert again.tensor("total").dtype == torch.float64
+    again.close()
+
+
+def test_what_was_not_committed_is_gone_and_swept(folder: Path) -> None:
+    store = FileStore(folder)
+    store.save("x", MODEL)
+    store.commit(STEP)
+    kept = files(folder)
+    store.save("x", MODEL + 1)
+    store.save("y", MODEL)
+    store.drop("x")
+    store.close()
+    again = FileStore(folder)
+    assert again.names() == ["x"]
+    assert torch.equal(again.tensor("x"), MODEL)
+    assert files(folder) == kept
+    again.close()
+
+
+def test_a_replaced_and_a_dropped_tensor_leave_no_file(folder: Path) -> None:
+    store = FileStore(folder)
+    for k in range(4):
+        store.save("x", MODEL + k)
+        store.save(f"y/{k}", MODEL)
+        store.drop(f"y/{k - 1}")
+        store.drop("never there")
+        store.commit()
+    assert sorted(store.names()) == ["x", "y/3"]
+    assert len(files(folder)) == 2
+    assert torch.equal(store.tensor("x"), MODEL + 3)
+    store.close()
+
+
+@pytest.mark.parametrize("point", [point for point in Failpoint if point not in (Failpoint.BEFORE_SEND, Failpoint.AFTER_SEND)])
+def test_a_crash_at_any_place_leaves_all_of_a_commit_or_none(point: Failpoint, folder: Path) -> None:
+    store = FileStore(folder)
+    store.save("x", MODEL)
+    store.commit(STEP, {"phase": "1"})
+    failpoints.arm(point)
+    try:
+        with pytest.raises(Stopped):
+            _second_commit(store)
+    finally:
+        failpoints.disarm()
+    store.close()
+    again = FileStore(folder)
+    done = point in (Failpoint.AFTER_COMMIT, Failpoint.AFTER_REMOVE)
+    assert again.length == 1 + done
+    assert again.facts["phase"] == ("2" if done else "1")
+    assert torch.equal(again.tensor("x"), MODEL + done)
+    assert again.names() == (["x", "y"] if done else ["x"])
+    assert len(files(folder)) == len(again.names())
+    _second_commit(again)
+    assert torch.equal(again.tensor("x"), MODEL + 1)
+    again.close()
+
+
+def _second_commit(store: FileStore) -> None:
+    store.save("x", MODEL + 1)
+    store.save("y", MODEL)
+    store.commit(Transition(2.0, "device/3", Started(), ()), {"phase": "2"})
+
+
+def test_one_process_at_a_time(folder: Path) -> None:
+    store = FileStore(folder)
+    with pytest.raises(RecordError, match=f"another process uses the store {folder}"):
+        FileStore(folder)
+    looked = FileStore(folder, read_only=True)
+    assert looked.id == store.id
+    looked.close()
+    store.close()
+    FileStore(folder).close()
+
+
+def test_two_stores_have_two_names(folder: Path) -> None:
+    one, two = FileStore(folder / "1"), FileStore(folder / "2")
+    assert one.id != two.id
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:], lambda _: b""])
+def test_a_damaged_tensor_is_refused(damage: object, folder: Path) -> None:
+    store = FileStore(folder)
+    store.save("x", MODEL)
+    store.commit()
+    (path,) = (folder / "tensors").iterdir()
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    with pytest.raises(RecordError, match="damaged"):
+        store.tensor("x")
+    path.unlink()
+    with pytest.raises(RecordError, match="missing or damaged"):
+        store.tensor("x")
+    store.close()
+
+
+def test_a_store_of_another_version_is_refused(folder: Path) -> None:
+    FileStore(folder).close()
+    with sqlite3.connect(folder / "store.sqlite") as db:
+        db.execute("UPDATE fact SET value = '99' WHERE key = 'version'")
+    db.close()
+    with pytest.raises(RecordError, match="is a store of version 99; this fedbcd reads version 1"):
+        FileStore(folder)
+
+
+def test_a_file_that_is_no_database_is_refused(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "store.sqlite").write_bytes(b"not a database, " * 100)
+    with pytest.raises(RecordError, match="cannot be used"):
+        FileStore(folder)
+
+
+def test_to_look_at_no_store_is_an_error(folder: Path) -> None:
+    with pytest.raises(RecordError, match="there is no store at"):
+        FileStore(folder / "nothing", read_only=True)
+
+
+def test_a_damaged_transition_is_named(folder: Path) -> None:
+    store = FileStore(folder)
+    store.commit(STEP)
+    store.close()
+    with sqlite3.connect(folder / "store.sqlite") as db:
+        db.execute("""UPDATE transition SET event = '{"Exploded":{}}'""")
+    db.close()
+    again = FileStore(folder)
+    with pytest.raises(RecordError, match="transition 0 of the store"):
+        list(again.transitions())
+    again.close()
+
+
+def test_a_full_disk_is_a_sentence_and_the_role_answers_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(folder)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RecordError, match=r"cannot write to the store .*No space left on device.*make room"):
+        store.save("x", MODEL)
+    monkeypatch.undo()
+    store.close()
+    again = FileStore(folder)
+    assert again.names() == []
+    assert files(folder) == set()
+    again.close()

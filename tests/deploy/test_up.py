@@ -1,0 +1,61 @@
+"""Whole deployments, with TLS, in processes of their own: undisturbed, hurt, stopped and resumed."""
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from fedbcd.cli import app
+from process_helpers import job, kill, run, running, status_of, summary_of, wait_for, write_job
+
+
+def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: Path) -> None:
+    """kill -9 of a coordinator, a server and a device in the middle; the run ends, and its log replays to its own digest."""
+    out = tmp_path / "run"
+    file = write_job(tmp_path, job(run={"rounds": 14}, cloud={"name": "async", "first": 1}))
+    with running("up", file, "--time-scale", "0.1", "--out", out, "--json") as up:
+        for at, actor in ((2, "device/1"), (4, "server/1"), (6, "coordinator")):
+            wait_for(lambda at=at: status_of(out, "coordinator").get("round", 0) >= at, f"no round {at}")
+            kill(out, actor)
+        printed, said = up.communicate(timeout=120)
+        assert up.returncode == 0, said
+    summary = json.loads(printed.splitlines()[-1])
+    assert summary["rounds"] == 14
+    assert summary["deployment"]["restarts"] == 3
+    again = run("replay", out, "--exact", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["digest"] == summary["digest"]
+
+
+def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    """SIGTERM stops everybody cleanly; --resume takes up what is durable and plays the remaining rounds. With FedBCD-I, offline rounds too."""
+    out = tmp_path / "run"
+    file = write_job(tmp_path, job(run={"rounds": 6}, algorithm={"name": "fedbcd-i", "device_step": 0.02, "steps": [1, 2]}))
+    with running("up", file, "--time-scale", "0.05", "--plain", "--out", out) as up:
+        wait_for(lambda: status_of(out, "coordinator").get("round", 0) >= 2, "no second round")
+        up.terminate()
+        _, said = up.communicate(timeout=90)
+        assert up.returncode == 130, said
+        assert "--resume" in said
+    assert not status_of(out, "server/0")
+    assert [json.loads(line)["code"] for line in (out / "logs" / "server-0.log").read_text().splitlines() if '"ended"' in line] == [0]
+    done = run("up", "--resume", "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 6
+    assert summary_of(out)["deployment"]["processes"] == 9
+
+
+def test_up_refuses_what_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    several = job(runs=[{"title": "a"}, {"title": "b"}])
+    for arguments, words in (
+        (("up", "--out", tmp_path / "full"), "is not empty"),
+        (("up", "--resume", "--out", tmp_path / "full"), "holds no deployment"),
+        (("up", "--resume"), "--resume needs --out"),
+        (("up", "--servers", "3", "--devices", "10"), "cannot be shared evenly"),
+        (("up", write_job(tmp_path, several)), "a deployment runs one job"),
+    ):
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert done.exit_code != 0
+        assert words in str(done.exception), done.output
