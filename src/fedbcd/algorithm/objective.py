@@ -37,6 +37,7 @@ class Objective:
 
     TRACE_AFTER = 100  # calls with one set of shapes; a trace takes 0.1 s and saves 1 ms a call, so fewer are not worth one
     MOST_TRACES = 64
+    CHEAP = 50_000  # parameters that cost nothing beside a call: so many models more make numbers of devices that come up again
 
     def __init__(self, module: nn.Module, loss: Loss, arithmetic: torch.dtype | None = None) -> None:
         """`arithmetic` is what the module computes in, if not in the dtype of its parameters; losses and steps are not affected."""
@@ -48,6 +49,7 @@ class Objective:
         self.stochastic = False  # draws random numbers in its forward pass (dropout)
         self.traceable = True
         self._own = threading.local()  # a copy of the module per thread: `functional_call` writes into it for a moment
+        self._multiple = max(1, self.CHEAP // self.layout.size_P)
         self._seen: Counter[Shapes] = Counter()
         self._traces: dict[Shapes, Operations] = {}
         self._exact = _keep_statistics_exact(self.module, arithmetic) if arithmetic is not None else frozenset()
@@ -61,8 +63,14 @@ class Objective:
 
     def gradients(self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor) -> Gradients:
         """All devices in one vectorised call; inputs and targets have a leading axis of N devices, then R samples."""
+        devices = len(params_NP)
+        missing = 0 if self.stochastic else -devices % self._multiple
+        if missing:
+            params_NP, buffers_NB, inputs, targets = (_filled(t, missing) for t in (params_NP, buffers_NB, inputs, targets))
         call = self._worthwhile(params_NP, buffers_NB, inputs, targets) or self._vectorised
         *parts, loss, buffers = call(params_NP, buffers_NB, inputs, targets)
+        if missing:
+            return Gradients(tuple(part[:devices] for part in parts), loss[:devices], buffers[:devices])
         return Gradients(tuple(parts), loss, buffers)
 
     def _vectorised(self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
@@ -170,6 +178,11 @@ def _keep_statistics_exact(module: nn.Module, arithmetic: torch.dtype) -> frozen
             layer.register_forward_hook(lambda _, __, outputs: outputs.to(arithmetic))
             found |= {f"{prefix}.{name}" for name, _ in layer.named_parameters(recurse=False)}
     return frozenset(found)
+
+
+def _filled(rows: Tensor, missing: int) -> Tensor:
+    """With copies of the first row at its end."""
+    return torch.cat([rows, rows[:1].expand(missing, *rows.shape[1:])])
 
 
 def _nearly(a: Tensor, b: Tensor) -> bool:
