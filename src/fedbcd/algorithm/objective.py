@@ -49,7 +49,7 @@ class Objective:
         self.stochastic = False  # draws random numbers in its forward pass (dropout)
         self.traceable = True
         self._own = threading.local()  # a copy of the module per thread: `functional_call` writes into it for a moment
-        self._multiple = max(1, self.CHEAP // self.layout.size_P)
+        self._multiple = max(1, min(8, self.CHEAP // self.layout.size_P))
         self._seen: Counter[Shapes] = Counter()
         self._traces: dict[Shapes, Operations] = {}
         self._exact = _keep_statistics_exact(self.module, arithmetic) if arithmetic is not None else frozenset()
