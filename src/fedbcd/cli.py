@@ -26,6 +26,7 @@ from fedbcd.cli_check import check_command
 from fedbcd.cli_data import data_app
 from fedbcd.cli_experiments import paper_command, sweep_command
 from fedbcd.cli_plan import explain_command, plan_command
+from fedbcd.cli_report import report_command
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.datasets import DATASETS
 from fedbcd.engines.replay import replay
@@ -39,6 +40,7 @@ from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.experiments.pool import without_none
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS
+from fedbcd.report.page import write_report
 from fedbcd.runfolder import write_whole
 
 app = typer.Typer(
@@ -132,6 +134,7 @@ app.command("sweep")(sweep_command)
 app.command("check")(check_command)
 app.command("plan")(plan_command)
 app.command("explain")(explain_command)
+app.command("report")(report_command)
 
 
 @app.callback(invoke_without_command=True)
@@ -306,7 +309,9 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     screen.print(_table(jobs, runs))
     if len(runs) > 1:
         screen.print(_lesson(histories), markup=False, emoji=False, soft_wrap=True)
-    where = f"everything is in {folder}" + (f", the curves in {picture}" if drawn else "")
+    report = folder / "report.html"
+    write_report(_places(jobs, folder), report, plan=False)
+    where = f"everything is in {folder}, the report in {report}" + (f", the curves in {picture}" if drawn else "")
     screen.print(where, markup=False, emoji=False, soft_wrap=True, highlight=False)
     if not drawn:
         screen.print("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib")

@@ -14,7 +14,7 @@ import torch
 from fedbcd.algorithm.variants import Algorithm
 from fedbcd.data.federation import Federation
 from fedbcd.engines.driver import Driver, NoNumbers
-from fedbcd.engines.result import Progress, Run
+from fedbcd.engines.result import Progress, Run, notes_of
 from fedbcd.engines.settings import Settings, rounds_between_looks, samples_per_round, torch_device
 from fedbcd.engines.simulate.certify import CALL, DEVICES, Certificates, Certifier, Ration
 from fedbcd.engines.simulate.delays import Clock
@@ -268,7 +268,8 @@ class _Training:
 
     def _checkpoint(self, log: LogWriter) -> Checkpoint:
         digest = self.numbers.digest()
-        return Checkpoint(self.simulation.round, log.sync(), self.seconds, digest, self.history, self.numbers.state())
+        notes = notes_of(self.federation, self.scores.devices, self.scores.homes)
+        return Checkpoint(self.simulation.round, log.sync(), self.seconds, digest, self.history, self.numbers.state(), notes)
 
     def _warn(self) -> None:
         """Say before a run starts what will make it diverge, as far as a glance can tell."""
@@ -284,8 +285,9 @@ class _Training:
 
     def _scores(self) -> Scores:
         self.numbers.flush()
-        personal = {device: self.numbers.personal(device, server) for device, server in self._members()}
-        return self.evaluator.scores(self.numbers.global_NF(), personal, self.numbers.workers)
+        homes = dict(self._members())
+        personal = {device: self.numbers.personal(device, server) for device, server in homes.items()}
+        return self.evaluator.scores(self.numbers.global_NF(), personal, self.numbers.workers, homes)
 
     def _look(self) -> None:
         """Add a row to the history."""
@@ -370,6 +372,7 @@ class _Training:
             summary,
             self.scores.devices,
             finished,
+            self.scores.homes,
         )
 
 
