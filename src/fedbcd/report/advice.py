@@ -8,6 +8,7 @@ FALLEN = 0.02  # below its own best
 WAITING = 0.25  # of all server time
 LOSERS = 0.1  # of all devices
 WORST = 0.1  # the worst tenth below the mean
+LAGGING = 0.1  # global accuracy behind personal
 UNEVEN = 0.5  # the least active tenth against the mean
 
 View = dict[str, Any]
@@ -39,7 +40,8 @@ def _rising(view: View) -> Iterator[str]:
             gains[name] = values[-1] - values[-1 - max(1, len(values) // 5)]
     risen = [f"{name} accuracy by {gain:.3f}" for name, gain in gains.items() if gain > STILL_RISING]
     if risen:
-        yield f"it was still rising: {' and '.join(risen)} over the last fifth of the run; go on for longer, with a larger rounds or until_clock"
+        gains_in_words = " and ".join(risen)
+        yield f"it was still rising: {gains_in_words} over the last fifth of the run; go on for longer, with a larger rounds or until_clock"
 
 
 def _waiting(view: View) -> Iterator[str]:
@@ -51,7 +53,8 @@ def _waiting(view: View) -> Iterator[str]:
     if view["summary"]["algorithm"] in ("fedavg", "fedprox"):
         yield f"{text}: these algorithms need all of them; FedBCD on an async cloud does not"
     elif cloud == "sync":
-        yield f'{text}: try cloud = {{ name = "async", first = {max(1, round(0.3 * servers))} }}; fedbcd plan tells what each B gives{_planned(view)}'
+        cloud = f'cloud = {{ name = "async", first = {max(1, round(0.3 * servers))} }}'
+        yield f"{text}: try {cloud}; fedbcd plan tells what each B gives{_planned(view)}"
     elif cloud in ("async", "rigorous"):
         first = int(_setting(view, "cloud.first") or servers)
         if first > 1:
@@ -102,12 +105,14 @@ def _left_behind(view: View) -> Iterator[str]:
 
 def _global_lags(view: View) -> Iterator[str]:
     last = {name: values[-1] for name in ("global_accuracy", "personal_accuracy") if (values := _curve(view, name))}
+    if len(last) < 2 or last["personal_accuracy"] - last["global_accuracy"] <= LAGGING:
+        return
     distance = _curve(view, "distance")
-    if len(last) == 2 and last["personal_accuracy"] - last["global_accuracy"] > 0.1 and len(distance) > 2 and distance[-1] > distance[1]:
-        yield (
-            f"the global model is {last['personal_accuracy'] - last['global_accuracy']:.3f} behind the personal ones, "
-            f"and those drift away from it (mean distance {distance[-1]:.3g}): more uploads per phase (active) or more rounds bring it on"
-        )
+    text = f"global models are {last['personal_accuracy'] - last['global_accuracy']:.3f} behind the personal ones"
+    if len(distance) > 2 and distance[-1] >= max(distance):
+        yield f"{text}, and those still drift away from them (mean distance {distance[-1]:.3g}): a larger penalty would hold them together"
+    else:
+        yield f"{text}: more uploads per phase (active) or more rounds bring them on"
 
 
 def _disagreement(view: View) -> Iterator[str]:
@@ -137,7 +142,8 @@ def _uneven(view: View) -> Iterator[str]:
     tenth = spread[: max(1, len(spread) // 10)]
     mean = sum(spread) / len(spread) if spread else 0.0
     if mean >= 5 and sum(tenth) / len(tenth) < UNEVEN * mean:
-        yield f"the least active tenth of the devices uploaded {sum(tenth) / len(tenth):.1f} times, the mean is {mean:.1f}: slow devices are heard less"
+        few = sum(tenth) / len(tenth)
+        yield f"the least active tenth of the devices uploaded {few:.1f} times, the mean is {mean:.1f}: slow devices are heard less"
 
 
 def _certificate(view: View) -> Iterator[str]:

@@ -89,7 +89,8 @@ PAGE = """<!doctype html>
 <body>
 <a class="skip" href="#main">Skip to the report</a>
 <div id="app"></div>
-<noscript><p class="notice">This page draws its tables and charts with JavaScript, which is switched off here. Its data are in the page source.</p></noscript>
+<noscript><p class="notice">This page draws its tables and charts with JavaScript, which is switched off here.
+Its data are in the page source.</p></noscript>
 <script type="application/json" id="data">{data}</script>
 {scripts}</body>
 </html>

@@ -15,7 +15,7 @@ BINS = 400  # of an overview, where there are more phases than that
 
 
 def timeline(story: Story, begin: float = 0.0, end: float | None = None, most: int = MOST_PHASES) -> dict[str, Any]:
-    """The protocol between two times: phases, visits and mixes in columns; of more than `most` phases the latest, and shares for the rest."""
+    """The protocol between two times: phases, visits and mixes in columns; of more than `most` phases the latest, shares for the rest."""
     stop = story.now if end is None else end
     phases = story.phases
     opened, released = _floats(phases.opened), _floats(phases.released)
@@ -108,7 +108,7 @@ def time_spent(story: Story) -> dict[str, Any]:
     freed = np.maximum(freed, mix)
     parts = {"arrival": let_in - opened, "work": stop - let_in, "waiting": mix - stop, "aggregation": np.where(ended < 0, 0.0, freed - mix)}
     servers = max(story.servers, default=-1) + 1
-    per_server = {cause: np.bincount(server, weights=times, minlength=servers) for cause, times in parts.items()}
+    per_server = {cause: np.bincount(server, weights=times, minlength=servers).astype(np.float64) for cause, times in parts.items()}
     total = {cause: float(times.sum()) for cause, times in per_server.items()}
     whole = sum(total.values()) or 1.0
     return {

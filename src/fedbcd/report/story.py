@@ -1,7 +1,7 @@
 """An event log, folded line by line into what a reader wants to see: phases, visits, mixes, traffic, and where everyone stands.
 
-Lines are taken as plain data, without the checks of a replay, so that a log of a million lines is read in seconds. Times and numbers are kept
-in arrays: a phase costs 80 bytes, a visit 40, and only the latest visits are kept.
+Lines are taken as plain data, without the checks of a replay, so that a log of a million lines is read in seconds. Times and numbers are
+kept in arrays: a phase costs 80 bytes, a visit 40, and only the latest visits are kept.
 """
 
 from array import array

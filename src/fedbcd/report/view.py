@@ -190,9 +190,7 @@ def traffic(record: RunRecord, rounds: Sequence[int]) -> list[float]:
     report = 8 if _name(record.identity, "cloud") == "sync" else width
     r = story.rounds
     done = [min(k, len(r)) - 1 for k in rounds]
-    return [
-        float(values * (width * (r.down[k] + r.up[k] + r.answers[k]) + report * r.reports[k])) if k >= 0 else 0.0 for k in done
-    ]
+    return [float(values * (width * (r.down[k] + r.up[k] + r.answers[k]) + report * r.reports[k])) if k >= 0 else 0.0 for k in done]
 
 
 # ---------------------------------------------------------------------------------------------------------------------- devices
@@ -279,7 +277,7 @@ def flat(table: Any, prefix: str = "") -> list[list[str]]:
 
 def differences(settings: Iterable[list[list[str]]]) -> list[dict[str, Any]]:
     """The settings in which runs differ, with the value of each run (None: it has none)."""
-    tables = [dict(map(tuple, rows)) for rows in settings]  # type: ignore[arg-type]
+    tables: list[dict[str, str]] = [{key: value for key, value in rows} for rows in settings]
     keys = list(dict.fromkeys(key for table in tables for key in table))
     rows = [{"key": key, "values": [table.get(key) for table in tables]} for key in keys]
     return [row for row in rows if len(set(row["values"])) > 1 and row["key"] != "title"]

@@ -49,9 +49,7 @@ class Evaluator:
         ends = counts.cumsum(0).tolist()
         return {int(k): (end - int(n), end) for k, n, end in zip(labels, counts, ends, strict=True)}
 
-    def scores(
-        self, global_VF: Tensor, personal: dict[int, Tensor], workers: Workers, homes: Mapping[int, int] | None = None
-    ) -> Scores:
+    def scores(self, global_VF: Tensor, personal: dict[int, Tensor], workers: Workers, homes: Mapping[int, int] | None = None) -> Scores:
         """Test every server's and every device's model; models that are the same tensor are tested once.
 
         `homes` (device -> server) asks for the server's model on the device's labels too, which costs no further test.
@@ -69,9 +67,7 @@ class Evaluator:
         self._prepared(0, 0, global_VF.dtype)  # before several workers want it
         found = self._score_all(asked, workers)
         of_devices, of_homes = found[len(rows) : len(rows) + len(devices)], found[len(rows) + len(devices) :]
-        return Scores(
-            tuple(found[: len(rows)]), dict(zip(devices, of_devices, strict=True)), dict(zip(at_home, of_homes, strict=True))
-        )
+        return Scores(tuple(found[: len(rows)]), dict(zip(devices, of_devices, strict=True)), dict(zip(at_home, of_homes, strict=True)))
 
     def score(self, flat: Tensor, labels: tuple[int, ...] | None = None) -> float:
         """The mean metric of one model, on all test samples or on those of some labels; NaN where there are none."""

@@ -25,7 +25,14 @@ const fedbcd = (() => {
     if (v === 0) return "0";
     const size = Math.abs(v);
     if (size >= 1e6 || size < 1e-3) return v.toExponential(2);
-    return size >= 100 ? v.toFixed(size >= 1000 ? 0 : 1) : String(Number(v.toPrecision(3)));
+    return size >= 1000 ? v.toFixed(0) : String(Number(v.toPrecision(size >= 100 ? 4 : 3)));
+  }
+  function ticks(low, high, count, least = 0) {  // round numbers between two values
+    const raw = Math.max((high - low) / Math.max(1, count), least, 1e-12), power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].map((k) => k * power).find((v) => v >= raw * 0.999);
+    const found = [];
+    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) found.push(Number((k * step).toPrecision(10)));
+    return found;
   }
   const score = (v) => (isNumber(v) ? v.toFixed(3) : "–");
   const percent = (v) => (isNumber(v) ? `${(100 * v).toFixed(v > 0 && v < 0.0995 ? 1 : 0)} %` : "–");
@@ -83,6 +90,7 @@ const fedbcd = (() => {
     for (const group of found) if (names.filter((name) => name === group.name).length > 1) group.name = `${group.name} [${group.runs[0].folder}]`;
     return found;
   }
+  const named = (app, run) => (app.view.runs.filter((other) => other.name === run.name).length > 1 ? `${run.name}, seed ${run.seed}` : run.name);
   function pairs(run, x, column, positive) {
     const xs = [], ys = [];
     run.history[x].forEach((value, k) => {
@@ -142,7 +150,7 @@ const fedbcd = (() => {
         width: Math.max(200, place.clientWidth), height: 240, series, bands,
         scales: { x: { time: false }, y: state.log ? { distr: 3 } : {} },
         axes: [
-          { ...axis, label: state.x, labelSize: 18, labelFont: "12px system-ui, sans-serif", space: 70, values: (_, ticks) => ticks.map(state.formatX) },
+          { ...axis, size: 32, label: state.x, labelSize: 16, labelGap: 0, labelFont: "12px system-ui, sans-serif", space: 70, values: (_, ticks) => ticks.map(state.formatX) },
           { ...axis, size: 58, values: (_, ticks) => ticks.map((v) => (v === null ? "" : state.formatY(v))) },
         ],
         hooks: { setCursor: [(u) => say(u.cursor.idx)] },
@@ -251,7 +259,7 @@ const fedbcd = (() => {
     const place = h("div");
     el.append(place);
     return { id: "next", title: "Next", el, update: () => place.replaceChildren(...app.view.runs.flatMap((run) => [
-      app.view.runs.length > 1 ? h("h3", {}, run.name) : null, h("ul", { class: "advice" }, (run.advice || []).map((text) => h("li", {}, text)))]).filter(Boolean)) };
+      app.view.runs.length > 1 ? h("h3", {}, named(app, run)) : null, h("ul", { class: "advice" }, (run.advice || []).map((text) => h("li", {}, text)))]).filter(Boolean)) };
   };
 
   sections.curves = (app) => {
@@ -273,10 +281,7 @@ const fedbcd = (() => {
     const y = (v) => height - bottom - (height - bottom - top) * v / most;
     const words = sets.map((set) => `${set.name}: ${set.counts.reduce((a, b) => a + b, 0)} devices`).join("; ");
     const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}. ${words}` });
-    for (let k = 0; k <= 4; k += 1) {
-      const v = most * k / 4;
-      if (Number.isInteger(v) || most > 8) svg.append(s("line", { class: "axisline", x1: left, x2: width - 8, y1: y(v), y2: y(v) }), s("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, String(Math.round(v))));
-    }
+    for (const v of ticks(0, most, 4, 1)) svg.append(s("line", { class: "axisline", x1: left, x2: width - 8, y1: y(v), y2: y(v) }), s("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, String(v)));
     for (const set of sets) {
       let path = `M${x(edges[first])},${y(0)}`;
       for (let k = first; k <= last; k += 1) path += `V${y(set.counts[k])}H${x(edges[k + 1])}`;
@@ -291,10 +296,7 @@ const fedbcd = (() => {
       line.style.stroke = "var(--ink)";
       svg.append(line);
     }
-    for (let k = 0; k <= 5; k += 1) {
-      const v = edges[first] + (edges[last + 1] - edges[first]) * k / 5;
-      svg.append(s("text", { x: x(v), y: height - bottom + 15, "text-anchor": k === 5 ? "end" : "middle" }, short(v)));
-    }
+    for (const v of ticks(edges[first], edges[last + 1], 6)) svg.append(s("text", { x: x(v), y: height - bottom + 15, "text-anchor": v === edges[last + 1] ? "end" : "middle" }, String(v)));
     svg.append(s("text", { x: (left + width) / 2, y: height - 3, "text-anchor": "middle" }, xLabel));
     const rows = () => table(title, ["from", "to", ...sets.map((set) => set.name)], edges.slice(0, -1).map((v, k) => [short(v), short(edges[k + 1]), ...sets.map((set) => set.counts[k])]).filter((_, k) => used[k]));
     return h("figure", {}, h("figcaption", {}, title), svg, lazyTable(title, rows));
@@ -369,7 +371,7 @@ const fedbcd = (() => {
     const rows = h("div");
     el.append(rows);
     let range = null, last = null, chosen = null, data = null, frame = 0, timer = 0, hover = null;
-    const LEFT = 46, BOTTOM = 24;
+    const LEFT = 58, BOTTOM = 24;
     const run = () => app.view.runs.find((one) => one.key === pick.select.value) || app.view.runs.find((one) => one.timeline);
     const whole = () => { const t = run().timeline; return [app.isLive() && t.overview ? 0 : t.begin, Math.max(t.end, t.begin + 1e-9)]; };
     const view = () => range || whole();
@@ -493,7 +495,7 @@ const fedbcd = (() => {
         g.moveTo(x(time), y(Math.min(...members)) + rowHeight / 2);
         g.lineTo(x(time), y(Math.max(...members)) + rowHeight / 2);
         g.stroke();
-        if (room > 6 || mine) for (const server of members) { g.beginPath(); g.arc(x(time), y(server) + rowHeight / 2, Math.min(4, rowHeight / 3), 0, 7); g.fill(); }
+        if (room > 14 || mine) for (const server of members) { g.beginPath(); g.arc(x(time), y(server) + rowHeight / 2, Math.min(4, rowHeight / 3), 0, 7); g.fill(); }
         g.globalAlpha = 1;
       }
     }
@@ -503,10 +505,8 @@ const fedbcd = (() => {
       const every = Math.max(1, Math.ceil(14 / rowHeight));
       for (let n = 0; n < servers; n += every) g.fillText(n === 0 ? "server 0" : String(n), LEFT - 5, 4 + n * rowHeight + rowHeight / 2 + 4);
       g.textAlign = "center";
-      const raw = (b - a) / Math.max(2, (width - LEFT) / 90), power = 10 ** Math.floor(Math.log10(raw));
-      const step = [1, 2, 5, 10].map((k) => k * power).find((v) => v >= raw);
-      for (let v = Math.ceil(a / step) * step; v <= b; v += step) {
-        g.fillText(String(Number(v.toPrecision(6))), x(v), height - 7);
+      for (const v of ticks(a, b, Math.max(2, (width - LEFT) / 90))) {
+        g.fillText(String(v), x(v), height - 7);
         g.fillRect(x(v), height - BOTTOM, 1, 5);
       }
       g.textAlign = "left";
@@ -576,7 +576,7 @@ const fedbcd = (() => {
     new ResizeObserver(draw).observe(canvas);
     function update() {
       const runs = app.view.runs.filter((one) => one.timeline);
-      pick.set(runs.map((one) => [one.key, app.view.runs.length > 1 && one.seed !== undefined ? `${one.name}, seed ${one.seed}` : one.name]));
+      pick.set(runs.map((one) => [one.key, named(app, one)]));
       canvas.hidden = !runs.length;
       if (!runs.length) { words.textContent = "No phase has been recorded yet."; rows.replaceChildren(); return; }
       const one = run();
@@ -599,7 +599,7 @@ const fedbcd = (() => {
     el.append(h("div", { class: "controls" }, pick.el), below);
     function bars(rows, label) {  // rows: [name, {cause: value}]
       const width = 720, tall = 22, left = 170;
-      const svg = s("svg", { viewBox: `0 0 ${width} ${rows.length * tall + 4}`, role: "img", "aria-label": label });
+      const svg = s("svg", { class: "bars", viewBox: `0 0 ${width} ${rows.length * tall + 4}`, role: "img", "aria-label": label });
       rows.forEach(([name, parts], k) => {
         const total = CAUSES.reduce((sum, [cause]) => sum + parts[cause], 0) || 1;
         let x = left;
@@ -616,7 +616,7 @@ const fedbcd = (() => {
     }
     function update() {
       const runs = app.view.runs.filter((run) => run.spent);
-      pick.set(runs.map((run) => [run.key, run.name]));
+      pick.set(runs.map((run) => [run.key, named(app, run)]));
       pick.el.hidden = !runs.length;
       if (!runs.length) { place.replaceChildren(h("p", { class: "muted" }, "No phase has been recorded yet.")); below.replaceChildren(); return; }
       const shares = runs.map((run) => [run.name, run.spent.share]);
@@ -646,7 +646,7 @@ const fedbcd = (() => {
     canvas.style.width = "100%";
     function update() {
       const runs = app.view.runs.filter((run) => run.partition);
-      pick.set(runs.map((run) => [run.key, run.name]));
+      pick.set(runs.map((run) => [run.key, named(app, run)]));
       canvas.hidden = true;
       if (!runs.length) { words.textContent = "The split was not recorded (yet)."; return; }
       const part = (runs.find((run) => run.key === pick.select.value) || runs[0]).partition;
@@ -730,7 +730,7 @@ const fedbcd = (() => {
       none.hidden = runs.length > 0;
       none.textContent = app.isLive() ? "No plan yet: it needs ten finished phases and two servers." : "No plan in this page: it needs ten finished phases and two servers, and the command fedbcd report, which takes the time to make one.";
       if (!runs.length) return;
-      pick.set(runs.map((one) => [one.key, one.name]));
+      pick.set(runs.map((one) => [one.key, named(app, one)]));
       const p = run().plan;
       slider.max = String(p.first.length);
       if (!touched) {
