@@ -26,7 +26,7 @@ from fedbcd.cli_check import check_command
 from fedbcd.cli_data import data_app
 from fedbcd.cli_experiments import paper_command, sweep_command
 from fedbcd.cli_plan import explain_command, plan_command
-from fedbcd.cli_report import report_command
+from fedbcd.cli_report import export_command, report_command
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.datasets import DATASETS
 from fedbcd.engines.replay import replay
@@ -135,6 +135,7 @@ app.command("check")(check_command)
 app.command("plan")(plan_command)
 app.command("explain")(explain_command)
 app.command("report")(report_command)
+app.command("export")(export_command)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,4 @@
-"""The commands that show what a run did: `fedbcd report`. Thin, like `cli`."""
+"""The commands on finished runs: `fedbcd report` and `fedbcd export`. Thin, like `cli`."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from fedbcd.errors import ConfigError
 
 console = Console(stderr=True)
 
@@ -26,6 +28,31 @@ def report_command(
     screen.print(f"{count} {'run' if count == 1 else 'runs'} in {target}", markup=False, emoji=False, highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps({"report": str(target), "runs": count}))
+
+
+def export_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    device: Annotated[int | None, typer.Option(help="The personal model of this device.")] = None,
+    global_: Annotated[bool, typer.Option("--global", help="The global model: the mean of the servers' models.")] = False,
+    server: Annotated[int | None, typer.Option(help="With --global: the model of this server.")] = None,
+    format_: Annotated[list[str] | None, typer.Option("--format", help="safetensors, onnx (default: both).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the files (default: export in the run's folder).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object on the last line.")] = False,
+) -> None:
+    """Write one model of a run as safetensors and ONNX, checked by loading it again, with a model card beside it."""
+    from fedbcd.export import FORMATS, Choice, export_run
+
+    if (device is None) == (not global_) or (server is not None and not global_):
+        raise ConfigError("give --device I for a personal model, or --global (with --server N for one server's)")
+    with console.status("exporting ..."):
+        done = export_run(run, Choice(device, server), out, tuple(format_ or FORMATS))
+    screen = console if as_json else Console()
+    for path in done.files:
+        text = f"{path}: outputs differ by {done.differences[path.suffix[1:]]:.2g} at most, loaded again"
+        screen.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    screen.print(f"model card: {done.card}", markup=False, emoji=False, highlight=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps({"files": list(map(str, done.files)), "card": str(done.card), "differences": done.differences}))
 
 
 def _notice(text: str) -> None:

@@ -31,13 +31,13 @@ ROWS = {
     **dict.fromkeys(("algorithm", "protocol", "theory"), 1),
     **dict.fromkeys(("data", "models", "eventlog", "history", "runfolder"), 2),
     "engines": 3,
-    **dict.fromkeys(("experiments", "planner", "report"), 4),
+    **dict.fromkeys(("experiments", "planner", "report", "export"), 4),
     **dict.fromkeys(("cli", "cli_check", "cli_data", "cli_experiments", "cli_plan", "cli_report", "dashboard"), 5),
     "": 6,  # fedbcd/__init__.py, the public API
 }
 SIDEWAYS = {
     *(("runfolder", "eventlog"), ("runfolder", "history"), ("config", "errors"), ("planner", "experiments")),
-    ("report", "planner"),
+    *(("report", "planner"), ("export", "experiments")),
     *(("cli", "cli_check"), ("cli", "cli_data"), ("cli", "cli_experiments"), ("cli", "cli_plan"), ("cli", "cli_report")),
 }
 PURE = ("fedbcd.algorithm", "fedbcd.protocol", "fedbcd.theory", "fedbcd.engines.simulate")

@@ -268,16 +268,16 @@ def partition_view(extras: Extras, homes: dict[int, int]) -> dict[str, Any] | No
 
 
 # --------------------------------------------------------------------------------------------------------------------- settings
-def flat(table: Any, prefix: str = "") -> list[list[str]]:
+def flat(table: Any, prefix: str = "") -> list[tuple[str, str]]:
     """A nested table as rows of key and text, in order."""
     if not isinstance(table, dict):
-        return [[prefix, table if isinstance(table, str) else json.dumps(table)]]
+        return [(prefix, table if isinstance(table, str) else json.dumps(table))]
     return [row for key, value in table.items() for row in flat(value, f"{prefix}.{key}" if prefix else str(key))]
 
 
-def differences(settings: Iterable[list[list[str]]]) -> list[dict[str, Any]]:
+def differences(settings: Iterable[list[tuple[str, str]]]) -> list[dict[str, Any]]:
     """The settings in which runs differ, with the value of each run (None: it has none)."""
-    tables: list[dict[str, str]] = [{key: value for key, value in rows} for rows in settings]
+    tables = [dict(rows) for rows in settings]
     keys = list(dict.fromkeys(key for table in tables for key in table))
     rows = [{"key": key, "values": [table.get(key) for table in tables]} for key in keys]
     return [row for row in rows if len(set(row["values"])) > 1 and row["key"] != "title"]
