@@ -17,7 +17,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedbcd import __version__
@@ -42,6 +42,7 @@ from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.report.page import write_report
 from fedbcd.runfolder import write_whole
+from fedbcd.trackers import Tracker, tracker
 
 app = typer.Typer(
     add_completion=False,
@@ -71,6 +72,10 @@ def run_command(
         typer.Option("--resume", help="Go on with the run in --out; its own config.toml is used if no file is given."),
     ] = False,
     data: Annotated[Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Also write the history to tensorboard[=FOLDER], mlflow[=ADDRESS] or wandb[=PROJECT]; may be repeated."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
 ) -> None:
     """Train, show progress, and leave a folder with everything that happened."""
@@ -80,7 +85,7 @@ def run_command(
     _override(table, rounds=rounds, seed=seed, folder=data)
     jobs = parse(table)
     folder = out if out is not None else _new_folder(file)
-    runs = _train_all(jobs, table, folder, resume)
+    runs = _train_all(jobs, table, folder, resume, track or [])
     _show(jobs, runs, folder, as_json)
 
 
@@ -199,24 +204,34 @@ def _new_folder(file: Path | None) -> Path:
     return folder
 
 
-def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: bool) -> list[Run]:
+def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: bool, track: list[str]) -> list[Run]:
     """Train the jobs one after another; stop politely on Ctrl-C."""
     places = _places(jobs, folder)
+    trackers = [[tracker(wish, place, job.name, job.to_table()) for wish in track] for job, place in zip(jobs, places, strict=True)]
     if len(jobs) > 1:
         _check_all(jobs, places, folder, resume)
         _claim(folder, table)
     runs: list[Run] = []
     with _stop_on_interrupt() as stopped, _progress() as progress:
-        for job, place in zip(jobs, places, strict=True):
+        for job, place, told in zip(jobs, places, trackers, strict=True):
             bar = progress.add_task(job.name, total=1.0, note="")
+
+            def on_round(p: RunProgress, bar: TaskID = bar, told: list[Tracker] = told) -> None:
+                progress.update(bar, completed=p.fraction, note=_note(p))
+                for each in told:
+                    each(p)
+
             try:
-                run = job.start(
-                    place,
-                    resume=resume,
-                    on_round=lambda p, bar=bar: progress.update(bar, completed=p.fraction, note=_note(p)),
-                    on_notice=lambda text: console.print(f"note: {text}", markup=False, soft_wrap=True),
-                    should_stop=stopped,
-                )
+                with contextlib.ExitStack() as stack:
+                    for each in told:
+                        stack.enter_context(each)
+                    run = job.start(
+                        place,
+                        resume=resume,
+                        on_round=on_round,
+                        on_notice=lambda text: console.print(f"note: {text}", markup=False, soft_wrap=True),
+                        should_stop=stopped,
+                    )
             except FedBCDError:
                 progress.remove_task(bar)  # the sentence is enough
                 raise

@@ -201,7 +201,7 @@ def _card(
         "",
         f"From the run “{job.get('title', '')}”: {summary.get('algorithm')} on the {summary.get('cloud')} cloud, "
         f"seed {summary.get('seed')}, {summary.get('rounds')} rounds, "
-        f" clock {summary.get('clock', 0):.4g}. Digest of the run: `{str(summary.get('digest'))[:16]}`.",
+        f"clock {summary.get('clock', 0):.4g}. Digest of the run: `{str(summary.get('digest'))[:16]}`.",
         "",
         "| | |",
         "|---|---|",

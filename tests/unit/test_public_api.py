@@ -31,7 +31,7 @@ ROWS = {
     **dict.fromkeys(("algorithm", "protocol", "theory"), 1),
     **dict.fromkeys(("data", "models", "eventlog", "history", "runfolder"), 2),
     "engines": 3,
-    **dict.fromkeys(("experiments", "planner", "report", "export"), 4),
+    **dict.fromkeys(("experiments", "planner", "report", "export", "trackers"), 4),
     **dict.fromkeys(("cli", "cli_check", "cli_data", "cli_experiments", "cli_plan", "cli_report", "dashboard"), 5),
     "": 6,  # fedbcd/__init__.py, the public API
 }
