@@ -23,6 +23,7 @@ from rich.table import Table
 from fedbcd import __version__
 from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.cli_check import check_command
+from fedbcd.cli_dashboard import dashboard_command
 from fedbcd.cli_data import data_app
 from fedbcd.cli_experiments import paper_command, sweep_command
 from fedbcd.cli_plan import explain_command, plan_command
@@ -141,6 +142,7 @@ app.command("plan")(plan_command)
 app.command("explain")(explain_command)
 app.command("report")(report_command)
 app.command("export")(export_command)
+app.command("dashboard")(dashboard_command)
 
 
 @app.callback(invoke_without_command=True)

@@ -32,13 +32,21 @@ ROWS = {
     **dict.fromkeys(("data", "models", "eventlog", "history", "runfolder"), 2),
     "engines": 3,
     **dict.fromkeys(("experiments", "planner", "report", "export", "trackers"), 4),
-    **dict.fromkeys(("cli", "cli_check", "cli_data", "cli_experiments", "cli_plan", "cli_report", "dashboard"), 5),
+    **dict.fromkeys(("cli", "cli_check", "cli_data", "cli_experiments", "cli_plan", "cli_report", "cli_dashboard", "dashboard"), 5),
     "": 6,  # fedbcd/__init__.py, the public API
 }
 SIDEWAYS = {
     *(("runfolder", "eventlog"), ("runfolder", "history"), ("config", "errors"), ("planner", "experiments")),
     *(("report", "planner"), ("export", "experiments")),
-    *(("cli", "cli_check"), ("cli", "cli_data"), ("cli", "cli_experiments"), ("cli", "cli_plan"), ("cli", "cli_report")),
+    *(
+        ("cli", "cli_check"),
+        ("cli", "cli_data"),
+        ("cli", "cli_experiments"),
+        ("cli", "cli_plan"),
+        ("cli", "cli_report"),
+        ("cli", "cli_dashboard"),
+        ("cli_dashboard", "dashboard"),
+    ),
 }
 PURE = ("fedbcd.algorithm", "fedbcd.protocol", "fedbcd.theory", "fedbcd.engines.simulate")
 

@@ -258,7 +258,7 @@ const fedbcd = (() => {
     const el = section("next", "What to try next", "Remarks drawn from the numbers of each run; each names the figure it rests on.");
     const place = h("div");
     el.append(place);
-    return { id: "next", title: "Next", el, update: () => place.replaceChildren(...app.view.runs.flatMap((run) => [
+    return { id: "next", title: "Next", el, uses: (run) => run.advice, update: () => place.replaceChildren(...app.view.runs.flatMap((run) => [
       app.view.runs.length > 1 ? h("h3", {}, named(app, run)) : null, h("ul", { class: "advice" }, (run.advice || []).map((text) => h("li", {}, text)))]).filter(Boolean)) };
   };
 
@@ -335,7 +335,7 @@ const fedbcd = (() => {
       place.replaceChildren(...parts);
     }
     const openDetails = new Set();
-    return { id: "devices", title: "Devices", el, update };
+    return { id: "devices", title: "Devices", el, uses: (run) => run.personal, update };
   };
 
   sections.distances = (app) => {
@@ -582,6 +582,9 @@ const fedbcd = (() => {
       const one = run();
       if (chosen === null) words.textContent = one.timeline.overview ? `${one.timeline.total_phases} phases: the latest ${one.timeline.phases.server.length} one by one, before them shares of time.` : "";
       const lengths = one.rounds;
+      const now = JSON.stringify([one.key, lengths]);
+      if (rows.dataset.key === now) { draw(); return; }
+      rows.dataset.key = now;
       rows.replaceChildren(...(lengths ? [table(`Rounds of ${one.name}: mean ${short(lengths.mean)}, median ${short(lengths.median)}, 95 in 100 below ${short(lengths.high)}. The longest:`, ["round", "length", "waited for server", "and its device", "which came after", "and worked for"], lengths.longest.map((r) => [h("button", { type: "button", onclick: () => { show(r.round); canvas.focus(); } }, String(r.round)), short(r.length), r.server, r.device, short(r.arrival), short(r.work)]))] : []));
       draw();
     }
@@ -685,7 +688,7 @@ const fedbcd = (() => {
       });
     }
     charts.add({ redraw: update });
-    return { id: "partition", title: "Partition", el, update };
+    return { id: "partition", title: "Partition", el, uses: (run) => run.partition, update };
   };
 
   sections.plan = (app) => {
@@ -747,7 +750,7 @@ const fedbcd = (() => {
     const place = h("div");
     el.append(place);
     const open = new Set();
-    return { id: "settings", title: "Settings", el, update: () => {
+    return { id: "settings", title: "Settings", el, uses: (run) => [run.settings, run.environment, run.summary.digest], update: () => {
       const parts = [], runs = app.view.runs, wrap = (text) => h("span", {}, text === null || text === undefined ? "–" : text);
       if (runs.length > 1) parts.push(app.view.differences.length ? table("Differences", ["setting", ...runs.map((run) => run.name)], app.view.differences.map((row) => [row.key, ...row.values.map(wrap)]), [0, ...runs.map((_, k) => k + 1)]) : h("p", {}, "These runs have the same settings."));
       for (const run of runs) {
@@ -777,17 +780,26 @@ const fedbcd = (() => {
   }
   const ORDER = ["summary", "next", "curves", "devices", "distances", "certificates", "protocol", "time", "partition", "plan", "settings"];
   // Puts the views into `root`. `source.timeline(run, begin, end)`, where given, fetches details of a stretch of the timeline.
-  function mount(root, view, source = {}, before = []) {
+  // `more` are further sections: [the id before which it stands, a function that makes it].
+  function mount(root, view, source = {}, more = []) {
     const app = { view, axis: "clock", source, isLive: () => view.kind !== "report" };
     const redraw = () => charts.forEach((chart) => chart.redraw());
-    const parts = [...before.map((make) => make(app)), ...ORDER.map((name) => sections[name](app))];
+    const parts = ORDER.flatMap((name) => [...more.filter(([place]) => place === name).map(([, make]) => make(app)), sections[name](app)]);
     const title = h("h1", {}), under = h("p", {}), notices = h("div", { role: "status" });
     root.replaceChildren(
       h("header", { class: "top" }, h("div", {}, title, under), themeButton(redraw)),
-      h("nav", { class: "sections", "aria-label": "Sections" }, h("ul", {}, parts.map((part) => h("li", {}, h("a", { href: `#${part.id}` }, part.title))))),
+      h("nav", { class: "sections", "aria-label": "Sections" }, h("ul", {}, parts.map((part) => (part.link = h("li", {}, h("a", { href: `#${part.id}` }, part.title)))))),
       h("main", { id: "main", tabindex: "-1" }, notices, parts.map((part) => part.el)),
       h("footer", {}, "Made by fedbcd, from event logs, histories and model heads alone. Charts by uPlot (MIT)."));
-    app.refresh = (ids) => parts.forEach((part) => { if (!ids || ids.includes(part.id)) part.update(); });
+    const known = new Map();  // a section that says what it uses is drawn again only when that has changed
+    app.refresh = (ids) => parts.forEach((part) => {
+      if (ids && !ids.includes(part.id)) return;
+      const now = part.uses ? JSON.stringify([app.view.runs.map((run) => [run.key, run.name, part.uses(run)])]) : null;
+      if (now !== null && known.get(part.id) === now) return;
+      known.set(part.id, now);
+      part.update();
+      part.link.hidden = part.el.hidden;
+    });
     app.show = (next) => {
       app.view = next;
       title.textContent = next.title || "No run";
