@@ -1,6 +1,6 @@
 """A running deployment, seen through the /status of its roles: each is asked about once a second, and what changes makes a story.
 
-Phases and mixes are known as exactly as roles are asked, so phases shorter than that blur; the merged log of a finished deployment is exact.
+Phases and mixes are known as exactly as roles are asked, so shorter phases blur. The merged log of a finished deployment is exact.
 """
 
 import http.client
@@ -16,14 +16,13 @@ from typing import Any
 
 from fedbcd.errors import ConfigError
 from fedbcd.report.advice import advice
-from fedbcd.report.planning import plan_view
+from fedbcd.report.planning import Planned, arrivals_of
 from fedbcd.report.protocol_view import timeline
 from fedbcd.report.runs import Extras
 from fedbcd.report.story import NEVER, ServerState, Story
 from fedbcd.report.view import RunRecord, run_view
 
 EVERY_S = 1.0
-PLAN_AGAIN_S = 20.0
 TIMEOUT_S = 2.0
 MOST_BYTES = 1 << 20
 AT_A_TIME = 16
@@ -70,7 +69,7 @@ class Deployment:
         self._phase: dict[int, int] = {}  # server -> its present phase, by its own count
         self._place: dict[int, int] = {}  # server -> where that phase stands in the story
         self._answered: dict[str, int] = {}
-        self._plan: tuple[float, int, dict[str, Any] | None] = (-PLAN_AGAIN_S, -1, None)
+        self._planned = Planned()
 
     # -------------------------------------------------------------------------------------------------------------------- asking
     def start(self) -> None:
@@ -175,13 +174,8 @@ class Deployment:
     def plan(self) -> dict[str, Any] | None:
         """Round times for every B, from the phases that were seen."""
         with self._lock:
-            made, phases, plan = self._plan
-            if phases == len(self._story.phases) or time.monotonic() - made < PLAN_AGAIN_S:
-                return plan
-            record = self._record()
-            plan = plan_view(record)
-            self._plan = (time.monotonic(), len(self._story.phases), plan)
-            return plan
+            arrivals = arrivals_of(self._record())
+        return self._planned.plan(arrivals)
 
     def _record(self) -> RunRecord:
         statuses = [seen.status for seen in self._seen.values()]

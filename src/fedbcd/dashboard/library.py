@@ -3,7 +3,6 @@
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,15 @@ from typing import Any
 from fedbcd.errors import FedBCDError, RecordError
 from fedbcd.report.advice import advice
 from fedbcd.report.follow import LogFollower
-from fedbcd.report.planning import plan_view
+from fedbcd.report.planning import Planned, arrivals_of
 from fedbcd.report.protocol_view import device_page, timeline
-from fedbcd.report.runs import LOG, find_runs
-from fedbcd.report.view import RunRecord, differences, record_of, run_view
+from fedbcd.report.runs import LOG, Extras, find_runs, read_extras
+from fedbcd.report.view import RunRecord, devices_view, differences, record_of, run_view
 
 PHASES = 3_000  # in one answer; details of a stretch are fetched when someone zooms in
 AT_ONCE = 1 << 25  # bytes of a log that are read for one answer; the rest comes with the next ones
 MOST_PICKED = 8
-PLAN_AGAIN_S = 20.0
-FILES = (LOG, "checkpoint.safetensors", "models.safetensors", "history.csv")
+FILES = ("checkpoint.safetensors", "models.safetensors", "history.csv")  # beside the log
 
 
 class Watched:
@@ -31,18 +29,23 @@ class Watched:
         self.lock = threading.Lock()
         self._follower = LogFollower(folder / LOG)
         self._record: RunRecord | None = None
+        self._extras, self._still = Extras(), dict[str, Any]()
         self._stamp: tuple[Any, ...] = ()
         self._view: dict[str, Any] = {}
-        self._plan: tuple[float, int, dict[str, Any] | None] = (-PLAN_AGAIN_S, -1, None)
+        self._planned = Planned()
 
     def refresh(self) -> tuple[Any, ...]:
         """Read on; what tells this state from others."""
         with self.lock:
             self._follower.poll(AT_ONCE)
-            stamp = (self._follower.version, self._follower.notice, *map(_modified, (self.folder / name for name in FILES[1:])))
+            files = tuple(_modified(self.folder / name) for name in FILES)
+            stamp = (self._follower.version, self._follower.notice, *files)
             if stamp != self._stamp:
-                self._record = record_of(self.folder, self._follower)
-                self._view = run_view(self._record, self.key, PHASES)
+                fresh = files != self._stamp[2:]
+                self._extras = read_extras(self.folder) if fresh else self._extras
+                self._record = record_of(self.folder, self._follower, self._extras)
+                self._still = devices_view(self._record) if fresh else self._still
+                self._view = run_view(self._record, self.key, PHASES, self._still)
                 self._view["advice"] = advice(self._view)
                 self._stamp = stamp
             return stamp
@@ -65,19 +68,13 @@ class Watched:
             record = self._record
             if record is None or record.story is None:
                 return {"columns": [], "total": 0, "start": 0, "rows": []}
-            return device_page(record.story, record.homes, sort, down, start, 50, only)
+            return device_page(record.story, record.homes, sort, down, start, 20, only)
 
     def plan(self) -> dict[str, Any] | None:
         """Round times for every B from this run's own arrivals; made anew now and then while the run goes on."""
         with self.lock:
-            made, phases, plan = self._plan
-            record = self._record
-            now = 0 if record is None or record.story is None else len(record.story.phases)
-            if record is None or phases == now or time.monotonic() - made < PLAN_AGAIN_S:
-                return plan
-            plan = plan_view(record)
-            self._plan = (time.monotonic(), now, plan)
-            return plan
+            arrivals = None if self._record is None else arrivals_of(self._record)
+        return self._planned.plan(arrivals)
 
 
 class Library:
@@ -166,13 +163,8 @@ def _read_head(folder: Path, size: int) -> dict[str, Any]:
             file.seek(max(0, size - 4096))
             found["finished"] = file.read().splitlines()[-1].startswith(b'{"end":')
         identity, job = header["identity"], header.get("job") or {}
-        name = job.get("title") or folder.name
-        found |= {
-            "name": str(name),
-            "seed": identity["seed"],
-            "algorithm": identity["algorithm"]["name"],
-            "cloud": identity["cloud"]["name"],
-        }
+        found |= {"name": str(job.get("title") or folder.name), "seed": identity["seed"]}
+        found |= {key: identity[key]["name"] for key in ("algorithm", "cloud")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         found["name"] = f"{folder.name} (its log cannot be read)"
     return found

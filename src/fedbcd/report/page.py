@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.report.advice import advice
-from fedbcd.report.planning import plan_view
+from fedbcd.report.planning import arrivals_of, plan_view
 from fedbcd.report.runs import find_runs
 from fedbcd.report.view import RunRecord, differences, read_run, run_view
 from fedbcd.runfolder import write_whole
@@ -34,7 +34,7 @@ def view_of(records: Sequence[RunRecord], plan: bool) -> dict[str, Any]:
     planned: dict[str, Any] = {}
     for record, run in zip(records, runs, strict=True):
         if plan and record.group not in planned and len(planned) < MOST_PLANS:
-            planned[record.group] = plan_view(record)
+            planned[record.group] = plan_view(arrivals_of(record))
         run["plan"] = planned.get(record.group)
         run["advice"] = advice(run)
     return {"kind": "report", "title": _title(runs), "runs": runs, "differences": differences([run["settings"] for run in runs])}

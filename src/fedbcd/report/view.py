@@ -79,20 +79,19 @@ def read_run(folder: Path) -> RunRecord:
     """Read a run folder whole. A log that is damaged is read up to there, and a notice says so."""
     follower = LogFollower(folder / "events.jsonl")
     follower.poll()
-    return record_of(folder, follower)
+    return record_of(folder, follower, read_extras(folder))
 
 
-def record_of(folder: Path, follower: LogFollower) -> RunRecord:
+def record_of(folder: Path, follower: LogFollower, extras: Extras) -> RunRecord:
     """What a follower has read so far, with what lies beside the log."""
-    extras = read_extras(folder)
     notices = [follower.notice] if follower.notice else []
     if follower.story is None and not notices:
         notices.append(f"{follower.path} has no whole line yet: the run has just begun, or was killed at once")
     return RunRecord(folder, follower.story, extras, (*notices, *extras.notices))
 
 
-def run_view(record: RunRecord, key: str, phases: int | None = None) -> dict[str, Any]:
-    """Everything a page shows of one run."""
+def run_view(record: RunRecord, key: str, phases: int | None = None, still: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Everything a page shows of one run. `still` is what `devices_view` gave for the same extras, if it is at hand."""
     story, extras = record.story, record.extras
     view: dict[str, Any] = {
         "key": key,
@@ -105,8 +104,7 @@ def run_view(record: RunRecord, key: str, phases: int | None = None) -> dict[str
         "environment": extras.environment,
         "summary": summary(record),
         "history": curves(record),
-        "personal": personal_view(extras, record.homes),
-        "partition": partition_view(extras, record.homes),
+        **(still or devices_view(record)),
     }
     if story is not None and len(story.phases):
         view |= {
@@ -194,6 +192,11 @@ def traffic(record: RunRecord, rounds: Sequence[int]) -> list[float]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------- devices
+def devices_view(record: RunRecord) -> dict[str, Any]:
+    """What the extras say about devices: their scores and their data."""
+    return {"personal": personal_view(record.extras, record.homes), "partition": partition_view(record.extras, record.homes)}
+
+
 def personal_view(extras: Extras, homes: dict[int, int]) -> dict[str, Any] | None:
     """How personal accuracy is spread over devices, and who gains and loses against the global model."""
     if not extras.personal:

@@ -155,6 +155,7 @@ const fedbcd = (() => {
         ],
         hooks: { setCursor: [(u) => say(u.cursor.idx)] },
         cursor: { drag: { x: true, y: false } },
+        legend: { show: false },
       };
     }
     function say(k) {
