@@ -44,7 +44,7 @@ PAGE = """<!doctype html>
 </head>
 <body>
 <a class="skip" href="#main">Skip to the dashboard</a>
-<div id="app"><p class="notice">Loading ...</p></div>
+<div id="page"><p class="notice">Loading ...</p></div>
 <noscript><p class="notice">The dashboard needs JavaScript, which is switched off here; fedbcd report writes a page to keep.</p></noscript>
 <script src="static/uPlot.iife.min.js"></script>
 <script src="static/view.js"></script>

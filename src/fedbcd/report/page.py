@@ -88,7 +88,7 @@ PAGE = """<!doctype html>
 </head>
 <body>
 <a class="skip" href="#main">Skip to the report</a>
-<div id="app"></div>
+<div id="page"></div>
 <noscript><p class="notice">This page draws its tables and charts with JavaScript, which is switched off here.
 Its data are in the page source.</p></noscript>
 <script type="application/json" id="data">{data}</script>

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const { h, table, section, short, bytes } = fedbcd;
-  const root = document.getElementById("app");
+  const root = document.getElementById("page");
   let picked = null, version = "", app = null, plans = new Map(), list = [];
 
   async function get(path, query = {}) {
@@ -59,7 +59,7 @@
         back.disabled = start === 0;
         on.disabled = start + page.rows.length >= page.total;
         place.replaceChildren(table(`Devices ${page.total ? page.start + 1 : 0} to ${page.start + page.rows.length} of ${page.total} that were heard from`, ["device", "server", "state", "last contact", "uploads", "steps", "offline rounds"], page.rows.map((row) => row.map((value, k) => (k === 3 ? short(value) : value))), [0, 2]));
-      } finally { busy = false; }
+      } catch (error) { place.replaceChildren(h("p", { class: "muted" }, `The table of devices could not be read (${error.message}).`)); } finally { busy = false; }
     }
     function update() {
       const runs = app_.view.runs.filter((one) => one.servers);

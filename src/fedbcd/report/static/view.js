@@ -820,4 +820,4 @@ const fedbcd = (() => {
   }
   return { mount, h, table, section, choice, short, score, percent, bytes, lineChart };
 })();
-if (document.getElementById("data")) window.app = fedbcd.mount(document.getElementById("app"), JSON.parse(document.getElementById("data").textContent));
+if (document.getElementById("data")) window.app = fedbcd.mount(document.getElementById("page"), JSON.parse(document.getElementById("data").textContent));
