@@ -6,12 +6,16 @@ python benchmarks/dashboard.py [--out results/dashboard.json] [--rounds N]
 import argparse
 import http.client
 import json
+import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
 import urllib.parse
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 import uvicorn
@@ -29,6 +33,7 @@ from fedbcd.history import Row
 from fedbcd.report.page import page, view_of
 from fedbcd.report.view import read_run
 from fedbcd.runfolder import Checkpoint, RunFolder
+from web_helpers import complaints, start_browser, text_of, wait_until
 
 DEVICES, SERVERS = 10_000, 100
 
@@ -67,6 +72,30 @@ class Client:
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         connection.request("GET", f"{path}?{urllib.parse.urlencode(query)}")
         return connection.getresponse().read()
+
+
+def in_browser(client: Client, found: dict[str, float]) -> None:
+    """How long the page takes, in headless Chromium where there is one: to open, to take in a new view, to draw the timeline."""
+    if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
+        return
+    browser = start_browser()
+    began = time.perf_counter()
+    browser.get(f"http://127.0.0.1:{client.port}/")
+    wait_until(lambda: text_of(browser, "#settings table"))
+    found["browser: page opened and drawn"] = round(time.perf_counter() - began, 3)
+    frames = """const done = arguments[0], times = [], frame = () => new Promise(requestAnimationFrame);
+    (async () => {
+      for (let k = 0; k < 5; k += 1) {
+        const began = performance.now();
+        window.app.show(window.app.view);
+        await frame(); await frame();
+        times.push(performance.now() - began);
+      }
+      done(times.sort((a, b) => a - b)[2] / 1000);
+    })()"""
+    found["browser: a new view taken in and two frames painted"] = round(browser.execute_async_script(frames), 3)
+    print({name: value for name, value in found.items() if name.startswith("browser")}, complaints(browser))
+    browser.quit()
 
 
 def timed(what: str, found: dict[str, float], action: object) -> object:
@@ -113,6 +142,7 @@ def measure(folder: Path) -> dict[str, float]:
     timed("zoom into 10 units of clock", found, lambda: client.get("/api/timeline", run=key, begin=middle, end=middle + 10))
     timed("a page of devices, sorted", found, lambda: client.get("/api/devices", run=key, sort="contact", down="1"))
     timed("the planner, first time", found, lambda: client.get("/api/plan", run=key))
+    in_browser(client, found)
     text = timed("a whole report without plan", found, lambda: page(view_of([read_run(folder)], plan=False)))
     found["report_megabytes"] = round(len(str(text)) / 1e6, 2)
     return found

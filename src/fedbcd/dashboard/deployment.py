@@ -115,6 +115,8 @@ class Deployment:
         story, clock, phase = self._story, float(status["clock"]), int(status["phase"])
         story.now = max(story.now, clock)
         phases = story.phases
+        if server not in self._phase and phase > 0:
+            self._phase[server] = phase  # nobody knows when it opened, so the story begins with the next one
         if phase > self._phase.get(server, -1):
             if server in self._place:
                 before = self._place[server]
@@ -127,7 +129,7 @@ class Deployment:
             phases.ended[place] = clock
         state = story.servers.setdefault(server, ServerState())
         now = "waiting" if waits else "collecting" if phase >= 0 else "new"
-        if state.state != now:
+        if state.state != now or state.phases != phase + 1:
             state.state, state.since = now, clock
         state.phases = phase + 1
 

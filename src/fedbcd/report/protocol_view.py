@@ -101,7 +101,8 @@ def time_spent(story: Story) -> dict[str, Any]:
     server, opened, ended = np.asarray(phases.server), _floats(phases.opened), _floats(phases.ended)
     mixed, released, admitted = _floats(phases.mixed), _floats(phases.released), _floats(phases.last_admitted)
     stop = np.where(ended < 0, now, ended)
-    let_in = np.clip(np.where(admitted < 0, stop, admitted), opened, stop)
+    unknown = np.where(ended < 0, stop, opened)  # nobody has uploaded yet; or, of a deployment seen from outside, it is not known who did
+    let_in = np.clip(np.where(admitted < 0, unknown, admitted), opened, stop)
     freed = np.where(released < 0, now, released)
     mix = np.where(mixed < 0, freed, mixed)
     mix = np.clip(np.where(ended < 0, stop, mix), stop, None)

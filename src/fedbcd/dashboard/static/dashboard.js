@@ -19,6 +19,7 @@
     el.append(h("div", { class: "controls" }, h("label", {}, "find", filter)), place);
     let key = "";
     function draw(force) {
+      el.hidden = list.length === 0 && Boolean(app && app.view.deployment);
       const now = JSON.stringify([list, picked]);
       if (now === key && !force) return;
       key = now;

@@ -138,7 +138,7 @@ const fedbcd = (() => {
       const series = [{}], bands = [];
       for (const c of state.curves) {
         const stroke = () => drawn(c.number);
-        series.push({ label: c.name, stroke, width: 2, dash: c.dash, spanGaps: true, points: { show: c.xs.length < 60, size: 5 } });
+        series.push({ label: c.name, stroke, width: 2, dash: c.dash, spanGaps: true, points: { show: c.xs.length < 60, size: c.size || 5 } });
         if (c.low) {
           const plain = { stroke: "transparent", width: 0, spanGaps: true, points: { show: false } };
           series.push({ ...plain, label: `${c.name}, least` }, { ...plain, label: `${c.name}, most` });
@@ -706,7 +706,7 @@ const fedbcd = (() => {
       const p = one.plan, k = place();
       return { ...base, curves: [
         { name: "expected round time", number: 0, xs: p.first, ys: p.round_time, low: p.round_time.map((v, j) => v - (p.error[j] || 0)), high: p.round_time.map((v, j) => v + (p.error[j] || 0)) },
-        { name: `B = ${p.first[k]}`, number: 1, xs: [p.first[k]], ys: [p.round_time[k]] }] };
+        { name: `B = ${p.first[k]}`, number: 1, size: 12, xs: [p.first[k]], ys: [p.round_time[k]] }] };
     });
     const ahead = lineChart("Rounds by clock time", () => {
       const one = run(), base = { x: "clock", formatX: short, formatY: short };
@@ -718,7 +718,8 @@ const fedbcd = (() => {
       const line = Array.from({ length: 21 }, (_, j) => end * j / 20);
       return { ...base, curves: [{ name: "recorded", number: 6, xs, ys }, { name: `expected with B = ${p.first[k]}`, number: 1, dash: [8, 4], xs: line, ys: line.map((v) => v / p.round_time[k]) }] };
     });
-    const body = h("div", {}, h("div", { class: "controls" }, pick.el, h("label", {}, "B", slider, output)), words, h("div", { class: "grid" }, times.el, ahead.el));
+    const body = h("div", {}, h("div", { class: "controls" }, pick.el, h("label", {}, "B", slider, output)), words,
+      h("ul", { class: "legend" }, swatch(colour(0), "expected, every B"), swatch(colour(1), "expected with the chosen B"), swatch(colour(6), "recorded")), h("div", { class: "grid" }, times.el, ahead.el));
     el.append(none, body);
     function refresh() {
       const p = run().plan, k = place();
@@ -780,6 +781,7 @@ const fedbcd = (() => {
     return button;
   }
   const ORDER = ["summary", "next", "curves", "devices", "distances", "certificates", "protocol", "time", "partition", "plan", "settings"];
+  const TESTED = ["curves", "devices", "distances", "certificates", "partition"];  // a deployment seen from outside says nothing about these
   // Puts the views into `root`. `source.timeline(run, begin, end)`, where given, fetches details of a stretch of the timeline.
   // `more` are further sections: [the id before which it stands, a function that makes it].
   function mount(root, view, source = {}, more = []) {
@@ -798,6 +800,7 @@ const fedbcd = (() => {
       const now = part.uses ? JSON.stringify([app.view.runs.map((run) => [run.key, run.name, part.uses(run)])]) : null;
       if (now !== null && known.get(part.id) === now) return;
       known.set(part.id, now);
+      if (TESTED.includes(part.id)) part.el.hidden = app.view.runs.length > 0 && app.view.runs.every((run) => run.key === "deployment");
       part.update();
       part.link.hidden = part.el.hidden;
     });
