@@ -13,7 +13,9 @@ import pytest
 pytest.importorskip("starlette", reason="the dashboard is tested with the extra 'dashboard'")
 
 from fedbcd.dashboard.app import make_app
+from fedbcd.dashboard.deployment import Deployment
 from fedbcd.dashboard.library import Library
+from role_helpers import Roles
 from run_helpers import train
 from web_helpers import complaints, serving, start_browser, text_of, wait_until
 
@@ -36,9 +38,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def opened(browser: Any, library: Library) -> Iterator[None]:
+def opened(browser: Any, library: Library, deployment: Deployment | None = None) -> Iterator[None]:
     """The dashboard of these runs in the browser; nothing may complain until the block ends."""
-    with serving(make_app(library)) as site:
+    with serving(make_app(library, deployment)) as site:
+        complaints(browser)  # of other tests
         browser.get(site.address)
         try:
             yield
@@ -143,3 +146,26 @@ def test_a_dashboard_that_goes_away_is_told_and_with_a_token_the_page_opens(brow
     wait_until(lambda: "does not answer" in text_of(browser, "[role=status]"))
     complaints(browser)  # failed requests are what is expected here
     browser.get("about:blank")
+
+
+def test_a_deployment_shows_its_roles(browser: Any, tmp_path: Path) -> None:
+    """Statuses as the roles of a deployment tell them, from small servers of the test's own."""
+    roles = Roles()
+    totals = {"refused": {"<b>too far</b>": 2}, "waiting_s": {"devices": 3.5}}
+    addresses = [roles.add("coordinator", clock=1.0, round=2, rounds=9, released={"0": 1})]
+    addresses += [roles.add(f"server/{n}", clock=1.0, phase=0, state="waiting for the coordinator", received=1, active=2) for n in range(2)]
+    roles.statuses["server/1"]["totals"] = totals
+    deployment = Deployment(addresses)
+    deployment.start()
+    try:
+        with opened(browser, Library([tmp_path]), deployment):
+            wait_until(lambda: "server/1" in text_of(browser, "#roles"))
+            assert "<b>too far</b>" in text_of(browser, "#roles")
+            assert "22 %" in text_of(browser, "#summary")
+            assert "waiting" in text_of(browser, "#live table")
+            assert not browser.find_element("css selector", "#curves").is_displayed()
+            roles.say("coordinator", clock=2.0, round=5, rounds=9, released={"1": 1})
+            wait_until(lambda: "55 %" in text_of(browser, "#summary"))
+    finally:
+        deployment.stop()
+        roles.close()

@@ -1,10 +1,8 @@
 """The dashboard's server: what it answers, to whom, and that it changes nothing."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from fedbcd.dashboard.deployment import Deployment, addresses_in
 from fedbcd.dashboard.library import Library
 from fedbcd.errors import ConfigError
 from fedbcd.report.view import read_run, run_view
+from role_helpers import Roles
 from run_helpers import fedbcd, hash_folder, train
 from web_helpers import Site, serving, wait_until
 
@@ -206,43 +205,6 @@ def test_impossible_wishes_are_sentences(arguments: list[str], words: str, monke
 
 
 # ------------------------------------------------------------------------------------------------------------------- deployments
-class Roles:
-    """The health ports of a coordinator and two servers, whose statuses the test writes."""
-
-    def __init__(self) -> None:
-        self.statuses: dict[str, Any] = {}
-        self.servers: dict[str, ThreadingHTTPServer] = {}
-
-    def add(self, actor: str, **status: Any) -> str:
-        """A role that says this; its address."""
-        self.say(actor, **status)
-        statuses = self.statuses
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = json.dumps(statuses[actor]).encode()
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
-        server = self.servers[actor] = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"127.0.0.1:{server.server_port}"
-
-    def say(self, actor: str, **status: Any) -> None:
-        """What it says from now on."""
-        totals = {"bytes_in": 10.0, "bytes_out": 20.0, "retries": 1.0, "refused": {"too far": 2.0}, "waiting_s": {"devices": 3.5}}
-        self.statuses[actor] = {"actor": actor, "ready": True, "waits_for": "devices", "peers": 2, "totals": totals, **status}
-
-    def close(self) -> None:
-        for server in self.servers.values():
-            server.shutdown()
-            server.server_close()
-
-
 COLLECTING, WAITING = "in its response-and-update phase", "waiting for the coordinator"
 
 
@@ -279,6 +241,11 @@ def test_a_deployment_is_followed_through_its_statuses(roles: Roles) -> None:
     assert [(s["server"], s["state"], s["missed"]) for s in run["servers"]] == [(0, "collecting", 0), (1, "collecting", 1)]
     assert [role["actor"] for role in view["roles"]] == ["coordinator", "server/0", "server/1"]
     assert view["roles"][0]["totals"]["refused"] == {"too far": 2.0}
+    assert view["metrics"] == {
+        'fedbcd_disagreement{server="0"}': 0.25,
+        "fedbcd_staleness_rounds_sum": 6.0,
+        "fedbcd_staleness_rounds_count": 4.0,
+    }
 
 
 def test_a_role_that_does_not_answer_is_named(roles: Roles) -> None:

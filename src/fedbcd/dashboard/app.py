@@ -141,7 +141,7 @@ class _Pages:
             version += seen
             view["runs"] = [mine["run"], *view["runs"]] if mine["run"] else view["runs"]
             view["title"] = ", ".join(run["name"] for run in view["runs"][:3])
-            view["deployment"] = mine["roles"]
+            view["deployment"], view["metrics"] = mine["roles"], mine["metrics"]
         if request.query_params.get("version") == version:
             return Response(status_code=204)
         return _json({**view, "version": version})

@@ -1,10 +1,12 @@
-"""A running deployment, seen through the /status of its roles: each is asked about once a second, and what changes makes a story.
+"""A running deployment, seen through the /status of its roles (and the coordinator's /metrics): each is asked about once a second.
 
-Phases and mixes are known as exactly as roles are asked, so shorter phases blur. The merged log of a finished deployment is exact.
+What changes makes a story. Phases and mixes are known as exactly as roles are asked, so shorter phases blur; the merged log of a
+finished deployment is exact.
 """
 
 import http.client
 import json
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +28,7 @@ EVERY_S = 1.0
 TIMEOUT_S = 2.0
 MOST_BYTES = 1 << 20
 AT_A_TIME = 16
+METRICS = ("fedbcd_disagreement{", "fedbcd_staleness_rounds_sum", "fedbcd_staleness_rounds_count")
 WAITING = "waiting for the coordinator"  # the state of a server between its phase and the mix
 
 
@@ -69,6 +72,7 @@ class Deployment:
         self._phase: dict[int, int] = {}  # server -> its present phase, by its own count
         self._place: dict[int, int] = {}  # server -> where that phase stands in the story
         self._answered: dict[str, int] = {}
+        self._metrics: dict[str, float] = {}
         self._planned = Planned()
 
     # -------------------------------------------------------------------------------------------------------------------- asking
@@ -91,7 +95,12 @@ class Deployment:
         """Ask every role once."""
         places = self._fixed | ({} if self._folder is None else addresses_in(self._folder))
         answers = dict(zip(places, pool.map(_ask, places.values()), strict=True))
+        coordinator = next(
+            (place for place, found in answers.items() if isinstance(found, dict) and found.get("actor") == "coordinator"), None
+        )
+        metrics = {} if coordinator is None else _ask_metrics(places[coordinator])
         with self._lock:
+            self._metrics = metrics
             for place, answer in answers.items():
                 self._note(place, places[place], answer)
             self._version += 1
@@ -166,7 +175,7 @@ class Deployment:
             run["advice"] = advice(run)
             now = time.monotonic()
             roles = [_role(place, seen, now) for place, seen in sorted(self._seen.items(), key=lambda item: _order(item[1]))]
-            return f"-{self._version}", {"run": {**run, "unread": 0}, "roles": roles}
+            return f"-{self._version}", {"run": {**run, "unread": 0}, "roles": roles, "metrics": self._metrics}
 
     def timeline(self, begin: float, end: float) -> dict[str, Any]:
         """The protocol between two times."""
@@ -217,12 +226,33 @@ def _order(seen: Seen) -> tuple[int, int]:
 
 def _ask(address: str) -> dict[str, Any] | str:
     """What /status says, or why there is no answer."""
+    try:
+        found = json.loads(_get(address, "/status"))
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    return found if isinstance(found, dict) else "its /status is no object"
+
+
+def _ask_metrics(address: str) -> dict[str, float]:
+    """How far apart the servers' models are, and how stale servers were when mixed, from /metrics; empty where it says nothing."""
+    try:
+        lines = _get(address, "/metrics").decode(errors="replace").splitlines()
+    except (OSError, http.client.HTTPException):
+        return {}
+    found: dict[str, float] = {}
+    for line in lines:
+        name, _, value = line.rpartition(" ")
+        if name.startswith(METRICS):
+            with suppress(ValueError):
+                number = float(value)
+                found |= {name: number} if math.isfinite(number) else {}
+    return found
+
+
+def _get(address: str, path: str) -> bytes:
     connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", "/status")
-        found = json.loads(connection.getresponse().read(MOST_BYTES))
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        return str(error) or type(error).__name__
+        connection.request("GET", path)
+        return connection.getresponse().read(MOST_BYTES)
     finally:
         connection.close()
-    return found if isinstance(found, dict) else "its /status is no object"

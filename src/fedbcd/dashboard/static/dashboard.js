@@ -95,7 +95,11 @@
         role.actor, role.error ? `no answer: ${role.error}` : role.state || (role.ready ? "ready" : "not ready"), role.phase ?? role.round ?? role.activation, role.active === undefined ? null : `${role.received} of ${role.active}`, role.peers,
         role.silent_s === null ? "never" : `${role.silent_s} s ago`, role.waits_for, bytes(role.totals.bytes_in), bytes(role.totals.bytes_out), Object.values(role.totals.refused || {}).reduce((a, b) => a + b, 0), role.totals.retries]), [0, 1, 6]));
       const refused = sum(roles, "refused"), waiting = sum(roles, "waiting_s");
+      const metrics = app_.view.metrics || {}, mixed = metrics.fedbcd_staleness_rounds_count;
+      const apart = Object.entries(metrics).map(([name, value]) => [/server="(\d+)"/.exec(name)?.[1], value]).filter(([server]) => server !== undefined);
       below.replaceChildren(
+        apart.length ? table("‖z̄ − zₙ‖ of the models that the coordinator heard last", ["server", ...apart.map(([server]) => server)], [["distance", ...apart.map(([, value]) => short(value))]]) : "",
+        mixed ? h("p", {}, `A server that was mixed had missed ${short(metrics.fedbcd_staleness_rounds_sum / mixed)} mixes on average.`) : "",
         waiting.length ? table("Waiting by cause, all roles together", ["cause", "seconds"], waiting.map(([name, value]) => [name, short(value)])) : "",
         refused.length ? table("Refused inputs by reason", ["reason", "times"], refused.map(([name, value]) => [name, short(value)])) : h("p", { class: "muted" }, "No input has been refused."));
     } };

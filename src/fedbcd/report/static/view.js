@@ -584,6 +584,7 @@ const fedbcd = (() => {
       if (chosen === null) words.textContent = one.timeline.overview ? `${one.timeline.total_phases} phases: the latest ${one.timeline.phases.server.length} one by one, before them shares of time.` : "";
       const lengths = one.rounds;
       const now = JSON.stringify([one.key, lengths]);
+      if (app.source.timeline && range) settle();
       if (rows.dataset.key === now) { draw(); return; }
       rows.dataset.key = now;
       rows.replaceChildren(...(lengths ? [table(`Rounds of ${one.name}: mean ${short(lengths.mean)}, median ${short(lengths.median)}, 95 in 100 below ${short(lengths.high)}. The longest:`, ["round", "length", "waited for server", "and its device", "which came after", "and worked for"], lengths.longest.map((r) => [h("button", { type: "button", onclick: () => { show(r.round); canvas.focus(); } }, String(r.round)), short(r.length), r.server, r.device, short(r.arrival), short(r.work)]))] : []));
