@@ -51,7 +51,8 @@ def dashboard_command(
     config = uvicorn.Config(make_app(Library(paths), deployment, token), log_level="warning", access_log=False)
     listener = _listen(host, port)
     place = listener.getsockname()
-    shown = f"[{place[0]}]" if ":" in place[0] else place[0]
+    name = socket.gethostname() if place[0] in ("0.0.0.0", "::") else place[0]
+    shown = f"[{name}]" if ":" in name else name
     address = f"http://{shown}:{place[1]}/" + (f"?token={token}" if token is not None else "")
     console.print(f"dashboard at {address}", markup=False, emoji=False, highlight=False, soft_wrap=True)
     if not _is_loopback(host):
