@@ -21,6 +21,14 @@ $(VENV)/run.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
 	$(PIP) -e '.[report]'
 	touch $@
 
+# Tests of pages need a browser, from the distribution; without one they are skipped, and say so.
+BROWSER := apt-get install -y -qq --no-install-recommends chromium chromium-driver
+$(VENV)/browser.stamp: $(VENV)/python.stamp
+	@command -v chromedriver >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { $(BROWSER) || { apt-get update -qq && $(BROWSER); }; } >/dev/null 2>&1; } \
+	|| echo "no headless Chromium, so tests in a browser will be skipped; as root: $(BROWSER)"
+	@touch $@
+
 $(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
 	touch $@ $(VENV)/run.stamp
@@ -28,7 +36,7 @@ $(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
 run: $(VENV)/run.stamp
 	$(BIN)/fedbcd run $(ARGS)
 
-test: $(VENV)/dev.stamp
+test: $(VENV)/dev.stamp $(VENV)/browser.stamp
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/dev.stamp

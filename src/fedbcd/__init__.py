@@ -1,5 +1,6 @@
 """FedBCD: personal and global models at once, across many devices and several servers (Wu et al., AAAI 2021)."""
 
+from fedbcd import trackers as trackers
 from fedbcd.algorithm.augment import Augment, FlipCrop
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
 from fedbcd.algorithm.variants import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx

@@ -17,17 +17,19 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedbcd import __version__
 from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.cli_certs import certs_app
 from fedbcd.cli_check import check_command
+from fedbcd.cli_dashboard import dashboard_command
 from fedbcd.cli_data import data_app
 from fedbcd.cli_deploy import coordinator_command, device_command, server_command, status_command, up_command
 from fedbcd.cli_experiments import paper_command, sweep_command
 from fedbcd.cli_plan import explain_command, plan_command
+from fedbcd.cli_report import export_command, report_command
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.datasets import DATASETS
 from fedbcd.engines.replay import replay
@@ -41,7 +43,9 @@ from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.experiments.pool import without_none
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS
+from fedbcd.report.page import write_report
 from fedbcd.runfolder import write_whole
+from fedbcd.trackers import Tracker, tracker
 
 app = typer.Typer(
     add_completion=False,
@@ -71,6 +75,10 @@ def run_command(
         typer.Option("--resume", help="Go on with the run in --out; its own config.toml is used if no file is given."),
     ] = False,
     data: Annotated[Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Also write the history to tensorboard[=FOLDER], mlflow[=ADDRESS] or wandb[=PROJECT]; may be repeated."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
 ) -> None:
     """Train, show progress, and leave a folder with everything that happened."""
@@ -80,7 +88,7 @@ def run_command(
     _override(table, rounds=rounds, seed=seed, folder=data)
     jobs = parse(table)
     folder = out if out is not None else _new_folder(file)
-    runs = _train_all(jobs, table, folder, resume)
+    runs = _train_all(jobs, table, folder, resume, track or [])
     _show(jobs, runs, folder, as_json)
 
 
@@ -144,6 +152,9 @@ app.command("up")(up_command)
 app.command("status")(status_command)
 app.command("plan")(plan_command)
 app.command("explain")(explain_command)
+app.command("report")(report_command)
+app.command("export")(export_command)
+app.command("dashboard")(dashboard_command)
 
 
 @app.callback(invoke_without_command=True)
@@ -207,24 +218,34 @@ def _new_folder(file: Path | None) -> Path:
     return folder
 
 
-def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: bool) -> list[Run]:
+def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: bool, track: list[str]) -> list[Run]:
     """Train the jobs one after another; stop politely on Ctrl-C."""
     places = _places(jobs, folder)
+    trackers = [[tracker(wish, place, job.name, job.to_table()) for wish in track] for job, place in zip(jobs, places, strict=True)]
     if len(jobs) > 1:
         _check_all(jobs, places, folder, resume)
         _claim(folder, table)
     runs: list[Run] = []
     with _stop_on_interrupt() as stopped, _progress() as progress:
-        for job, place in zip(jobs, places, strict=True):
+        for job, place, told in zip(jobs, places, trackers, strict=True):
             bar = progress.add_task(job.name, total=1.0, note="")
+
+            def on_round(p: RunProgress, bar: TaskID = bar, told: list[Tracker] = told) -> None:
+                progress.update(bar, completed=p.fraction, note=_note(p))
+                for each in told:
+                    each(p)
+
             try:
-                run = job.start(
-                    place,
-                    resume=resume,
-                    on_round=lambda p, bar=bar: progress.update(bar, completed=p.fraction, note=_note(p)),
-                    on_notice=lambda text: console.print(f"note: {text}", markup=False, soft_wrap=True),
-                    should_stop=stopped,
-                )
+                with contextlib.ExitStack() as stack:
+                    for each in told:
+                        stack.enter_context(each)
+                    run = job.start(
+                        place,
+                        resume=resume,
+                        on_round=on_round,
+                        on_notice=lambda text: console.print(f"note: {text}", markup=False, soft_wrap=True),
+                        should_stop=stopped,
+                    )
             except FedBCDError:
                 progress.remove_task(bar)  # the sentence is enough
                 raise
@@ -318,7 +339,9 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     screen.print(_table(jobs, runs))
     if len(runs) > 1:
         screen.print(_lesson(histories), markup=False, emoji=False, soft_wrap=True)
-    where = f"everything is in {folder}" + (f", the curves in {picture}" if drawn else "")
+    report = folder / "report.html"
+    write_report(_places(jobs, folder), report, plan=False)
+    where = f"everything is in {folder}, the report in {report}" + (f", the curves in {picture}" if drawn else "")
     screen.print(where, markup=False, emoji=False, soft_wrap=True, highlight=False)
     if not drawn:
         screen.print("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib")

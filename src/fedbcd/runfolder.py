@@ -3,6 +3,7 @@
 config.toml          the job as run            history.csv             one row per evaluation
 events.jsonl         the event log             models.safetensors      all x_i and z_n at the end
 checkpoint.safetensors   where to resume       curves.png, personal.png   accuracy against the clock, and over devices
+report.html          what happened, to look at
 """
 
 import fcntl
@@ -11,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Checkpoint:
     digest: str
     history: History
     tensors: Mapping[str, Tensor]
+    notes: Mapping[str, str] = field(default_factory=dict)  # for those who look on: scores of devices and the like; resuming needs none
 
 
 class RunFolder:
@@ -130,6 +132,7 @@ class RunFolder:
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint in one step: a crash leaves the old one or the new one."""
         metadata = {
+            **checkpoint.notes,
             "fedbcd_checkpoint": "1",
             "identity": self._fingerprint(),
             "round": str(checkpoint.round),

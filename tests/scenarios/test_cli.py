@@ -79,7 +79,7 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert answer.code == 0, answer.err
     for title in ("FedProx, sync cloud", "FedBCD, sync cloud"):
         assert title in answer.out
-    assert f"everything is in {out}, the curves in {out / 'curves.png'}" in answer.out
+    assert f"everything is in {out}, the report in {out / 'report.html'}, the curves in {out / 'curves.png'}" in answer.out
     assert "clock time to a global accuracy of" in answer.out
     return out
 
@@ -91,7 +91,7 @@ def test_the_default_job_leaves_everything_that_happened(default: Path) -> None:
         assert {path.name for path in (default / run).iterdir()} >= FILES
         assert not list((default / run).glob("*.tmp"))
         assert (default / run / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in default.iterdir()} == runs | {"config.toml", "curves.png"}
+    assert {path.name for path in default.iterdir()} == runs | {"config.toml", "curves.png", "report.html"}
 
 
 def test_without_out_a_new_folder_is_made_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,13 +31,14 @@ ROWS = {
     **dict.fromkeys(("algorithm", "protocol", "theory"), 1),
     **dict.fromkeys(("data", "models", "eventlog", "history", "runfolder"), 2),
     "engines": 3,
-    **dict.fromkeys(("experiments", "planner"), 4),
-    **dict.fromkeys(("cli", "cli_certs", "cli_check", "cli_data", "cli_deploy", "cli_experiments", "cli_plan"), 5),
-    **dict.fromkeys(("dashboard", "deploy"), 5),
+    **dict.fromkeys(("experiments", "planner", "report", "export", "trackers"), 4),
+    **dict.fromkeys(("cli", "cli_certs", "cli_check", "cli_data", "cli_deploy", "cli_experiments", "cli_plan", "cli_report"), 5),
+    **dict.fromkeys(("cli_dashboard", "dashboard", "deploy"), 5),
     "": 6,  # fedbcd/__init__.py, the public API
 }
 SIDEWAYS = {
     *(("runfolder", "eventlog"), ("runfolder", "history"), ("config", "errors"), ("planner", "experiments")),
+    *(("report", "planner"), ("export", "experiments")),
     *(
         ("cli", "cli_certs"),
         ("cli", "cli_check"),
@@ -45,6 +46,9 @@ SIDEWAYS = {
         ("cli", "cli_deploy"),
         ("cli", "cli_experiments"),
         ("cli", "cli_plan"),
+        ("cli", "cli_report"),
+        ("cli", "cli_dashboard"),
+        ("cli_dashboard", "dashboard"),
     ),
 }
 # An activation, the sums and the delays are the same on every engine, so they are the same code.

@@ -19,8 +19,9 @@ def members_of(machines: Machines) -> list[tuple[int, int]]:
 def scores_of(numbers: StackedNumbers, machines: Machines, evaluator: Evaluator) -> Scores:
     """Test every model."""
     numbers.flush()
-    personal = {device: numbers.personal(device, server) for device, server in members_of(machines)}
-    return evaluator.scores(numbers.global_NF(), personal, numbers.workers)
+    homes = dict(members_of(machines))
+    personal = {device: numbers.personal(device, server) for device, server in homes.items()}
+    return evaluator.scores(numbers.global_NF(), personal, numbers.workers, homes)
 
 
 def row_of(numbers: StackedNumbers, machines: Machines, scores: Scores, clock: float, found: Certificates) -> Row:

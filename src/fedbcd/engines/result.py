@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedbcd.algorithm.params import Layout
 from fedbcd.data.federation import Federation
+from fedbcd.engines.environment import environment
 from fedbcd.errors import RecordError
 from fedbcd.history import History, Row
 from fedbcd.runfolder import read_tensors, write_tensors
@@ -33,8 +35,9 @@ class Run:
     personal_NF: Tensor  # x_i, one row per device; the parameters first, then buffers
     global_VF: Tensor  # z_n, one row per server
     summary: dict[str, Any] = field(default_factory=dict)  # algorithm, cloud, rounds, clock, accuracies, seconds, digest
-    personal_scores: dict[int, float] = field(default_factory=dict)
+    personal_scores: dict[int, float] = field(default_factory=dict)  # each device's own model on its own labels
     finished: bool = True
+    global_scores: dict[int, float] = field(default_factory=dict)  # its server's model on the same labels
 
     @property
     def digest(self) -> str:
@@ -64,8 +67,8 @@ class Run:
         path.mkdir(parents=True, exist_ok=True)
         self.history.write_csv(path / "history.csv")
         summary = {
+            **notes_of(self.federation, self.personal_scores, self.global_scores),
             "summary": json.dumps(self.summary),
-            "scores": json.dumps(self.personal_scores),
             "finished": json.dumps(self.finished),
             "fedbcd_models": "1",
         }
@@ -78,7 +81,8 @@ class Run:
         tensors, metadata = read_tensors(path / "models.safetensors")
         try:
             summary = json.loads(metadata["summary"])
-            scores = {int(k): float(v) for k, v in json.loads(metadata["scores"]).items()}
+            scores = _scores(metadata["scores"])
+            global_scores = _scores(metadata.get("global_scores", "{}"))  # version 0.1.0 had none
             x, z, finished = tensors["x"], tensors["z"], bool(json.loads(metadata["finished"]))
         except (KeyError, ValueError) as error:
             raise RecordError(f"{path / 'models.safetensors'} does not hold the models of a run ({error})") from None
@@ -87,4 +91,35 @@ class Run:
             raise RecordError(
                 f"{path} holds models of {tuple(x.shape)} (devices, values); this federation has {(federation.devices, size)}"
             )
-        return cls(federation, History.read_csv(path / "history.csv"), x, z, summary, scores, finished)
+        return cls(federation, History.read_csv(path / "history.csv"), x, z, summary, scores, finished, global_scores)
+
+
+MOST_COUNTS = 1_000_000  # entries of a table of devices and labels that is kept in a record
+
+
+def notes_of(federation: Federation, personal: dict[int, float], home: dict[int, float]) -> dict[str, str]:
+    """What a record of a run says about devices and machine, beside its models: scores, the split, versions."""
+    partition = {"sizes": federation.sizes, **_label_counts(federation)}
+    return {
+        "scores": json.dumps(personal),
+        "global_scores": json.dumps(home),
+        "partition": json.dumps(partition),
+        "environment": json.dumps(environment()),
+    }
+
+
+def _label_counts(federation: Federation) -> dict[str, Any]:
+    """How many samples of each label each device has; nothing where targets are no labels, or the table would be huge."""
+    targets = federation.pool.targets
+    if targets.is_floating_point() or targets.ndim != 1:
+        return {}
+    labels, place = torch.unique(targets[federation.positions], return_inverse=True)
+    if len(labels) * federation.devices > MOST_COUNTS:
+        return {}
+    owner = torch.repeat_interleave(torch.arange(federation.devices), torch.tensor(federation.sizes))
+    counts = torch.bincount(owner * len(labels) + place, minlength=federation.devices * len(labels))
+    return {"labels": labels.tolist(), "counts": counts.reshape(federation.devices, len(labels)).tolist()}
+
+
+def _scores(text: str) -> dict[int, float]:
+    return {int(device): float(score) for device, score in json.loads(text).items()}

@@ -15,7 +15,7 @@ from fedbcd.algorithm.variants import Algorithm
 from fedbcd.data.federation import Federation
 from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.look import members_of, row_of, scores_of
-from fedbcd.engines.result import Progress, Run
+from fedbcd.engines.result import Progress, Run, notes_of
 from fedbcd.engines.settings import Precision, Settings, products_in, rounds_between_looks, samples_per_round, torch_device
 from fedbcd.engines.simulate.ahead import Ahead
 from fedbcd.engines.simulate.certify import CALL, DEVICES, Certificates, Certifier, Ration
@@ -304,7 +304,8 @@ class _Training:
 
     def _checkpoint(self, log: LogWriter) -> Checkpoint:
         digest = self.numbers.digest()
-        return Checkpoint(self.simulation.round, log.sync(), self.seconds, digest, self.history, self.numbers.state())
+        notes = notes_of(self.federation, self.scores.devices, self.scores.homes)
+        return Checkpoint(self.simulation.round, log.sync(), self.seconds, digest, self.history, self.numbers.state(), notes)
 
     def _warn(self) -> None:
         """Say before a run starts what will make it diverge, as far as a glance can tell."""
@@ -387,4 +388,5 @@ class _Training:
             summary,
             self.scores.devices,
             finished,
+            self.scores.homes,
         )

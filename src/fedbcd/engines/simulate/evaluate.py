@@ -2,7 +2,8 @@
 
 import copy
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,8 @@ class Scores:
     """Per server and per device; empty where there is nothing to test on."""
 
     servers: tuple[float, ...]
-    devices: dict[int, float]
+    devices: dict[int, float]  # each personal model on its own labels
+    homes: dict[int, float] = field(default_factory=dict)  # and its server's model on those
 
 
 class Evaluator:
@@ -51,18 +53,25 @@ class Evaluator:
         ends = counts.cumsum(0).tolist()
         return {int(k): (end - int(n), end) for k, n, end in zip(labels, counts, ends, strict=True)}
 
-    def scores(self, global_VF: Tensor, personal: dict[int, Tensor], workers: Workers) -> Scores:
-        """Test every server's and every device's model; models that are the same tensor are tested once."""
+    def scores(self, global_VF: Tensor, personal: dict[int, Tensor], workers: Workers, homes: Mapping[int, int] | None = None) -> Scores:
+        """Test every server's and every device's model; models that are the same tensor are tested once.
+
+        `homes` (device -> server) asks for the server's model on the device's labels too, which costs no further test.
+        """
         if self._test is None:
             return Scores((), {})
         rows = [global_VF[0]] * len(global_VF) if _all_equal(global_VF) else list(global_VF)
         owned = self._federation.labels
         everything = tuple(self._spans)
         asked = [(row, everything) for row in rows]
-        asked += [] if owned is None else [(x, owned[i]) for i, x in personal.items()]
+        devices = personal if owned is not None else {}
+        asked += [(x, owned[i]) for i, x in devices.items() if owned is not None]
+        at_home = {device: server for device, server in (homes or {}).items() if device in devices}
+        asked += [(rows[server], owned[device]) for device, server in at_home.items() if owned is not None]
         self._prepared(0, 0, global_VF.dtype)  # before several workers want it
         found = self._score_all(asked, workers)
-        return Scores(tuple(found[: len(rows)]), dict(zip(personal if owned is not None else (), found[len(rows) :], strict=True)))
+        of_devices, of_homes = found[len(rows) : len(rows) + len(devices)], found[len(rows) + len(devices) :]
+        return Scores(tuple(found[: len(rows)]), dict(zip(devices, of_devices, strict=True)), dict(zip(at_home, of_homes, strict=True)))
 
     def score(self, flat: Tensor, labels: tuple[int, ...] | None = None) -> float:
         """The mean metric of one model, on all test samples or on those of some labels; NaN where there are none."""

@@ -1,0 +1,258 @@
+"""A running deployment, seen through the /status of its roles (and the coordinator's /metrics): each is asked about once a second.
+
+What changes makes a story. Phases and mixes are known as exactly as roles are asked, so shorter phases blur; the merged log of a
+finished deployment is exact.
+"""
+
+import http.client
+import json
+import math
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedbcd.errors import ConfigError
+from fedbcd.report.advice import advice
+from fedbcd.report.planning import Planned, arrivals_of
+from fedbcd.report.protocol_view import timeline
+from fedbcd.report.runs import Extras
+from fedbcd.report.story import NEVER, ServerState, Story
+from fedbcd.report.view import RunRecord, run_view
+
+EVERY_S = 1.0
+TIMEOUT_S = 2.0
+MOST_BYTES = 1 << 20
+AT_A_TIME = 16
+METRICS = ("fedbcd_disagreement{", "fedbcd_staleness_rounds_sum", "fedbcd_staleness_rounds_count")
+WAITING = "waiting for the coordinator"  # the state of a server between its phase and the mix
+
+
+@dataclass
+class Seen:
+    """What a role last said, and when (by our own clock)."""
+
+    address: str
+    status: dict[str, Any] = field(default_factory=dict)
+    at: float | None = None
+    error: str = ""
+
+
+def addresses_in(folder: Path) -> dict[str, str]:
+    """The roles whose stores are in a folder of `fedbcd up`: place -> address of /status."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob("state/**/health.json")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found[str(path.parent.relative_to(folder / "state"))] = f"127.0.0.1:{int(json.loads(path.read_text())['port'])}"
+    return found
+
+
+class Deployment:
+    """The roles at some addresses, or below a folder of `fedbcd up` (whose ports change when a role is restarted)."""
+
+    key = "deployment"
+
+    def __init__(self, addresses: Sequence[str] = (), folder: Path | None = None) -> None:
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdecimal():
+                raise ConfigError(f"--connect {address!r} must be host:port, the health address of a coordinator, server or device")
+        self.name = folder.name if folder is not None else ", ".join(addresses[:3])
+        self._fixed = {address: address for address in addresses}
+        self._folder = folder
+        self._seen: dict[str, Seen] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._version = 0
+        self._story = Story({"identity": {}, "job": {}})
+        self._phase: dict[int, int] = {}  # server -> its present phase, by its own count
+        self._place: dict[int, int] = {}  # server -> where that phase stands in the story
+        self._answered: dict[str, int] = {}
+        self._metrics: dict[str, float] = {}
+        self._planned = Planned()
+
+    # -------------------------------------------------------------------------------------------------------------------- asking
+    def start(self) -> None:
+        """Ask for ever, in a thread of its own that ends with the process."""
+        threading.Thread(target=self._run, name="deployment", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            while not self._stop.is_set():
+                began = time.monotonic()
+                self.ask(pool)
+                self._stop.wait(max(0.05, EVERY_S - (time.monotonic() - began)))
+
+    def ask(self, pool: ThreadPoolExecutor) -> None:
+        """Ask every role once."""
+        places = self._fixed | ({} if self._folder is None else addresses_in(self._folder))
+        answers = dict(zip(places, pool.map(_ask, places.values()), strict=True))
+        coordinator = next(
+            (place for place, found in answers.items() if isinstance(found, dict) and found.get("actor") == "coordinator"), None
+        )
+        metrics = {} if coordinator is None else _ask_metrics(places[coordinator])
+        with self._lock:
+            self._metrics = metrics
+            for place, answer in answers.items():
+                self._note(place, places[place], answer)
+            self._version += 1
+
+    def _note(self, place: str, address: str, answer: dict[str, Any] | str) -> None:
+        seen = self._seen.setdefault(place, Seen(address))
+        seen.address = address
+        if isinstance(answer, str):
+            seen.error = answer
+            return
+        seen.status, seen.at, seen.error = answer, time.monotonic(), ""
+        actor = str(answer.get("actor", ""))
+        with suppress(KeyError, TypeError, ValueError):
+            if actor.startswith("server/"):
+                self._server(int(actor[7:]), answer)
+            elif actor == "coordinator":
+                self._coordinator(answer)
+
+    # ------------------------------------------------------------------------------------------------------------- what has changed
+    def _server(self, server: int, status: dict[str, Any]) -> None:
+        story, clock, phase = self._story, float(status["clock"]), int(status["phase"])
+        story.now = max(story.now, clock)
+        phases = story.phases
+        if server not in self._phase and phase > 0:
+            self._phase[server] = phase  # nobody knows when it opened, so the story begins with the next one
+        if phase > self._phase.get(server, -1):
+            if server in self._place:
+                before = self._place[server]
+                phases.ended[before] = clock if phases.ended[before] == NEVER else phases.ended[before]
+                phases.released[before] = clock
+            self._phase[server], self._place[server] = phase, phases.open(server, clock)
+        place = self._place.get(server)
+        waits = str(status.get("state")) == WAITING
+        if place is not None and waits and phases.ended[place] == NEVER:
+            phases.ended[place] = clock
+        state = story.servers.setdefault(server, ServerState())
+        now = "waiting" if waits else "collecting" if phase >= 0 else "new"
+        if state.state != now or state.phases != phase + 1:
+            state.state, state.since = now, clock
+        state.phases = phase + 1
+
+    def _coordinator(self, status: dict[str, Any]) -> None:
+        story, clock = self._story, float(status["clock"])
+        story.now = max(story.now, clock)
+        answered = {str(key): int(value) for key, value in dict(status.get("released", {})).items()}
+        members = [int(key) for key, phase in answered.items() if self._answered.get(key) != phase]
+        self._answered = answered
+        while len(story.rounds) < int(status["round"]):  # of several mixes since we last asked we know only the last
+            self._mix(members, clock)
+
+    def _mix(self, members: list[int], clock: float) -> None:
+        story, number = self._story, len(self._story.rounds)
+        rounds = story.rounds
+        rounds.time.append(clock)
+        rounds.start.append(len(rounds.servers))
+        rounds.servers.extend(members)
+        for column in (rounds.down, rounds.up, rounds.reports, rounds.answers):
+            column.append(0)
+        for server in members:
+            if server in self._place:
+                place = self._place[server]
+                story.phases.mixed[place], story.phases.round[place] = clock, number
+            state = story.servers.setdefault(server, ServerState())
+            story.staleness[number - state.last_mix - 1] += 1
+            state.last_mix = number
+
+    # ------------------------------------------------------------------------------------------------------------------- showing
+    def view(self) -> tuple[str, dict[str, Any]]:
+        """A word that changes with every round of asking; the run as far as it can be seen from outside, and every role."""
+        with self._lock:
+            run = run_view(self._record(), self.key, 3_000)
+            run["advice"] = advice(run)
+            now = time.monotonic()
+            roles = [_role(place, seen, now) for place, seen in sorted(self._seen.items(), key=lambda item: _order(item[1]))]
+            return f"-{self._version}", {"run": {**run, "unread": 0}, "roles": roles, "metrics": self._metrics}
+
+    def timeline(self, begin: float, end: float) -> dict[str, Any]:
+        """The protocol between two times."""
+        with self._lock:
+            return timeline(self._story, begin, end, 3_000)
+
+    def plan(self) -> dict[str, Any] | None:
+        """Round times for every B, from the phases that were seen."""
+        with self._lock:
+            arrivals = arrivals_of(self._record())
+        return self._planned.plan(arrivals)
+
+    def _record(self) -> RunRecord:
+        statuses = [seen.status for seen in self._seen.values()]
+        servers = max(self._story.servers, default=-1) + 1
+        coordinator = next((s for s in statuses if s.get("actor") == "coordinator"), {})
+        active = next((s["active"] for s in statuses if "active" in s), 1)
+        job: dict[str, Any] = {"title": self.name}
+        if coordinator.get("rounds"):
+            job["run"] = {"rounds": coordinator["rounds"]}
+        self._story.header = {"identity": {"servers": [[] for _ in range(servers)], "active": active}, "job": job}
+        silent = [seen.address for seen in self._seen.values() if seen.error]
+        notices = (f"no answer from {', '.join(silent[:5])}{' and others' if len(silent) > 5 else ''}",) if silent else ()
+        if not self._seen:
+            notices = ("no role has been found yet",)
+        return RunRecord(Path(self.name), self._story, Extras(), notices)
+
+
+def _role(place: str, seen: Seen, now: float) -> dict[str, Any]:
+    """One row of the table of roles."""
+    status = seen.status
+    totals = status.get("totals") if isinstance(status.get("totals"), dict) else {}
+    known = ("state", "phase", "round", "activation", "received", "active", "members", "devices", "peers", "waits_for", "ready", "clock")
+    return {
+        "actor": str(status.get("actor", place)),
+        "address": seen.address,
+        "error": seen.error,
+        "silent_s": None if seen.at is None else round(now - seen.at, 1),
+        **{key: status[key] for key in known if isinstance(status.get(key), str | int | float | bool)},
+        "totals": totals,
+    }
+
+
+def _order(seen: Seen) -> tuple[int, int]:
+    kind, _, number = str(seen.status.get("actor", "")).partition("/")
+    return {"coordinator": 0, "server": 1, "device": 2}.get(kind, 3), int(number) if number.isdecimal() else 0
+
+
+def _ask(address: str) -> dict[str, Any] | str:
+    """What /status says, or why there is no answer."""
+    try:
+        found = json.loads(_get(address, "/status"))
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    return found if isinstance(found, dict) else "its /status is no object"
+
+
+def _ask_metrics(address: str) -> dict[str, float]:
+    """How far apart the servers' models are, and how stale servers were when mixed, from /metrics; empty where it says nothing."""
+    try:
+        lines = _get(address, "/metrics").decode(errors="replace").splitlines()
+    except (OSError, http.client.HTTPException):
+        return {}
+    found: dict[str, float] = {}
+    for line in lines:
+        name, _, value = line.rpartition(" ")
+        if name.startswith(METRICS):
+            with suppress(ValueError):
+                number = float(value)
+                found |= {name: number} if math.isfinite(number) else {}
+    return found
+
+
+def _get(address: str, path: str) -> bytes:
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read(MOST_BYTES)
+    finally:
+        connection.close()

@@ -1,0 +1,170 @@
+"""Runs in a folder, followed while someone looks at them. Nothing is read that nobody asked for."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbcd.errors import FedBCDError, RecordError
+from fedbcd.report.advice import advice
+from fedbcd.report.follow import LogFollower
+from fedbcd.report.planning import Planned, arrivals_of
+from fedbcd.report.protocol_view import device_page, timeline
+from fedbcd.report.runs import LOG, Extras, find_runs, read_extras
+from fedbcd.report.view import RunRecord, devices_view, differences, record_of, run_view
+
+PHASES = 3_000  # in one answer; details of a stretch are fetched when someone zooms in
+AT_ONCE = 1 << 25  # bytes of a log that are read for one answer; the rest comes with the next ones
+MOST_PICKED = 8
+FILES = ("checkpoint.safetensors", "models.safetensors", "history.csv")  # beside the log
+
+
+class Watched:
+    """One run that is looked at."""
+
+    def __init__(self, key: str, folder: Path) -> None:
+        self.key, self.folder = key, folder
+        self.lock = threading.Lock()
+        self._follower = LogFollower(folder / LOG)
+        self._record: RunRecord | None = None
+        self._extras, self._still = Extras(), dict[str, Any]()
+        self._stamp: tuple[Any, ...] = ()
+        self._view: dict[str, Any] = {}
+        self._planned = Planned()
+
+    def refresh(self) -> tuple[Any, ...]:
+        """Read on; what tells this state from others."""
+        with self.lock:
+            self._follower.poll(AT_ONCE)
+            files = tuple(_modified(self.folder / name) for name in FILES)
+            stamp = (self._follower.version, self._follower.notice, *files)
+            if stamp != self._stamp:
+                fresh = files != self._stamp[2:]
+                self._extras = read_extras(self.folder) if fresh else self._extras
+                self._record = record_of(self.folder, self._follower, self._extras)
+                self._still = devices_view(self._record) if fresh else self._still
+                self._view = run_view(self._record, self.key, PHASES, self._still)
+                self._view["advice"] = advice(self._view)
+                self._stamp = stamp
+            return stamp
+
+    def view(self) -> dict[str, Any]:
+        """The run as of the last `refresh`."""
+        with self.lock:
+            waiting = self._follower.unread
+            return {**self._view, "unread": waiting if self._follower.notice is None else 0}
+
+    def timeline(self, begin: float, end: float) -> dict[str, Any]:
+        """The protocol between two times."""
+        with self.lock:
+            story = self._follower.story
+            return {} if story is None else timeline(story, begin, end, PHASES)
+
+    def devices(self, sort: str, down: bool, start: int, only: str) -> dict[str, Any]:
+        """One page of the table of devices."""
+        with self.lock:
+            record = self._record
+            if record is None or record.story is None:
+                return {"columns": [], "total": 0, "start": 0, "rows": []}
+            return device_page(record.story, record.homes, sort, down, start, 20, only)
+
+    def plan(self) -> dict[str, Any] | None:
+        """Round times for every B from this run's own arrivals; made anew now and then while the run goes on."""
+        with self.lock:
+            arrivals = None if self._record is None else arrivals_of(self._record)
+        return self._planned.plan(arrivals)
+
+
+class Library:
+    """The runs below some folders."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = list(paths)
+        self._lock = threading.Lock()
+        self._known: dict[str, Path] = {}
+        self._watched: dict[str, Watched] = {}
+        self._heads: dict[Path, tuple[tuple[float, int], dict[str, Any]]] = {}
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Every run, the latest first: what the list shows, from the first and the last line of each log."""
+        with self._lock:
+            self._known = {_key(folder): folder for folder in self._folders()}
+            found = [{"key": key, **self._head(folder)} for key, folder in self._known.items()]
+        return sorted(found, key=lambda run: -float(run["modified"]))
+
+    def _folders(self) -> list[Path]:
+        folders: list[Path] = []
+        for path in self.paths:
+            try:
+                folders += find_runs([path])
+            except FedBCDError:
+                continue  # nothing there yet
+        return list(dict.fromkeys(folders))
+
+    def _head(self, folder: Path) -> dict[str, Any]:
+        """Name, seed and state; read again only when the log has changed."""
+        log = folder / LOG
+        try:
+            stat = log.stat()
+        except OSError:
+            return {"name": folder.name, "folder": str(folder), "modified": 0.0, "finished": False}
+        stamp = (stat.st_mtime, stat.st_size)
+        if folder not in self._heads or self._heads[folder][0] != stamp:
+            self._heads[folder] = (stamp, _read_head(folder, stat.st_size) | {"modified": stat.st_mtime})
+        return self._heads[folder][1]
+
+    def watched(self, keys: Sequence[str]) -> list[Watched]:
+        """The runs of these keys, as far as there are any."""
+        if any(key not in self._known for key in keys):
+            self.runs()
+        with self._lock:
+            known = [key for key in keys if key in self._known][:MOST_PICKED]
+            for key in known:
+                if key not in self._watched:
+                    self._watched[key] = Watched(key, self._known[key])
+            return [self._watched[key] for key in known]
+
+    def view(self, keys: Sequence[str]) -> tuple[str, dict[str, Any]]:
+        """The views of these runs, and a word that changes whenever they do."""
+        runs, stamps, notices = [], [], []
+        for one in self.watched(keys):
+            try:
+                stamps.append((one.key, one.refresh()))
+                runs.append(one.view())
+            except RecordError as error:
+                stamps.append((one.key, (str(error),)))
+                notices.append(str(error))
+        settings = [run["settings"] for run in runs]
+        title = ", ".join(run["name"] for run in runs[:3]) or "No run is picked"
+        view = {"kind": "dashboard", "title": title, "runs": runs, "notices": notices, "differences": differences(settings)}
+        unread = [run["unread"] for run in runs]
+        return hashlib.sha256(repr((stamps, unread)).encode()).hexdigest()[:16], view
+
+
+def _key(folder: Path) -> str:
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _read_head(folder: Path, size: int) -> dict[str, Any]:
+    """What the first and the last line of a log say."""
+    found: dict[str, Any] = {"name": folder.name, "folder": str(folder), "finished": False}
+    try:
+        with (folder / LOG).open("rb") as file:
+            header = json.loads(file.readline(1 << 22))
+            file.seek(max(0, size - 4096))
+            found["finished"] = file.read().splitlines()[-1].startswith(b'{"end":')
+        identity, job = header["identity"], header.get("job") or {}
+        found |= {"name": str(job.get("title") or folder.name), "seed": identity["seed"]}
+        found |= {key: identity[key]["name"] for key in ("algorithm", "cloud")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        found["name"] = f"{folder.name} (its log cannot be read)"
+    return found

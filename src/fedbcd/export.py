@@ -1,0 +1,275 @@
+"""Models out: one personal or global model of a run as safetensors and ONNX, loaded again and compared, with a model card beside it."""
+
+import hashlib
+import importlib
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbcd.data.federation import Federation
+from fedbcd.engines.result import Run
+from fedbcd.errors import ConfigError, NumericalError, RecordError
+from fedbcd.eventlog import LogReader
+from fedbcd.experiments.job import parse
+from fedbcd.experiments.pool import without_none
+from fedbcd.runfolder import read_tensors, write_tensors, write_whole
+
+FORMATS = ("safetensors", "onnx")
+SAMPLES = 64  # on which outputs are compared
+TOLERANCE = 1e-4  # of ONNX outputs, relative to the largest output
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the files, and by how much the outputs of each, loaded again, differ from the model's at most."""
+
+    files: tuple[Path, ...]
+    card: Path
+    differences: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which model: a device's, a server's, or (neither) the mean of the servers'."""
+
+    device: int | None = None
+    server: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For file names."""
+        if self.device is not None:
+            return f"device-{self.device}"
+        return "global" if self.server is None else f"server-{self.server}"
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        if self.device is not None:
+            return f"personal model of device {self.device}"
+        return "global model (mean of the servers' models)" if self.server is None else f"global model of server {self.server}"
+
+
+def export_run(folder: Path, choice: Choice, out: Path | None = None, formats: Sequence[str] = FORMATS) -> Exported:
+    """Write one model of a run that `fedbcd run` has made into `out` (default: `export` in its folder)."""
+    header = LogReader(folder / "events.jsonl").header
+    table = header.get("job")
+    if not (table and isinstance(table, dict)):
+        raise RecordError(
+            f"{folder} was not made by 'fedbcd run', so it does not name its data and model; "
+            "load it with fedbcd.Run.load and use fedbcd.export.write_model"
+        )
+    federation = parse(without_none(table))[0].make_federation()
+    run = Run.load(folder, federation)
+    module, sample = _chosen(run, choice), _sample(federation, run.global_VF.dtype)
+    place = out or folder / "export"
+    metadata = {"fedbcd_model": choice.name, "run_digest": str(run.summary.get("digest", ""))}
+    files, differences = write_model(module, lambda: federation.make_model(0), sample, place / choice.name, formats, metadata)
+    card = place / f"{choice.name}.md"
+    write_whole(card, _card(run, table, choice, module, sample, files, differences).encode())
+    return Exported(tuple(files), card, differences)
+
+
+def write_model(
+    module: nn.Module,
+    fresh: Callable[[], nn.Module],
+    sample: Tensor,
+    stem: Path,
+    formats: Sequence[str] = FORMATS,
+    metadata: dict[str, str] | None = None,
+) -> tuple[list[Path], dict[str, float]]:
+    """Write a module as `stem`.safetensors and `stem`.onnx; load each again, and compare outputs on `sample`.
+
+    fresh   makes a module of the same kind, into which the safetensors file is loaded
+    """
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown or not formats:
+        raise ConfigError(f"format {', '.join(unknown) or '(none)'} is unknown; known: {', '.join(FORMATS)}")
+    if "onnx" in formats:
+        _need_onnx()
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    module = module.eval()
+    with torch.no_grad():
+        expected = module(sample)
+    files: list[Path] = []
+    differences: dict[str, float] = {}
+    for name in formats:
+        path = stem.parent / f"{stem.name}.{name}"
+        if name == "safetensors":
+            _write_safetensors(module, path, metadata or {})
+            with torch.no_grad():
+                found = _load_safetensors(fresh(), path)(sample)
+        else:
+            _write_onnx(module, sample, path)
+            found = _run_onnx(path, sample)
+        differences[name] = _difference(path, found, expected, 0.0 if name == "safetensors" else TOLERANCE)
+        files.append(path)
+    return files, differences
+
+
+def _chosen(run: Run, choice: Choice) -> nn.Module:
+    devices, servers = run.federation.devices, len(run.federation.servers)
+    if choice.device is not None and choice.server is not None:
+        raise ConfigError("give a device or a server, not both")
+    if choice.device is not None and not 0 <= choice.device < devices:
+        raise ConfigError(f"device {choice.device} is not in this run, which has devices 0 to {devices - 1}")
+    if choice.server is not None and not 0 <= choice.server < servers:
+        raise ConfigError(f"server {choice.server} is not in this run, which has servers 0 to {servers - 1}")
+    if choice.device is not None:
+        return run.personal_model(choice.device)
+    return run.global_model if choice.server is None else run.server_model(choice.server)
+
+
+def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
+    """Some inputs as the model gets them."""
+    inputs = federation.pool.inputs if federation.test is None else federation.test.inputs
+    return federation.transform(inputs[:SAMPLES], dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------------------ files
+def _write_safetensors(module: nn.Module, path: Path, metadata: dict[str, str]) -> None:
+    write_tensors(path, module.state_dict(), {"format": "pt", **metadata})
+
+
+def _load_safetensors(module: nn.Module, path: Path) -> nn.Module:
+    module.load_state_dict(read_tensors(path)[0])
+    return module.eval()
+
+
+def _write_onnx(module: nn.Module, sample: Tensor, path: Path) -> None:
+    """One file, with a batch of any size."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)  # it remarks on packages that are not needed here
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter, about itself
+            shapes = ({0: torch.export.Dim("batch", min=1)},)
+            names: dict[str, Any] = {"input_names": ["input"], "output_names": ["output"]}
+            program = torch.onnx.export(module, (sample,), dynamo=True, dynamic_shapes=shapes, verbose=False, **names)
+    finally:
+        log.setLevel(before)
+    assert program is not None
+    write_whole(path, program.model_proto.SerializeToString())
+
+
+def _run_onnx(path: Path, sample: Tensor) -> Tensor:
+    """The outputs of the file, by onnxruntime where it is installed, otherwise by the reference of the onnx package."""
+    try:
+        import onnxruntime
+    except ImportError:
+        from onnx.reference import ReferenceEvaluator
+
+        return torch.as_tensor(next(iter(ReferenceEvaluator(str(path)).run(None, {"input": sample.numpy()}))))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return torch.as_tensor(session.run(None, {"input": sample.numpy()})[0])
+
+
+def _difference(path: Path, found: Tensor, expected: Tensor, tolerance: float) -> float:
+    """The largest difference of outputs; a file that does not give the model's outputs is removed."""
+    difference = float((found - expected).abs().max())
+    bound = tolerance * max(1.0, float(expected.abs().max()))
+    if not difference <= bound:
+        path.unlink()
+        raise NumericalError(f"{path.name}, loaded again, differs by {difference:g} from the model, more than {bound:g}; it was removed")
+    return difference
+
+
+def _need_onnx() -> None:
+    try:
+        for package in ("onnx", "onnxscript"):
+            importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"ONNX files need {error.name}; pip install 'fedbcd[export]', or use --format safetensors") from None
+
+
+# ------------------------------------------------------------------------------------------------------------------------- card
+def _card(
+    run: Run, job: dict[str, Any], choice: Choice, module: nn.Module, sample: Tensor, files: Sequence[Path], differences: dict[str, float]
+) -> str:
+    """A short model card: where it comes from, on what it was trained, how good it is, how to use it, and for what not."""
+    parameters = sum(p.numel() for p in module.parameters())
+    summary, data = run.summary, job.get("data", {})
+    lines = [
+        f"# Model card: {choice.title}",
+        "",
+        f"From the run “{job.get('title', '')}”: {summary.get('algorithm')} on the {summary.get('cloud')} cloud, "
+        f"seed {summary.get('seed')}, {summary.get('rounds')} rounds, "
+        f"clock {summary.get('clock', 0):.4g}. Digest of the run: `{str(summary.get('digest'))[:16]}`.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| network | {job.get('model', {}).get('name', type(module).__name__)}, {parameters:,} parameters |",
+        f"| data | {data.get('name', 'unknown')}, {_split(data)} |",
+        *_owned(run, choice),
+        *_accuracies(run, choice, module),
+        *(f"| certificate: {name.replace('_', ' ')} | {value:.4g} |" for name, value in summary.get("certificates", {}).items()),
+        f"| input | {sample.dtype} of shape (batch, {', '.join(map(str, sample.shape[1:]))}), after the transform of the data set: "
+        f"mean {float(sample.double().mean()):.4g}, from {float(sample.min()):.4g} to {float(sample.max()):.4g} |",
+        "",
+        "## Files",
+        "",
+        "| file | SHA-256 | largest difference of outputs, loaded again |",
+        "|---|---|---|",
+        *(f"| {path.name} | `{_sha256(path)}` | {differences[path.suffix[1:]]:.2g} |" for path in files),
+        "",
+        "## Limits",
+        "",
+        _limits(choice),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _split(data: dict[str, Any]) -> str:
+    if data.get("manifest"):
+        return f"split by the manifest {data['manifest']}"
+    if data.get("partition"):
+        return f"split by {data['partition']}"
+    return f"diversity {data.get('diversity')}: that many labels and {data.get('samples')} samples per device"
+
+
+def _owned(run: Run, choice: Choice) -> list[str]:
+    federation = run.federation
+    if choice.device is None:
+        devices = federation.devices if choice.server is None else len(federation.servers[choice.server])
+        return [f"| devices | {devices} |"]
+    labels = None if federation.labels is None else federation.labels[choice.device]
+    owned = "" if labels is None else f" of labels {', '.join(map(str, labels))}"
+    return [f"| trained on | {federation.sizes[choice.device]} samples{owned}, and pulled towards its server's model |"]
+
+
+def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
+    test = run.federation.test
+    if test is None:
+        return []
+    with torch.no_grad():
+        outputs = module(run.federation.transform(test.inputs, run.global_VF.dtype))
+    scores = run.federation.metric(outputs, test.targets).double()
+    rows = [f"| test score, all labels | {float(scores.mean()):.4f} ({len(test)} samples) |"]
+    if choice.device is not None and run.federation.labels is not None:
+        own = torch.isin(test.targets, torch.tensor(run.federation.labels[choice.device]))
+        if bool(own.any()):
+            rows.append(f"| test score, its own labels | {float(scores[own].mean()):.4f} ({int(own.sum())} samples) |")
+        if choice.device in run.global_scores:
+            rows.append(f"| its server's model on those labels | {run.global_scores[choice.device]:.4f} |")
+    return rows
+
+
+def _limits(choice: Choice) -> str:
+    if choice.device is not None:
+        return (
+            "This model belongs to one device: it is meant for data like that device's own. Compare its score on all labels with that on "
+            "its own before using it for anything else, and mind that a model can reveal something about the data it was trained on."
+        )
+    return "This model is a compromise between devices with different data. For one device, its personal model is usually the better one."
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

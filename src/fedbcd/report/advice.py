@@ -1,0 +1,186 @@
+"""What to try next, in words, from the numbers of a run. Each remark names the figure it rests on and the setting it is about."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+STILL_RISING = 0.005  # gain of accuracy over the last fifth of a run
+FALLEN = 0.02  # below its own best
+WAITING = 0.25  # of all server time
+LOSERS = 0.1  # of all devices
+WORST = 0.1  # the worst tenth below the mean
+LAGGING = 0.1  # global accuracy behind personal
+UNEVEN = 0.5  # the least active tenth against the mean
+
+View = dict[str, Any]
+
+
+def advice(view: View) -> list[str]:
+    """Remarks on one run, the most useful first; a run that needs none gets one sentence saying so."""
+    found = [remark for rule in RULES for remark in rule(view)]
+    return found or ["nothing stands out in these numbers: accuracy has levelled off, no device is left behind, and little time is lost"]
+
+
+def _fallen(view: View) -> Iterator[str]:
+    for column, name in (("global_accuracy", "global"), ("personal_accuracy", "personal")):
+        values = _curve(view, column)
+        if len(values) > 2 and max(values) - values[-1] > FALLEN:
+            best = values.index(max(values))
+            when = [r for r, v in zip(view["history"]["round"], view["history"][column], strict=True) if v is not None][best]
+            yield (
+                f"{name} accuracy fell from {max(values):.3f} in round {when} to {values[-1]:.3f}: "
+                f"try a smaller device_step (now {_setting(view, 'algorithm.device_step')}), or stop earlier"
+            )
+
+
+def _rising(view: View) -> Iterator[str]:
+    gains = {}
+    for column, name in (("global_accuracy", "global"), ("personal_accuracy", "personal")):
+        values = _curve(view, column)
+        if len(values) >= 5:
+            gains[name] = values[-1] - values[-1 - max(1, len(values) // 5)]
+    risen = [f"{name} accuracy by {gain:.3f}" for name, gain in gains.items() if gain > STILL_RISING]
+    if risen:
+        gains_in_words = " and ".join(risen)
+        yield f"it was still rising: {gains_in_words} over the last fifth of the run; go on for longer, with a larger rounds or until_clock"
+
+
+def _waiting(view: View) -> Iterator[str]:
+    share = view.get("spent", {}).get("share", {})
+    servers, cloud = view["summary"]["servers"], view["summary"]["cloud"]
+    if share.get("waiting", 0.0) <= WAITING or servers < 2:
+        return
+    text = f"servers spent {share['waiting']:.0%} of their time waiting for other servers"
+    if view["summary"]["algorithm"] in ("fedavg", "fedprox"):
+        yield f"{text}: these algorithms need all of them; FedBCD on an async cloud does not"
+    elif cloud == "sync":
+        cloud = f'cloud = {{ name = "async", first = {max(1, round(0.3 * servers))} }}'
+        yield f"{text}: try {cloud}; fedbcd plan tells what each B gives{_planned(view)}"
+    elif cloud in ("async", "rigorous"):
+        first = int(_setting(view, "cloud.first") or servers)
+        if first > 1:
+            yield f"{text}: a smaller B than first = {first} waits less{_planned(view)}"
+
+
+def _planned(view: View) -> str:
+    plan = view.get("plan")
+    if not plan:
+        return ""
+    first, times = plan["first"], plan["round_time"]
+    place = min(range(len(first)), key=lambda k: abs(first[k] - 0.3 * plan["servers"]))
+    return f" (from this run's own arrivals: a round of {times[place]:.2f} with B = {first[place]}, {times[-1]:.2f} with B = {first[-1]})"
+
+
+def _slow_devices(view: View) -> Iterator[str]:
+    share = view.get("spent", {}).get("share", {})
+    if share.get("arrival", 0.0) > 0.5:
+        active = _setting(view, "federation.active") or _setting(view, "active")
+        yield (
+            f"{share['arrival']:.0%} of server time went into waiting for devices to arrive: "
+            f"a smaller active (now {active}) ends phases earlier, more devices per server make the first ones come sooner"
+        )
+
+
+def _losers(view: View) -> Iterator[str]:
+    personal = view.get("personal")
+    gain = personal and personal["gain"]
+    if not gain or view["summary"]["algorithm"] in ("fedavg", "fedprox"):
+        return
+    compared = gain["better"] + gain["same"] + gain["worse"]
+    if gain["worse"] > LOSERS * compared:
+        yield (
+            f"{gain['worse']} of {compared} devices would do better with their server's global model than with their own: "
+            f"try a larger penalty (now {_setting(view, 'algorithm.penalty')}), which draws them nearer to it"
+        )
+
+
+def _left_behind(view: View) -> Iterator[str]:
+    personal = view.get("personal")
+    if personal and personal["mean"] - personal["worst_decile"] > WORST:
+        worst = ", ".join(str(row["device"]) for row in personal["worst"][:5])
+        yield (
+            f"the worst tenth of the devices has {personal['worst_decile']:.3f} against a mean of {personal['mean']:.3f} "
+            f"(worst: devices {worst}); a penalty per device, or more samples for these, would help them"
+        )
+
+
+def _global_lags(view: View) -> Iterator[str]:
+    last = {name: values[-1] for name in ("global_accuracy", "personal_accuracy") if (values := _curve(view, name))}
+    if len(last) < 2 or last["personal_accuracy"] - last["global_accuracy"] <= LAGGING:
+        return
+    distance = _curve(view, "distance")
+    text = f"global models are {last['personal_accuracy'] - last['global_accuracy']:.3f} behind the personal ones"
+    if len(distance) > 2 and distance[-1] >= max(distance):
+        yield f"{text}, and those still drift away from them (mean distance {distance[-1]:.3g}): a larger penalty would hold them together"
+    else:
+        yield f"{text}: more uploads per phase (active) or more rounds bring them on"
+
+
+def _disagreement(view: View) -> Iterator[str]:
+    apart, distance = _curve(view, "disagreement"), _curve(view, "distance")
+    if apart and distance and distance[-1] > 0 and apart[-1] > 0.5 * distance[-1] and view["summary"]["cloud"] != "sync":
+        yield (
+            f"servers disagree by {apart[-1]:.3g}, against {distance[-1]:.3g} between devices and servers: "
+            f"a larger B (first, now {_setting(view, 'cloud.first')}) or more cloud_iterations draw them together"
+        )
+
+
+def _never_active(view: View) -> Iterator[str]:
+    devices = view.get("devices")
+    if devices and devices["never"]:
+        yield (
+            f"{devices['never']} of {view['summary']['devices']} devices never uploaded, so Assumption 5 (every device is active "
+            "now and then) was not met: more rounds, or a larger active"
+        )
+
+
+def _uneven(view: View) -> Iterator[str]:
+    devices = view.get("devices")
+    if not devices or devices["never"]:
+        return
+    times, counts = devices["activations"]["times"], devices["activations"]["devices"]
+    spread = [time for time, count in zip(times, counts, strict=True) for _ in range(count)]
+    tenth = spread[: max(1, len(spread) // 10)]
+    mean = sum(spread) / len(spread) if spread else 0.0
+    if mean >= 5 and sum(tenth) / len(tenth) < UNEVEN * mean:
+        few = sum(tenth) / len(tenth)
+        yield f"the least active tenth of the devices uploaded {few:.1f} times, the mean is {mean:.1f}: slow devices are heard less"
+
+
+def _certificate(view: View) -> Iterator[str]:
+    gaps = _curve(view, "gap")
+    if len(gaps) >= 3 and gaps[-1] > gaps[0]:
+        yield (
+            f"the first-order gap of the personal models grew from {gaps[0]:.3g} to {gaps[-1]:.3g}: "
+            "they are not settling; fedbcd check tells whether the step sizes fit the theory"
+        )
+
+
+def _lost(view: View) -> Iterator[str]:
+    lost = view.get("events", {}).get("devices lost", 0)
+    if lost:
+        yield f"{lost} activations were given up because a device was not heard from in time: allow more time, or expect as many again"
+
+
+RULES: tuple[Callable[[View], Iterator[str]], ...] = (
+    _fallen,
+    _rising,
+    _waiting,
+    _losers,
+    _left_behind,
+    _global_lags,
+    _disagreement,
+    _never_active,
+    _uneven,
+    _slow_devices,
+    _certificate,
+    _lost,
+)
+
+
+def _curve(view: View, column: str) -> list[float]:
+    return [value for value in view["history"][column] if value is not None]
+
+
+def _setting(view: View, key: str) -> Any:
+    found = dict(view["settings"]).get(key)
+    return None if found in (None, "null") else found

@@ -1,0 +1,218 @@
+"""What a story says about time, as plain data for a page: the timeline of the protocol, where the time went, who stands where."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedbcd.report.story import Story
+
+Floats = npt.NDArray[np.float64]
+MOST_PHASES = 40_000  # in a page
+MOST_VISITS_SHOWN = 60_000
+BINS = 400  # of an overview, where there are more phases than that
+
+
+def timeline(story: Story, begin: float = 0.0, end: float | None = None, most: int = MOST_PHASES) -> dict[str, Any]:
+    """The protocol between two times: phases, visits and mixes in columns; of more than `most` phases the latest, shares for the rest."""
+    stop = story.now if end is None else end
+    phases = story.phases
+    opened, released = _floats(phases.opened), _floats(phases.released)
+    chosen = np.flatnonzero((opened <= stop) & ((released >= begin) | (released < 0)))
+    shown = chosen[-most:] if most else chosen
+    columns = {name: _picked(getattr(phases, name), shown) for name in ("server", "round", "last_device")}
+    times = {name: _picked(getattr(phases, name), shown) for name in ("opened", "ended", "mixed", "released", "last_admitted")}
+    return {
+        "servers": max(story.servers, default=-1) + 1,
+        "begin": begin,
+        "end": stop,
+        "phases": columns | times,
+        "visits": _visits(story, shown),
+        "mixes": _mixes(story, begin, stop, most),
+        "total_phases": len(chosen),
+        "overview": _overview(story, begin, stop) if len(chosen) > len(shown) else None,
+    }
+
+
+def _visits(story: Story, shown: npt.NDArray[np.int64]) -> dict[str, list[float]]:
+    """The visits of these phases, by place in them, as far as they are kept."""
+    visits = story.visits
+    names = ("phase", "device", "asked", "admitted", "uploaded")
+    if not len(shown) or not len(visits):
+        return {name: [] for name in names}
+    phase = np.asarray(visits.phase)
+    first, last = int(shown[0]), int(shown[-1])
+    inside = np.flatnonzero((phase >= first) & (phase <= last))
+    place = np.searchsorted(shown, phase[inside])
+    inside = inside[shown[np.minimum(place, len(shown) - 1)] == phase[inside]][-MOST_VISITS_SHOWN:]
+    found = {name: _picked(getattr(visits, name), inside) for name in names}
+    found["phase"] = np.searchsorted(shown, phase[inside]).tolist()
+    return found
+
+
+def _mixes(story: Story, begin: float, end: float, most: int) -> dict[str, Any]:
+    time = _floats(story.rounds.time)
+    first, stop = int(np.searchsorted(time, begin)), int(np.searchsorted(time, end, side="right"))
+    first = max(first, stop - most)
+    return {
+        "round": list(range(first, stop)),
+        "time": _short(time[first:stop]),
+        "servers": [story.rounds.members(k) for k in range(first, stop)],
+    }
+
+
+def _overview(story: Story, begin: float, end: float) -> dict[str, Any]:
+    """Per server and bin of time: which share of it was response and update, and which waiting."""
+    phases = story.phases
+    server, opened, ended = np.asarray(phases.server), _floats(phases.opened), _floats(phases.ended)
+    released = _floats(phases.released)
+    ended = np.where(ended < 0, story.now, ended)
+    released = np.where(released < 0, story.now, released)
+    edges = np.linspace(begin, max(end, begin + 1e-9), BINS + 1)
+    width = edges[1] - edges[0]
+    collecting, waiting = [], []
+    for n in range(max(story.servers, default=-1) + 1):
+        mine = server == n
+        collecting.append((_share(opened[mine], ended[mine], edges) / width).round(3).tolist())
+        waiting.append((_share(ended[mine], released[mine], edges) / width).round(3).tolist())
+    return {"begin": begin, "end": end, "collecting": collecting, "waiting": waiting}
+
+
+def _share(begins: Floats, ends: Floats, edges: Floats) -> Floats:
+    """How much of each bin is covered by these stretches, which are in order and do not overlap."""
+    if not len(begins):
+        return np.zeros(len(edges) - 1)
+    lasts = ends - begins
+    before = np.concatenate([[0.0], np.cumsum(lasts)[:-1]])
+    points = np.stack([begins, ends], axis=1).ravel()
+    covered = np.stack([before, before + lasts], axis=1).ravel()
+    return np.diff(np.interp(edges, points, covered))
+
+
+# ------------------------------------------------------------------------------------------------------------ where the time went
+CAUSES = ("arrival", "work", "waiting", "aggregation")
+
+
+def time_spent(story: Story) -> dict[str, Any]:
+    """Per server, by cause: until its last device was let in, until that one's upload, until the mix, until the next phase."""
+    phases = story.phases
+    now = story.now
+    server, opened, ended = np.asarray(phases.server), _floats(phases.opened), _floats(phases.ended)
+    mixed, released, admitted = _floats(phases.mixed), _floats(phases.released), _floats(phases.last_admitted)
+    stop = np.where(ended < 0, now, ended)
+    unknown = np.where(ended < 0, stop, opened)  # nobody has uploaded yet; or, of a deployment seen from outside, it is not known who did
+    let_in = np.clip(np.where(admitted < 0, unknown, admitted), opened, stop)
+    freed = np.where(released < 0, now, released)
+    mix = np.where(mixed < 0, freed, mixed)
+    mix = np.clip(np.where(ended < 0, stop, mix), stop, None)
+    freed = np.maximum(freed, mix)
+    parts = {"arrival": let_in - opened, "work": stop - let_in, "waiting": mix - stop, "aggregation": np.where(ended < 0, 0.0, freed - mix)}
+    servers = max(story.servers, default=-1) + 1
+    per_server = {cause: np.bincount(server, weights=times, minlength=servers).astype(np.float64) for cause, times in parts.items()}
+    total = {cause: float(times.sum()) for cause, times in per_server.items()}
+    whole = sum(total.values()) or 1.0
+    return {
+        "per_server": {cause: _short(times) for cause, times in per_server.items()},
+        "share": {cause: round(value / whole, 4) for cause, value in total.items()},
+    }
+
+
+def round_lengths(story: Story) -> dict[str, Any] | None:
+    """How long rounds took, and what held up the longest of them."""
+    time = _floats(story.rounds.time)
+    if not len(time):
+        return None
+    begin = story.phases.opened[0] if len(story.phases) else 0.0
+    lengths = np.diff(np.concatenate([[begin], time]))
+    longest = np.argsort(lengths, kind="stable")[::-1][:5]
+    return {
+        "rounds": len(time),
+        "mean": float(lengths.mean()),
+        "median": float(np.median(lengths)),
+        "high": float(np.quantile(lengths, 0.95)),
+        "longest": [_why(story, int(k), float(lengths[k])) for k in longest],
+    }
+
+
+def _why(story: Story, round_: int, length: float) -> dict[str, Any]:
+    """Which server, and which of its devices, a round waited for."""
+    phases = story.phases
+    members = np.flatnonzero(np.asarray(phases.round) == round_)
+    if not len(members):
+        return {"round": round_, "length": length}
+    last = int(members[np.argmax(_floats(phases.ended)[members])])
+    opened, admitted, ended = phases.opened[last], phases.last_admitted[last], phases.ended[last]
+    return {
+        "round": round_,
+        "length": length,
+        "server": phases.server[last],
+        "device": phases.last_device[last],
+        "arrival": max(0.0, admitted - opened),
+        "work": max(0.0, ended - max(admitted, opened)),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- who stands where
+def staleness(story: Story) -> dict[str, list[int]]:
+    """How many mixes a server had missed when it was mixed, and how often."""
+    items = sorted(story.staleness.items())
+    return {"missed": [k for k, _ in items], "count": [n for _, n in items]}
+
+
+def server_table(story: Story) -> list[dict[str, Any]]:
+    """Every server: what it does, since when, and how many mixes it has missed."""
+    done = len(story.rounds)
+    return [
+        {
+            "server": n,
+            "state": s.state,
+            "since": round(s.since, 4),
+            "phases": s.phases,
+            "uploads": s.uploads,
+            "missed": done - s.last_mix - 1,
+        }
+        for n, s in sorted(story.servers.items())
+    ]
+
+
+def device_summary(story: Story, devices: int) -> dict[str, Any]:
+    """How many devices are in which state, and how evenly they were active."""
+    states = Counter(state.state for state in story.devices.values())
+    states["never heard from"] = devices - len(story.devices)
+    counts = Counter(state.activations for state in story.devices.values())
+    counts[0] += max(0, devices - len(story.devices))
+    return {
+        "states": {name: count for name, count in states.items() if count > 0},
+        "activations": {"times": sorted(counts), "devices": [counts[k] for k in sorted(counts)]},
+        "never": counts[0],
+    }
+
+
+COLUMNS = ("device", "server", "state", "contact", "activations", "steps", "offline")
+
+
+def device_page(story: Story, homes: dict[int, int], sort: str, down: bool, start: int, count: int, only: str = "") -> dict[str, Any]:
+    """One page of the table of devices, sorted by a column; `only` keeps one state."""
+    rows = [
+        [device, homes.get(device, -1), s.state, round(s.contact, 4), s.activations, s.steps, s.offline]
+        for device, s in story.devices.items()
+        if not only or s.state == only
+    ]
+    place = COLUMNS.index(sort) if sort in COLUMNS else 0
+    rows.sort(key=lambda row: (row[place], row[0]), reverse=down)
+    return {"columns": COLUMNS, "total": len(rows), "start": start, "rows": rows[start : start + count]}
+
+
+def _floats(values: Any) -> Floats:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _picked(values: Any, places: npt.NDArray[np.int64]) -> list[Any]:
+    found = np.asarray(values)[places]
+    return _short(found) if found.dtype.kind == "f" else found.tolist()
+
+
+def _short(values: Floats) -> list[float]:
+    """Four decimals are enough to draw."""
+    return np.asarray(values).round(4).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,134 @@
+"""Run folders: which there are, and what lies in them beside the event log. Of model files only the head is read."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedbcd.errors import RecordError
+from fedbcd.history import History, Row
+
+LOG = "events.jsonl"
+MOST_HEAD = 100_000_000  # bytes, the limit of the safetensors format
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a run folder holds beside its log. Whatever is missing, as in a run that goes on, is empty."""
+
+    history: History = field(default_factory=History)
+    summary: dict[str, Any] = field(default_factory=dict)
+    personal: dict[int, float] = field(default_factory=dict)  # device -> score of its own model on its own labels
+    home: dict[int, float] = field(default_factory=dict)  # device -> score of its server's model on those
+    partition: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    values: int = 0  # numbers in one model, with buffers
+    notices: tuple[str, ...] = ()
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """The run folders at or below these paths, two levels deep, in order; a path without any is refused."""
+    found: list[Path] = []
+    for path in paths:
+        if path.name == LOG and path.is_file():
+            path = path.parent
+        inside = [path] if (path / LOG).exists() else _below(path)
+        if not inside:
+            raise RecordError(f"{path} holds no run: there is no {LOG} in it or in its folders; give a folder that 'fedbcd run' has made")
+        found += [folder for folder in inside if folder not in found]
+    return found
+
+
+def _below(path: Path) -> list[Path]:
+    """In the order in which they were started."""
+    found = {log.parent for pattern in (f"*/{LOG}", f"*/*/{LOG}") for log in path.glob(pattern)}
+    return sorted(found, key=lambda folder: (_started(folder), folder))
+
+
+def _started(folder: Path) -> float:
+    """The job file is written when a run starts; the log is written until it ends."""
+    try:
+        return min(file.stat().st_mtime for file in (folder / "config.toml", folder / LOG) if file.exists())
+    except (OSError, ValueError):
+        return math.inf
+
+
+def read_extras(folder: Path) -> Extras:
+    """What lies beside the log: of the finished run, or of the last checkpoint where that is newer."""
+    notices: list[str] = []
+    models = _head(folder / "models.safetensors", notices)
+    checkpoint = _head(folder / "checkpoint.safetensors", notices)
+    saved = _saved_history(folder / "history.csv", notices)
+    going = _checkpoint_history(checkpoint, folder, notices)
+    newer = len(going) > 0 and (not saved or going.last.round > saved.last.round)
+    head = checkpoint if newer or not models else models
+    notes = head.get("__metadata__", {})
+    return Extras(
+        history=going if newer else saved,
+        summary={} if newer else _json(notes, "summary"),
+        personal=_scores(notes, "scores"),
+        home=_scores(notes, "global_scores"),
+        partition=_json(notes, "partition"),
+        environment=_json(notes, "environment"),
+        values=_values(models) or _values(checkpoint),
+        notices=tuple(notices),
+    )
+
+
+def _head(path: Path, notices: list[str]) -> dict[str, Any]:
+    """The JSON at the head of a safetensors file: names, shapes and notes."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            head = json.loads(file.read(size)) if 0 < size <= MOST_HEAD else None
+        if not isinstance(head, dict):
+            raise ValueError("its head is no object")
+        return head
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        notices.append(f"{path.name} cannot be read ({error}); what it holds is left out")
+        return {}
+
+
+def _saved_history(path: Path, notices: list[str]) -> History:
+    try:
+        return History.read_csv(path) if path.exists() else History()
+    except RecordError as error:
+        notices.append(str(error))
+        return History()
+
+
+def _checkpoint_history(head: dict[str, Any], folder: Path, notices: list[str]) -> History:
+    try:
+        rows = json.loads(head.get("__metadata__", {}).get("history", "[]"))
+        return History([Row(*values) for values in rows])
+    except (TypeError, ValueError, AttributeError) as error:
+        notices.append(f"the history in the checkpoint of {folder.name} cannot be read ({error})")
+        return History()
+
+
+def _json(notes: Any, key: str) -> dict[str, Any]:
+    try:
+        found = json.loads(notes[key])
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _scores(notes: Any, key: str) -> dict[int, float]:
+    try:
+        scores = {int(device): float(score) for device, score in _json(notes, key).items()}
+    except (TypeError, ValueError):
+        return {}
+    return {device: score for device, score in scores.items() if not math.isnan(score)}
+
+
+def _values(head: dict[str, Any]) -> int:
+    """How many numbers one model has."""
+    try:
+        return next((int(entry["shape"][-1]) for name, entry in head.items() if name == "z" or name.startswith("model:")), 0)
+    except (KeyError, TypeError, ValueError, IndexError):
+        return 0

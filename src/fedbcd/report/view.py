@@ -1,0 +1,291 @@
+"""One run as plain data for a page: what was run, its curves, its devices, its protocol."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbcd.history import COLUMNS, History
+from fedbcd.report.follow import LogFollower
+from fedbcd.report.protocol_view import device_summary, round_lengths, server_table, staleness, time_spent, timeline
+from fedbcd.report.runs import Extras, read_extras
+from fedbcd.report.story import Story
+
+MOST_POINTS = 1_000  # of a curve
+MOST_ROWS = 200  # of a picture of the split
+WORST = 10  # devices that are named
+BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+
+
+@dataclass
+class RunRecord:
+    """A run folder that has been read: its log, folded, and what lies beside it."""
+
+    folder: Path
+    story: Story | None
+    extras: Extras
+    notices: tuple[str, ...] = ()
+
+    @cached_property
+    def header(self) -> dict[str, Any]:
+        """The head of the log; empty without one."""
+        return {} if self.story is None else self.story.header
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What makes this run this run: algorithm, cloud, clock, servers."""
+        found = self.header.get("identity")
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def job(self) -> dict[str, Any]:
+        """The job file of the run, or as much of it as its identity says."""
+        job = self.header.get("job")
+        if isinstance(job, dict) and job:
+            return job
+        return {key: value for key, value in self.identity.items() if key not in ("servers", "data", "model", "joins", "leaves")}
+
+    @property
+    def name(self) -> str:
+        """The title of the run, or the name of its folder."""
+        return str(self.job.get("title") or self.folder.name)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        found = self.identity.get("seed", 0)
+        return found if isinstance(found, int) else 0
+
+    @cached_property
+    def homes(self) -> dict[int, int]:
+        """Device -> server."""
+        servers = self.identity.get("servers", [])
+        return {device: n for n, members in enumerate(servers) for device in members} if isinstance(servers, list) else {}
+
+    @cached_property
+    def group(self) -> str:
+        """The same for runs that differ by their seed (and title) only."""
+        run = self.job.get("run")
+        plain = {**self.job, "title": "", "seed": 0, "run": {**run, "seed": 0} if isinstance(run, dict) else run}
+        return json.dumps(plain, sort_keys=True)
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run folder whole. A log that is damaged is read up to there, and a notice says so."""
+    follower = LogFollower(folder / "events.jsonl")
+    follower.poll()
+    return record_of(folder, follower, read_extras(folder))
+
+
+def record_of(folder: Path, follower: LogFollower, extras: Extras) -> RunRecord:
+    """What a follower has read so far, with what lies beside the log."""
+    notices = [follower.notice] if follower.notice else []
+    if follower.story is None and not notices:
+        notices.append(f"{follower.path} has no whole line yet: the run has just begun, or was killed at once")
+    return RunRecord(folder, follower.story, extras, (*notices, *extras.notices))
+
+
+def run_view(record: RunRecord, key: str, phases: int | None = None, still: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Everything a page shows of one run. `still` is what `devices_view` gave for the same extras, if it is at hand."""
+    story, extras = record.story, record.extras
+    view: dict[str, Any] = {
+        "key": key,
+        "name": record.name,
+        "folder": str(record.folder),
+        "seed": record.seed,
+        "group": record.group,
+        "notices": list(record.notices),
+        "settings": flat(record.job),
+        "environment": extras.environment,
+        "summary": summary(record),
+        "history": curves(record),
+        **(still or devices_view(record)),
+    }
+    if story is not None and len(story.phases):
+        view |= {
+            "timeline": timeline(story) if phases is None else timeline(story, most=phases),
+            "spent": time_spent(story),
+            "rounds": round_lengths(story),
+            "staleness": staleness(story),
+            "servers": server_table(story),
+            "devices": device_summary(story, len(record.homes)),
+            "events": dict(story.events),
+        }
+    return view
+
+
+def summary(record: RunRecord) -> dict[str, Any]:
+    """The run in one row of a table."""
+    story, found = record.story, record.extras.summary
+    last = record.extras.history.last if record.extras.history else None
+    rounds = len(story.rounds) if story is not None else 0
+    return {
+        "algorithm": _name(record.identity, "algorithm"),
+        "cloud": _name(record.identity, "cloud"),
+        "finished": story is not None and story.end is not None,
+        "fraction": _fraction(record),
+        "rounds": rounds,
+        "clock": story.now if story is not None else 0.0,
+        "bytes": traffic(record, [rounds])[0],
+        "values": record.extras.values,
+        "devices": len(record.homes),
+        "servers": len(record.identity.get("servers", [])),
+        "global_accuracy": _number(last.global_accuracy) if last else None,
+        "personal_accuracy": _number(last.personal_accuracy) if last else None,
+        "worst_decile": _number(last.worst_decile) if last else None,
+        "seconds": found.get("seconds"),
+        "evaluation_share": found.get("evaluation_share"),
+        "certificates": found.get("certificates", {}),
+        "digest": (story.end or {}).get("digest") if story is not None else None,
+    }
+
+
+def _fraction(record: RunRecord) -> float | None:
+    """How much of the run is done, where its job says when it ends."""
+    run, story = record.job.get("run"), record.story
+    if not isinstance(run, dict) or story is None:
+        return None
+    if story.end is not None:
+        return 1.0
+    goal, done = (run["rounds"], len(story.rounds)) if run.get("rounds") else (run.get("until_clock"), story.now)
+    return min(1.0, done / goal) if isinstance(goal, int | float) and goal > 0 else None
+
+
+def _name(table: dict[str, Any], key: str) -> str:
+    found = table.get(key)
+    return str(found.get("name", "")) if isinstance(found, dict) else ""
+
+
+# ----------------------------------------------------------------------------------------------------------------------- curves
+def curves(record: RunRecord) -> dict[str, list[float | None]]:
+    """The history in columns, with the traffic up to each row; of a long one every so manieth row."""
+    history = _thinned(record.extras.history)
+    columns = {name: [_number(value) for value in history.column(name)] for name in COLUMNS}
+    return columns | {"bytes": list(traffic(record, [row.round for row in history]))}
+
+
+def _thinned(history: History) -> History:
+    if len(history) <= MOST_POINTS:
+        return history
+    places = np.unique(np.linspace(0, len(history) - 1, MOST_POINTS).round().astype(int))
+    return History([history[int(k)] for k in places])
+
+
+def traffic(record: RunRecord, rounds: Sequence[int]) -> list[float]:
+    """Bytes of models that had been sent by the end of these rounds: to and from devices, and between servers and coordinator.
+
+    Sync-cloud servers report a sum of float64; everything else travels in the dtype of the run. Message heads are not counted.
+    """
+    story, values = record.story, record.extras.values
+    if story is None or not values:
+        return [0.0 for _ in rounds]
+    width = BYTES.get(str(record.identity.get("dtype", "float32")), 4)
+    report = 8 if _name(record.identity, "cloud") == "sync" else width
+    r = story.rounds
+    done = [min(k, len(r)) - 1 for k in rounds]
+    return [float(values * (width * (r.down[k] + r.up[k] + r.answers[k]) + report * r.reports[k])) if k >= 0 else 0.0 for k in done]
+
+
+# ---------------------------------------------------------------------------------------------------------------------- devices
+def devices_view(record: RunRecord) -> dict[str, Any]:
+    """What the extras say about devices: their scores and their data."""
+    return {"personal": personal_view(record.extras, record.homes), "partition": partition_view(record.extras, record.homes)}
+
+
+def personal_view(extras: Extras, homes: dict[int, int]) -> dict[str, Any] | None:
+    """How personal accuracy is spread over devices, and who gains and loses against the global model."""
+    if not extras.personal:
+        return None
+    devices = sorted(extras.personal)
+    scores = np.array([extras.personal[device] for device in devices])
+    order = np.argsort(scores, kind="stable")
+    decile = max(1, len(scores) // 10)
+    view: dict[str, Any] = {
+        "devices": len(devices),
+        "mean": float(scores.mean()),
+        "worst_decile": float(scores[order[:decile]].mean()),
+        "histogram": _histogram(scores, 0.0, 1.0, 40),
+        "worst": [_device_row(extras, homes, devices[k]) for k in order[:WORST]],
+        "gain": None,
+    }
+    compared = [device for device in devices if device in extras.home]
+    if compared:
+        gains = np.array([extras.personal[d] - extras.home[d] for d in compared])
+        ranked = np.argsort(gains, kind="stable")
+        view["gain"] = {
+            "better": int((gains > 0).sum()),
+            "same": int((gains == 0).sum()),
+            "worse": int((gains < 0).sum()),
+            "mean": float(gains.mean()),
+            "histogram": _histogram(gains, -1.0, 1.0, 80),
+            "losers": [_device_row(extras, homes, compared[k]) for k in ranked[:WORST] if gains[k] < 0],
+            "winners": [_device_row(extras, homes, compared[k]) for k in ranked[::-1][:WORST] if gains[k] > 0],
+        }
+    return view
+
+
+def _device_row(extras: Extras, homes: dict[int, int], device: int) -> dict[str, Any]:
+    labels, counts = extras.partition.get("labels"), extras.partition.get("counts")
+    owned = [label for label, count in zip(labels, counts[device], strict=False) if count] if labels and counts else None
+    return {
+        "device": device,
+        "server": homes.get(device),
+        "personal": extras.personal.get(device),
+        "home": extras.home.get(device),
+        "labels": owned,
+    }
+
+
+def _histogram(values: Any, low: float, high: float, bins: int) -> dict[str, Any]:
+    counts, edges = np.histogram(np.clip(values, low, high), bins=bins, range=(low, high))
+    return {"low": low, "high": high, "edges": edges.round(6).tolist(), "counts": counts.tolist()}
+
+
+def partition_view(extras: Extras, homes: dict[int, int]) -> dict[str, Any] | None:
+    """Who owns how many samples of which label; of many devices every so manieth."""
+    sizes, labels, counts = (extras.partition.get(key) for key in ("sizes", "labels", "counts"))
+    if not sizes:
+        return None
+    shown = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), MOST_ROWS)).round().astype(int)).tolist()
+    view: dict[str, Any] = {
+        "devices": len(sizes),
+        "sizes": {"least": min(sizes), "median": float(np.median(sizes)), "most": max(sizes), "all": sum(sizes)},
+        "shown": shown,
+        "servers": [homes.get(device, -1) for device in shown],
+        "labels": None,
+    }
+    if labels and counts:
+        owned = [sum(count > 0 for count in row) for row in counts]
+        view |= {
+            "labels": labels,
+            "counts": [counts[device] for device in shown],
+            "per_device": {"least": min(owned), "median": float(np.median(owned)), "most": max(owned)},
+            "per_label": np.asarray(counts).sum(axis=0).tolist(),
+        }
+    return view
+
+
+# --------------------------------------------------------------------------------------------------------------------- settings
+def flat(table: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """A nested table as rows of key and text, in order."""
+    if not isinstance(table, dict):
+        return [(prefix, table if isinstance(table, str) else json.dumps(table))]
+    return [row for key, value in table.items() for row in flat(value, f"{prefix}.{key}" if prefix else str(key))]
+
+
+def differences(settings: Iterable[list[tuple[str, str]]]) -> list[dict[str, Any]]:
+    """The settings in which runs differ, with the value of each run (None: it has none)."""
+    tables = [dict(rows) for rows in settings]
+    keys = list(dict.fromkeys(key for table in tables for key in table))
+    rows = [{"key": key, "values": [table.get(key) for table in tables]} for key in keys]
+    return [row for row in rows if len(set(row["values"])) > 1 and row["key"] != "title"]
+
+
+def _number(value: float) -> float | None:
+    """NaN and infinity have no place in JSON."""
+    return value if math.isfinite(value) else None

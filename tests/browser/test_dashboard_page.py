@@ -1,0 +1,171 @@
+"""The dashboard in a real browser: live updates arrive, runs are picked and compared, the slider moves the curve, trouble is told."""
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the dashboard is tested with the extra 'dashboard'")
+
+from fedbcd.dashboard.app import make_app
+from fedbcd.dashboard.deployment import Deployment
+from fedbcd.dashboard.library import Library
+from role_helpers import Roles
+from run_helpers import train
+from web_helpers import complaints, serving, start_browser, text_of, wait_until
+
+TOKEN = "a-token-of-some-length"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    found = start_browser()
+    yield found
+    found.quit()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("finished")
+    for case in ("fedbcd-sync", "fedbcd-async"):
+        train(case, rounds=12, evaluate_every=2, certify_every=1, out=base / case)
+    return base
+
+
+@contextmanager
+def opened(browser: Any, library: Library, deployment: Deployment | None = None) -> Iterator[None]:
+    """The dashboard of these runs in the browser; nothing may complain until the block ends."""
+    with serving(make_app(library, deployment)) as site:
+        complaints(browser)  # of other tests
+        browser.get(site.address)
+        try:
+            yield
+            assert complaints(browser) == []
+        finally:
+            browser.get("about:blank")
+            complaints(browser)  # requests that were under way
+
+
+def _rounds(browser: Any) -> int:
+    return int(browser.execute_script("return window.app ? Math.max(0, ...window.app.view.runs.map((r) => r.summary.rounds)) : 0"))
+
+
+def test_a_run_in_progress_advances_on_the_page(browser: Any, tmp_path: Path) -> None:
+    """A real training in another thread, slowed down so that it can be watched."""
+    goes_on = threading.Event()
+    job = threading.Thread(
+        target=lambda: train(
+            "fedbcd-i-async",
+            rounds=400,
+            evaluate_every=5,
+            out=tmp_path / "live",
+            on_round=lambda _: time.sleep(0.05),
+            should_stop=goes_on.is_set,
+        )
+    )
+    job.start()
+    try:
+        wait_until(lambda: (tmp_path / "live" / "events.jsonl").exists())
+        with opened(browser, Library([tmp_path])):
+            first = wait_until(lambda: _rounds(browser) > 3 and _rounds(browser))
+            rows = browser.execute_script("return window.app.view.runs[0].history.round.length")
+            wait_until(lambda: _rounds(browser) > first + 5)
+            wait_until(lambda: browser.execute_script("return window.app.view.runs[0].history.round.length") > rows)
+            assert "not finished" in text_of(browser, "#summary table")
+            assert "collecting" in text_of(browser, "#live table")
+            wait_until(lambda: "that were heard from" in text_of(browser, "#live"))
+            goes_on.set()
+            job.join()
+            wait_until(lambda: "live" in text_of(browser, "#runs table"))
+    finally:
+        goes_on.set()
+        job.join()
+
+
+def test_every_view_renders_and_runs_can_be_picked(browser: Any, finished: Path) -> None:
+    with opened(browser, Library([finished])):
+        wait_until(lambda: text_of(browser, "#settings table"))
+        for name in ("runs", "live", "summary", "next", "curves", "devices", "distances", "certificates", "protocol", "time", "partition"):
+            assert len(text_of(browser, f"#{name}")) > 60, name
+        assert not browser.find_element("css selector", "#roles").is_displayed()
+        assert browser.execute_script("return window.app.view.runs.length") == 2
+        assert "cloud.name" in text_of(browser, "#settings")
+        browser.find_element("css selector", "#runs input[type=checkbox]").click()
+        wait_until(lambda: browser.execute_script("return window.app.view.runs.length") == 1)
+
+
+def test_the_slider_moves_the_curve(browser: Any, finished: Path) -> None:
+    keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
+    with opened(browser, Library([finished / "fedbcd-async"])):
+        wait_until(lambda: "With B =" in text_of(browser, "#plan"))
+        label = browser.find_elements("css selector", "#plan .chart")[1].get_attribute("aria-label")
+        words = text_of(browser, "#plan p[aria-live]")
+        browser.find_element("css selector", "#plan input[type=range]").send_keys(keys.END)
+        wait_until(lambda: text_of(browser, "#plan p[aria-live]") != words)
+        assert browser.find_elements("css selector", "#plan .chart")[1].get_attribute("aria-label") != label
+
+
+def test_zooming_fetches_details(browser: Any, finished: Path) -> None:
+    with opened(browser, Library([finished / "fedbcd-async"])):
+        wait_until(lambda: text_of(browser, "#protocol table"))
+        canvas = browser.find_element("css selector", "#protocol canvas")
+        for key in ("n", "n", "+", "+"):
+            canvas.send_keys(key)
+        wait_until(lambda: "Round 1" in text_of(browser, "#protocol .readout"))
+        wait_until(lambda: any("api/timeline" in e for e in _requests(browser)))
+
+
+def _requests(browser: Any) -> list[str]:
+    return list(browser.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)"))
+
+
+def test_a_log_that_breaks_while_one_looks_is_told(browser: Any, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "fedbcd-async", tmp_path / "run")
+    log = tmp_path / "run" / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:200]))
+    with opened(browser, Library([tmp_path])):
+        wait_until(lambda: _rounds(browser) > 0)
+        with log.open("ab") as file:
+            file.write(b"garbage <img src=x onerror=alert(1)>\n")
+        wait_until(lambda: "line 201 is damaged" in text_of(browser, "[role=status]"))
+        assert _rounds(browser) > 0
+        assert not browser.find_elements("css selector", "img")
+
+
+def test_a_dashboard_that_goes_away_is_told_and_with_a_token_the_page_opens(browser: Any, finished: Path) -> None:
+    with serving(make_app(Library([finished]), token=TOKEN)) as site:
+        browser.get(f"{site.address}?token={TOKEN}")
+        wait_until(lambda: text_of(browser, "#summary table"))
+        assert TOKEN not in browser.current_url
+    wait_until(lambda: "does not answer" in text_of(browser, "[role=status]"))
+    complaints(browser)  # failed requests are what is expected here
+    browser.get("about:blank")
+
+
+def test_a_deployment_shows_its_roles(browser: Any, tmp_path: Path) -> None:
+    """Statuses as the roles of a deployment tell them, from small servers of the test's own."""
+    roles = Roles()
+    totals = {"refused": {"<b>too far</b>": 2}, "waiting_s": {"devices": 3.5}}
+    addresses = [roles.add("coordinator", clock=1.0, round=2, rounds=9, released={"0": 1})]
+    addresses += [roles.add(f"server/{n}", clock=1.0, phase=0, state="waiting for the coordinator", received=1, active=2) for n in range(2)]
+    roles.statuses["server/1"]["totals"] = totals
+    deployment = Deployment(addresses)
+    deployment.start()
+    try:
+        with opened(browser, Library([tmp_path]), deployment):
+            wait_until(lambda: "server/1" in text_of(browser, "#roles"))
+            assert "<b>too far</b>" in text_of(browser, "#roles")
+            assert "22 %" in text_of(browser, "#summary")
+            assert "waiting" in text_of(browser, "#live table")
+            assert not browser.find_element("css selector", "#curves").is_displayed()
+            roles.say("coordinator", clock=2.0, round=5, rounds=9, released={"1": 1})
+            wait_until(lambda: "55 %" in text_of(browser, "#summary"))
+    finally:
+        deployment.stop()
+        roles.close()

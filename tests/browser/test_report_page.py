@@ -1,0 +1,162 @@
+"""The report in a real browser: every view is drawn, nothing complains, the keyboard works, texts stay texts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbcd.report.page import write_report
+from run_helpers import fedbcd, train, write_job
+from web_helpers import complaints, start_browser, text_of, wait_until
+
+SECTIONS = ("summary", "next", "curves", "devices", "distances", "certificates", "protocol", "time", "partition", "plan", "settings")
+EVIL = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+# How many different colours a canvas shows: a blank one has one.
+COLOURS = """const c = document.querySelector(arguments[0]), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, s = new Set();
+for (let k = 0; k < d.length; k += 16) s.add((d[k] << 16) + (d[k + 1] << 8) + d[k + 2]); return s.size"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    found = start_browser()
+    yield found
+    found.quit()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of one job, another job on the async cloud, with a title that tries to be markup."""
+    base = tmp_path_factory.mktemp("report")
+    changes = {"run.rounds": 12, "run.certify_every": 1}
+    job = write_job(base / "job.toml", **changes)
+    for seed in "01":
+        fedbcd("run", job, "--seed", seed, "--out", base / "runs" / seed)
+    other = write_job(base / "job.toml", **changes, **{"cloud.name": "async", "cloud.first": 2, "title": EVIL})
+    fedbcd("run", other, "--out", base / "runs" / "other")
+    write_report([base / "runs"], base / "report.html")
+    return base / "report.html"
+
+
+@pytest.fixture
+def page(browser: Any, report: Path) -> Any:
+    browser.set_window_size(1280, 1000)
+    browser.get(report.as_uri())
+    wait_until(lambda: text_of(browser, "#settings"))
+    return browser
+
+
+def test_every_view_is_drawn_without_a_complaint(page: Any) -> None:
+    for name in SECTIONS:
+        assert len(text_of(page, f"#{name}")) > 60, name
+    for chart in page.find_elements("css selector", ".uplot canvas"):
+        assert chart.size["width"] > 100
+    assert len(page.find_elements("css selector", ".uplot")) == 3 + 2 + 3 + 2
+    wait_until(lambda: page.execute_script(COLOURS, "#protocol canvas") >= 4)
+    assert page.execute_script(COLOURS, "#partition canvas") >= 3
+    assert len(page.find_elements("css selector", "#devices svg path")) == 4
+    assert complaints(page) == []
+
+
+def test_seeds_are_one_line_with_a_band(page: Any) -> None:
+    legend = text_of(page, "#curves .legend")
+    assert "(2 seeds)" in legend
+    assert "over seeds" in _table_of(page, "#curves figure")
+
+
+def _table_of(page: Any, selector: str) -> str:
+    page.execute_script("document.querySelector(arguments[0] + ' details').open = true", selector)
+    return str(wait_until(lambda: text_of(page, f"{selector} details table")))
+
+
+def test_the_axis_can_be_rounds_clock_or_bytes(page: Any) -> None:
+    page.execute_script("document.querySelector('#curves input[value=bytes]').click()")
+    assert "bytes of models sent" in page.find_element("css selector", "#curves .chart").get_attribute("aria-label")
+    assert "kB" in _table_of(page, "#curves figure")
+    assert complaints(page) == []
+
+
+def test_texts_from_a_job_stay_texts(page: Any) -> None:
+    assert page.execute_script("return window.hacked") is None
+    assert not page.find_elements("css selector", "img")
+    assert EVIL in text_of(page, "#summary")
+    assert complaints(page) == []
+
+
+def test_the_keyboard_reads_charts_and_walks_the_timeline(page: Any) -> None:
+    keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
+    chart = page.find_element("css selector", "#curves .chart")
+    chart.send_keys(keys.HOME)
+    wait_until(lambda: "clock 0" in text_of(page, "#curves .readout"))
+    canvas = page.find_element("css selector", "#protocol canvas")
+    canvas.send_keys("n")
+    wait_until(lambda: text_of(page, "#protocol .readout").startswith("Round 0, clock 0"))
+    canvas.send_keys("n")
+    words = wait_until(lambda: "Round 1," in text_of(page, "#protocol .readout") and text_of(page, "#protocol .readout"))
+    assert "was ready last: its device" in words
+    before = canvas.get_attribute("aria-label")
+    canvas.send_keys("+")
+    wait_until(lambda: canvas.get_attribute("aria-label") != before)
+    canvas.send_keys(keys.HOME)
+    assert complaints(page) == []
+
+
+def test_the_planners_slider_changes_the_curve(page: Any) -> None:
+    keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
+    slider = page.find_element("css selector", "#plan input[type=range]")
+    words, label = text_of(page, "#plan p[aria-live]"), _labels(page)
+    slider.send_keys(keys.END)
+    wait_until(lambda: text_of(page, "#plan p[aria-live]") != words)
+    assert _labels(page) != label
+    assert "4 of 4" in text_of(page, "#plan output")
+
+
+def _labels(page: Any) -> list[str]:
+    return [chart.get_attribute("aria-label") for chart in page.find_elements("css selector", "#plan .chart")]
+
+
+def test_dark_light_phone_and_print(page: Any) -> None:
+    light = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    for _ in range(2):
+        page.find_element("css selector", "header button").click()
+    assert page.execute_script("return document.documentElement.dataset.theme") == "dark"
+    assert page.execute_script("return getComputedStyle(document.body).backgroundColor") != light
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 360, "height": 700, "deviceScaleFactor": 2, "mobile": True})
+    wait_until(lambda: page.execute_script("return document.documentElement.scrollWidth <= 360"))
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert len(page.print_page()) > 20_000
+    assert complaints(page) == []
+
+
+def test_what_can_be_focused_has_a_name(page: Any) -> None:
+    """Screen readers: every control and every drawing says what it is."""
+    nameless = page.execute_script(
+        """return [...document.querySelectorAll('button, select, input, canvas, svg, [tabindex="0"]')].filter((e) => {
+        const text = e.getAttribute('aria-label') || (e.labels && [...e.labels].map((l) => l.textContent).join('')) || e.textContent;
+        return !text.trim() && !e.closest('.chart') }).map((e) => e.outerHTML.slice(0, 80))"""
+    )
+    assert nameless == []
+    levels = page.execute_script("return [...document.querySelectorAll('h1, h2, h3')].map((e) => Number(e.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+
+
+def test_a_broken_log_shows_a_message_and_what_came_before(browser: Any, tmp_path: Path) -> None:
+    train("fedbcd-async", rounds=6, out=tmp_path / "run")
+    log = tmp_path / "run" / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:150], b"\xff\xff<b>\n", *lines[150:]]))
+    write_report([tmp_path / "run"], tmp_path / "report.html", plan=False)
+    browser.get((tmp_path / "report.html").as_uri())
+    wait_until(lambda: "line 151 is damaged" in text_of(browser, ".notice"))
+    assert "mean" in text_of(browser, "#protocol caption")
+    assert complaints(browser) == []
+
+
+def test_a_log_that_has_just_begun_shows_a_message(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "events.jsonl").write_text('{"fedbcd_log": 1')
+    write_report([tmp_path / "run"], tmp_path / "report.html", plan=False)
+    browser.get((tmp_path / "report.html").as_uri())
+    wait_until(lambda: "has no whole line yet" in text_of(browser, ".notice"))
+    assert complaints(browser) == []

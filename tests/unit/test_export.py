@@ -1,0 +1,134 @@
+"""Models out: files that, loaded by others, give the model's own outputs, and a card that tells what they are."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedbcd as fb
+from fedbcd.errors import NumericalError
+from fedbcd.experiments.job import parse
+from fedbcd.export import Choice, export_run, write_model
+from fedbcd.models import MODELS, logistic
+from run_helpers import fedbcd, job_table, outputs, train, write_job
+
+onnx = pytest.importorskip("onnx", reason="ONNX files are tested with the extra 'export'")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("export")
+    job = write_job(base / "job.toml", **{"cloud.name": "async", "cloud.first": 2, "title": "A <small> run"})
+    assert fedbcd("run", job, "--out", base / "run").code == 0
+    return base / "run"
+
+
+def _run(folder: Path) -> fb.Run:
+    return fb.Run.load(folder, parse(job_table())[0].make_federation())
+
+
+def test_a_device_model_is_the_same_in_both_formats(folder: Path, tmp_path: Path) -> None:
+    """Read by safetensors alone, by onnxruntime and by the reference of the onnx package, on inputs and a batch size not seen before."""
+    answer = fedbcd("export", folder, "--device", "7", "--out", tmp_path, "--json")
+    assert answer.code == 0, answer.err
+    run = _run(folder)
+    assert run.federation.test is not None
+    inputs = run.federation.transform(run.federation.test.inputs[100:123], torch.float32)
+    expected = outputs(run.personal_model(7), inputs)
+    plain = logistic(64, 10)
+    plain.load_state_dict(load_file(tmp_path / "device-7.safetensors"))
+    assert torch.equal(outputs(plain, inputs), expected)
+    onnx.checker.check_model(onnx.load(tmp_path / "device-7.onnx"), full_check=True)
+    assert np.abs(_by_onnxruntime(tmp_path / "device-7.onnx", inputs) - expected.numpy()).max() < 1e-5
+    assert np.abs(_by_reference(tmp_path / "device-7.onnx", inputs) - expected.numpy()).max() < 1e-5
+    assert answer.summary["differences"]["safetensors"] == 0.0
+
+
+def _by_onnxruntime(path: Path, inputs: torch.Tensor) -> np.ndarray:
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"input": inputs.numpy()})[0])
+
+
+def _by_reference(path: Path, inputs: torch.Tensor) -> np.ndarray:
+    from onnx.reference import ReferenceEvaluator
+
+    return np.asarray(ReferenceEvaluator(str(path)).run(None, {"input": inputs.numpy()})[0])
+
+
+@pytest.mark.parametrize("choice", [Choice(), Choice(server=2)])
+def test_global_models_come_out(choice: Choice, folder: Path, tmp_path: Path) -> None:
+    export_run(folder, choice, tmp_path, ["safetensors"])
+    run = _run(folder)
+    module = run.global_model if choice.server is None else run.server_model(2)
+    found = load_file(tmp_path / f"{choice.name}.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in module.state_dict().items())
+
+
+def test_the_card_tells_data_accuracy_and_certificate(folder: Path, tmp_path: Path) -> None:
+    export_run(folder, Choice(device=7), tmp_path, ["safetensors"])
+    card, run = (tmp_path / "device-7.md").read_text(), _run(folder)
+    labels = run.federation.labels
+    assert labels is not None
+    for words in (
+        "personal model of device 7",
+        "A <small> run",
+        "digits, diversity 3",
+        f"20 samples of labels {', '.join(map(str, labels[7]))}",
+        f"{run.personal_scores[7]:.4f}",
+        f"{run.global_scores[7]:.4f}",
+        "certificate: pull",
+        "650 parameters",
+        "(batch, 8, 8)" if "(batch, 8, 8)" in card else "(batch, 1, 8, 8)",
+    ):
+        assert words in card, words
+
+
+def test_a_resnet_with_buffers_survives(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = MODELS["resnet20"](classes=10)
+    with torch.no_grad():
+        module.train()(torch.randn(8, 3, 32, 32))  # so that running statistics are not the initial ones
+    _, differences = write_model(module, lambda: MODELS["resnet20"](classes=10), torch.randn(4, 3, 32, 32), tmp_path / "net")
+    assert differences["safetensors"] == 0.0
+    assert differences["onnx"] < 1e-3
+
+
+def test_a_file_that_gives_other_outputs_is_removed(tmp_path: Path) -> None:
+    class Moody(nn.Linear):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Moody.calls += 1
+            return super().forward(x) + Moody.calls
+
+    with pytest.raises(NumericalError, match=r"net.safetensors, loaded again, differs by"):
+        write_model(Moody(3, 2), lambda: Moody(3, 2), torch.randn(2, 3), tmp_path / "net", ["safetensors"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give --device I"),
+        (["--device", "1", "--global"], "give --device I"),
+        (["--device", "1", "--server", "1"], "give --device I"),
+        (["--device", "99"], "device 99 is not in this run, which has devices 0 to 15"),
+        (["--global", "--server", "9"], "server 9 is not in this run, which has servers 0 to 3"),
+        (["--global", "--format", "pickle"], "format pickle is unknown; known: safetensors, onnx"),
+    ],
+)
+def test_impossible_wishes_are_sentences(arguments: list[str], words: str, folder: Path, tmp_path: Path) -> None:
+    answer = fedbcd("export", folder, *arguments, "--out", tmp_path)
+    assert answer.code == 2
+    assert words in answer.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_the_library_is_told_what_to_do(tmp_path: Path) -> None:
+    train("fedbcd-sync", rounds=1, out=tmp_path)
+    answer = fedbcd("export", tmp_path, "--global")
+    assert answer.code == 4
+    assert "use fedbcd.export.write_model" in answer.err

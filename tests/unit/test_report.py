@@ -1,0 +1,359 @@
+"""The report: what is read out of a run folder, what is said about it, and that the page is whole, closed and harmless."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedbcd as fb
+from fedbcd.errors import RecordError
+from fedbcd.planner.explain import explain
+from fedbcd.planner.record import read_record
+from fedbcd.report.advice import advice
+from fedbcd.report.follow import LogFollower
+from fedbcd.report.page import page, view_of, write_report
+from fedbcd.report.protocol_view import device_page, timeline
+from fedbcd.report.runs import find_runs, read_extras
+from fedbcd.report.story import NEVER, Story
+from fedbcd.report.view import RunRecord, differences, flat, read_run, run_view
+from run_helpers import CASES, DEVICES, SERVERS, fedbcd, train, write_job
+
+ASYNC = "fedbcd-i-async"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A finished run of each kind, made once."""
+    base = tmp_path_factory.mktemp("runs")
+
+    def make(case: str) -> Path:
+        if not (base / case).exists():
+            train(case, rounds=8, evaluate_every=2, certify_every=1, out=base / case)
+        return base / case
+
+    return make
+
+
+def _story(path: Path) -> Story:
+    story = read_run(path).story
+    assert story is not None
+    return story
+
+
+# --------------------------------------------------------------------------------------------------------------- the event log
+@pytest.mark.parametrize("case", CASES)
+def test_the_fold_agrees_with_the_planners_reading_of_the_same_log(case: str, folder: Callable[[str], Path]) -> None:
+    """Two readers of one log, written apart: phases, who was let in, uploads, mixes."""
+    story, record = _story(folder(case)), read_record(folder(case))
+    phases = story.phases
+    assert len(phases) == len(record.phases)
+    for k, phase in enumerate(record.phases):
+        assert (phases.server[k], phases.opened[k]) == (phase.server, phase.opened)
+        assert phases.ended[k] == (NEVER if phase.ended is None else phase.ended)
+    visits = sorted((v.device, v.asked, v.uploaded or NEVER) for phase in record.phases for v in phase.visits.values())
+    assert sorted(zip(story.visits.device, story.visits.asked, story.visits.uploaded, strict=True)) == visits
+    assert [(m.time, sorted(m.servers)) for m in record.mixes] == [
+        (time, sorted(story.rounds.members(k))) for k, time in enumerate(story.rounds.time)
+    ]
+
+
+@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-rigorous"])
+def test_the_longest_round_is_explained_as_fedbcd_explain_does(case: str, folder: Callable[[str], Path]) -> None:
+    story = explain(folder(case))
+    longest = run_view(read_run(folder(case)), "0")["rounds"]["longest"][0]
+    assert longest["round"] == story.round
+    assert longest["length"] == pytest.approx(story.length)
+    assert (longest["server"], longest["device"]) == (story.last.server, story.last.last_device)
+    assert longest["work"] == pytest.approx(story.last.work)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_moment_of_every_server_has_one_cause(case: str, folder: Callable[[str], Path]) -> None:
+    """arrival + work + waiting + aggregation is the whole of each server's time."""
+    record = read_run(folder(case))
+    assert record.story is not None
+    spent = run_view(record, "0")["spent"]
+    totals = np.sum([spent["per_server"][cause] for cause in ("arrival", "work", "waiting", "aggregation")], axis=0)
+    assert totals == pytest.approx([record.story.now] * SERVERS, abs=1e-3)
+    assert sum(spent["share"].values()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_traffic_counts_every_model_that_was_sent(folder: Callable[[str], Path]) -> None:
+    """By hand, from the sync run: q uploads and downloads of float32, one float64 sum and one model per server and round."""
+    view = run_view(read_run(folder("fedbcd-sync")), "0")
+    values = view["summary"]["values"]
+    per_round = SERVERS * (2 * (4 + 4) + 8 + 4) * values
+    assert view["history"]["round"] == [0, 2, 4, 6, 8]
+    assert view["history"]["bytes"] == [per_round * k for k in (0, 2, 4, 6, 8)]
+
+
+def test_devices_and_servers_stand_where_the_log_leaves_them(folder: Callable[[str], Path]) -> None:
+    record = read_run(folder(ASYNC))
+    assert record.story is not None
+    view = run_view(record, "0")
+    uploads = view["history"]["activations"][-1]
+    assert sum(server["uploads"] for server in view["servers"]) == uploads
+    page_ = device_page(record.story, record.homes, "activations", True, 0, 5)
+    assert [row[4] for row in page_["rows"]] == sorted((row[4] for row in page_["rows"]), reverse=True)
+    assert sum(device.activations for device in record.story.devices.values()) == uploads
+    mixed = sum(view["staleness"]["count"])
+    assert mixed == 8 * 2  # rounds times B
+
+
+# ------------------------------------------------------------------------------------------------------------- logs that grow
+def test_a_growing_log_is_read_piece_by_piece_to_the_same_story(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    whole = (folder(ASYNC) / "events.jsonl").read_bytes()
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"")
+    follower = LogFollower(path)
+    assert not follower.poll()
+    for stop in (100, len(whole) // 3, len(whole) // 3 + 7, len(whole)):
+        path.write_bytes(whole[:stop])
+        follower.poll()
+        assert follower.notice is None
+    assert follower.story is not None
+    assert timeline(follower.story) == timeline(_story(folder(ASYNC)))
+    assert follower.story.end is not None
+    assert not follower.poll()
+
+
+def test_a_log_that_a_resume_cut_back_is_read_again(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    lines = (folder(ASYNC) / "events.jsonl").read_bytes().splitlines(keepends=True)
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"".join(lines[:200]))
+    follower = LogFollower(path)
+    follower.poll()
+    path.write_bytes(b"".join(lines[:50] + lines[60:300]))  # longer than before, and different
+    follower.poll()
+    assert follower.version == 290
+
+
+@pytest.mark.parametrize("damage", [b"\x00\xff\n", b"{}\n", b'{"t":1,"on":"nobody","event":{"Started":{}},"do":[]}\n', b"[1]\n"])
+def test_a_damaged_log_is_shown_up_to_there_with_a_notice(damage: bytes, folder: Callable[[str], Path], tmp_path: Path) -> None:
+    lines = (folder("fedbcd-async") / "events.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "events.jsonl").write_bytes(b"".join([*lines[:120], damage, *lines[120:]]))
+    record = read_run(tmp_path)
+    assert re.search(r"line 121 is damaged .*shown is what comes before it", record.notices[0])
+    view = run_view(record, "0")
+    assert view["timeline"]["phases"]["server"]
+    assert "line 121 is damaged" in page(view_of([record], plan=False))
+
+
+def test_a_half_written_line_is_waited_for(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    whole = (folder("fedbcd-async") / "events.jsonl").read_bytes()
+    (tmp_path / "events.jsonl").write_bytes(whole[: len(whole) // 2])
+    assert read_run(tmp_path).notices == ()
+    (tmp_path / "events.jsonl").write_bytes(whole[:40])
+    assert "has no whole line yet" in read_run(tmp_path).notices[0]
+
+
+def test_a_foreign_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"hello": 1}\n')
+    assert "no event log" in read_run(tmp_path).notices[0]
+    with pytest.raises(RecordError, match="holds no run"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_a_run_that_goes_on_shows_its_last_checkpoint(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Nothing but log and checkpoint: curves, scores, split and machine are all there."""
+    train(ASYNC, rounds=8, evaluate_every=2, out=tmp_path / "run", should_stop=_after(5))
+    for name in ("models.safetensors", "history.csv"):
+        (tmp_path / "run" / name).unlink()
+    extras = read_extras(tmp_path / "run")
+    assert [row.round for row in extras.history] == [0, 2, 4]
+    assert len(extras.personal) == len(extras.home) == DEVICES
+    assert extras.environment["torch"]
+    view = run_view(read_run(tmp_path / "run"), "0")
+    assert not view["summary"]["finished"]
+    assert view["partition"]["devices"] == DEVICES
+
+
+def _after(rounds: int) -> Callable[[], bool]:
+    calls = iter(range(1000))
+    return lambda: next(calls) + 1 >= rounds
+
+
+@pytest.mark.parametrize("name", ["models.safetensors", "checkpoint.safetensors", "history.csv"])
+def test_a_damaged_file_beside_the_log_is_a_notice(name: str, tmp_path: Path) -> None:
+    train("fedbcd-sync", rounds=2, out=tmp_path)
+    (tmp_path / name).write_bytes(b"\xff" * 40)
+    assert any(name in notice for notice in read_run(tmp_path).notices)
+
+
+# -------------------------------------------------------------------------------------------------------------------- devices
+def test_gains_are_personal_scores_less_those_of_the_servers_model(tmp_path: Path) -> None:
+    """Checked against a test of both models on the device's own labels, done by hand."""
+    run = train("fedbcd-async", rounds=6, out=tmp_path)
+    test, labels = run.federation.test, run.federation.labels
+    assert test is not None
+    assert labels is not None
+    inputs = run.federation.transform(test.inputs, run.global_VF.dtype)
+    for device in (0, 5, 15):
+        mine = np.isin(test.targets.numpy(), labels[device])
+        right = run.server_model(device // 4)(inputs[mine]).argmax(1).numpy() == test.targets.numpy()[mine]
+        assert run.global_scores[device] == pytest.approx(right.mean(), abs=1e-12)
+    gains = np.array([run.personal_scores[d] - run.global_scores[d] for d in range(DEVICES)])
+    found = run_view(read_run(tmp_path), "0")["personal"]["gain"]
+    assert (found["better"], found["same"], found["worse"]) == ((gains > 0).sum(), (gains == 0).sum(), (gains < 0).sum())
+    assert found["mean"] == pytest.approx(gains.mean())
+    assert fb.Run.load(tmp_path, run.federation).global_scores == run.global_scores
+
+
+def test_the_split_is_what_the_devices_own(tmp_path: Path) -> None:
+    run = train("fedbcd-sync", rounds=1, out=tmp_path)
+    part = run_view(read_run(tmp_path), "0")["partition"]
+    for device, counts in enumerate(part["counts"]):
+        owned = run.federation.pool.targets[run.federation.owned(device)].tolist()
+        assert counts == [owned.count(label) for label in part["labels"]]
+
+
+def test_a_federation_without_labels_or_test_has_a_report(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    data = [(torch.randn(9, 3), torch.randn(9, 1)) for _ in range(4)]
+    federation = fb.Federation(lambda: nn.Linear(3, 1), nn.functional.mse_loss, data, servers=2)
+    fb.train(federation, fb.FedBCD(), rounds=3, out=tmp_path / "run")
+    view = view_of([read_run(tmp_path / "run")], plan=False)
+    assert view["runs"][0]["personal"] is None
+    assert view["runs"][0]["history"]["global_accuracy"] == [None] * 4
+    assert page(view)
+
+
+# ------------------------------------------------------------------------------------------------------------------- in words
+def _view(**changes: Any) -> dict[str, Any]:
+    history = {name: [0.5, 0.8, 0.8, 0.8, 0.8, 0.8] for name in ("global_accuracy", "personal_accuracy")}
+    view: dict[str, Any] = {
+        "summary": {"algorithm": "fedbcd", "cloud": "sync", "servers": 10, "devices": 100},
+        "settings": [["algorithm.penalty", "1.0"], ["algorithm.device_step", "0.02"], ["cloud.first", "3"]],
+        "history": {"round": [0, 1, 2, 3, 4, 5], "distance": [0, 1, 1, 1], "disagreement": [0, 0.1], "gap": [], **history},
+        "spent": {"share": {"arrival": 0.1, "work": 0.8, "waiting": 0.1, "aggregation": 0.0}},
+    }
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        place = view
+        for name in sections:
+            place = place.setdefault(name, {})
+        place[key] = value
+    return view
+
+
+def test_a_run_without_problems_is_told_so() -> None:
+    assert advice(_view()) == [
+        "nothing stands out in these numbers: accuracy has levelled off, no device is left behind, and little time is lost"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"history__global_accuracy": [0.1, 0.9, 0.9, 0.8, 0.8, 0.8]}, "fell from 0.900 in round 1 to 0.800: try a smaller device_step"),
+        ({"history__personal_accuracy": [0.1, 0.5, 0.6, 0.7, 0.78, 0.8]}, "personal accuracy by 0.020 over the last fifth"),
+        (
+            {"spent__share": {"waiting": 0.6}},
+            'spent 60% of their time waiting for other servers: try cloud = { name = "async", first = 3 }',
+        ),
+        ({"spent__share": {"waiting": 0.4}, "summary__cloud": "async"}, "a smaller B than first = 3 waits less"),
+        ({"spent__share": {"waiting": 0.4}, "summary__algorithm": "fedprox"}, "these algorithms need all of them"),
+        ({"spent__share": {"arrival": 0.7}}, "70% of server time went into waiting for devices to arrive"),
+        (
+            {"personal": {"mean": 0.9, "worst_decile": 0.88, "worst": [], "gain": {"better": 70, "same": 0, "worse": 30}}},
+            "30 of 100 devices would do better with their server's global model than with their own: try a larger penalty (now 1.0)",
+        ),
+        (
+            {"personal": {"mean": 0.9, "worst_decile": 0.5, "worst": [{"device": 7}], "gain": None}},
+            "has 0.500 against a mean of 0.900 (worst: devices 7)",
+        ),
+        ({"history__personal_accuracy": [0.5, 0.95, 0.95, 0.95, 0.95, 0.95]}, "global models are 0.150 behind the personal ones"),
+        ({"history__disagreement": [0, 0.9], "summary__cloud": "async"}, "servers disagree by 0.9, against 1"),
+        ({"devices": {"never": 4, "activations": {"times": [0, 3], "devices": [4, 96]}}}, "4 of 100 devices never uploaded"),
+        ({"devices": {"never": 0, "activations": {"times": [1, 20], "devices": [10, 90]}}}, "uploaded 1.0 times, the mean is 18.1"),
+        ({"history__gap": [1.0, 2.0, 3.0]}, "grew from 1 to 3"),
+        ({"events": {"devices lost": 3}}, "3 activations were given up"),
+    ],
+)
+def test_each_remark_comes_from_its_numbers(changes: dict[str, Any], words: str) -> None:
+    assert any(words in remark for remark in advice(_view(**changes))), advice(_view(**changes))
+
+
+def test_differences_are_the_settings_that_differ() -> None:
+    one, two = {"title": "a", "run": {"seed": 1, "rounds": 3}}, {"title": "b", "run": {"seed": 2, "rounds": 3}, "extra": True}
+    assert differences([flat(one), flat(two)]) == [{"key": "run.seed", "values": ["1", "2"]}, {"key": "extra", "values": [None, "true"]}]
+
+
+def test_runs_that_differ_by_seed_are_of_one_group(tmp_path: Path) -> None:
+    for seed in "01":
+        fedbcd("run", write_job(tmp_path / "job.toml"), "--seed", seed, "--out", tmp_path / "runs" / seed)
+    fedbcd("run", write_job(tmp_path / "job.toml", **{"algorithm.batch": 4}), "--out", tmp_path / "runs" / "other")
+    records = [read_run(path) for path in find_runs([tmp_path / "runs"])]
+    assert [record.seed for record in records] == [0, 1, 0]
+    assert records[0].group == records[1].group != records[2].group
+
+
+# ------------------------------------------------------------------------------------------------------------------- the page
+def test_the_page_is_one_closed_file(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    assert write_report([folder(ASYNC), folder("fedbcd-sync")], tmp_path / "r.html", plan=False) == 2
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "default-src &#x27;none&#x27;" in text
+    assert not re.search(r"(?:src|href)\s*=\s*[\"'](?!#)", text)
+    assert not re.search(r"@import|url\(", text)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S).group(1))  # type: ignore[union-attr]
+    assert [run["name"] for run in data["runs"]] == [ASYNC, "fedbcd-sync"]
+
+
+def test_texts_of_a_job_are_data_and_never_markup(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u2028"
+    fedbcd("run", write_job(tmp_path / "job.toml", title=evil), "--out", tmp_path / "out")
+    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "alert(1)</script>" not in text
+    assert "<img" not in text
+    data = re.search(r'id="data">(.*?)</script>', text, re.S)
+    assert data is not None
+    assert json.loads(data.group(1))["runs"][0]["name"] == evil
+
+
+def test_the_command_writes_into_the_run_folder_and_prints_json(tmp_path: Path) -> None:
+    fedbcd("run", write_job(tmp_path / "job.toml", **{"run.rounds": 6}), "--out", tmp_path / "run")
+    (tmp_path / "run" / "report.html").unlink()
+    answer = fedbcd("report", tmp_path / "run", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.summary == {"report": str(tmp_path / "run" / "report.html"), "runs": 1}
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert '"round_time":[' in text  # the plan for every B
+
+
+def test_a_folder_without_runs_is_a_sentence(tmp_path: Path) -> None:
+    answer = fedbcd("report", tmp_path)
+    assert answer.code == RecordError.exit_code
+    assert "holds no run" in answer.err
+
+
+def test_a_long_log_is_cut_to_what_a_page_can_hold(folder: Callable[[str], Path]) -> None:
+    story = _story(folder(ASYNC))
+    cut = timeline(story, most=5)
+    assert len(cut["phases"]["server"]) == 5
+    assert cut["total_phases"] == len(story.phases)
+    shares = np.array(cut["overview"]["collecting"]) + np.array(cut["overview"]["waiting"])
+    assert shares == pytest.approx(np.ones_like(shares), abs=0.01)
+    assert set(cut["visits"]["phase"]) <= set(range(5))
+
+
+def test_a_window_of_the_timeline_holds_what_overlaps_it(folder: Callable[[str], Path]) -> None:
+    story = _story(folder("fedbcd-async"))
+    middle = story.now / 2
+    part = timeline(story, middle, middle + 1)
+    whole = timeline(story)["phases"]
+    expected = [
+        k
+        for k, (opened, released) in enumerate(zip(whole["opened"], whole["released"], strict=True))
+        if opened <= middle + 1 and (released >= middle or released < 0)
+    ]
+    assert part["phases"]["opened"] == [whole["opened"][k] for k in expected]
+
+
+def test_a_record_without_a_log_header_still_has_a_name(tmp_path: Path) -> None:
+    assert RunRecord(tmp_path / "run-7", None, read_extras(tmp_path)).name == "run-7"
