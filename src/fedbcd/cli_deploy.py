@@ -177,6 +177,8 @@ def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
         cloud = {"name": given["cloud"]}
     if "first" in given:
         cloud["first"] = given["first"]
+    elif "servers" in given and "first" in cloud:
+        cloud["first"] = min(cloud["first"], servers)  # as `active`: fewer servers need no second flag
     table |= {"federation": federation, "run": run, "cloud": cloud}
 
 

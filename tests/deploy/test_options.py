@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedbcd import cli_deploy
 from fedbcd.engines.deploy.options import Deploy, settle, split_address
 from fedbcd.errors import ConfigError
 
@@ -47,3 +48,11 @@ def test_addresses() -> None:
         deploy.address_of("server/2")
     with pytest.raises(ConfigError, match="3 servers"):
         deploy.check_servers(3)
+
+
+def test_fewer_servers_and_devices_need_no_further_flags() -> None:
+    table = cli_deploy._up_table()
+    cli_deploy._change(table, {"servers": 2, "devices": 6})
+    assert (table["federation"]["devices"], table["federation"]["active"], table["cloud"]["first"]) == (3, 3, 2)
+    cli_deploy._change(table, {"servers": 2, "first": 5})
+    assert table["cloud"]["first"] == 5  # what a user says is not changed but refused
