@@ -24,6 +24,7 @@ from fedbcd.protocol.messages import (
     ServerReady,
     StepGlobal,
     Trained,
+    UpdateRequested,
     Uploaded,
     number_of,
 )
@@ -39,6 +40,7 @@ class _Phase:
         self.steps: dict[int, int] = {}
         self.uploaded: set[int] = set()
         self.ended: float | None = None
+        self.is_drawn = True  # no device was let in on a request from an earlier phase, ahead of its drawn arrival
 
 
 def account(log: Path, settings: Settings, options: Deploy) -> dict[str, Any]:
@@ -54,8 +56,9 @@ def account(log: Path, settings: Settings, options: Deploy) -> dict[str, Any]:
         "phase_s": _mean([p.ended - p.opened for p in reader.done if p.ended is not None]),
     }
     if options.time_scale is not None:
-        beyond = [_beyond(phase, settings, options.time_scale) for phase in reader.done]
-        last = [_beyond(phase, settings, options.time_scale) for phase in reader.last]
+        beyond = [_beyond(phase, settings, options.time_scale) for phase in reader.done if phase.is_drawn]
+        last = [_beyond(phase, settings, options.time_scale) for phase in reader.last if phase.is_drawn]
+        found["phases_ahead_of_draws"] = sum(not phase.is_drawn for phase in reader.done)
         found |= {"phase_overhead_s": _mean(beyond), "phase_overhead_s_p95": _high(beyond)}
         found["round_overhead_s"] = round(_mean(last) + found["answer_s"], 6)  # of the server that a mix waited for, and the mix
     return found
@@ -71,6 +74,7 @@ class _Reader:
         self.mixes: list[float] = []
         self.answers: list[float] = []  # from the report that completed a mix to a released server's next phase
         self.uploads = 0
+        self._asked: dict[int, float] = {}  # device -> when its latest request came
         self._last_report = 0.0  # when the server that completed the latest mix had ended its phase
         self._reported: dict[int, float] = {}
 
@@ -93,6 +97,8 @@ class _Reader:
         if isinstance(event, Uploaded) and phase is not None and event.device in phase.activated:
             phase.uploaded.add(event.device)
             self.uploads += 1
+        if isinstance(event, UpdateRequested):
+            self._asked[event.device] = time
         for command in commands:
             match command:
                 case OpenPhase():
@@ -101,6 +107,7 @@ class _Reader:
                     self.open[server] = phase = _Phase(time, command.phase)
                 case Send(message=Activated() as activated) if phase is not None:
                     phase.activated[number_of(command.to)] = activated.activation
+                    phase.is_drawn &= self._asked.get(number_of(command.to), time) >= phase.opened
                 case Send(message=ServerReady(iteration=0)) if phase is not None and phase.ended is None:
                     phase.ended = self._reported[server] = time
                     self.done.append(phase)

@@ -59,6 +59,8 @@ class DeviceProcess(Process):
     def after(self, letters: list[Letter]) -> None:  # noqa: ARG002
         """Start work that is due, watch for answers, and see whether to ask."""
         machine = self.role.machine
+        if machine.state is DeviceState.UPLOADING:  # also when it was let in on a request from an earlier phase
+            self._asked = max(self._asked, int(self._phase.get("phase", -1)))
         self.metrics.rounds.set(machine.activation)
         kind = UNANSWERED.get(machine.state)
         self.expect_answer(None if kind is None else (kind, machine.activation))
