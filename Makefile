@@ -37,7 +37,7 @@ run: $(VENV)/run.stamp
 	$(BIN)/fedbcd run $(ARGS)
 
 test: $(VENV)/dev.stamp $(VENV)/browser.stamp
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
