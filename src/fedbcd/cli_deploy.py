@@ -284,11 +284,13 @@ def _picture(view: "View", job: Job) -> Table:
 
 def _conclude(job: Job, deployment: "Deployment", out: Path, facts: dict[str, Any], as_json: bool) -> None:
     from fedbcd.engines.deploy.conclude import conclude
+    from fedbcd.report.page import write_report
 
     with console.status("merging the logs, and replaying them ..."):
         run = conclude(out, job.make_federation(), job.settings(), deployment.options, job.to_table(), facts)
     draw_curves({job.name: run.history}, out / "curves.png")
     draw_personal({job.name: list(run.personal_scores.values())}, out / "personal.png")
+    write_report([out], out / "report.html", plan=False)
     _report(run, out, as_json)
 
 
@@ -300,7 +302,7 @@ def _report(run: "Run", out: Path, as_json: bool) -> None:
         f"{s['rounds']} rounds in {s['clock']:.1f} s: global accuracy {s['global_accuracy']:.3f}, personal {s['personal_accuracy']:.3f}; "
         f"{d['processes']} processes, {memory:.2f} GiB, {d['restarts']} restarts, {d['bytes_per_activation']} bytes per activation "
         f"({d['bytes_over_least']:.2%} more than a model down and one up). "
-        f"The replay of the log ends with the same models: digest {digest}. Everything is in {out}",
+        f"The replay of the log ends with the same models: digest {digest}. Everything is in {out}, the report in {out / 'report.html'}",
         markup=False,
         highlight=False,
         soft_wrap=True,

@@ -106,4 +106,4 @@ class _Looks:
             "digest": end["digest"],
             "deployment": deployment,
         }
-        return Run(self._federation, self.history, personal, z_VF, summary, self.scores.devices, True)
+        return Run(self._federation, self.history, personal, z_VF, summary, self.scores.devices, True, self.scores.homes)
