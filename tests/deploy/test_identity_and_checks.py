@@ -1,5 +1,6 @@
 """Who is who, and what is turned down: a refused letter is named and has changed nothing."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,27 @@ def test_a_hello_that_says_too_little_is_refused(hello: dict[str, Any], town: To
         server(town).greet("device/0", {"run": device(town).hello()["run"], **hello}, town.tick())
     with pytest.raises(CheckFailed, match="belongs to a deployment with other settings"):
         server(town).greet("device/0", hello, town.tick())
+
+
+IMPOSSIBLE = [
+    *({"activation": value} for value in (math.inf, math.nan, -1, 1.0, True, "1", [1], 1 << 60)),
+    *({"incarnation": value} for value in (math.inf, None)),
+    *({"store": value} for value in ("", "a" * 65, "../../x", 5)),
+    {"uploading": "yes"},
+]
+
+
+def test_a_hello_that_cannot_be_true_is_refused_and_breaks_nothing(town: Town) -> None:
+    """Infinity is a number in Python's JSON; the server must not stumble over it."""
+    for lie in IMPOSSIBLE:
+        with pytest.raises(CheckFailed, match="does not say how far it is"):
+            server(town).greet("device/0", hello_of(town, **lie), town.tick())
+    assert server(town).greet("device/0", hello_of(town), town.tick()) == []
+    coordinator = town.roles["coordinator"]
+    assert isinstance(coordinator, CoordinatorRole)
+    for lie in ({"phase": math.inf}, {"phase": -2}, {"phase": True}, {"store": "a b"}, {"store": None}):
+        with pytest.raises(CheckFailed, match="does not say how far it is"):
+            coordinator.greet("server/0", server(town).hello() | lie, town.tick())
 
 
 def test_a_server_that_lost_its_store_or_has_an_old_one_is_refused(town: Town) -> None:
