@@ -53,12 +53,16 @@ class Metrics:
 
 
 class Mixing:
-    """What the coordinator sees of its servers: how stale each is when it is mixed, and how far apart their models are."""
+    """What the coordinator sees of its servers: how stale each is when it is mixed, and how far apart their models are.
 
-    def __init__(self, metrics: Metrics) -> None:
+    `since` is the round in which this process began to look; what was before it is not known.
+    """
+
+    def __init__(self, metrics: Metrics, since: int = 0) -> None:
         self._metrics = metrics
         self._models: dict[int, torch.Tensor] = {}  # server -> the model last heard
         self._mixed: dict[int, int] = {}  # server -> round of its last mix
+        self._before = since - 1
 
     def heard(self, server: int, model: torch.Tensor) -> None:
         """A server has reported with this model."""
@@ -69,7 +73,7 @@ class Mixing:
         if isinstance(command, StepGlobal):
             return
         for server in command.servers:
-            self._metrics.staleness.observe(command.round - self._mixed.get(server, -1) - 1)
+            self._metrics.staleness.observe(command.round - self._mixed.get(server, self._before) - 1)
             self._mixed[server] = command.round
         if command.iteration == 0:
             self._measure()
