@@ -69,6 +69,14 @@ def is_store_id(value: object) -> bool:
     return isinstance(value, str) and STORE_ID.fullmatch(value) is not None
 
 
+def check_notice(sender: Actor, body: Mapping[str, Any], *counters: str) -> None:
+    """Whether a notice holds these counters (-1 stands for none yet) and, if it tells how long ago, a believable time."""
+    elapsed = body.get("elapsed", 0.0)
+    wrong = [name for name in counters if not (is_counter(body.get(name)) or body.get(name) == -1)]
+    if wrong or not (type(elapsed) in (int, float) and 0 <= elapsed < MOST):
+        raise CheckFailed("notice", f"{sender} gave a notice that cannot be: {body!r:.200}")
+
+
 def check_numbers(event: Event) -> None:
     """Whether every counter of an event is in range."""
     names: tuple[str, ...] = type(event).__slots__

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fedbcd.engines.deploy.checks import check_notice
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.device import DeviceRole, Done
 from fedbcd.engines.deploy.letter import Letter
@@ -88,18 +89,23 @@ class DeviceProcess(Process):
         if work is not None and not isinstance(work, TrainOffline):
             due = began + self.pace.work(work.activation, done.event.steps)
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
+        await self.do(lambda now: self._hand_in(done, now))
+
+    def _hand_in(self, done: Done, now: float) -> list[Letter]:
+        """In the role's turn: an event that comes in between must not start the same work again."""
         self._computing = False
-        await self.do(lambda now: self.role.finish(done, now))
+        return self.role.finish(done, now)
 
     # -------------------------------------------------------------------------------------------------------------------- asking
-    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:  # noqa: ARG002
+    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
         """The server tells how its phase stands."""
         if kind != "phase":
             return
-        if body.get("phase") != self._phase.get("phase") or not self._phase.get("open"):
+        check_notice(sender, body, "phase", "round")
+        if body["phase"] != self._phase.get("phase") or not self._phase.get("open"):
             self._heard_at = time.monotonic() - float(body.get("elapsed", 0.0))
         self._phase = body
-        self._new_round(int(body.get("round", -1)))
+        self._new_round(body["round"])
         self._see_when_to_ask()
 
     def _see_when_to_ask(self) -> None:
