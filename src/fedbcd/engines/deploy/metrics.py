@@ -7,9 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from fedbcd.engines.deploy.refusals import MissingExtra
 from fedbcd.protocol.messages import Actor, MixModels, StepGlobal
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+except ImportError as missing:
+    raise MissingExtra(missing.name or "prometheus_client") from None
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
