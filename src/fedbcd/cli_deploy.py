@@ -173,6 +173,8 @@ def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
     if "data" in given:
         table["data"] = {**table.get("data", {}), "folder": str(given["data"])}
     cloud = dict(table.get("cloud", {"name": "sync"}))
+    if "servers" in given and "first" not in given and "first" in cloud:
+        cloud["first"] = min(cloud["first"], servers)  # a mix cannot wait for more servers than there are
     if "cloud" in given and given["cloud"] != cloud.get("name"):
         cloud = {"name": given["cloud"]}
     if "first" in given:
@@ -215,7 +217,7 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     finished = _watch(up, job, options)
     facts = up.facts()
     codes = up.stop()
-    bad = {actor: code for actor, code in codes.items() if code != 0}
+    bad = {actor: code for actor, code in codes.items() if code not in (0, -signal.SIGTERM)}  # one that had not begun yet has no handler
     if bad:
         console.print(f"did not end well (docs/operations.md explains the codes): {bad}", markup=False, soft_wrap=True)
     if not finished:
