@@ -92,11 +92,15 @@ def _serve(actor: Actor, file: Path, flags: dict[str, Any], log_level: str, roun
     from fedbcd.engines.deploy.failpoints import arm_from_environment
     from fedbcd.engines.deploy.process import run_process
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # while it loads; a running process has a handler of its own
     arm_from_environment()
     job, options = read_job(file, flags)
     options.check_servers(job.federation.servers)
     deployment = replace(deployment_of(job, options, rounds), log_level=log_level)
-    sys.exit(int(run_process(lambda: deployment.process(actor))))
+    code = int(run_process(lambda: deployment.process(actor)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # everything is durable and closed; training under way need not be waited for, it is started again next time
 
 
 # ------------------------------------------------------------------------------------------------------------------------ up

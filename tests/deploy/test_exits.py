@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fedbcd.engines.deploy.ask import ask_status
 from fedbcd.engines.deploy.exits import AddressError, ExitCode
 from fedbcd.engines.deploy.health import Health
 from fedbcd.engines.deploy.refusals import Counts, Refusals, Silence
+from fedbcd.engines.deploy.up import free_ports
 from process_helpers import MAIN, job, running, state_folder, wait_for, write_job
 
 WITHOUT = """
@@ -76,3 +78,21 @@ def test_reasons_that_a_peer_invents_take_no_memory() -> None:
     assert len(counts.refused_by_peer) == Refusals.REASONS + 1
     assert sum(counts.refused_by_peer.values()) == 1000
     assert len(refusals._logged) == Refusals.REASONS + 1
+
+
+def test_a_device_that_is_stopped_while_it_trains_ends_well(tmp_path: Path) -> None:
+    """Also when torch is in the middle of a computation that takes minutes."""
+    long = job(algorithm={"name": "fedbcd", "device_step": 1e-4, "steps": [50_000, 50_000]}, model={"name": "mlp", "hidden": [256, 256]})
+    ports = free_ports(2)
+    deploy = {"plain": True, "folder": str(tmp_path), "coordinator": f"127.0.0.1:{ports[0]}", "servers": [f"127.0.0.1:{ports[1]}"]}
+    file = write_job(tmp_path, long | {"federation": {"servers": 1, "devices": 1, "active": 1}, "deploy": deploy})
+
+    def state() -> str:
+        return str((ask_status(tmp_path / "device-0") or {}).get("waits_for"))
+
+    with running("coordinator", file), running("server", file, "--id", "0"), running("device", file, "--id", "0") as device:
+        wait_for(lambda: state() == "training", "no training")
+        device.terminate()
+        _, said = device.communicate(timeout=20)
+    assert device.returncode == 0, said
+    assert '"meaning": "DONE"' in said.splitlines()[-1]

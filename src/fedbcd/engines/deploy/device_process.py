@@ -157,7 +157,10 @@ class DeviceProcess(Process):
 
 
 async def _in_thread(compute: Callable[[], Done]) -> Done:
-    """Like `asyncio.to_thread`, but a process that is told to stop need not wait for it: the work is started again next time."""
+    """Like `asyncio.to_thread`, but the event loop need not wait for it to end: the work is started again next time.
+
+    The thread is no daemon: an interpreter that ends while torch computes aborts. Who does not want to wait leaves with `os._exit`.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Done] = loop.create_future()
 
@@ -179,5 +182,5 @@ async def _in_thread(compute: Callable[[], Done]) -> Done:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, done, error)
 
-    threading.Thread(target=work, name="training", daemon=True).start()
+    threading.Thread(target=work, name="training").start()
     return await future
