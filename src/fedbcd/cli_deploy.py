@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -89,6 +90,7 @@ def device_command(
 
 
 def _serve(actor: Actor, file: Path, flags: dict[str, Any], log_level: str, rounds: int | None = None) -> None:
+    from fedbcd.engines.deploy.device_process import TRAINING
     from fedbcd.engines.deploy.failpoints import arm_from_environment
     from fedbcd.engines.deploy.process import run_process
 
@@ -98,9 +100,11 @@ def _serve(actor: Actor, file: Path, flags: dict[str, Any], log_level: str, roun
     options.check_servers(job.federation.servers)
     deployment = replace(deployment_of(job, options, rounds), log_level=log_level)
     code = int(run_process(lambda: deployment.process(actor)))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # everything is durable and closed; training under way need not be waited for, it is started again next time
+    if any(thread.name == TRAINING for thread in threading.enumerate()):  # not waited for: it is started again
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 # ------------------------------------------------------------------------------------------------------------------------ up

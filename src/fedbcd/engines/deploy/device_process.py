@@ -20,6 +20,7 @@ from fedbcd.protocol.messages import Actor, OfflineDue, TrainOffline, Woke
 
 POLL_S = 5.0  # how often a device that is not available now is asked again
 POLL = "poll"
+TRAINING = "training"  # the name of the thread
 WAITS_FOR = {
     DeviceState.IDLE: "phase",
     DeviceState.OFFLINE: "offline_training",
@@ -182,5 +183,5 @@ async def _in_thread(compute: Callable[[], Done]) -> Done:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, done, error)
 
-    threading.Thread(target=work, name="training").start()
+    threading.Thread(target=work, name=TRAINING).start()
     return await future
