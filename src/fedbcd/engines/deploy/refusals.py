@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fedbcd.errors import ConfigError, FedBCDError, RemoteProtocolError
+from fedbcd.errors import ConfigError, FedBCDError, ProtocolError, RemoteProtocolError
 from fedbcd.protocol.messages import Actor
 
 
@@ -53,7 +53,7 @@ class MissingExtra(ConfigError):
 
 def reason_of(error: FedBCDError) -> str:
     """The word under which an error is counted."""
-    return str(getattr(error, "reason", type(error).__name__))
+    return str(getattr(error, "reason", "protocol" if isinstance(error, ProtocolError) else type(error).__name__))
 
 
 class Journal(Protocol):
