@@ -197,7 +197,11 @@ class Credentials:
             changed = (told.identity_pem, told.ca_pem) != (before.identity_pem, before.ca_pem)
             return _configuration(told) if changed else None
 
-        return grpc.dynamic_ssl_server_credentials(_configuration(told), fetch, require_client_authentication=True)
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(told),
+            fetch,  # type: ignore[arg-type]  # None says that nothing has changed
+            require_client_authentication=True,
+        )
 
     def for_dialler(self) -> tuple[grpc.ChannelCredentials, Certificate]:
         """Credentials for one connection, as the files are now, and the certificate in them."""
