@@ -124,13 +124,17 @@ def up_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
 ) -> None:
     """Start a whole deployment on this machine, show it live, and leave a run folder. Ctrl-C stops it; --resume goes on."""
+    changes = {"servers": servers, "devices": devices, "rounds": rounds, "cloud": cloud, "first": first, "seed": seed, "data": data}
     if resume:
         if out is None:
             raise ConfigError("--resume needs --out DIR, the folder of the deployment to go on with")
+        asked = {**changes, "a job file": file, "time-scale": time_scale, "plain": plain or None}
+        if any(value is not None for value in asked.values()):
+            names = ", ".join(name for name, value in asked.items() if value is not None)
+            raise ConfigError(f"--resume goes on with the deployment as it was; leave out {names}, or start a new one")
         job, options = _resumed(out)
     else:
         folder = out or _new_folder(file)
-        changes = {"servers": servers, "devices": devices, "rounds": rounds, "cloud": cloud, "first": first, "seed": seed, "data": data}
         job, options = _planned(file, folder, changes, {"time_scale": time_scale, "plain": plain or None})
         out = folder
     _run_up(job, options, out, as_json)

@@ -73,6 +73,7 @@ def test_up_refuses_what_cannot_be(tmp_path: Path) -> None:
         (("up", "--out", tmp_path / "full"), "is not empty"),
         (("up", "--resume", "--out", tmp_path / "full"), "holds no deployment"),
         (("up", "--resume"), "--resume needs --out"),
+        (("up", "--resume", "--out", tmp_path / "full", "--rounds", "9", "--plain"), "as it was; leave out rounds, plain"),
         (("up", "--servers", "3", "--devices", "10"), "cannot be shared evenly"),
         (("up", write_job(tmp_path, several)), "a deployment runs one job"),
     ):
