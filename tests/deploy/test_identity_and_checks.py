@@ -99,6 +99,23 @@ def test_a_device_whose_acknowledgement_was_lost_is_in_step(town: Town) -> None:
     assert server(town).greet("device/0", hello_of(town, activation=here - 1, uploading=True), town.tick()) == []
 
 
+def test_a_device_that_dials_while_it_is_acknowledged_is_in_step(town: Town) -> None:
+    """Its hello is made beside the role's thread: what it says of before and after the acknowledgement must not read as an old backup."""
+    assert server(town).greet("device/0", hello_of(town, uploading=True), town.tick()) == []
+    role = device(town)
+    machine, reads = role.machine, list[str]()
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            reads.append(name)
+            return getattr(machine, name)
+
+    role.machine = Watched()  # type: ignore[assignment]
+    role.hello()
+    role.machine = machine
+    assert reads.index("state") < reads.index("activation")
+
+
 def test_a_server_from_an_old_backup_is_noticed_by_its_devices(town: Town) -> None:
     here = device(town).machine.activation
     with pytest.raises(CheckFailed, match=r"device/0 has finished \d+ activations, server/0 \d+: its store is an old one"):
