@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -89,14 +90,21 @@ def device_command(
 
 
 def _serve(actor: Actor, file: Path, flags: dict[str, Any], log_level: str, rounds: int | None = None) -> None:
+    from fedbcd.engines.deploy.device_process import TRAINING
     from fedbcd.engines.deploy.failpoints import arm_from_environment
     from fedbcd.engines.deploy.process import run_process
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # while it loads; a running process has a handler of its own
     arm_from_environment()
     job, options = read_job(file, flags)
     options.check_servers(job.federation.servers)
     deployment = replace(deployment_of(job, options, rounds), log_level=log_level)
-    sys.exit(int(run_process(lambda: deployment.process(actor))))
+    code = int(run_process(lambda: deployment.process(actor)))
+    if any(thread.name == TRAINING for thread in threading.enumerate()):  # not waited for: it is started again
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 # ------------------------------------------------------------------------------------------------------------------------ up
@@ -116,13 +124,17 @@ def up_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
 ) -> None:
     """Start a whole deployment on this machine, show it live, and leave a run folder. Ctrl-C stops it; --resume goes on."""
+    changes = {"servers": servers, "devices": devices, "rounds": rounds, "cloud": cloud, "first": first, "seed": seed, "data": data}
     if resume:
         if out is None:
             raise ConfigError("--resume needs --out DIR, the folder of the deployment to go on with")
+        asked = {**changes, "a job file": file, "time-scale": time_scale, "plain": plain or None}
+        if any(value is not None for value in asked.values()):
+            names = ", ".join(name for name, value in asked.items() if value is not None)
+            raise ConfigError(f"--resume goes on with the deployment as it was; leave out {names}, or start a new one")
         job, options = _resumed(out)
     else:
         folder = out or _new_folder(file)
-        changes = {"servers": servers, "devices": devices, "rounds": rounds, "cloud": cloud, "first": first, "seed": seed, "data": data}
         job, options = _planned(file, folder, changes, {"time_scale": time_scale, "plain": plain or None})
         out = folder
     _run_up(job, options, out, as_json)
@@ -177,6 +189,8 @@ def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
     if "data" in given:
         table["data"] = {**table.get("data", {}), "folder": str(given["data"])}
     cloud = dict(table.get("cloud", {"name": "sync"}))
+    if "servers" in given and "first" not in given and "first" in cloud:
+        cloud["first"] = min(cloud["first"], servers)  # a mix cannot wait for more servers than there are
     if "cloud" in given and given["cloud"] != cloud.get("name"):
         cloud = {"name": given["cloud"]}
     if "first" in given:
@@ -221,7 +235,7 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     finished = _watch(up, job, options)
     facts = up.facts()
     codes = up.stop()
-    bad = {actor: code for actor, code in codes.items() if code != 0}
+    bad = {actor: code for actor, code in codes.items() if code not in (0, -signal.SIGTERM)}  # one that had not begun yet has no handler
     if bad:
         console.print(f"did not end well (docs/operations.md explains the codes): {bad}", markup=False, soft_wrap=True)
     if not finished:

@@ -42,6 +42,8 @@ def device(
 ) -> ExitCode:
     """Be device `number` of a deployment until SIGTERM or Ctrl-C; returns how it ended.
 
+    Training that was under way then ends in its own thread, for which the interpreter waits; its result is not used.
+
     job        the job file of the deployment, with deploy.samples
     data       (inputs, targets), or a torch Dataset of such pairs; as many samples as deploy.samples says
     model      makes the module; by default what model.name of the job file names

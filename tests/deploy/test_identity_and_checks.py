@@ -1,5 +1,6 @@
 """Who is who, and what is turned down: a refused letter is named and has changed nothing."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,23 @@ def test_a_device_whose_acknowledgement_was_lost_is_in_step(town: Town) -> None:
     assert server(town).greet("device/0", hello_of(town, activation=here - 1, uploading=True), town.tick()) == []
 
 
+def test_a_device_that_dials_while_it_is_acknowledged_is_in_step(town: Town) -> None:
+    """Its hello is made beside the role's thread: what it says of before and after the acknowledgement must not read as an old backup."""
+    assert server(town).greet("device/0", hello_of(town, uploading=True), town.tick()) == []
+    role = device(town)
+    machine, reads = role.machine, list[str]()
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            reads.append(name)
+            return getattr(machine, name)
+
+    role.machine = Watched()  # type: ignore[assignment]
+    role.hello()
+    role.machine = machine
+    assert reads.index("state") < reads.index("activation")
+
+
 def test_a_server_from_an_old_backup_is_noticed_by_its_devices(town: Town) -> None:
     here = device(town).machine.activation
     with pytest.raises(CheckFailed, match=r"device/0 has finished \d+ activations, server/0 \d+: its store is an old one"):
@@ -119,6 +137,27 @@ def test_a_hello_that_says_too_little_is_refused(hello: dict[str, Any], town: To
         server(town).greet("device/0", {"run": device(town).hello()["run"], **hello}, town.tick())
     with pytest.raises(CheckFailed, match="belongs to a deployment with other settings"):
         server(town).greet("device/0", hello, town.tick())
+
+
+IMPOSSIBLE = [
+    *({"activation": value} for value in (math.inf, math.nan, -1, 1.0, True, "1", [1], 1 << 60)),
+    *({"incarnation": value} for value in (math.inf, None)),
+    *({"store": value} for value in ("", "a" * 65, "../../x", 5)),
+    {"uploading": "yes"},
+]
+
+
+def test_a_hello_that_cannot_be_true_is_refused_and_breaks_nothing(town: Town) -> None:
+    """Infinity is a number in Python's JSON; the server must not stumble over it."""
+    for lie in IMPOSSIBLE:
+        with pytest.raises(CheckFailed, match="does not say how far it is"):
+            server(town).greet("device/0", hello_of(town, **lie), town.tick())
+    assert server(town).greet("device/0", hello_of(town), town.tick()) == []
+    coordinator = town.roles["coordinator"]
+    assert isinstance(coordinator, CoordinatorRole)
+    for lie in ({"phase": math.inf}, {"phase": -2}, {"phase": True}, {"store": "a b"}, {"store": None}):
+        with pytest.raises(CheckFailed, match="does not say how far it is"):
+            coordinator.greet("server/0", server(town).hello() | lie, town.tick())
 
 
 def test_a_server_that_lost_its_store_or_has_an_old_one_is_refused(town: Town) -> None:

@@ -288,7 +288,7 @@ def test_refused_letters_change_nothing_and_are_logged_once(certs: Path) -> None
         ("event", changed(0, event=b"{}")),
         ("frame", [Frame(hello=hello())]),
         ("frame", [Frame()]),
-        ("RemoteProtocolError", list(encode(up(torch.full((8,), torch.nan)), 1))),
+        ("protocol", list(encode(up(torch.full((8,), torch.nan)), 1))),
     ]
 
     async def judge(letter: Any) -> None:
@@ -317,7 +317,7 @@ def test_refused_letters_change_nothing_and_are_logged_once(certs: Path) -> None
             assert torch.equal(heard[0].model, torch.arange(8.0))
             assert server.connected == {DEVICE}
         await server.stop()
-        assert server.counts.refused == {"checksum": 2, "chunk": 2, "dtype": 2, "size": 2, "event": 2, "frame": 4, "RemoteProtocolError": 2}
+        assert server.counts.refused == {"checksum": 2, "chunk": 2, "dtype": 2, "size": 2, "event": 2, "frame": 4, "protocol": 2}
         assert len(ear.heard("refused")) == 7
 
     asyncio.run(scenario())

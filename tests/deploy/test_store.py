@@ -2,6 +2,7 @@
 
 import sqlite3
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -179,3 +180,48 @@ def test_a_full_disk_is_a_sentence_and_the_role_answers_no_more(folder: Path, mo
     assert again.names() == []
     assert files(folder) == set()
     again.close()
+
+
+def test_a_damaged_database_is_a_sentence_whatever_was_hit(folder: Path) -> None:
+    store = FileStore(folder / "whole")
+    store.save("x", MODEL)
+    for _ in range(200):
+        store.commit(STEP)
+    store.close()
+    whole = (folder / "whole" / "store.sqlite").read_bytes()
+    random, seen = Random(3), 0
+    for k in range(60):
+        data = bytearray(whole[: random.randrange(1, len(whole))] if k % 3 == 0 else whole)
+        for _ in range(0 if k % 3 == 0 else 50 * (k % 3)):
+            data[random.randrange(len(data))] = random.randrange(256)
+        (folder / "whole" / "store.sqlite").write_bytes(data)
+        try:
+            hurt = FileStore(folder / "whole", read_only=True)
+            try:
+                list(hurt.transitions())
+            finally:
+                hurt.close()
+        except RecordError:
+            seen += 1
+    assert seen > 30
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty"])
+def test_a_store_without_its_database_is_not_mistaken_for_a_new_one(damage: str, folder: Path) -> None:
+    """Its tensors are acknowledged uploads; they must not be swept."""
+    store = FileStore(folder / "store")
+    store.save("x", MODEL)
+    store.commit(STEP)
+    store.close()
+    kept, database = files(folder / "store"), folder / "store" / "store.sqlite"
+    database.unlink()
+    if damage == "empty":
+        database.touch()
+    with pytest.raises(RecordError, match="was damaged; restore a backup, or empty the folder"):
+        FileStore(folder / "store")
+    assert files(folder / "store") == kept
+
+
+def test_others_cannot_read_a_store(folder: Path) -> None:
+    FileStore(folder / "state" / "device-1").close()
+    assert (folder / "state" / "device-1").stat().st_mode & 0o077 == 0

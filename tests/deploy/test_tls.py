@@ -1,7 +1,14 @@
 """Who is let in: wrong CA, expired, revoked, wrong name, plain text on the TLS port; and certificates that change without a restart."""
 
 import asyncio
+import contextlib
 import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -361,3 +368,56 @@ def test_key_and_certificate_must_belong_together(authority: Authority) -> None:
 )
 def test_loopback_is_told_from_the_network(host: str, is_local: bool) -> None:
     assert is_loopback(host) is is_local
+
+
+# ------------------------------------------------------------------------------------------------------------- many at once
+def test_grpc_hears_of_certificates_only_when_they_change(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is told anew it puts in the place of what other handshakes are using, so it must not be told at every connection."""
+    fetched: list[Callable[[], object]] = []
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda _, fetch, **__: fetched.append(fetch))
+    Credentials(authority.folder, SERVER).for_listener()
+    (fetch,) = fetched
+    assert [fetch(), fetch()] == [None, None]
+    authority.revoke(DEVICE)  # a new list is our business, not that of gRPC
+    assert fetch() is None
+    authority.rotate(SERVER)
+    assert [fetch() is None, fetch() is None] == [False, True]
+
+
+LISTENER = """
+import asyncio, sys, grpc
+from pathlib import Path
+from fedbcd.engines.deploy.tls import Credentials
+
+async def main():
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", Credentials(Path(sys.argv[1]), "server/3").for_listener())
+    await server.start()
+    print(port, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_listener_survives_many_handshakes_at_once(authority: Authority) -> None:
+    folder = authority.folder
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    context.check_hostname = False
+    context.load_cert_chain(folder / "device-7" / "identity.pem")
+    context.set_alpn_protocols(["h2"])
+
+    def shake_hands(port: int) -> None:
+        for _ in range(100):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
+                context.wrap_socket(plain).close()
+
+    with subprocess.Popen([sys.executable, "-c", LISTENER, str(folder)], stdout=subprocess.PIPE, text=True) as listener:
+        try:
+            assert listener.stdout is not None
+            port = int(listener.stdout.readline())
+            with ThreadPoolExecutor(12) as pool:
+                list(pool.map(shake_hands, [port] * 12))
+            assert listener.poll() is None
+        finally:
+            listener.kill()

@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import torch
 from typer.testing import CliRunner
 
 from fedbcd.cli import app
+from fedbcd.experiments.job import parse
+from fedbcd.runfolder import read_tensors
 from process_helpers import job, kill, run, running, status_of, summary_of, wait_for, write_job
 
 
@@ -25,6 +28,23 @@ def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: 
     again = run("replay", out, "--exact", "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["digest"] == summary["digest"]
+
+
+def test_each_role_is_killed_once_and_the_models_are_those_of_the_undisturbed_run(tmp_path: Path) -> None:
+    """Where time decides nothing (one device per server, Sync-cloud), a deployment that is hurt ends as one that is not, bit for bit."""
+    out = tmp_path / "run"
+    table = job(federation={"servers": 2, "devices": 1, "active": 1}, run={"rounds": 12, "max_batch": 1, "threads": 1})
+    with running("up", write_job(tmp_path, table), "--time-scale", "0.2", "--out", out) as up:
+        for at, actor in ((2, "device/1"), (4, "server/0"), (6, "coordinator"), (8, "device/0"), (9, "server/1")):
+            wait_for(lambda at=at: status_of(out, "coordinator").get("round", 0) >= at, f"no round {at}")
+            kill(out, actor)
+        _, said = up.communicate(timeout=120)
+        assert up.returncode == 0, said
+    assert summary_of(out)["deployment"]["restarts"] == 5
+    parse(table)[0].start(tmp_path / "undisturbed")
+    hurt, whole = (read_tensors(folder / "models.safetensors")[0]["z"] for folder in (out, tmp_path / "undisturbed"))
+    assert summary_of(tmp_path / "undisturbed")["rounds"] == summary_of(out)["rounds"] == 12
+    assert torch.equal(hurt, whole)
 
 
 def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
@@ -53,6 +73,7 @@ def test_up_refuses_what_cannot_be(tmp_path: Path) -> None:
         (("up", "--out", tmp_path / "full"), "is not empty"),
         (("up", "--resume", "--out", tmp_path / "full"), "holds no deployment"),
         (("up", "--resume"), "--resume needs --out"),
+        (("up", "--resume", "--out", tmp_path / "full", "--rounds", "9", "--plain"), "as it was; leave out rounds, plain"),
         (("up", "--servers", "3", "--devices", "10"), "cannot be shared evenly"),
         (("up", write_job(tmp_path, several)), "a deployment runs one job"),
     ):

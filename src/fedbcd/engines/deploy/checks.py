@@ -1,6 +1,7 @@
 """What arrives is checked before it is used: who may say what, numbers in range, models of the right size, finite, not too large."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from fedbcd.engines.deploy.letter import Letter
 from fedbcd.errors import ConfigError, RemoteProtocolError
 from fedbcd.protocol.messages import Actor, Event
 
+STORE_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 MOST = 1 << 53  # of any counter: beyond, JSON readers and float clocks go astray
 
 
@@ -55,6 +57,24 @@ def check_run(peer: Actor, hello: Mapping[str, Any], run: str) -> None:
     """Whether a peer belongs to the same deployment: the same settings, members and initial model."""
     if hello.get("run") != run:
         raise CheckFailed("run", f"{peer} belongs to a deployment with other settings, members or model; start it with the same file")
+
+
+def is_counter(value: object) -> bool:
+    """Whether what a peer says of itself is a counter."""
+    return type(value) is int and 0 <= value < MOST
+
+
+def is_store_id(value: object) -> bool:
+    """Whether what a peer says of itself is the name of a store."""
+    return isinstance(value, str) and STORE_ID.fullmatch(value) is not None
+
+
+def check_notice(sender: Actor, body: Mapping[str, Any], *counters: str) -> None:
+    """Whether a notice holds these counters (-1 stands for none yet) and, if it tells how long ago, a believable time."""
+    elapsed = body.get("elapsed", 0.0)
+    wrong = [name for name in counters if not (is_counter(body.get(name)) or body.get(name) == -1)]
+    if wrong or not (type(elapsed) in (int, float) and 0 <= elapsed < MOST):
+        raise CheckFailed("notice", f"{sender} gave a notice that cannot be: {body!r:.200}")
 
 
 def check_numbers(event: Event) -> None:

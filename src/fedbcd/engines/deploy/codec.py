@@ -18,12 +18,16 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.params import Layout
-from fedbcd.engines.deploy.fedbcd_pb2 import Chunk, Frame, Message
 from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.refusals import Refused
+from fedbcd.engines.deploy.refusals import MissingExtra, Refused
 from fedbcd.eventlog import decode as decode_event
 from fedbcd.eventlog import encode as encode_event
 from fedbcd.protocol.messages import Actor, Event
+
+try:
+    from fedbcd.engines.deploy.fedbcd_pb2 import Chunk, Frame, Message
+except ImportError as missing:
+    raise MissingExtra(missing.name or "protobuf") from None
 
 CHUNK_BYTES = 1 << 17  # small enough for a slow line to show that it is alive; larger ones are a little faster
 EVENT_BYTES = 4096

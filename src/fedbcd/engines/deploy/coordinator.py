@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
-from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run
+from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, is_counter, is_store_id
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.store import Store
@@ -68,8 +68,10 @@ class CoordinatorRole(Role):
             raise CheckFailed("membership", f"there is no {server}; this deployment has {len(self.blueprint.servers)} servers")
         check_run(server, hello, self.store.facts["run"])
         store, phase = hello.get("store"), hello.get("phase")
-        if not isinstance(store, str) or not isinstance(phase, int):
-            raise CheckFailed("hello", f"{server} does not say how far it is (store={store!r}, phase={phase!r})")
+        if not is_store_id(store) or not (is_counter(phase) or phase == -1):
+            raise CheckFailed("hello", f"{server} does not say how far it is (store={store!r:.80}, phase={phase!r:.80})")
+        assert isinstance(store, str)
+        assert isinstance(phase, int)
         heard, known = self._heard.get(number), self.store.facts.get(f"store/{number}")
         if known not in (None, store) and heard is not None:
             raise CheckFailed("lost", f"{server} comes with another store than before; its sums are in the old one: restore that")

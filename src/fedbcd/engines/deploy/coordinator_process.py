@@ -24,7 +24,8 @@ class CoordinatorProcess(Process):
     def __init__(self, role: CoordinatorRole, options: Deploy, declared: Declared, journal: Journal, rounds: int | None) -> None:
         super().__init__(role, options, declared, journal)
         self.rounds = rounds
-        self._mixing = Mixing(self.metrics)
+        self._mixing = Mixing(self.metrics, role.machine.round)
+        self._mixes: list[MixModels | StepGlobal] = []  # of the report at hand
         self._round = -1  # that the servers were told
         self._released: dict[int, int] = {}  # server -> the phase that its last answer ended
 
@@ -42,12 +43,21 @@ class CoordinatorProcess(Process):
         self.after([])
 
     async def receive(self, letter: Letter) -> None:
-        """A server reports; one report too many for the last round stays unanswered."""
+        """A server reports."""
+        self.metrics.letters.labels(direction="in", event=type(letter.event).__name__).inc()
+        await self.do(lambda now: self._take(letter, now))
+
+    def _take(self, letter: Letter, now: float) -> list[Letter]:
+        """In the role's thread, one report at a time; one too many for the last round stays unanswered."""
         if self._is_beyond_the_end(letter):
-            return
-        await super().receive(letter)
+            return []
+        self._mixes = []
+        letters = self.role.receive(letter, now)
         if isinstance(letter.event, ServerReady) and letter.model is not None and not self.role.blueprint.cloud.sync:
             self._mixing.heard(letter.event.server, letter.model)
+        for command in self._mixes:
+            self._mixing.mixed(command)
+        return letters
 
     def _is_beyond_the_end(self, letter: Letter) -> bool:
         """Whether this report would start another mix after the last one; tried on a copy of the machine."""
@@ -61,10 +71,8 @@ class CoordinatorProcess(Process):
         return trial.round > self.role.machine.round
 
     def seen(self, step: Transition) -> None:
-        """Measure what is mixed."""
-        for command in step.commands:
-            if isinstance(command, MixModels | StepGlobal):
-                self._mixing.mixed(command)
+        """Take note of what is mixed."""
+        self._mixes += [command for command in step.commands if isinstance(command, MixModels | StepGlobal)]
 
     def after(self, letters: list[Letter]) -> None:
         """Tell the servers when a round has ended."""

@@ -91,8 +91,8 @@ class DeviceRole(Role):
     def hello(self) -> dict[str, Any]:
         """Who it is, and how far: the server sees from this whether the device has lost its memory."""
         machine = self.machine
-        counters = {"activation": machine.activation, "incarnation": machine.incarnation}
-        return super().hello() | counters | {"uploading": machine.state is DeviceState.UPLOADING}
+        uploading = machine.state is DeviceState.UPLOADING  # read first: an acknowledgement may be handled in the role's thread meanwhile
+        return super().hello() | {"activation": machine.activation, "incarnation": machine.incarnation, "uploading": uploading}
 
     # ------------------------------------------------------------------------------------------------------------------- work
     def compute(self) -> Done:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fedbcd.engines.deploy.checks import check_notice
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.device import DeviceRole, Done
 from fedbcd.engines.deploy.letter import Letter
@@ -19,6 +20,7 @@ from fedbcd.protocol.messages import Actor, OfflineDue, TrainOffline, Woke
 
 POLL_S = 5.0  # how often a device that is not available now is asked again
 POLL = "poll"
+TRAINING = "training"  # the name of the thread
 WAITS_FOR = {
     DeviceState.IDLE: "phase",
     DeviceState.OFFLINE: "offline_training",
@@ -90,18 +92,23 @@ class DeviceProcess(Process):
         if work is not None and not isinstance(work, TrainOffline):
             due = began + self.pace.work(work.activation, done.event.steps)
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
+        await self.do(lambda now: self._hand_in(done, now))
+
+    def _hand_in(self, done: Done, now: float) -> list[Letter]:
+        """In the role's turn: an event that comes in between must not start the same work again."""
         self._computing = False
-        await self.do(lambda now: self.role.finish(done, now))
+        return self.role.finish(done, now)
 
     # -------------------------------------------------------------------------------------------------------------------- asking
-    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:  # noqa: ARG002
+    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
         """The server tells how its phase stands."""
         if kind != "phase":
             return
-        if body.get("phase") != self._phase.get("phase") or not self._phase.get("open"):
+        check_notice(sender, body, "phase", "round")
+        if body["phase"] != self._phase.get("phase") or not self._phase.get("open"):
             self._heard_at = time.monotonic() - float(body.get("elapsed", 0.0))
         self._phase = body
-        self._new_round(int(body.get("round", -1)))
+        self._new_round(body["round"])
         self._see_when_to_ask()
 
     def _see_when_to_ask(self) -> None:
@@ -153,7 +160,10 @@ class DeviceProcess(Process):
 
 
 async def _in_thread(compute: Callable[[], Done]) -> Done:
-    """Like `asyncio.to_thread`, but a process that is told to stop need not wait for it: the work is started again next time."""
+    """Like `asyncio.to_thread`, but the event loop need not wait for it to end: the work is started again next time.
+
+    The thread is no daemon: an interpreter that ends while torch computes aborts. Who does not want to wait leaves with `os._exit`.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Done] = loop.create_future()
 
@@ -175,5 +185,5 @@ async def _in_thread(compute: Callable[[], Done]) -> Done:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, done, error)
 
-    threading.Thread(target=work, name="training", daemon=True).start()
+    threading.Thread(target=work, name=TRAINING).start()
     return await future

@@ -13,6 +13,8 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
+from fedbcd.engines.deploy.exits import AddressError
+
 MOST_BYTES, MOST_SECONDS, MOST_CLIENTS = 8192, 5.0, 32  # of a request; a client that sends more, or nothing, is cut off
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -29,7 +31,12 @@ class Health:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port it got."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MOST_BYTES)
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=MOST_BYTES)
+        except OSError as error:
+            raise AddressError(
+                f"health and metrics cannot be shown at {host}:{port} ({error.strerror or error}); choose another address with --health"
+            ) from None
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:

@@ -7,9 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from fedbcd.engines.deploy.refusals import MissingExtra
 from fedbcd.protocol.messages import Actor, MixModels, StepGlobal
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+except ImportError as missing:
+    raise MissingExtra(missing.name or "prometheus_client") from None
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -53,12 +58,16 @@ class Metrics:
 
 
 class Mixing:
-    """What the coordinator sees of its servers: how stale each is when it is mixed, and how far apart their models are."""
+    """What the coordinator sees of its servers: how stale each is when it is mixed, and how far apart their models are.
 
-    def __init__(self, metrics: Metrics) -> None:
+    `since` is the round in which this process began to look; what was before it is not known.
+    """
+
+    def __init__(self, metrics: Metrics, since: int = 0) -> None:
         self._metrics = metrics
         self._models: dict[int, torch.Tensor] = {}  # server -> the model last heard
         self._mixed: dict[int, int] = {}  # server -> round of its last mix
+        self._before = since - 1
 
     def heard(self, server: int, model: torch.Tensor) -> None:
         """A server has reported with this model."""
@@ -69,7 +78,7 @@ class Mixing:
         if isinstance(command, StepGlobal):
             return
         for server in command.servers:
-            self._metrics.staleness.observe(command.round - self._mixed.get(server, -1) - 1)
+            self._metrics.staleness.observe(command.round - self._mixed.get(server, self._before) - 1)
             self._mixed[server] = command.round
         if command.iteration == 0:
             self._measure()

@@ -61,6 +61,7 @@ class Process(ABC):
         self._turn = asyncio.Lock()  # first come, first served: the one queue of events
         self._ended: asyncio.Future[ExitCode] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._events: set[asyncio.Task[None]] = set()  # under way, or waiting for their turn
         self._timers: dict[object, asyncio.TimerHandle] = {}
         self._unanswered: tuple[str, object] | None = None  # what was said last and has no answer yet: its kind, and which
         self._since = 0.0
@@ -216,7 +217,7 @@ class Process(ABC):
                     await self._hang_up()
         for task in [*self._tasks]:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._events, return_exceptions=True)
         await health.close()
         self._worker.shutdown(wait=True)
         self.role.close()
@@ -232,7 +233,17 @@ class Process(ABC):
         await self.do(lambda now: self.role.tell(event, now))
 
     async def do(self, call: Callable[[float], list[Letter]]) -> None:
-        """One call of the role, in its turn and in its thread; then its letters go out."""
+        """One call of the role, in its turn and in its thread; then its letters go out.
+
+        Once begun it is brought to its end, also when the connection that brought the letter is gone meanwhile: what the role has
+        taken in must have its consequences (letters, timers, work), or nobody would ever see to them.
+        """
+        event = asyncio.get_running_loop().create_task(self._do(call))
+        self._events.add(event)
+        event.add_done_callback(self._events.discard)
+        await asyncio.shield(event)
+
+    async def _do(self, call: Callable[[float], list[Letter]]) -> None:
         async with self._turn:
             if self._ended.done():
                 return

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fedbcd.errors import ConfigError, FedBCDError, RemoteProtocolError
+from fedbcd.errors import ConfigError, FedBCDError, ProtocolError, RemoteProtocolError
 from fedbcd.protocol.messages import Actor
 
 
@@ -53,7 +53,7 @@ class MissingExtra(ConfigError):
 
 def reason_of(error: FedBCDError) -> str:
     """The word under which an error is counted."""
-    return str(getattr(error, "reason", type(error).__name__))
+    return str(getattr(error, "reason", "protocol" if isinstance(error, ProtocolError) else type(error).__name__))
 
 
 class Journal(Protocol):
@@ -96,6 +96,7 @@ class Refusals:
     """Counts every refusal by its reason, and logs the first of each peer and reason."""
 
     REMEMBERED = 10_000  # pairs of peer and reason; beyond, refusals are counted only
+    REASONS = 50  # that peers may invent; the others are counted together
 
     def __init__(self, counts: Counts, journal: Journal) -> None:
         self._counts = counts
@@ -108,7 +109,9 @@ class Refusals:
         self._once(peer, reason, "refused", sentence)
 
     def note_from_peer(self, peer: Actor, reason: str, sentence: str) -> None:
-        """Take note that the peer has refused something of ours."""
+        """Take note that the peer has refused something of ours. Its reasons are its own invention, so their number is bounded."""
+        if reason not in self._counts.refused_by_peer and len(self._counts.refused_by_peer) >= self.REASONS:
+            reason = "other"
         self._counts.refused_by_peer[reason] += 1
         self._once(peer, f"by peer: {reason}", "refused_by_peer", sentence)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedbcd.algorithm.cloud import absorb
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
-from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run
+from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, is_counter, is_store_id
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.store import Store
@@ -386,10 +386,11 @@ class _Standing:
 
     @classmethod
     def of(cls, device: Actor, hello: Mapping[str, Any]) -> "_Standing":
-        try:
-            return cls(str(hello["store"]), int(hello["activation"]), int(hello["incarnation"]), bool(hello["uploading"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckFailed("hello", f"{device} does not say how far it is ({error!r})") from None
+        there = cls(*(hello.get(name) for name in ("store", "activation", "incarnation", "uploading")))  # type: ignore[arg-type]
+        counters = (there.activation, there.incarnation)
+        if not (is_store_id(there.store) and all(map(is_counter, counters)) and isinstance(there.uploading, bool)):
+            raise CheckFailed("hello", f"{device} does not say how far it is ({there!r:.200})")
+        return there
 
     def is_in_step_with(self, here: "_Standing", new: bool) -> bool:
         """Whether it can go on: next to be activated, or with an upload whose acknowledgement was lost. A new one has done nothing."""

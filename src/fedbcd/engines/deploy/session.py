@@ -260,6 +260,8 @@ class Session:
         reason, sentence = refused.reason[:SENTENCE], refused.sentence[:SENTENCE]
         if refused.final:
             raise Closed(reason, sentence, by_peer=True)
+        if not self._bucket.take():
+            return
         self._traffic.refusals.note_from_peer(self.peer, reason, sentence)
 
     def _refuse(self, reason: str, sentence: str) -> None:

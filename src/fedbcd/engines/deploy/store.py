@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -89,13 +89,14 @@ class FileStore:
         self._lock: int | None = None
         try:
             if not read_only:
-                self._folder.mkdir(parents=True, exist_ok=True)
+                path.mkdir(parents=True, exist_ok=True, mode=0o700)  # personal models are nobody else's business
+                self._folder.mkdir(exist_ok=True, mode=0o700)
                 self._lock = _locked(path)
             self._db = self._connect()
             self._files: dict[str, tuple[str, bytes]] = {n: (f, d) for n, f, d in self._db.execute("SELECT name, file, digest FROM tensor")}
             self._facts: dict[str, str] = dict(self._db.execute("SELECT key, value FROM fact"))
             self._length = int(self._db.execute("SELECT COUNT(*) FROM transition").fetchone()[0])
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, ValueError, TypeError) as error:  # the last two: what is left of a damaged database
             self._unlock()
             raise RecordError(f"the store {path} cannot be used ({error}); restore a backup, or begin with an empty folder") from None
         except BaseException:
@@ -116,14 +117,21 @@ class FileStore:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=FULL")
         if not self._read_only and not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'fact'").fetchone():
-            db.executescript(
-                f"BEGIN; {_SCHEMA} INSERT INTO fact VALUES ('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}'); COMMIT;"
-            )
+            self._make(db)
         (version,) = db.execute("SELECT value FROM fact WHERE key = 'version'").fetchone()
         if version != str(VERSION):
             db.close()
             raise RecordError(f"{self.path} is a store of version {version}; this fedbcd reads version {VERSION}")
         return db
+
+    def _make(self, db: sqlite3.Connection) -> None:
+        """A new store; never where an old one has lost its database, since the tensors that are left would be swept."""
+        if any(self._folder.iterdir()):
+            db.close()
+            raise RecordError(f"{self.path} has tensors but an empty store.sqlite: it was damaged; restore a backup, or empty the folder")
+        db.executescript(f"BEGIN; {_SCHEMA} INSERT INTO fact VALUES ('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}'); COMMIT;")
+        for folder in (self.path, self.path.parent):
+            _sync_folder(folder)
 
     @property
     def id(self) -> str:
@@ -142,12 +150,18 @@ class FileStore:
 
     def transitions(self) -> Iterator[Transition]:
         """All transitions, in order."""
-        rows = self._db.execute("SELECT number, time, actor, event, commands FROM transition ORDER BY number")
-        for number, time, actor, event, commands in rows:
+        for number, time, actor, event, commands in self._rows():
             try:
-                yield _decoded(time, actor, event, commands)
+                step = _decoded(time, actor, event, commands)
             except (ValueError, TypeError) as error:
                 raise RecordError(f"transition {number} of the store {self.path} is damaged ({error}); restore a backup") from None
+            yield step
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._db.execute("SELECT number, time, actor, event, commands FROM transition ORDER BY number")
+        except (sqlite3.Error, ValueError) as error:
+            raise RecordError(f"the store {self.path} is damaged ({error}); restore a backup") from None
 
     def names(self) -> list[str]:
         """The names of the tensors that are current."""
@@ -155,6 +169,8 @@ class FileStore:
 
     def tensor(self, name: str) -> Tensor:
         """A tensor by name, checked against its digest."""
+        if name not in self._saved and name not in self._files:
+            raise RecordError(f"the store {self.path} has no tensor {name}; restore it from a backup")
         file, digest = self._saved.get(name) or self._files[name]
         path = self._folder / file
         try:

@@ -183,16 +183,25 @@ class Credentials:
 
     # ------------------------------------------------------------------------------------------------------------- for the links
     def for_listener(self) -> grpc.ServerCredentials:
-        """Credentials that ask peers for certificates, and are read anew for every connection."""
-        return grpc.dynamic_ssl_server_credentials(self._configuration(), self._fetch, require_client_authentication=True)
+        """Credentials that ask peers for certificates, and are looked at anew for every connection.
 
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        files = self._files
-        return grpc.ssl_server_certificate_configuration([(files.identity_pem, files.identity_pem)], root_certificates=files.ca_pem)
+        gRPC must hear of changes only: it replaces what handshakes of other connections are using at that moment, without a lock, and
+        a process in which that happened at every connection died of it now and then.
+        """
+        told = self._files
 
-    def _fetch(self) -> grpc.ServerCertificateConfiguration:
-        self.refresh()
-        return self._configuration()
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal told
+            self.refresh()
+            before, told = told, self._files
+            changed = (told.identity_pem, told.ca_pem) != (before.identity_pem, before.ca_pem)
+            return _configuration(told) if changed else None
+
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(told),
+            fetch,  # type: ignore[arg-type]  # None says that nothing has changed
+            require_client_authentication=True,
+        )
 
     def for_dialler(self) -> tuple[grpc.ChannelCredentials, Certificate]:
         """Credentials for one connection, as the files are now, and the certificate in them."""
@@ -228,6 +237,10 @@ class Credentials:
 
 
 Security = Credentials | Plain
+
+
+def _configuration(files: _Files) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(files.identity_pem, files.identity_pem)], root_certificates=files.ca_pem)
 
 
 def _to_sign(nonce: bytes, dialler: Certificate, listener: Certificate) -> bytes:

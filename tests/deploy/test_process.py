@@ -1,0 +1,139 @@
+"""What stands around a role: calls one at a time, whatever is cancelled, comes together or cannot be."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedbcd as fb
+from deploy_helpers import BCD, federation
+from fedbcd.engines.deploy.assemble import Deployment
+from fedbcd.engines.deploy.checks import CheckFailed
+from fedbcd.engines.deploy.coordinator_process import CoordinatorProcess
+from fedbcd.engines.deploy.device import Done
+from fedbcd.engines.deploy.device_process import DeviceProcess
+from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.metrics import Metrics, Mixing
+from fedbcd.engines.deploy.options import Deploy
+from fedbcd.engines.deploy.process import Process
+from fedbcd.engines.deploy.server_process import ServerProcess
+from fedbcd.engines.settings import Settings
+from fedbcd.protocol.messages import COORDINATOR, Activated, Actor, MixModels, ServerReady, Started, Woke
+
+
+def play(folder: Path, actor: Actor, scene: Callable[[Any], Awaitable[None]], rounds: int | None = None) -> None:
+    """A scene with the process of one role, without links."""
+    places = tuple(f"127.0.0.1:{7401 + n}" for n in range(3))
+    plan = Deployment.of(
+        federation(), Settings(BCD, fb.AsyncCloud(first=1), active=2), Deploy(folder=str(folder), servers=places, plain=True), rounds
+    )
+
+    async def whole() -> None:
+        process: Process = plan.process(actor)
+        try:
+            await scene(process)
+        finally:
+            process._worker.shutdown(wait=True)
+            process.role.close()
+
+    asyncio.run(whole())
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not what():
+            await asyncio.sleep(0.005)
+
+
+def report(process: Process, server: int) -> Letter:
+    ready = ServerReady(server=server, phase=0, iteration=0, model=f"z/{server}/0")
+    return Letter(f"server/{server}", COORDINATOR, ready, process.role.blueprint.start.clone(), 0.0)
+
+
+def test_an_event_that_has_begun_is_brought_to_its_end_without_the_connection_that_brought_it(folder: Path) -> None:
+    async def scene(process: ServerProcess) -> None:
+        go, afters = threading.Event(), []
+        process.after = lambda letters: afters.append(letters)  # type: ignore[method-assign]
+
+        def slow(_: float) -> list[Letter]:
+            go.wait(20)
+            return []
+
+        task = asyncio.create_task(process.do(slow))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        await until(lambda: afters == [[]])
+
+    play(folder, "server/0", scene)
+
+
+def test_reports_that_come_together_do_not_play_more_rounds_than_asked_for(folder: Path) -> None:
+    async def scene(process: CoordinatorProcess) -> None:
+        await asyncio.gather(*(process.receive(report(process, server)) for server in range(3)))
+        assert process.role.machine.round == 1
+
+    play(folder, COORDINATOR, scene, rounds=1)
+
+
+def test_a_device_does_not_start_the_same_work_twice(folder: Path) -> None:
+    """An event whose turn comes between the end of training and its taking over must not train again."""
+
+    async def scene(process: DeviceProcess) -> None:
+        role = process.role
+        made: list[Done] = []
+        compute = role.compute
+
+        def counted() -> Done:
+            made.append(compute())
+            return made[-1]
+
+        role.compute = counted  # type: ignore[method-assign]
+        await process.tell(Woke())
+        start = Letter("server/0", "device/0", Activated(activation=0, model="z/0/0"), role.blueprint.start.clone(), 0.0)
+        async with process._turn:
+            arrives = asyncio.create_task(process.receive(start))
+        await arrives
+        async with process._turn:
+            await until(lambda: len(made) == 1)
+            await asyncio.sleep(0.05)
+            process.after([])  # what the end of any other event does
+        await until(lambda: role.machine.state.name == "UPLOADING")
+        await asyncio.sleep(0.05)
+        assert len(made) == 1
+
+    play(folder, "device/0", scene)
+
+
+NOTICES = [{}, {"phase": 1}, {"round": 1, "phase": "1"}, {"round": math.inf, "phase": 0}, {"round": 0, "phase": 0, "elapsed": math.nan}]
+
+
+def test_a_notice_that_cannot_be_is_refused(folder: Path) -> None:
+    async def device(process: DeviceProcess) -> None:
+        for body in NOTICES:
+            with pytest.raises(CheckFailed, match="gave a notice that cannot be"):
+                await process.noticed("server/0", "phase", body)
+        await process.noticed("server/0", "phase", {"phase": -1, "round": 0, "open": False, "finished": False, "elapsed": 0.0})
+
+    async def server(process: ServerProcess) -> None:
+        await process.tell(Started())
+        for body in ({}, {"round": math.inf}, {"round": "x"}):
+            with pytest.raises(CheckFailed, match="gave a notice that cannot be"):
+                await process.noticed(COORDINATOR, "round", body)
+        await process.noticed("device/0", "round", {"round": "not its to say"})
+
+    play(folder, "device/0", device)
+    play(folder, "server/0", server)
+
+
+def test_a_coordinator_that_begins_to_look_late_invents_no_staleness() -> None:
+    metrics = Metrics(COORDINATOR)
+    mixing = Mixing(metrics, since=1000)
+    mixing.mixed(MixModels(round=1001, iteration=1, servers=(0,), models=("a",), results=("w",)))
+    assert metrics.value("fedbcd_staleness_rounds_sum") == 1.0
