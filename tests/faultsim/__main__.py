@@ -20,12 +20,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="one seed: prints its schedule, and a shorter one that fails as well")
     parser.add_argument("--seeds", default="0:2000", help="FIRST:LAST, the last left out")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time, with what was done by then")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.seed is not None:
         return one(arguments.seed)
     first, last = map(int, arguments.seeds.split(":"))
-    return many(range(first, last), arguments.processes)
+    return many(range(first, last), arguments.processes, arguments.seconds)
 
 
 def one(seed: int) -> int:
@@ -41,8 +42,8 @@ def one(seed: int) -> int:
     return int(bool(outcome.sentence))
 
 
-def many(seeds: Sequence[int], processes: int) -> int:
-    """Run seeds side by side; the first five failures are shrunk."""
+def many(seeds: Sequence[int], processes: int, seconds: float) -> int:
+    """Run seeds side by side; the first five failures are shrunk. It can be stopped at any time: every 1,000 seeds are told."""
     began, failed, total = time.monotonic(), [], Totals()
     with get_context("fork").Pool(processes) as pool:
         for outcome in pool.imap_unordered(run_seed, seeds, chunksize=20):
@@ -50,6 +51,10 @@ def many(seeds: Sequence[int], processes: int) -> int:
             if outcome.sentence:
                 failed.append(outcome.seed)
                 print(f"seed {outcome.seed}: {outcome.sentence}", flush=True)
+            if total.seeds % 1000 == 0:
+                print(total.text(time.monotonic() - began), flush=True)
+            if time.monotonic() - began > seconds:
+                break
     print(total.text(time.monotonic() - began))
     for seed in sorted(failed)[:5]:
         print(report(shrink(Schedule.of(seed))))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from faultsim.world import Violation, World, trained
 from fedbcd.engines.deploy.blueprint import Blueprint
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.eventlog import Transition
@@ -39,7 +40,6 @@ from fedbcd.protocol.messages import (
     number_of,
     upload_ref,
 )
-from faultsim.world import Violation, World, trained
 
 CLOSE = 1e-5
 Log = Sequence[Transition]
@@ -50,7 +50,7 @@ def check(world: World) -> None:
     logs = {actor: tuple(node.disk.log) for actor, node in world.nodes.items()}
     lost = {actor for actor, node in world.nodes.items() if node.was_reset}
     wire = Wire(world.sent)
-    check_times(logs)
+    check_times(world.sent, logs)
     check_letters_are_durable(world.sent, {actor: log for actor, log in logs.items() if actor not in lost})
     servers = {n: check_server(world.plan, n, logs[f"server/{n}"], wire) for n in range(len(world.plan.servers))}
     check_coordinator(world.plan, logs[COORDINATOR], wire)
@@ -58,11 +58,6 @@ def check(world: World) -> None:
         check_offline_limit(world.plan, device, logs[f"device/{device}"])
     check_promises(world.sent, servers)
     check_final(world, logs, lost, servers, wire)
-
-
-def _demand(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise Violation(sentence)
 
 
 def _near(one: Tensor, two: Tensor) -> bool:
@@ -79,7 +74,8 @@ class Wire:
                 continue
             key = self._key(letter)
             known = self._models.setdefault(key, letter.model.clone())
-            _demand(torch.equal(known, letter.model), f"{key[0]} {key[1]} was sent as {known.tolist()} and as {letter.model.tolist()}")
+            if not (torch.equal(known, letter.model)):
+                raise Violation(f"{key[0]} {key[1]} was sent as {known.tolist()} and as {letter.model.tolist()}")
 
     @staticmethod
     def _key(letter: Letter) -> tuple[str, str]:
@@ -106,34 +102,39 @@ class Wire:
         """Whether a handle was ever sent."""
         return ("model", name) in self._models
 
+    def has_report(self, ready: ServerReady) -> bool:
+        """Whether a report was ever sent."""
+        return ("report", f"{ready.server}/{ready.phase}/{ready.iteration}") in self._models
+
     def _of(self, kind: str, name: str) -> Tensor:
-        _demand((kind, name) in self._models, f"{kind} {name} was used but never sent")
+        if (kind, name) not in self._models:
+            raise Violation(f"{kind} {name} was used but never sent")
         return self._models[kind, name]
 
 
 # ------------------------------------------------------------------------------------------------------------- of all roles
-def check_times(logs: Mapping[Actor, Log]) -> None:
+def check_times(letters: Iterable[Letter], logs: Mapping[Actor, Log]) -> None:
     """A role's time only goes forward, and what it heard was said before."""
     said: dict[tuple[Actor, Any], float] = {}
+    for letter in letters:
+        key = (letter.to, letter.event)
+        said[key] = min(said.get(key, letter.clock), letter.clock)
     for actor, log in logs.items():
-        for before, step in zip(log, log[1:], strict=False):
-            _demand(step.time > before.time, f"the clock of {actor} went from {before.time} to {step.time}")
+        before = -1.0
         for step in log:
-            for command in step.commands:
-                if isinstance(command, Send):
-                    said.setdefault((command.to, command.message), step.time)
-    for actor, log in logs.items():
-        for step in log:
-            if (actor, step.event) in said:
-                _demand(step.time > said[actor, step.event], f"{actor} heard {step.event} before it was said")
+            if not (step.time > before):
+                raise Violation(f"the clock of {actor} went from {before} to {step.time}")
+            if not (step.time > said.get((actor, step.event), -1.0)):
+                raise Violation(f"{actor} heard {step.event} before it was said")
+            before = step.time
 
 
 def check_letters_are_durable(letters: Iterable[Letter], logs: Mapping[Actor, Log]) -> None:
     """Whatever was said is in the log of who said it: nothing is sent before it is durable."""
     kept = {(actor, c.to, c.message) for actor, log in logs.items() for step in log for c in step.commands if isinstance(c, Send)}
     for letter in letters:
-        if letter.sender in logs:
-            _demand((letter.sender, letter.to, letter.event) in kept, f"{letter.sender} has sent {letter.event} and forgotten it")
+        if letter.sender in logs and (letter.sender, letter.to, letter.event) not in kept:
+            raise Violation(f"{letter.sender} has sent {letter.event} and forgotten it")
 
 
 # --------------------------------------------------------------------------------------------------------------------- servers
@@ -159,22 +160,28 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
     granted: dict[int, Activated] = {}
     for step in log:
         event: Any = step.event
-        if isinstance(event, Uploaded) and Send(to=f"device/{event.device}", message=Acknowledged(activation=event.activation)) in step.commands:
-            if event.activation > last[event.device]:
-                _demand(event.activation == last[event.device] + 1, f"server {server} accepted {event} after {last[event.device]}")
-                _demand(granted.get(event.device) is not None, f"server {server} accepted {event}, which it had not asked for")
-                del granted[event.device]
-                last[event.device] = event.activation
-                story.accepted[event.device, event.activation] = event.model
-                story.held.append((event.device, event.activation))
+        if (
+            isinstance(event, Uploaded)
+            and Send(to=f"device/{event.device}", message=Acknowledged(activation=event.activation)) in step.commands
+        ) and event.activation > last[event.device]:
+            if not (event.activation == last[event.device] + 1):
+                raise Violation(f"server {server} accepted {event} after {last[event.device]}")
+            if not (granted.get(event.device) is not None):
+                raise Violation(f"server {server} accepted {event}, which it had not asked for")
+            del granted[event.device]
+            last[event.device] = event.activation
+            story.accepted[event.device, event.activation] = event.model
+            story.held.append((event.device, event.activation))
         for command in step.commands:
             match command:
                 case OpenPhase():
-                    _demand(command.phase == phase + 1 and waiting, f"server {server} opened phase {command.phase} after {phase}")
+                    if not (command.phase == phase + 1 and waiting):
+                        raise Violation(f"server {server} opened phase {command.phase} after {phase}")
                     phase, waiting, active = command.phase, False, set()
                 case Absorb():
                     key = (command.device, command.activation)
-                    _demand(key in story.held, f"server {server} counted {key}, which waits for no counting (counted: {key in story.counted})")
+                    if key not in story.held:
+                        raise Violation(f"server {server} counted {key}, which waits for no counting (counted: {key in story.counted})")
                     story.held.remove(key)
                     story.counted.append(key)
                     active.add(command.device)
@@ -182,32 +189,39 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                 case Send(message=Activated() as activated):
                     device = number_of(command.to)
                     if device not in granted:
-                        _demand(activated.model == model, f"server {server} sent {activated} while its model was {model}")
-                        _demand(activated.activation == last[device] + 1, f"server {server} sent {activated} after {last[device]}")
+                        if not (activated.model == model):
+                            raise Violation(f"server {server} sent {activated} while its model was {model}")
+                        if not (activated.activation == last[device] + 1):
+                            raise Violation(f"server {server} sent {activated} after {last[device]}")
                         granted[device] = activated
-                    _demand(granted[device] == activated, f"server {server} sent {activated} after {granted[device]}")
+                    if not (granted[device] == activated):
+                        raise Violation(f"server {server} sent {activated} after {granted[device]}")
                 case Send(message=ServerReady() as ready):
-                    _demand(len(active) >= min(plan.active, len(members)), f"server {server} reported phase {phase} with {len(active)} uploads")
-                    _demand((ready.phase, ready.iteration) > reported, f"server {server} went back from {reported} to {ready}")
-                    _demand(not story.held, f"server {server} reported while {story.held} had not been counted")
+                    if not (len(active) >= min(plan.active, len(members))):
+                        raise Violation(f"server {server} reported phase {phase} with {len(active)} uploads")
+                    if not ((ready.phase, ready.iteration) > reported):
+                        raise Violation(f"server {server} went back from {reported} to {ready}")
+                    if story.held:
+                        raise Violation(f"server {server} reported while {story.held} had not been counted")
                     reported, waiting = (ready.phase, ready.iteration), True
                     total, weight = _sum(copies, weights, members if everybody else active)
                     whole = torch.cat([total, torch.tensor([weight], dtype=torch.float64)]) if plan.cloud.sync else story.z
-                    if ("report", f"{server}/{ready.phase}/{ready.iteration}") in wire._models:
-                        _demand(_near(wire.report(ready), whole), f"server {server} reported {wire.report(ready)}, not {whole}")
+                    if wire.has_report(ready) and not _near(wire.report(ready), whole):
+                        raise Violation(f"server {server} reported {wire.report(ready)}, not {whole}")
                 case StepModel():
                     mixed = wire.model(command.mixed) if isinstance(event, Mixed) and event.model == command.mixed else story.z
                     waiting = True
                     total, weight = _sum(copies, weights, members if everybody else active)
                     story.z = _stepped(plan, mixed.double(), total, weight)
                     model = _newer(server, model, command.result)
-                    if wire.knows(model):
-                        _demand(_near(wire.model(model), story.z), f"server {server}: {model} is {wire.model(model)}, not {story.z}")
+                    if wire.knows(model) and not (_near(wire.model(model), story.z)):
+                        raise Violation(f"server {server}: {model} is {wire.model(model)}, not {story.z}")
                 case AdoptModel():
                     assert isinstance(event, GlobalUpdated)
                     model = _newer(server, model, event.model)
                     story.z = wire.model(model)
-    _demand(waiting or not story.held, f"server {server} has not counted {story.held}, though its phase is open")
+    if not (waiting or not story.held):
+        raise Violation(f"server {server} has not counted {story.held}, though its phase is open")
     return story
 
 
@@ -222,7 +236,8 @@ def _stepped(plan: Blueprint, mixed: Tensor, total: Tensor, weight: float) -> Te
 
 
 def _newer(server: int, old: str, new: str) -> str:
-    _demand(number_of(new) == number_of(old) + 1, f"the model of server {server} went from {old} to {new}")
+    if not (number_of(new) == number_of(old) + 1):
+        raise Violation(f"the model of server {server} went from {old} to {new}")
     return new
 
 
@@ -242,18 +257,21 @@ def check_coordinator(plan: Blueprint, log: Log, wire: Wire) -> None:
         for command in step.commands:
             match command:
                 case MixModels():
-                    _demand(command.round == rounds, f"mix {command.round} came when {rounds} was due")
+                    if not (command.round == rounds):
+                        raise Violation(f"mix {command.round} came when {rounds} was due")
                     _check_mix(plan, command, queue, wire)
                     rounds += command.iteration == last_iteration
                 case StepGlobal():
-                    _demand(command.round == rounds, f"round {command.round} came when {rounds} was due")
+                    if not (command.round == rounds):
+                        raise Violation(f"round {command.round} came when {rounds} was due")
                     ready = [r for r in queue if r.phase == rounds]
-                    _demand(sorted(r.server for r in ready) == [*range(len(plan.servers))], f"round {rounds} came with {ready}")
+                    if not (sorted(r.server for r in ready) == [*range(len(plan.servers))]):
+                        raise Violation(f"round {rounds} came with {ready}")
                     sums = sum((wire.report(r) for r in ready), torch.zeros(plan.size_F + 1, dtype=torch.float64))
                     for _ in range(command.iterations):
                         z = _stepped(plan, z, sums[:-1], float(sums[-1]))
-                    if wire.knows(command.result):
-                        _demand(_near(wire.model(command.result), z), f"{command.result} is {wire.model(command.result)}, not {z}")
+                    if wire.knows(command.result) and not (_near(wire.model(command.result), z)):
+                        raise Violation(f"{command.result} is {wire.model(command.result)}, not {z}")
                     queue = [r for r in queue if r.phase > rounds]
                     rounds += 1
 
@@ -265,16 +283,21 @@ def _check_mix(plan: Blueprint, command: MixModels, queue: list[ServerReady], wi
         queue[:] = [r for r in queue if r.phase >= command.round]  # earlier ones were isolated
     candidates = [r for r in queue if r.iteration == command.iteration]
     first = candidates[:size]
-    _demand(tuple(r.server for r in first) == command.servers, f"{command} was mixed, though {[r.server for r in candidates]} was the queue, B = {size}")
-    _demand(tuple(r.model for r in first) == command.models, f"{command} was mixed from other models than {first}")
+    if command.iteration > 0:  # the same B again; they may come back in another order
+        first = sorted(first, key=lambda r: command.servers.index(r.server) if r.server in command.servers else size)
+    if not (tuple(r.server for r in first) == command.servers):
+        raise Violation(f"{command} was mixed, though {[r.server for r in candidates]} was the queue, B = {size}")
+    if not (tuple(r.model for r in first) == command.models):
+        raise Violation(f"{command} was mixed from other models than {first}")
     for ready in first:
         queue.remove(ready)
     models = torch.stack([wire.report(r) for r in first]).double()
     if all(wire.knows(handle) for handle in command.results):
         results = torch.stack([wire.model(handle) for handle in command.results]).double()
-        _demand(_near(results.mean(0), models.mean(0)), f"{command} did not keep the mean: {models.mean(0)} became {results.mean(0)}")
-        if not isinstance(cloud, GraphCloud):
-            _demand(_near(results, models.mean(0).expand_as(results)), f"{command} gave {results}")
+        if not (_near(results.mean(0), models.mean(0))):
+            raise Violation(f"{command} did not keep the mean: {models.mean(0)} became {results.mean(0)}")
+        if not isinstance(cloud, GraphCloud) and not (_near(results, models.mean(0).expand_as(results))):
+            raise Violation(f"{command} gave {results}")
 
 
 # --------------------------------------------------------------------------------------------------------------------- devices
@@ -283,7 +306,8 @@ def check_offline_limit(plan: Blueprint, device: int, log: Log) -> None:
     limit, in_a_row = getattr(plan.algorithm, "offline_limit", 0), 0
     for step in log:
         in_a_row += isinstance(step.event, OfflineTrained)
-        _demand(in_a_row <= limit, f"device {device} trained offline {in_a_row} times in a row; {limit} are allowed")
+        if not (in_a_row <= limit):
+            raise Violation(f"device {device} trained offline {in_a_row} times in a row; {limit} are allowed")
         if any(isinstance(command, Train | Pull) for command in step.commands) or isinstance(step.event, Restored):
             in_a_row = 0
 
@@ -305,8 +329,8 @@ def device_story(plan: Blueprint, device: int, log: Log, wire: Wire) -> tuple[Te
                 start, before = (x, prev) if plan.algorithm.personal else (anchor, anchor)
                 x, prev = trained(device, work.session, event.steps, start, before, anchor), start
                 handle = upload_ref(device, event.activation, incarnation)
-                if wire.knows(handle):
-                    _demand(torch.equal(wire.model(handle), x), f"{handle} was sent as {wire.model(handle)}, but is {x}")
+                if wire.knows(handle) and not (torch.equal(wire.model(handle), x)):
+                    raise Violation(f"{handle} was sent as {wire.model(handle)}, but is {x}")
             case Restored() if event.incarnation > incarnation:
                 incarnation = event.incarnation
                 if plan.algorithm.personal:
@@ -315,7 +339,8 @@ def device_story(plan: Blueprint, device: int, log: Log, wire: Wire) -> tuple[Te
             if isinstance(command, Train | Pull | TrainOffline):
                 work = command
                 if not isinstance(command, Pull):
-                    _demand(command.session not in sessions, f"device {device} drew session {command.session} twice")
+                    if not (command.session not in sessions):
+                        raise Violation(f"device {device} drew session {command.session} twice")
                     sessions.add(command.session)
     return x, prev
 
@@ -327,7 +352,8 @@ def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]
         if isinstance(letter.event, Acknowledged):
             story, key = servers[number_of(letter.sender)], (number_of(letter.to), letter.event.activation)
             times = story.counted.count(key) + story.held.count(key)
-            _demand(times == 1, f"{letter.sender} acknowledged {key} and counts it {times} times")
+            if not (times == 1):
+                raise Violation(f"{letter.sender} acknowledged {key} and counts it {times} times")
 
 
 def check_final(world: World, logs: Mapping[Actor, Log], lost: set[Actor], servers: Mapping[int, ServerStory], wire: Wire) -> None:
@@ -336,10 +362,13 @@ def check_final(world: World, logs: Mapping[Actor, Log], lost: set[Actor], serve
         if node.role is None:
             continue
         kept = {file for file, _ in node.disk.tensors_.values()}
-        _demand({*node.disk.entries} == kept, f"{actor} keeps {sorted(node.disk.entries)}, but needs {sorted(kept)}")
+        if not ({*node.disk.entries} == kept):
+            raise Violation(f"{actor} keeps {sorted(node.disk.entries)}, but needs {sorted(kept)}")
         if actor.startswith("server/"):
             story = servers[number_of(actor)]
-            _demand(_near(node.role.z, story.z), f"z of {actor} is {node.role.z}, not {story.z}")
+            if not (_near(node.role.z, story.z)):
+                raise Violation(f"z of {actor} is {node.role.z}, not {story.z}")
         elif actor.startswith("device/") and actor not in lost and world.plan.algorithm.personal:
             x, prev = device_story(world.plan, number_of(actor), logs[actor], wire)
-            _demand(torch.equal(node.role.x, x) and torch.equal(node.role.prev, prev), f"x of {actor} is {node.role.x}, not {x}")
+            if not (torch.equal(node.role.x, x) and torch.equal(node.role.prev, prev)):
+                raise Violation(f"x of {actor} is {node.role.x}, not {x}")

@@ -13,7 +13,7 @@ from fedbcd.engines.deploy.failpoints import Failpoint
 from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import COORDINATOR, device_actor, server_actor
 
-UNTIL = 8.0  # seconds of trouble
+UNTIL = 4.0  # seconds of trouble
 
 
 class Fault(Enum):
@@ -68,6 +68,7 @@ CASES: list[tuple[str, fb.Algorithm, fb.Cloud]] = [
     ("fedprox-async", fb.FedProx(device_step=0.05, batch=4, steps=(1, 3)), fb.AsyncCloud(first=2)),
     ("twice-sync", _TWICE, fb.SyncCloud()),
     ("twice-async", _TWICE, fb.AsyncCloud(first=2)),
+    ("twice-async-1", _TWICE, fb.AsyncCloud(first=1)),
     ("twice-rigorous", _TWICE, fb.RigorousCloud(first=2)),
 ]
 SERVERS = 3
@@ -127,4 +128,4 @@ def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
             where = device_actor(chance.randrange(plan.devices))
         case Fault.CLOCK_JUMP:
             amount = chance.choice([-1, 1]) * 10 ** chance.uniform(-3, 4)
-    return Planned(round(chance.uniform(0.0, UNTIL), 3), fault, where, round(chance.uniform(0.1, 2.5), 2), round(amount, 3), point)
+    return Planned(round(chance.uniform(0.0, UNTIL), 3), fault, where, round(chance.uniform(0.05, 1.5), 2), round(amount, 3), point)

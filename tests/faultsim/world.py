@@ -11,6 +11,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from faultsim.disk import Disk
+from faultsim.schedule import SERVERS, UNTIL, Fault, Planned, Schedule
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy import failpoints
 from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
@@ -38,11 +40,9 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
-from faultsim.disk import Disk
-from faultsim.schedule import SERVERS, UNTIL, Fault, Planned, Schedule
 
 CALM_ROUNDS = 2  # that must follow once trouble has ended
-CALM_S = 90.0  # within this time
+CALM_S = 40.0  # within this time
 _NOTHING = OwnData(Samples(torch.zeros(1, 2), torch.zeros(1, 1)), nn.Linear(2, 1), nn.functional.mse_loss)
 _WINDOWS = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATE, Fault.PARTITION)
 
@@ -149,8 +149,8 @@ class World:
         role = self.nodes[COORDINATOR].role
         return -1 if role is None else int(role.machine.round)
 
-    def _states(self) -> dict[str, str]:
-        return {a: "down" if n.role is None else str(getattr(n.role.machine, "state", n.role.machine)) for a, n in self.nodes.items()}
+    def _states(self) -> dict[str, object]:
+        return {a: "down" if n.role is None else getattr(n.role.machine, "state", "up") for a, n in self.nodes.items()}
 
     # ------------------------------------------------------------------------------------------------------------------ roles
     def _open(self, actor: Actor) -> None:
@@ -178,7 +178,7 @@ class World:
             return ServerRole.open(store, self.plan, number_of(node.actor))
         return DeviceRole.open(store, self.plan, number_of(node.actor), _NOTHING)
 
-    def _noted(self, node: Node, step: Transition) -> None:  # noqa: ARG002
+    def _noted(self, node: Node, step: Transition) -> None:
         node.committed = node.role.store.length
 
     def _time(self, node: Node) -> float:
