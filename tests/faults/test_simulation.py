@@ -12,7 +12,7 @@ from faultsim.run import report, run, shrink
 from faultsim.schedule import Fault, Schedule
 
 SEEDS, PART = 2000, 500
-CAUGHT_BY: dict[str, int] = {}
+CAUGHT_BY = {name: 0 for name in MUTATIONS}
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))

@@ -36,6 +36,7 @@ from fedbcd.protocol.messages import (
     Train,
     Trained,
     TrainOffline,
+    UpdateRequested,
     Uploaded,
     number_of,
     upload_ref,
@@ -50,14 +51,40 @@ def check(world: World) -> None:
     logs = {actor: tuple(node.disk.log) for actor, node in world.nodes.items()}
     lost = {actor for actor, node in world.nodes.items() if node.was_reset}
     wire = Wire(world.sent)
-    check_times(world.sent, logs)
-    check_letters_are_durable(world.sent, {actor: log for actor, log in logs.items() if actor not in lost})
-    servers = {n: check_server(world.plan, n, logs[f"server/{n}"], wire) for n in range(len(world.plan.servers))}
-    check_coordinator(world.plan, logs[COORDINATOR], wire)
-    for device in range(world.plan.devices):
-        check_offline_limit(world.plan, device, logs[f"device/{device}"])
-    check_promises(world.sent, servers)
+    servers = _check_logs(world.plan, logs, world.sent, lost, wire)
     check_final(world, logs, lost, servers, wire)
+
+
+def check_logs(plan: Blueprint, logs: Mapping[Actor, Log]) -> None:
+    """What can be seen of a real deployment: its logs. Letters are those that somebody has heard; numbers are left to a replay."""
+    heard = [
+        Letter(_speaker(plan, actor, step.event), actor, step.event, None, 0.0)
+        for actor, log in logs.items()
+        for step in log
+        if isinstance(step.event, Activated | Acknowledged | Restored | UpdateRequested | Uploaded | ServerReady | Mixed | GlobalUpdated)
+    ]
+    _check_logs(plan, logs, heard, set(), _Unseen(plan))
+
+
+def _speaker(plan: Blueprint, actor: Actor, event: Any) -> Actor:
+    if actor.startswith("device/"):
+        return f"server/{plan.home_of(number_of(actor))}"
+    if isinstance(event, ServerReady):
+        return f"server/{event.server}"
+    return COORDINATOR if isinstance(event, Mixed | GlobalUpdated) else f"device/{event.device}"
+
+
+def _check_logs(
+    plan: Blueprint, logs: Mapping[Actor, Log], letters: Sequence[Letter], lost: set[Actor], wire: "Wire"
+) -> dict[int, "ServerStory"]:
+    check_times(letters, logs)
+    check_letters_are_durable(letters, {actor: log for actor, log in logs.items() if actor not in lost})
+    servers = {n: check_server(plan, n, logs[f"server/{n}"], wire) for n in range(len(plan.servers))}
+    check_coordinator(plan, logs[COORDINATOR], wire)
+    for device in range(plan.devices):
+        check_offline_limit(plan, device, logs[f"device/{device}"])
+    check_promises(letters, servers)
+    return servers
 
 
 def _near(one: Tensor, two: Tensor) -> bool:
@@ -110,6 +137,18 @@ class Wire:
         if (kind, name) not in self._models:
             raise Violation(f"{kind} {name} was used but never sent")
         return self._models[kind, name]
+
+
+class _Unseen(Wire):
+    """Nobody has looked at the models: no value is known, none is compared."""
+
+    def __init__(self, plan: Blueprint) -> None:
+        super().__init__([])
+        self._size = plan.size_F
+        self._nothing = torch.zeros(plan.size_F + plan.cloud.sync, dtype=torch.float64)
+
+    def _of(self, kind: str, name: str) -> Tensor:
+        return self._nothing if kind == "report" else self._nothing[: self._size]
 
 
 # ------------------------------------------------------------------------------------------------------------- of all roles

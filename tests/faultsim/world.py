@@ -246,7 +246,7 @@ class World:
             if node.role is None or node.paused_until > self.now:
                 return
             self._connect_all(actor)
-            event = self._due(node)
+            event = self._due(node) if node.role is not None else None
             if event is not None:
                 self._do(node, lambda: node.role.tell(event, self._time(node)))
 
