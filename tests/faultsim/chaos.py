@@ -73,11 +73,14 @@ class Chaos:
         self.hurt: Hurt = start(self.here, folder, None, lambda _: None, binds)
         self.done: Counter[str] = Counter()
         self._deck: list[str] = []
+        self._latest = -1
         self.recovered: list[float] = []
 
     def round(self) -> int:
-        """How far the coordinator is; -1 while it does not answer."""
-        return int((ask_status(self.here.options(self.folder).folder_of(COORDINATOR)) or {}).get("round", -1))
+        """How far the coordinator was when it last answered."""
+        status = ask_status(self.here.options(self.folder).folder_of(COORDINATOR)) or {}
+        self._latest = max(self._latest, int(status.get("round", -1)))
+        return self._latest
 
     def wait(self, seconds: float) -> None:
         """Let it run, and start again what has died."""
@@ -100,7 +103,7 @@ class Chaos:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._trouble()
-            self.recovered.append(self.wait_for_round(max(self.round(), 0) + 1))
+            self.recovered.append(self.wait_for_round(self.round() + 1))
             self.wait(self.chance.uniform(0.0, 1.0))
 
     def _trouble(self) -> None:
@@ -111,7 +114,7 @@ class Chaos:
         if kind in ("kill", "stop"):
             child = self.chance.choice(self.hurt.nursery.running)
             with self._signalled(child.pid or 0, kind):
-                self.wait(self.chance.uniform(0.2, 4.0))
+                self.wait(0.0 if kind == "kill" else self.chance.uniform(0.2, 4.0))
             return
         port = self.chance.choice(self.proxy.ports)
         self.proxy.set(port, kind)

@@ -61,6 +61,9 @@ class Disk:
 
     def sync(self) -> None:
         """All names are safe."""
+        self._settle()
+
+    def _settle(self) -> None:
         self._safe, self._pending = dict(self.entries), []
 
     def read(self, file: str) -> bytes:
@@ -127,7 +130,7 @@ class Disk:
                 self.torn += 1
                 everything[name] = _File(self._torn(file.data), True)
         self.entries = everything
-        self.sync()
+        self._settle()
 
     def _torn(self, data: bytes) -> bytes:
         return self.chance.choice([b"", data, bytes(len(data)), data[: self.chance.randrange(len(data) + 1)]])
@@ -139,4 +142,4 @@ class Disk:
     def put_back(self, backup: dict[str, object]) -> None:
         """The backup instead of what was there."""
         self.__dict__ |= backup
-        self.sync()
+        self._settle()
