@@ -12,6 +12,7 @@ from fedbcd.engines.deploy.letter import Letter
 from fedbcd.errors import ConfigError, RemoteProtocolError
 from fedbcd.protocol.messages import Actor, Event
 
+LONGEST = 64  # of a store's name
 MOST = 1 << 53  # of any counter: beyond, JSON readers and float clocks go astray
 
 
@@ -64,6 +65,30 @@ def check_numbers(event: Event) -> None:
         value = getattr(event, name)
         if isinstance(value, int) and not 0 <= value < MOST:
             raise CheckFailed("range", f"{type(event).__name__} has {name}={value}; it must be from 0 to 2^53 - 1")
+
+
+def count_in(what: Mapping[str, Any], name: str, least: int = 0, default: int | None = None) -> int:
+    """A counter that a peer tells of itself, outside of letters: a whole number in range, or a refusal."""
+    value = what.get(name, default)
+    if type(value) is not int or not least <= value < MOST:
+        raise CheckFailed("hello", f"{name} is {value!r:.40}; it must be a whole number from {least} to 2^53 - 1")
+    return value
+
+
+def seconds_in(what: Mapping[str, Any], name: str) -> float:
+    """A time that a peer tells, 0 if it tells none, or a refusal."""
+    value = what.get(name, 0.0)
+    if type(value) not in (int, float) or not 0 <= value < MOST:
+        raise CheckFailed("hello", f"{name} is {value!r:.40}; it must be a number of seconds, 0 or more")
+    return float(value)
+
+
+def name_in(what: Mapping[str, Any], name: str) -> str:
+    """A short text that a peer tells of itself, or a refusal."""
+    value = what.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST:
+        raise CheckFailed("hello", f"{name} is {value!r:.40}; it must be a text of 1 to {LONGEST} characters")
+    return value
 
 
 def check_clock(sent: float, now: float, limits: Limits) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
-from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run
+from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, count_in, name_in
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.store import Store
@@ -67,9 +67,10 @@ class CoordinatorRole(Role):
         if number >= len(self.blueprint.servers):
             raise CheckFailed("membership", f"there is no {server}; this deployment has {len(self.blueprint.servers)} servers")
         check_run(server, hello, self.store.facts["run"])
-        store, phase = hello.get("store"), hello.get("phase")
-        if not isinstance(store, str) or not isinstance(phase, int):
-            raise CheckFailed("hello", f"{server} does not say how far it is (store={store!r}, phase={phase!r})")
+        try:
+            store, phase = name_in(hello, "store"), count_in(hello, "phase", least=-1)
+        except CheckFailed as error:
+            raise CheckFailed("hello", f"{server} does not say how far it is: {error}") from None
         heard, known = self._heard.get(number), self.store.facts.get(f"store/{number}")
         if known not in (None, store) and heard is not None:
             raise CheckFailed("lost", f"{server} comes with another store than before; its sums are in the old one: restore that")

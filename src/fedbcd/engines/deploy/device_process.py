@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fedbcd.engines.deploy.checks import count_in, seconds_in
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.device import DeviceRole, Done
 from fedbcd.engines.deploy.letter import Letter
@@ -96,10 +97,12 @@ class DeviceProcess(Process):
         """The server tells how its phase stands."""
         if kind != "phase":
             return
+        elapsed, round_ = seconds_in(body, "elapsed"), count_in(body, "round", least=-1, default=-1)
+        count_in(body, "phase", least=-1, default=-1)
         if body.get("phase") != self._phase.get("phase") or not self._phase.get("open"):
-            self._heard_at = time.monotonic() - float(body.get("elapsed", 0.0))
+            self._heard_at = time.monotonic() - elapsed
         self._phase = body
-        self._new_round(int(body.get("round", -1)))
+        self._new_round(round_)
         self._see_when_to_ask()
 
     def _see_when_to_ask(self) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedbcd.algorithm.cloud import absorb
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
-from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run
+from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, count_in, name_in
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.store import Store
@@ -387,9 +387,10 @@ class _Standing:
     @classmethod
     def of(cls, device: Actor, hello: Mapping[str, Any]) -> "_Standing":
         try:
-            return cls(str(hello["store"]), int(hello["activation"]), int(hello["incarnation"]), bool(hello["uploading"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckFailed("hello", f"{device} does not say how far it is ({error!r})") from None
+            counters = count_in(hello, "activation"), count_in(hello, "incarnation")
+            return cls(name_in(hello, "store"), *counters, uploading=hello.get("uploading") is True)
+        except CheckFailed as error:
+            raise CheckFailed("hello", f"{device} does not say how far it is: {error}") from None
 
     def is_in_step_with(self, here: "_Standing", new: bool) -> bool:
         """Whether it can go on: next to be activated, or with an upload whose acknowledgement was lost. A new one has done nothing."""

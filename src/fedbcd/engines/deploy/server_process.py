@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from fedbcd.engines.deploy.checks import count_in
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.link import only
@@ -91,7 +92,7 @@ class ServerProcess(Process):
     async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
         """The coordinator tells its round."""
         if sender == COORDINATOR and kind == "round":
-            self._round = max(self._round, int(body.get("round", 0)))
+            self._round = max(self._round, count_in(body, "round", default=0))
             self._finished = self._finished or bool(body.get("finished"))
             self._tell_devices()
 

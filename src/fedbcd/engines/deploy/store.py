@@ -362,7 +362,7 @@ class _Database:
         for number, time, actor, event, commands in rows:
             try:
                 yield _decoded(time, actor, event, commands)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise RecordError(f"transition {number} of the store {self._path} is damaged ({error}); restore a backup") from None
 
     def commit(self, number: int, step: Transition | None, facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
