@@ -43,7 +43,11 @@ def phase(role: ServerRole, devices: int) -> None:
 def bytes_of_tensors() -> int:
     """Of all tensors that are alive."""
     gc.collect()
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)}
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in gc.get_objects()
+        if type(t) in (torch.Tensor, torch.nn.Parameter)
+    }
     return sum(storages.values())
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,60 +78,80 @@ class Store(Protocol):
         ...
 
 
-class FileStore:
-    """A `Store` in a folder of its own: `store.sqlite` and one file per tensor under `tensors`."""
+Saved = Mapping[str, tuple[str, bytes]]  # tensor -> its file, and the digest of that
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open or make a store. One process at a time; `read_only` looks without a lock, and finds a store or fails."""
-        self.path = path
-        self._folder = path / "tensors"
-        self._read_only = read_only
-        self._lock: int | None = None
-        try:
-            if not read_only:
-                path.mkdir(parents=True, exist_ok=True, mode=0o700)  # personal models are nobody else's business
-                self._folder.mkdir(exist_ok=True, mode=0o700)
-                self._lock = _locked(path)
-            self._db = self._connect()
-            self._files: dict[str, tuple[str, bytes]] = {n: (f, d) for n, f, d in self._db.execute("SELECT name, file, digest FROM tensor")}
-            self._facts: dict[str, str] = dict(self._db.execute("SELECT key, value FROM fact"))
-            self._length = int(self._db.execute("SELECT COUNT(*) FROM transition").fetchone()[0])
-        except (OSError, sqlite3.Error, ValueError, TypeError) as error:  # the last two: what is left of a damaged database
-            self._unlock()
-            raise RecordError(f"the store {path} cannot be used ({error}); restore a backup, or begin with an empty folder") from None
-        except BaseException:
-            self._unlock()
-            raise
+
+class Files(Protocol):
+    """The folder of tensor files as the operating system offers it: what is not synced may be lost or torn by a crash."""
+
+    def write(self, file: str, data: bytes, written: Callable[[], None]) -> None:
+        """Write a new file, call `written`, sync the file."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file its name; durable with `sync`."""
+        ...
+
+    def sync(self) -> None:
+        """Make names durable."""
+        ...
+
+    def read(self, file: str) -> bytes:
+        """All of a file."""
+        ...
+
+    def remove(self, file: str) -> None:
+        """Remove a file; one that is not there is fine."""
+        ...
+
+    def names(self) -> list[str]:
+        """The files that are there."""
+        ...
+
+
+class Ledger(Protocol):
+    """Where transitions, facts and the names of current files are kept: a `commit` is durable when it returns, or nothing of it is."""
+
+    def tensors(self) -> dict[str, tuple[str, bytes]]:
+        """Which file holds which tensor, with its digest."""
+        ...
+
+    def facts(self) -> dict[str, str]:
+        """Facts by key."""
+        ...
+
+    def length(self) -> int:
+        """How many transitions there are."""
+        ...
+
+    def transitions(self) -> Iterator[Transition]:
+        """All transitions, in order."""
+        ...
+
+    def commit(self, number: int, step: Transition | None, facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
+        """Write all of this, or nothing."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class StoreOn:
+    """A `Store` on given files and a given ledger: here is in which order things are written, synced, named and removed."""
+
+    def __init__(self, files: Files, ledger: Ledger, place: str, *, read_only: bool = False) -> None:
+        self._folder = files
+        self._ledger = ledger
+        self._place = place
+        self._files = ledger.tensors()
+        self._facts = ledger.facts()
+        self._length = ledger.length()
         self._saved: dict[str, tuple[str, bytes]] = {}
         self._dropped: set[str] = set()
         self._serial = 1 + max((_serial(file) for file, _ in self._files.values()), default=-1)
         if not read_only:
             self._sweep()
-
-    def _connect(self) -> sqlite3.Connection:
-        file = self.path / "store.sqlite"
-        if self._read_only and not file.is_file():
-            raise RecordError(f"there is no store at {self.path}")
-        db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-        if not self._read_only:
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=FULL")
-        if not self._read_only and not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'fact'").fetchone():
-            self._make(db)
-        (version,) = db.execute("SELECT value FROM fact WHERE key = 'version'").fetchone()
-        if version != str(VERSION):
-            db.close()
-            raise RecordError(f"{self.path} is a store of version {version}; this fedbcd reads version {VERSION}")
-        return db
-
-    def _make(self, db: sqlite3.Connection) -> None:
-        """A new store; never where an old one has lost its database, since the tensors that are left would be swept."""
-        if any(self._folder.iterdir()):
-            db.close()
-            raise RecordError(f"{self.path} has tensors but an empty store.sqlite: it was damaged; restore a backup, or empty the folder")
-        db.executescript(f"BEGIN; {_SCHEMA} INSERT INTO fact VALUES ('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}'); COMMIT;")
-        for folder in (self.path, self.path.parent):
-            _sync_folder(folder)
 
     @property
     def id(self) -> str:
@@ -150,18 +170,7 @@ class FileStore:
 
     def transitions(self) -> Iterator[Transition]:
         """All transitions, in order."""
-        for number, time, actor, event, commands in self._rows():
-            try:
-                step = _decoded(time, actor, event, commands)
-            except (ValueError, TypeError) as error:
-                raise RecordError(f"transition {number} of the store {self.path} is damaged ({error}); restore a backup") from None
-            yield step
-
-    def _rows(self) -> Iterator[tuple[Any, ...]]:
-        try:
-            yield from self._db.execute("SELECT number, time, actor, event, commands FROM transition ORDER BY number")
-        except (sqlite3.Error, ValueError) as error:
-            raise RecordError(f"the store {self.path} is damaged ({error}); restore a backup") from None
+        return self._ledger.transitions()
 
     def names(self) -> list[str]:
         """The names of the tensors that are current."""
@@ -170,11 +179,11 @@ class FileStore:
     def tensor(self, name: str) -> Tensor:
         """A tensor by name, checked against its digest."""
         if name not in self._saved and name not in self._files:
-            raise RecordError(f"the store {self.path} has no tensor {name}; restore it from a backup")
+            raise RecordError(f"the store {self._place} has no tensor {name}; restore it from a backup")
         file, digest = self._saved.get(name) or self._files[name]
-        path = self._folder / file
+        path = f"{self._place}/tensors/{file}"
         try:
-            data = path.read_bytes()
+            data = self._folder.read(file)
             if _digest(data) != digest:
                 raise RecordError(f"{path} is damaged: its digest is not the one that was recorded; restore the store from a backup")
             tensor: Tensor = load(data)["tensor"]
@@ -190,21 +199,17 @@ class FileStore:
             raise self._full(error) from None
 
     def _full(self, error: Exception) -> RecordError:
-        return RecordError(f"cannot write to the store {self.path} ({error}); make room or repair the disk, then start this role again")
+        return RecordError(f"cannot write to the store {self._place} ({error}); make room or repair the disk, then start this role again")
 
     def _save(self, name: str, tensor: Tensor) -> None:
         data = save({"tensor": tensor.detach().contiguous()})
         file = f"{name.replace('/', '.')}-{self._serial}"
         self._serial += 1
-        temporary, final = self._folder / f"{file}.tmp", self._folder / file
+        temporary = f"{file}.tmp"
         hit(Failpoint.BEFORE_WRITE, name)
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            hit(Failpoint.AFTER_WRITE, name)
-            os.fsync(stream.fileno())
+        self._folder.write(temporary, data, lambda: hit(Failpoint.AFTER_WRITE, name))
         hit(Failpoint.AFTER_SYNC, name)
-        temporary.rename(final)
+        self._folder.rename(temporary, file)
         hit(Failpoint.AFTER_RENAME, name)
         self._saved[name] = (file, _digest(data))
         self._dropped.discard(name)
@@ -224,16 +229,10 @@ class FileStore:
 
     def _commit(self, step: Transition | None, facts: Mapping[str, str]) -> None:
         if self._saved:
-            _sync_folder(self._folder)
+            self._folder.sync()
         what = "" if step is None else type(step.event).__name__
         hit(Failpoint.BEFORE_COMMIT, what)
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany("INSERT OR REPLACE INTO tensor VALUES (?, ?, ?)", [(n, f, d) for n, (f, d) in self._saved.items()])
-        self._db.executemany("DELETE FROM tensor WHERE name = ?", [(name,) for name in self._dropped])
-        self._db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", [*facts.items()])
-        if step is not None:
-            self._db.execute("INSERT INTO transition VALUES (?, ?, ?, ?, ?)", (self._length, *_encoded(step)))
-        self._db.execute("COMMIT")
+        self._ledger.commit(self._length, step, facts, self._saved, self._dropped)
         hit(Failpoint.AFTER_COMMIT, what)
         self._length += step is not None
         self._facts |= facts
@@ -245,25 +244,150 @@ class FileStore:
         old += [self._files.pop(name)[0] for name in self._dropped]
         self._saved, self._dropped = {}, set()
         for file in old:
-            (self._folder / file).unlink(missing_ok=True)
+            self._folder.remove(file)
             hit(Failpoint.AFTER_REMOVE, file)
 
     def _sweep(self) -> None:
         """Remove what a crash has left: files that were written but never committed, or replaced but not removed."""
         current = {file for file, _ in self._files.values()}
-        for path in self._folder.iterdir():
-            if path.name not in current:
-                path.unlink()
+        for file in self._folder.names():
+            if file not in current:
+                self._folder.remove(file)
 
     def close(self) -> None:
         """Let another process have it."""
-        self._db.close()
+        self._ledger.close()
+
+
+class FileStore(StoreOn):
+    """A `Store` in a folder of its own: `store.sqlite` and one file per tensor under `tensors`."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """Open or make a store. One process at a time; `read_only` looks without a lock, and finds a store or fails."""
+        self.path = path
+        self._lock: int | None = None
+        try:
+            if not read_only:
+                path.mkdir(parents=True, exist_ok=True, mode=0o700)  # personal models are nobody else's business
+                (path / "tensors").mkdir(exist_ok=True, mode=0o700)
+                self._lock = _locked(path)
+            super().__init__(_Folder(path / "tensors"), _Database(path, read_only), str(path), read_only=read_only)
+        except (OSError, sqlite3.Error, ValueError, TypeError) as error:  # the last two: what is left of a damaged database
+            self._unlock()
+            raise RecordError(f"the store {path} cannot be used ({error}); restore a backup, or begin with an empty folder") from None
+        except BaseException:
+            self._unlock()
+            raise
+
+    def close(self) -> None:
+        """Let another process have it."""
+        super().close()
         self._unlock()
 
     def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+class _Folder:
+    """`Files` in a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, file: str, data: bytes, written: Callable[[], None]) -> None:
+        with (self._path / file).open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            written()
+            os.fsync(stream.fileno())
+
+    def rename(self, old: str, new: str) -> None:
+        (self._path / old).rename(self._path / new)
+
+    def sync(self) -> None:
+        _sync_folder(self._path)
+
+    def read(self, file: str) -> bytes:
+        return (self._path / file).read_bytes()
+
+    def remove(self, file: str) -> None:
+        (self._path / file).unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        return [path.name for path in self._path.iterdir()]
+
+
+class _Database:
+    """A `Ledger` in SQLite."""
+
+    def __init__(self, path: Path, read_only: bool) -> None:
+        self._path = path
+        file = path / "store.sqlite"
+        if read_only and not file.is_file():
+            raise RecordError(f"there is no store at {path}")
+        self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare(read_only)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self, read_only: bool) -> None:
+        db = self._db
+        if not read_only:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=FULL")
+        if not read_only and not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'fact'").fetchone():
+            self._make()
+        (version,) = db.execute("SELECT value FROM fact WHERE key = 'version'").fetchone()
+        if version != str(VERSION):
+            raise RecordError(f"{self._path} is a store of version {version}; this fedbcd reads version {VERSION}")
+
+    def _make(self) -> None:
+        """A new store; never where an old one has lost its database, since the tensors that are left would be swept."""
+        if any((self._path / "tensors").iterdir()):
+            raise RecordError(f"{self._path} has tensors but an empty store.sqlite: it was damaged; restore a backup, or empty the folder")
+        fresh = f"('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}')"
+        self._db.executescript(f"BEGIN; {_SCHEMA} INSERT INTO fact VALUES {fresh}; COMMIT;")
+        for folder in (self._path, self._path.parent):
+            _sync_folder(folder)
+
+    def tensors(self) -> dict[str, tuple[str, bytes]]:
+        return {name: (file, digest) for name, file, digest in self._db.execute("SELECT name, file, digest FROM tensor")}
+
+    def facts(self) -> dict[str, str]:
+        return dict(self._db.execute("SELECT key, value FROM fact"))
+
+    def length(self) -> int:
+        return int(self._db.execute("SELECT COUNT(*) FROM transition").fetchone()[0])
+
+    def transitions(self) -> Iterator[Transition]:
+        for number, time, actor, event, commands in self._rows():
+            try:
+                step = _decoded(time, actor, event, commands)
+            except (ValueError, TypeError, RecursionError) as error:
+                raise RecordError(f"transition {number} of the store {self._path} is damaged ({error}); restore a backup") from None
+            yield step
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._db.execute("SELECT number, time, actor, event, commands FROM transition ORDER BY number")
+        except (sqlite3.Error, ValueError) as error:
+            raise RecordError(f"the store {self._path} is damaged ({error}); restore a backup") from None
+
+    def commit(self, number: int, step: Transition | None, facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.executemany("INSERT OR REPLACE INTO tensor VALUES (?, ?, ?)", [(n, f, d) for n, (f, d) in saved.items()])
+        self._db.executemany("DELETE FROM tensor WHERE name = ?", [(name,) for name in dropped])
+        self._db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", [*facts.items()])
+        if step is not None:
+            self._db.execute("INSERT INTO transition VALUES (?, ?, ?, ?, ?)", (number, *_encoded(step)))
+        self._db.execute("COMMIT")
+
+    def close(self) -> None:
+        self._db.close()
 
 
 def _locked(path: Path) -> int:

@@ -1,0 +1,113 @@
+"""Whatever comes from a wire or a file is taken or refused with a sentence; what is refused changes nothing. See also tests/deploy."""
+
+import asyncio
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from faultsim import fuzz
+from faultsim.disk import Disk
+from faultsim.schedule import blueprint_of
+from fedbcd.config import read_toml
+from fedbcd.engines.deploy.checks import CheckFailed, check_notice
+from fedbcd.engines.deploy.coordinator import CoordinatorRole
+from fedbcd.engines.deploy.server import ServerRole
+from fedbcd.errors import ConfigError
+from fedbcd.protocol.messages import Started
+from wire_helpers import eventually, linked, make_authority, up
+
+NAMES = ["wire", "device", "server", "events.jsonl", "job.toml", "models.safetensors", "store"]
+HALF_OPEN = int(os.environ.get("FEDBCD_HALF_OPEN", "1000"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cut_at_every_byte_and_mutated(name: str, tmp_path: Path) -> None:
+    (target,) = [target for target in fuzz.targets(tmp_path) if target.name == name]
+    found = fuzz.fuzz(target, seed=1, mutations=400)
+    assert found["findings"] == []
+    assert found["inputs"] > 450
+    print(found)
+
+
+# ------------------------------------------------------------------------------------------------------- what the fuzzer found
+@pytest.mark.parametrize("wrong", [float("inf"), 1e300, 2**70, -1, True, "7", None, [1], {}])
+def test_a_hello_with_a_counter_that_is_none_is_refused_and_the_server_lives(wrong: Any) -> None:
+    """An activation of 1e999 was an OverflowError, which ended the server's process: any device could do that."""
+    role = ServerRole.open(Disk(random.Random(0), 1).store("x"), blueprint_of(1, 2, 1), 0)
+    role.tell(Started(), 0.0)
+    hello = {"run": role.store.facts["run"], "store": "ab", "activation": 0, "incarnation": 0, "uploading": False}
+    for name in ("activation", "incarnation"):
+        with pytest.raises(CheckFailed, match="device/0 does not say how far it is"):
+            role.greet("device/0", {**hello, name: wrong}, 1.0)
+    assert "store/0" not in role.store.facts
+    assert role.greet("device/0", json.loads(json.dumps(hello)), 1.0) == []
+
+
+@pytest.mark.parametrize("store", ["", "s" * 65, 7, None])
+def test_a_store_without_a_proper_name_is_refused(store: Any) -> None:
+    """Any text was written down as a fact, 64 KiB of it if a device liked."""
+    plan = blueprint_of(1, 2, 1)
+    server, coordinator = (Disk(random.Random(0), k).store("x") for k in (1, 2))
+    role = ServerRole.open(server, plan, 0)
+    role.tell(Started(), 0.0)
+    hello = {"run": server.facts["run"], "store": store, "activation": 0, "incarnation": 0, "uploading": False, "phase": 0}
+    with pytest.raises(CheckFailed, match="does not say how far it is"):
+        role.greet("device/0", hello, 1.0)
+    with pytest.raises(CheckFailed, match="does not say how far it is"):
+        CoordinatorRole.open(coordinator, plan).greet("server/0", hello, 1.0)
+
+
+def test_numbers_of_a_notice_are_checked() -> None:
+    """A notice whose round was no number ended the device's process."""
+    check_notice("server/0", {"phase": 3, "round": -1, "elapsed": 1}, "phase", "round")
+    for wrong in (None, "1", float("nan"), float("inf"), -1.0, [], 1e16, True):
+        with pytest.raises(CheckFailed):
+            check_notice("server/0", {"round": 1, "elapsed": wrong}, "round")
+    for other in (None, 1.0, "1", -2, 2**53, True):
+        with pytest.raises(CheckFailed):
+            check_notice("server/0", {"round": other}, "round")
+
+
+def test_a_job_file_of_brackets_is_a_sentence(tmp_path: Path) -> None:
+    """It was a RecursionError."""
+    file = tmp_path / "job.toml"
+    file.write_text("a = " + "[" * 5000)
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        read_toml(file)
+
+
+# ------------------------------------------------------------------------------------------------------------------- connections
+def test_half_open_connections_disturb_nobody(tmp_path: Path) -> None:
+    """Connections that say nothing, or begin a handshake and stop: a device that was there goes on, and memory is bounded."""
+    make_authority(tmp_path)
+    command = [sys.executable, "-m", "faultsim.idle", str(HALF_OPEN)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as idle:  # before gRPC has threads
+
+        async def scenario() -> None:
+            assert idle.stdin is not None
+            assert idle.stdout is not None
+            async with linked(tmp_path) as (server, here, device, _):
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                print(server.port, file=idle.stdin, flush=True)
+                opened = int(await asyncio.to_thread(idle.stdout.readline))
+                for k in range(20):
+                    assert await device.send(up(torch.arange(8.0), k)) or k >= 16
+                await eventually(lambda: len(here.letters) >= 16)
+                grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+                print(f"{opened} half-open connections: {grown:.0f} MiB, {1024 * grown / max(opened, 1):.0f} KiB each")
+                assert opened == HALF_OPEN
+                assert grown < 64 + 0.15 * HALF_OPEN
+                assert here.disconnects == []
+
+        try:
+            asyncio.run(scenario())
+        finally:
+            idle.kill()

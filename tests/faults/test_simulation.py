@@ -1,0 +1,80 @@
+"""Thousands of seeds of the simulated deployment, judged by the reference model; and the simulator itself, judged by deliberate breaks."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from faultsim.mutations import MUTATIONS, caught, no_file_sync
+from faultsim.run import report, run, shrink
+from faultsim.schedule import Fault, Schedule
+
+SEEDS, PART = 2000, 500
+CAUGHT_BY = {
+    "no_file_sync": 0,
+    "no_folder_sync": 0,
+    "commit_before_the_files": 0,
+    "answer_before_commit": 0,
+    "remove_before_commit": 54,
+    "copies_count_twice": 6,
+    "held_uploads_are_forgotten": 65,
+    "absorbs_are_not_repeated": 1,
+    "absorb_without_before": 0,
+    "one_server_too_few": 4,
+    "last_come_first_mixed": 12,
+    "mean_is_not_kept": 1,
+    "late_copies_are_adopted": 0,
+    "one_offline_round_more": 6,
+    "uploads_are_not_repeated": 10,
+    "grants_are_not_repeated": 15,
+    "work_is_not_resumed": 36,
+    "clock_follows_the_wall": 1,
+    "clock_is_forgotten": 110,
+    "sum_is_saved_too_late": 11,
+    "lost_memory_is_overlooked": 4,
+    "models_are_not_kept_for_lost_devices": 71,
+}
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+def test_every_seed_holds(first: int) -> None:
+    command = [sys.executable, "-W", "error", "-m", "faultsim", "--seeds", f"{first}:{first + PART}"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{PART} seeds" in done.stdout
+    for fault in Fault:
+        assert fault.name in done.stdout, f"no {fault.name} happened"
+    assert "torn files" in done.stdout
+
+
+def test_a_seed_is_a_run() -> None:
+    """The same seed gives the same letters, faults and rounds."""
+    for seed in (3, 1004):
+        assert run(Schedule.of(seed)) == run(Schedule.of(seed))
+
+
+def test_a_failure_names_its_command_and_a_short_schedule() -> None:
+    with no_file_sync():
+        schedule = next(s for s in map(Schedule.of, range(100)) if len(s.faults) > 6 and run(s).sentence)
+        short = shrink(schedule)
+        text = report(short)
+    assert 0 < len(short.faults) < len(schedule.faults)
+    assert f"python -m faultsim --seed {schedule.seed}" in text
+    assert "is damaged" in text
+    assert not run(short).sentence
+
+
+def test_without_faults_nothing_is_refused() -> None:
+    for seed in range(14):
+        outcome = run(replace(Schedule.of(seed), faults=()))
+        assert (outcome.sentence, outcome.refused) == ("", 0)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_deliberate_break_is_caught(name: str) -> None:
+    """`CAUGHT_BY` names the first seed that catches it (`python -m faultsim.mutations`)."""
+    seed, sentence = caught(name, range(CAUGHT_BY[name], CAUGHT_BY[name] + 100))
+    assert sentence
+    assert seed == CAUGHT_BY[name], f"caught, but by seed {seed}; write that down"

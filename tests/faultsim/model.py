@@ -1,0 +1,413 @@
+"""What must hold, said a second time and more simply: sums are formed from scratch, queues are lists, nothing is incremental.
+
+`check` reads what every role has made durable (its log) and every letter that was ever sent, and raises `Violation`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from faultsim.world import Violation, World, trained
+from fedbcd.engines.deploy.blueprint import Blueprint
+from fedbcd.engines.deploy.letter import Letter
+from fedbcd.eventlog import Transition
+from fedbcd.protocol.clouds import AsyncCloud, GraphCloud, RigorousCloud
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Absorb,
+    Acknowledged,
+    Activated,
+    Actor,
+    AdoptModel,
+    GlobalUpdated,
+    Mixed,
+    MixModels,
+    OfflineTrained,
+    OpenPhase,
+    Pull,
+    Restored,
+    Send,
+    ServerReady,
+    StepGlobal,
+    StepModel,
+    Train,
+    Trained,
+    TrainOffline,
+    UpdateRequested,
+    Uploaded,
+    number_of,
+    upload_ref,
+)
+
+CLOSE = 1e-5
+Log = Sequence[Transition]
+
+
+def check(world: World) -> None:
+    """Everything."""
+    logs = {actor: tuple(node.disk.log) for actor, node in world.nodes.items()}
+    lost = {actor for actor, node in world.nodes.items() if node.was_reset}
+    wire = Wire(world.sent)
+    servers = _check_logs(world.plan, logs, world.sent, lost, wire)
+    check_final(world, logs, lost, servers, wire)
+
+
+def check_logs(plan: Blueprint, logs: Mapping[Actor, Log]) -> None:
+    """What can be seen of a real deployment: its logs. Letters are those that somebody has heard; numbers are left to a replay."""
+    heard = [
+        Letter(_speaker(plan, actor, step.event), actor, step.event, None, 0.0)
+        for actor, log in logs.items()
+        for step in log
+        if isinstance(step.event, Activated | Acknowledged | Restored | UpdateRequested | Uploaded | ServerReady | Mixed | GlobalUpdated)
+    ]
+    _check_logs(plan, logs, heard, set(), _Unseen(plan))
+
+
+def _speaker(plan: Blueprint, actor: Actor, event: Any) -> Actor:
+    if actor.startswith("device/"):
+        return f"server/{plan.home_of(number_of(actor))}"
+    if isinstance(event, ServerReady):
+        return f"server/{event.server}"
+    return COORDINATOR if isinstance(event, Mixed | GlobalUpdated) else f"device/{event.device}"
+
+
+def _check_logs(
+    plan: Blueprint, logs: Mapping[Actor, Log], letters: Sequence[Letter], lost: set[Actor], wire: "Wire"
+) -> dict[int, "ServerStory"]:
+    check_times(letters, logs)
+    check_letters_are_durable(letters, {actor: log for actor, log in logs.items() if actor not in lost})
+    servers = {n: check_server(plan, n, logs[f"server/{n}"], wire) for n in range(len(plan.servers))}
+    check_coordinator(plan, logs[COORDINATOR], wire)
+    for device in range(plan.devices):
+        check_offline_limit(plan, device, logs[f"device/{device}"])
+    check_promises(letters, servers)
+    return servers
+
+
+def _near(one: Tensor, two: Tensor) -> bool:
+    return bool(torch.allclose(one.double(), two.double(), rtol=CLOSE, atol=CLOSE))
+
+
+class Wire:
+    """Every model that was ever sent. A name stands for one value, bit for bit, however often and after whatever crash it is sent."""
+
+    def __init__(self, letters: Iterable[Letter]) -> None:
+        self._models: dict[tuple[str, str], Tensor] = {}
+        for letter in letters:
+            if letter.model is None:
+                continue
+            key = self._key(letter)
+            known = self._models.setdefault(key, letter.model.clone())
+            if not (torch.equal(known, letter.model)):
+                raise Violation(f"{key[0]} {key[1]} was sent as {known.tolist()} and as {letter.model.tolist()}")
+
+    @staticmethod
+    def _key(letter: Letter) -> tuple[str, str]:
+        event: Any = letter.event
+        if isinstance(event, Restored):
+            return letter.to, f"restored/{event.incarnation}"
+        if isinstance(event, ServerReady):
+            return "report", f"{event.server}/{event.phase}/{event.iteration}"
+        return "model", event.model
+
+    def model(self, name: str) -> Tensor:
+        """By its handle."""
+        return self._of("model", name)
+
+    def report(self, ready: ServerReady) -> Tensor:
+        """What a server reported."""
+        return self._of("report", f"{ready.server}/{ready.phase}/{ready.iteration}")
+
+    def restored(self, actor: Actor, event: Restored) -> Tensor:
+        """What a device was told to start from."""
+        return self._of(actor, f"restored/{event.incarnation}")
+
+    def knows(self, name: str) -> bool:
+        """Whether a handle was ever sent."""
+        return ("model", name) in self._models
+
+    def has_report(self, ready: ServerReady) -> bool:
+        """Whether a report was ever sent."""
+        return ("report", f"{ready.server}/{ready.phase}/{ready.iteration}") in self._models
+
+    def _of(self, kind: str, name: str) -> Tensor:
+        if (kind, name) not in self._models:
+            raise Violation(f"{kind} {name} was used but never sent")
+        return self._models[kind, name]
+
+
+class _Unseen(Wire):
+    """Nobody has looked at the models: no value is known, none is compared."""
+
+    def __init__(self, plan: Blueprint) -> None:
+        super().__init__([])
+        self._size = plan.size_F
+        self._nothing = torch.zeros(plan.size_F + plan.cloud.sync, dtype=torch.float64)
+
+    def _of(self, kind: str, name: str) -> Tensor:
+        return self._nothing if kind == "report" else self._nothing[: self._size]
+
+
+# ------------------------------------------------------------------------------------------------------------- of all roles
+def check_times(letters: Iterable[Letter], logs: Mapping[Actor, Log]) -> None:
+    """A role's time only goes forward, and what it heard was said before."""
+    said: dict[tuple[Actor, Any], float] = {}
+    for letter in letters:
+        key = (letter.to, letter.event)
+        said[key] = min(said.get(key, letter.clock), letter.clock)
+    for actor, log in logs.items():
+        before = -1.0
+        for step in log:
+            if not (step.time > before):
+                raise Violation(f"the clock of {actor} went from {before} to {step.time}")
+            if not (step.time > said.get((actor, step.event), -1.0)):
+                raise Violation(f"{actor} heard {step.event} before it was said")
+            before = step.time
+
+
+def check_letters_are_durable(letters: Iterable[Letter], logs: Mapping[Actor, Log]) -> None:
+    """Whatever was said is in the log of who said it: nothing is sent before it is durable."""
+    kept = {(actor, c.to, c.message) for actor, log in logs.items() for step in log for c in step.commands if isinstance(c, Send)}
+    for letter in letters:
+        if letter.sender in logs and (letter.sender, letter.to, letter.event) not in kept:
+            raise Violation(f"{letter.sender} has sent {letter.event} and forgotten it")
+
+
+# --------------------------------------------------------------------------------------------------------------------- servers
+@dataclass
+class ServerStory:
+    """What a server's log says."""
+
+    z: Tensor
+    accepted: dict[tuple[int, int], str] = field(default_factory=dict)  # (device, activation) -> handle
+    counted: list[tuple[int, int]] = field(default_factory=list)
+    held: list[tuple[int, int]] = field(default_factory=list)
+
+
+def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerStory:
+    """Each accepted upload counts once, in this phase or the next; a phase ends with q; z follows from what counted."""
+    weights, members = plan.weights(), plan.servers[server]
+    everybody = plan.algorithm.counts == "members"
+    story = ServerStory(plan.start)
+    last = dict.fromkeys(members, -1)
+    copies = {device: plan.start.double() for device in members}
+    active: set[int] = set()
+    phase, waiting, reported, model = -1, True, (-1, -1), "z/0" if plan.cloud.sync else f"z/{server}/0"
+    granted: dict[int, Activated] = {}
+    for step in log:
+        event: Any = step.event
+        if (
+            isinstance(event, Uploaded)
+            and Send(to=f"device/{event.device}", message=Acknowledged(activation=event.activation)) in step.commands
+        ) and event.activation > last[event.device]:
+            if not (event.activation == last[event.device] + 1):
+                raise Violation(f"server {server} accepted {event} after {last[event.device]}")
+            if not (granted.get(event.device) is not None):
+                raise Violation(f"server {server} accepted {event}, which it had not asked for")
+            del granted[event.device]
+            last[event.device] = event.activation
+            story.accepted[event.device, event.activation] = event.model
+            story.held.append((event.device, event.activation))
+        for command in step.commands:
+            match command:
+                case OpenPhase():
+                    if not (command.phase == phase + 1 and waiting):
+                        raise Violation(f"server {server} opened phase {command.phase} after {phase}")
+                    phase, waiting, active = command.phase, False, set()
+                case Absorb():
+                    key = (command.device, command.activation)
+                    if key not in story.held:
+                        raise Violation(f"server {server} counted {key}, which waits for no counting (counted: {key in story.counted})")
+                    story.held.remove(key)
+                    story.counted.append(key)
+                    active.add(command.device)
+                    copies[command.device] = wire.model(story.accepted[key]).double()
+                case Send(message=Activated() as activated):
+                    device = number_of(command.to)
+                    if device not in granted:
+                        if not (activated.model == model):
+                            raise Violation(f"server {server} sent {activated} while its model was {model}")
+                        if not (activated.activation == last[device] + 1):
+                            raise Violation(f"server {server} sent {activated} after {last[device]}")
+                        granted[device] = activated
+                    if not (granted[device] == activated):
+                        raise Violation(f"server {server} sent {activated} after {granted[device]}")
+                case Send(message=ServerReady() as ready):
+                    if not (len(active) >= min(plan.active, len(members))):
+                        raise Violation(f"server {server} reported phase {phase} with {len(active)} uploads")
+                    if not ((ready.phase, ready.iteration) > reported):
+                        raise Violation(f"server {server} went back from {reported} to {ready}")
+                    if story.held and ready.iteration == 0:  # between iterations it waits, and uploads with it
+                        raise Violation(f"server {server} reported while {story.held} had not been counted")
+                    reported, waiting = (ready.phase, ready.iteration), True
+                    total, weight = _sum(copies, weights, members if everybody else active)
+                    whole = torch.cat([total, torch.tensor([weight], dtype=torch.float64)]) if plan.cloud.sync else story.z
+                    if wire.has_report(ready) and not _near(wire.report(ready), whole):
+                        raise Violation(f"server {server} reported {wire.report(ready)}, not {whole}")
+                case StepModel():
+                    mixed = wire.model(command.mixed) if isinstance(event, Mixed) and event.model == command.mixed else story.z
+                    waiting = True
+                    total, weight = _sum(copies, weights, members if everybody else active)
+                    story.z = _stepped(plan, mixed.double(), total, weight)
+                    model = _newer(server, model, command.result)
+                    if wire.knows(model) and not (_near(wire.model(model), story.z)):
+                        raise Violation(f"server {server}: {model} is {wire.model(model)}, not {story.z}")
+                case AdoptModel():
+                    assert isinstance(event, GlobalUpdated)
+                    model = _newer(server, model, event.model)
+                    story.z = wire.model(model)
+    if not (waiting or not story.held):
+        raise Violation(f"server {server} has not counted {story.held}, though its phase is open")
+    return story
+
+
+def _sum(copies: Mapping[int, Tensor], weights: Sequence[float], who: Iterable[int]) -> tuple[Tensor, float]:
+    chosen = sorted(who)
+    zero = torch.zeros_like(next(iter(copies.values())))
+    return sum((weights[d] * copies[d] for d in chosen), zero), float(sum(weights[d] for d in chosen))
+
+
+def _stepped(plan: Blueprint, mixed: Tensor, total: Tensor, weight: float) -> Tensor:
+    return mixed if weight == 0 else mixed - plan.algorithm.server_step * (mixed - total / weight)
+
+
+def _newer(server: int, old: str, new: str) -> str:
+    if not (number_of(new) == number_of(old) + 1):
+        raise Violation(f"the model of server {server} went from {old} to {new}")
+    return new
+
+
+# ----------------------------------------------------------------------------------------------------------------- coordinator
+def check_coordinator(plan: Blueprint, log: Log, wire: Wire) -> None:
+    """Exactly B servers per mix, in order of arrival; mixing keeps the mean; rounds are numbered one after the other."""
+    queue: list[ServerReady] = []
+    seen: set[tuple[int, int, int]] = set()
+    rounds, z = 0, plan.start.double()
+    last_iteration = plan.algorithm.cloud_iterations - 1
+    for step in log:
+        assert isinstance(step.event, ServerReady)
+        key = (step.event.server, step.event.phase, step.event.iteration)
+        if key not in seen:
+            queue.append(step.event)
+            seen.add(key)
+        for command in step.commands:
+            match command:
+                case MixModels():
+                    if not (command.round == rounds):
+                        raise Violation(f"mix {command.round} came when {rounds} was due")
+                    _check_mix(plan, command, queue, wire)
+                    rounds += command.iteration == last_iteration
+                case StepGlobal():
+                    if not (command.round == rounds):
+                        raise Violation(f"round {command.round} came when {rounds} was due")
+                    ready = [r for r in queue if r.phase == rounds]
+                    if not (sorted(r.server for r in ready) == [*range(len(plan.servers))]):
+                        raise Violation(f"round {rounds} came with {ready}")
+                    sums = sum((wire.report(r) for r in ready), torch.zeros(plan.size_F + 1, dtype=torch.float64))
+                    for _ in range(command.iterations):
+                        z = _stepped(plan, z, sums[:-1], float(sums[-1]))
+                    if wire.knows(command.result) and not (_near(wire.model(command.result), z)):
+                        raise Violation(f"{command.result} is {wire.model(command.result)}, not {z}")
+                    queue = [r for r in queue if r.phase > rounds]
+                    rounds += 1
+
+
+def _check_mix(plan: Blueprint, command: MixModels, queue: list[ServerReady], wire: Wire) -> None:
+    cloud = plan.cloud
+    size = len(plan.servers) if isinstance(cloud, GraphCloud) else cloud.first if isinstance(cloud, AsyncCloud | RigorousCloud) else 0
+    if isinstance(cloud, RigorousCloud):
+        queue[:] = [r for r in queue if r.phase >= command.round]  # earlier ones were isolated
+    candidates = [r for r in queue if r.iteration == command.iteration]
+    first = candidates[:size]
+    if command.iteration > 0:  # the same B again; they may come back in another order
+        first = sorted(first, key=lambda r: command.servers.index(r.server) if r.server in command.servers else size)
+    if not (tuple(r.server for r in first) == command.servers):
+        raise Violation(f"{command} was mixed, though {[r.server for r in candidates]} was the queue, B = {size}")
+    if not (tuple(r.model for r in first) == command.models):
+        raise Violation(f"{command} was mixed from other models than {first}")
+    for ready in first:
+        queue.remove(ready)
+    models = torch.stack([wire.report(r) for r in first]).double()
+    if all(wire.knows(handle) for handle in command.results):
+        results = torch.stack([wire.model(handle) for handle in command.results]).double()
+        if not (_near(results.mean(0), models.mean(0))):
+            raise Violation(f"{command} did not keep the mean: {models.mean(0)} became {results.mean(0)}")
+        if not isinstance(cloud, GraphCloud) and not (_near(results, models.mean(0).expand_as(results))):
+            raise Violation(f"{command} gave {results}")
+
+
+# --------------------------------------------------------------------------------------------------------------------- devices
+def check_offline_limit(plan: Blueprint, device: int, log: Log) -> None:
+    """No more offline rounds in a row than allowed."""
+    limit, in_a_row = getattr(plan.algorithm, "offline_limit", 0), 0
+    for step in log:
+        in_a_row += isinstance(step.event, OfflineTrained)
+        if not (in_a_row <= limit):
+            raise Violation(f"device {device} trained offline {in_a_row} times in a row; {limit} are allowed")
+        if any(isinstance(command, Train | Pull) for command in step.commands) or isinstance(step.event, Restored):
+            in_a_row = 0
+
+
+def device_story(plan: Blueprint, device: int, log: Log, wire: Wire) -> tuple[Tensor, Tensor]:
+    """x and x_prev as they follow from a device's log; every upload is checked on the way."""
+    x = prev = plan.start
+    work: Any = None
+    incarnation = 0
+    sessions: set[int] = set()
+    for step in log:
+        event: Any = step.event
+        match event:
+            case OfflineTrained():
+                assert isinstance(work, TrainOffline)
+                x, prev = trained(device, work.session, event.steps, x, prev, None), x
+            case Trained():
+                anchor = wire.model(work.model)
+                start, before = (x, prev) if plan.algorithm.personal else (anchor, anchor)
+                x, prev = trained(device, work.session, event.steps, start, before, anchor), start
+                handle = upload_ref(device, event.activation, incarnation)
+                if wire.knows(handle) and not (torch.equal(wire.model(handle), x)):
+                    raise Violation(f"{handle} was sent as {wire.model(handle)}, but is {x}")
+            case Restored() if event.incarnation > incarnation:
+                incarnation = event.incarnation
+                if plan.algorithm.personal:
+                    x = prev = wire.restored(f"device/{device}", event)
+        for command in step.commands:
+            if isinstance(command, Train | Pull | TrainOffline):
+                work = command
+                if not isinstance(command, Pull):
+                    if not (command.session not in sessions):
+                        raise Violation(f"device {device} drew session {command.session} twice")
+                    sessions.add(command.session)
+    return x, prev
+
+
+# ---------------------------------------------------------------------------------------------------------------------- the end
+def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]) -> None:
+    """Every acknowledgement that ever left a server is kept: the upload is in its log, and counted once or about to be."""
+    for letter in letters:
+        if isinstance(letter.event, Acknowledged):
+            story, key = servers[number_of(letter.sender)], (number_of(letter.to), letter.event.activation)
+            times = story.counted.count(key) + story.held.count(key)
+            if not (times == 1):
+                raise Violation(f"{letter.sender} acknowledged {key} and counts it {times} times")
+
+
+def check_final(world: World, logs: Mapping[Actor, Log], lost: set[Actor], servers: Mapping[int, ServerStory], wire: Wire) -> None:
+    """What the roles hold at the end is what the history implies, and their disks hold nothing else."""
+    for actor, node in world.nodes.items():
+        if node.role is None:
+            continue
+        kept = {file for file, _ in node.disk.tensors_.values()}
+        if not ({*node.disk.entries} == kept):
+            raise Violation(f"{actor} keeps {sorted(node.disk.entries)}, but needs {sorted(kept)}")
+        if actor.startswith("server/"):
+            story = servers[number_of(actor)]
+            if not (_near(node.role.z, story.z)):
+                raise Violation(f"z of {actor} is {node.role.z}, not {story.z}")
+        elif actor.startswith("device/") and actor not in lost and world.plan.algorithm.personal:
+            x, prev = device_story(world.plan, number_of(actor), logs[actor], wire)
+            if not (torch.equal(node.role.x, x) and torch.equal(node.role.prev, prev)):
+                raise Violation(f"x of {actor} is {node.role.x}, not {x}")

@@ -1,0 +1,311 @@
+"""Deliberate breaks of the deployment, each of which the simulator must catch. `python -m faultsim.mutations` tries them all."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from faultsim.disk import Disk
+from faultsim.run import run
+from faultsim.schedule import Schedule
+from fedbcd.algorithm import cloud
+from fedbcd.engines.deploy import clock, device, server, store
+from fedbcd.engines.deploy.role import Role
+from fedbcd.protocol import Device, Server
+from fedbcd.protocol import coordinator as coordinators
+from fedbcd.protocol import device as devices
+from fedbcd.protocol import server as servers
+from fedbcd.protocol.messages import Command, Event, RetryDue, Uploaded
+
+MOST = 400  # seeds, for each
+
+
+def no_file_sync() -> Any:
+    """Tensor files are not synced before they are named."""
+    return patch.object(Disk, "sync_file", lambda *_: None)
+
+
+def no_folder_sync() -> Any:
+    """The folder is not synced before a commit refers to its files."""
+    return patch.object(Disk, "sync", lambda *_: None)
+
+
+def commit_before_the_files() -> Any:
+    """A commit names files that are written after it."""
+    whole = store.StoreOn._save
+
+    def late(self: store.StoreOn, name: str, tensor: Tensor) -> None:
+        whole(self, name, tensor)
+        file, _ = self._saved[name]
+        data = self._folder.entries.pop(file)  # type: ignore[attr-defined]
+        self._late = [*getattr(self, "_late", []), (file, data)]  # type: ignore[attr-defined]
+
+    def after(self: store.StoreOn) -> None:
+        for file, data in getattr(self, "_late", []):
+            self._folder.entries[file] = data  # type: ignore[attr-defined]
+        self._late = []  # type: ignore[attr-defined]
+        let_go(self)
+
+    let_go = store.StoreOn._let_go
+    return _both(patch.object(store.StoreOn, "_save", late), patch.object(store.StoreOn, "_let_go", after))
+
+
+def answer_before_commit() -> Any:
+    """A server acknowledges an upload without having written it down: the commit comes with the next event."""
+    whole = store.StoreOn.commit
+
+    def lazy(self: store.StoreOn, step: Any = None, facts: Any = None) -> None:
+        waiting = getattr(self, "_waiting", None)
+        if waiting is not None:
+            self._waiting = None  # type: ignore[attr-defined]
+            self._length -= 1
+            whole(self, *waiting)
+        if step is not None and isinstance(step.event, Uploaded):
+            self._waiting = (step, dict(facts or {}))  # type: ignore[attr-defined]
+            self._length += 1
+        else:
+            whole(self, step, facts)
+
+    return patch.object(store.StoreOn, "commit", lazy)
+
+
+def remove_before_commit() -> Any:
+    """What a commit is about to replace is removed before it."""
+    whole = store.StoreOn._commit
+
+    def eager(self: store.StoreOn, step: Any, facts: Any) -> None:
+        for name in [*self._dropped, *self._saved]:
+            if name in self._files:
+                self._folder.remove(self._files[name][0])
+        self._folder.sync()
+        whole(self, step, facts)
+
+    return patch.object(store.StoreOn, "_commit", eager)
+
+
+def copies_count_twice() -> Any:
+    """A repeated upload is counted again."""
+    whole = Server._uploaded
+
+    def twice(self: Server, event: Event) -> list[Command]:
+        assert isinstance(event, Uploaded)
+        known = self._last.get(event.device, -1)
+        commands = whole(self, event)
+        if event.activation <= known and self.state is servers.ServerState.COLLECTING:
+            return [servers.Absorb(device=event.device, activation=event.activation), *commands]
+        return commands
+
+    return patch.dict(servers.TRANSITIONS, {(s, Uploaded): twice for s in (servers.ServerState.COLLECTING, servers.ServerState.WAITING)})
+
+
+def held_uploads_are_forgotten() -> Any:
+    """What came while the server waited is acknowledged and dropped."""
+    whole = Server._open
+
+    def forget(self: Server) -> list[Command]:
+        self._held = []
+        return whole(self)
+
+    return patch.object(Server, "_open", forget)
+
+
+def absorbs_are_not_repeated() -> Any:
+    """After a crash the uploads since the last saved sum are not counted again."""
+    whole = server.ServerRole._load
+
+    def load(self: server.ServerRole) -> None:
+        self._again = []
+        whole(self)
+
+    return patch.object(server.ServerRole, "_load", load)
+
+
+def absorb_without_before() -> Any:
+    """A contribution is added to the last one of the same device instead of replacing it."""
+
+    def absorb(total: Tensor, weight: float, after: Tensor, before: Tensor | None) -> None:
+        total.add_(after.double(), alpha=weight)
+
+    return patch.object(server, "absorb", absorb)
+
+
+def one_server_too_few() -> Any:
+    """A mix of B - 1."""
+    whole = coordinators.AsyncCoordinator.__init__
+
+    def init(self: Any, servers: Any, first: int, iterations: int = 1, alike: bool = True) -> None:
+        whole(self, servers, max(first - 1, 1), iterations, alike)
+
+    return patch.object(coordinators.AsyncCoordinator, "__init__", init)
+
+
+def last_come_first_mixed() -> Any:
+    """The latest B are mixed, not the first."""
+
+    def latest(queue: Mapping[int, Any], first: int) -> Iterator[int]:
+        return iter([*queue][-first:])
+
+    return patch.object(coordinators, "islice", latest)
+
+
+def mean_is_not_kept() -> Any:
+    """The mean of B models is divided by B + 1."""
+    return patch.object(cloud, "mean", lambda z_BF: z_BF.sum(0) / (len(z_BF) + 1))
+
+
+def late_copies_are_adopted() -> Any:
+    """A server takes an old answer of the coordinator for a new one."""
+    return patch.object(Server, "_is_late", lambda *_: False)
+
+
+def one_offline_round_more() -> Any:
+    """The offline limit is off by one."""
+    whole = Device._start_offline
+
+    def more(self: Device, event: Event) -> list[Command]:
+        limit, self.offline_limit = self.offline_limit, None if self.offline_limit is None else self.offline_limit + 1
+        try:
+            return whole(self, event)
+        finally:
+            self.offline_limit = limit
+
+    states = devices.DeviceState
+    table = {(s, devices.OfflineDue): more for s in (states.IDLE, states.ASKING, states.SUSPENDED)}
+    return patch.dict(devices.TRANSITIONS, table)
+
+
+def uploads_are_not_repeated() -> Any:
+    """A device whose acknowledgement was lost does not ask for it again."""
+    return patch.dict(devices.TRANSITIONS, {(devices.DeviceState.UPLOADING, RetryDue): Device._ignore})
+
+
+def grants_are_not_repeated() -> Any:
+    """A server whose answer to a request was lost does not say it again."""
+    whole = Server._requested
+
+    def once(self: Server, event: Event) -> list[Command]:
+        assert isinstance(event, servers.UpdateRequested)
+        return [] if event.device in self._working else whole(self, event)
+
+    states = (servers.ServerState.COLLECTING, servers.ServerState.WAITING)
+    return patch.dict(servers.TRANSITIONS, {(s, servers.UpdateRequested): once for s in states})
+
+
+def work_is_not_resumed() -> Any:
+    """A device that died while it trained does not begin again."""
+    whole = device.DeviceRole._load
+
+    def load(self: device.DeviceRole) -> None:
+        whole(self)
+        self.work = self._task = None
+
+    return patch.object(device.DeviceRole, "_load", load)
+
+
+def clock_follows_the_wall() -> Any:
+    """Time is what the local clock says."""
+    return patch.object(clock.HybridClock, "at", lambda _, now: now)
+
+
+def clock_is_forgotten() -> Any:
+    """After a crash a role's time begins anew."""
+    whole = Role._recover
+
+    def recover(self: Role) -> None:
+        whole(self)
+        self._clock.last = 0.0
+
+    return patch.object(Role, "_recover", recover)
+
+
+def sum_is_saved_too_late() -> Any:
+    """The note of which transitions the saved sum holds is one ahead."""
+    whole = server.ServerRole._checkpoint
+
+    def checkpoint(self: server.ServerRole) -> None:
+        whole(self)
+        self._facts["total_at"] = str(self.store.length + 1)
+
+    return patch.object(server.ServerRole, "_checkpoint", checkpoint)
+
+
+def lost_memory_is_overlooked() -> Any:
+    """A device with an empty or an old disk is taken for what it was."""
+    return patch.object(server._Standing, "is_in_step_with", lambda *_, **__: True)
+
+
+def models_are_not_kept_for_lost_devices() -> Any:
+    """A model is dropped as soon as there is a newer one, whoever may still ask for it."""
+
+    def release(self: server.ServerRole, handle: str) -> None:
+        if handle != self._current:
+            self._drop(handle)
+
+    return patch.object(server.ServerRole, "_release", release)
+
+
+MUTATIONS: dict[str, Callable[[], Any]] = {
+    mutation.__name__: mutation
+    for mutation in (
+        no_file_sync,
+        no_folder_sync,
+        commit_before_the_files,
+        answer_before_commit,
+        remove_before_commit,
+        copies_count_twice,
+        held_uploads_are_forgotten,
+        absorbs_are_not_repeated,
+        absorb_without_before,
+        one_server_too_few,
+        last_come_first_mixed,
+        mean_is_not_kept,
+        late_copies_are_adopted,
+        one_offline_round_more,
+        uploads_are_not_repeated,
+        grants_are_not_repeated,
+        work_is_not_resumed,
+        clock_follows_the_wall,
+        clock_is_forgotten,
+        sum_is_saved_too_late,
+        lost_memory_is_overlooked,
+        models_are_not_kept_for_lost_devices,
+    )
+}
+
+
+@contextmanager
+def _both(one: Any, two: Any) -> Iterator[None]:
+    with one, two:
+        yield
+
+
+def caught(name: str, seeds: Sequence[int] = range(MOST)) -> tuple[int, str]:
+    """The first seed that catches a break, and what it says; -1 if none does."""
+    with MUTATIONS[name]():
+        for seed in seeds:
+            outcome = run(Schedule.of(seed))
+            if outcome.sentence:
+                return seed, outcome.sentence
+    return -1, ""
+
+
+def main() -> int:
+    """All of them; 0 if each was caught."""
+    torch.set_num_threads(1)
+    missed = 0
+    for name, mutation in MUTATIONS.items():
+        seed, sentence = caught(name)
+        missed += seed < 0
+        print(
+            f"{name}: {(mutation.__doc__ or '').strip()} caught by seed {seed}: {sentence.strip().splitlines()[-1][:150] if sentence else 'NOT CAUGHT'}",
+            flush=True,
+        )
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""What goes wrong, when and where: drawn from one seed before anything happens, so that parts of it can be left out."""
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+
+from torch import nn
+
+import fedbcd as fb
+from fedbcd.engines.deploy.blueprint import Blueprint
+from fedbcd.engines.deploy.failpoints import Failpoint
+from fedbcd.engines.settings import Settings
+from fedbcd.protocol.messages import COORDINATOR, device_actor, server_actor
+
+UNTIL = 4.0  # seconds of trouble
+
+
+class Fault(Enum):
+    """What can go wrong."""
+
+    LOSS = "letters are lost"
+    DELAY = "letters are slow"
+    REORDER = "letters overtake each other"
+    DUPLICATE = "letters come twice"
+    PARTITION = "one way of a link is dead"
+    RESET = "a connection breaks in the middle of a letter"
+    CRASH = "a role dies between two events and comes back"
+    CRASH_AT_STEP = "a role dies at a named step inside an event; what was not synced is lost or torn"
+    FULL_DISK = "a disk is full for a while"
+    CLOCK_JUMP = "a clock jumps"
+    PAUSE = "a process stands still and goes on"
+    GIVE_UP = "a server takes a working device for lost"
+    LOST_DISK = "a device comes back with an empty disk"
+    OLD_BACKUP = "a device comes back with an old copy of its disk"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One fault."""
+
+    at: float
+    fault: Fault
+    where: str
+    length: float
+    amount: float
+    point: Failpoint | None = None
+
+    def __str__(self) -> str:
+        point = "" if self.point is None else f" {self.point.value}"
+        return f"{self.at:6.3f} {self.fault.name:13} {self.where:24} for {self.length:.2f} s, {self.amount:+.2f}{point}"
+
+
+_BCD = fb.FedBCD(device_step=0.05, batch=4, steps=(1, 3))
+_BCDI = fb.FedBCDI(device_step=0.05, batch=4, steps=(1, 3), offline_limit=2)
+_TWICE = fb.FedBCD(device_step=0.05, batch=4, steps=(1, 3), cloud_iterations=2)
+_GRAPH = fb.GraphCloud([[0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]])
+CASES: list[tuple[str, fb.Algorithm, fb.Cloud]] = [
+    ("fedbcd-sync", _BCD, fb.SyncCloud()),
+    ("fedbcd-async", _BCD, fb.AsyncCloud(first=2)),
+    ("fedbcd-async-1", _BCD, fb.AsyncCloud(first=1)),
+    ("fedbcd-rigorous", _BCD, fb.RigorousCloud(first=2)),
+    ("fedbcd-graph", _BCD, _GRAPH),
+    ("fedbcd-i-sync", _BCDI, fb.SyncCloud()),
+    ("fedbcd-i-async", _BCDI, fb.AsyncCloud(first=2)),
+    ("fedbcd-i-rigorous", _BCDI, fb.RigorousCloud(first=1)),
+    ("fedavg-sync", fb.FedAvg(device_step=0.05, batch=4, steps=(1, 3)), fb.SyncCloud()),
+    ("fedprox-async", fb.FedProx(device_step=0.05, batch=4, steps=(1, 3)), fb.AsyncCloud(first=2)),
+    ("twice-sync", _TWICE, fb.SyncCloud()),
+    ("twice-async", _TWICE, fb.AsyncCloud(first=2)),
+    ("twice-async-1", _TWICE, fb.AsyncCloud(first=1)),
+    ("twice-rigorous", _TWICE, fb.RigorousCloud(first=2)),
+]
+SERVERS = 3
+
+
+@cache
+def blueprint_of(case: int, members: int, active: int) -> Blueprint:
+    """A plan with a model of three numbers."""
+    _, algorithm, cloud = CASES[case]
+    devices = SERVERS * members
+    groups = [[*range(n * members, (n + 1) * members)] for n in range(SERVERS)]
+    module = nn.Linear(2, 1)
+    nn.init.constant_(module.weight, 0.25)
+    nn.init.constant_(module.bias, -0.5)
+    return Blueprint.make(Settings(algorithm, cloud, active=active), active, groups, [4 + d for d in range(devices)], module)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A deployment and its troubles."""
+
+    seed: int
+    case: int
+    members: int
+    active: int
+    faults: tuple[Planned, ...]
+
+    @classmethod
+    def of(cls, seed: int) -> "Schedule":
+        """From a seed alone."""
+        chance = random.Random(f"schedule {seed}")
+        case, members = seed % len(CASES), chance.choice([1, 2, 2, 3])
+        active = chance.randint(1, members)
+        plan = blueprint_of(case, members, active)
+        kinds = [fault for fault in Fault if not (plan.algorithm.offline and fault in (Fault.LOST_DISK, Fault.OLD_BACKUP))]
+        chosen = chance.sample(kinds, chance.randint(1, len(kinds)))  # few kinds often, so that each also comes alone
+        faults = [_draw(chance, chance.choice(chosen), plan) for _ in range(chance.randint(2, 14))]
+        return cls(seed, case, members, active, tuple(sorted(faults, key=lambda planned: planned.at)))
+
+    @property
+    def blueprint(self) -> Blueprint:
+        """The plan of the deployment."""
+        return blueprint_of(self.case, self.members, self.active)
+
+
+def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
+    actors = [COORDINATOR, *(server_actor(n) for n in range(SERVERS)), *(device_actor(d) for d in range(plan.devices))]
+    where, amount, point = chance.choice(actors), chance.random(), None
+    match fault:
+        case Fault.PARTITION | Fault.RESET:
+            pairs = [(device_actor(d), server_actor(plan.home_of(d))) for d in range(plan.devices)]
+            pair = chance.choice([*pairs, *((server_actor(n), COORDINATOR) for n in range(SERVERS))])
+            where = ">".join(pair if chance.random() < 0.5 else pair[::-1])
+        case Fault.CRASH_AT_STEP:
+            point = chance.choice([*Failpoint])
+        case Fault.LOST_DISK | Fault.OLD_BACKUP | Fault.GIVE_UP:
+            where = device_actor(chance.randrange(plan.devices))
+        case Fault.CLOCK_JUMP:
+            amount = chance.choice([-1, 1]) * 10 ** chance.uniform(-3, 4)
+    return Planned(round(chance.uniform(0.0, UNTIL), 3), fault, where, round(chance.uniform(0.05, 1.5), 2), round(amount, 3), point)

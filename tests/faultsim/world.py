@@ -1,0 +1,403 @@
+"""Discrete events: letters on their way, timers, training, faults. The roles, their stores and the codec are the deployment's own."""
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from faultsim.disk import Disk
+from faultsim.schedule import SERVERS, UNTIL, Fault, Planned, Schedule
+from fedbcd.data.samples import Samples
+from fedbcd.engines.deploy import failpoints
+from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
+from fedbcd.engines.deploy.codec import Limits, decode, encode
+from fedbcd.engines.deploy.coordinator import CoordinatorRole
+from fedbcd.engines.deploy.device import DeviceRole
+from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
+from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.refusals import Refused
+from fedbcd.engines.deploy.server import ServerRole
+from fedbcd.engines.simulate.batch import Job
+from fedbcd.errors import ProtocolError, RecordError
+from fedbcd.eventlog import Transition
+from fedbcd.protocol import DeviceState, ServerState
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Actor,
+    DeviceLost,
+    Event,
+    OfflineDue,
+    RetryDue,
+    Started,
+    Woke,
+    device_actor,
+    number_of,
+    server_actor,
+)
+
+CALM_ROUNDS = 2  # that must follow once trouble has ended
+CALM_S = 40.0  # within this time
+_NOTHING = OwnData(Samples(torch.zeros(1, 2), torch.zeros(1, 1)), nn.Linear(2, 1), nn.functional.mse_loss)
+_WINDOWS = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATE, Fault.PARTITION)
+
+
+class Violation(AssertionError):
+    """Something happened that must not."""
+
+
+class TinyTrainer:
+    """Three numbers instead of a model: a few float32 operations that depend on device, session, steps and everything they start from."""
+
+    def run(self, jobs: list[Job], x: Tensor, prev: Tensor, anchor: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As `Trainer.run`, for one device."""
+        return trained(jobs[0].device, jobs[0].session, jobs[0].steps, x, prev, anchor), x.clone()
+
+
+def trained(device: int, session: int, steps: int, x: Tensor, prev: Tensor, anchor: Tensor | None) -> Tensor:
+    """The new x."""
+    kick = ((device * 31 + (session % 1009) * 17 + steps * 7) % 101) / 101 - 0.5
+    return 0.5 * x + 0.25 * prev + 0.25 * (prev if anchor is None else anchor) + kick
+
+
+@contextmanager
+def tiny_training() -> Iterator[None]:
+    """Every device that is opened within trains three numbers."""
+    with patch("fedbcd.engines.deploy.device._trainer", lambda *_: TinyTrainer()):
+        yield
+
+
+@dataclass
+class Node:
+    """A machine: its disk, its clock, and the role that runs on it, if one does."""
+
+    actor: Actor
+    disk: Disk
+    role: Any = None
+    offset: float = 0.0
+    paused_until: float = 0.0
+    doomed: Planned | None = None  # dies at a step of an event to come
+    patience: int = 0
+    life: int = 0
+    backup: dict[str, object] | None = None
+    was_reset: bool = False  # its disk was lost or put back
+    committed: int = 0
+
+
+@dataclass
+class World:
+    """One run. `play` raises `Violation`; `letters`, `logs` and `nodes` are for the reference model."""
+
+    schedule: Schedule
+    now: float = 0.0
+    sent: list[Letter] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    happened: dict[Fault, int] = field(default_factory=dict)
+    recovered_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(f"world {self.schedule.seed}")
+        self.plan: Blueprint = self.schedule.blueprint
+        self.actors = [COORDINATOR, *(server_actor(n) for n in range(SERVERS)), *(device_actor(d) for d in range(self.plan.devices))]
+        self.nodes = {a: Node(a, Disk(random.Random(f"disk {self.schedule.seed} {a}"), k)) for k, a in enumerate(self.actors)}
+        self._disks = len(self.actors)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = 0
+        self._windows: list[Planned] = []
+        self._connected: set[tuple[Actor, Actor]] = set()  # guest and host
+        size = self.plan.size_F
+        self._limits = Limits(frozenset({("F32", size), ("F64", size + 1)}))
+
+    # ------------------------------------------------------------------------------------------------------------------- time
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Do something later."""
+        self._serial += 1
+        heapq.heappush(self._heap, (self.now + seconds, self._serial, act))
+
+    def play(self) -> None:
+        """Trouble, then calm; rounds must go on."""
+        with tiny_training():
+            for actor in self.actors:
+                self.after(self.chance.uniform(0, 0.2), lambda a=actor: self._open(a))
+                self._tick_later(actor)
+            for planned in self.schedule.faults:
+                self.after(planned.at, lambda p=planned: self._strike(p))
+            self._run_until(lambda: self.now >= UNTIL, UNTIL + 1)
+            self._heal()
+            goal = self.rounds + CALM_ROUNDS
+            began = self.now
+            if not self._run_until(lambda: self.rounds >= goal, self.now + CALM_S):
+                raise Violation(f"after the faults stopped, round {self.rounds} did not become {goal} in {CALM_S:.0f} s: {self._states()}")
+            self.recovered_s = self.now - began
+
+    def _run_until(self, done: Callable[[], bool], limit: float) -> bool:
+        while self._heap and self.now < limit:
+            if done():
+                return True
+            self.now, _, act = heapq.heappop(self._heap)
+            act()
+        return done()
+
+    @property
+    def rounds(self) -> int:
+        """How far the coordinator is."""
+        role = self.nodes[COORDINATOR].role
+        return -1 if role is None else int(role.machine.round)
+
+    def _states(self) -> dict[str, object]:
+        return {a: "down" if n.role is None else getattr(n.role.machine, "state", "up") for a, n in self.nodes.items()}
+
+    # ------------------------------------------------------------------------------------------------------------------ roles
+    def _open(self, actor: Actor) -> None:
+        node = self.nodes[actor]
+        if node.role is not None:
+            return
+        node.life += 1
+        made: list[Any] = []
+        if not self._guarded(node, lambda: made.append(self._made(node)) or []):
+            return
+        node.role = made[0]
+        if node.role.store.length < node.committed:
+            raise Violation(f"{actor} had {node.committed} transitions and has {node.role.store.length} after it was opened again")
+        node.role.watch = lambda step: self._noted(node, step)
+        if isinstance(node.role, ServerRole) and node.role.machine.state is ServerState.NEW:
+            self._do(node, lambda: node.role.tell(Started(), self._time(node)))
+        self._work(node)
+        self.after(0.01, lambda: self._connect_all(actor))
+
+    def _made(self, node: Node) -> Any:
+        store = node.disk.store(node.actor)
+        if node.actor == COORDINATOR:
+            return CoordinatorRole.open(store, self.plan)
+        if node.actor.startswith("server/"):
+            return ServerRole.open(store, self.plan, number_of(node.actor))
+        return DeviceRole.open(store, self.plan, number_of(node.actor), _NOTHING)
+
+    def _noted(self, node: Node, step: Transition) -> None:
+        node.committed = node.role.store.length
+
+    def _time(self, node: Node) -> float:
+        return max(self.now + node.offset, 0.0)
+
+    def _crash(self, node: Node, back_in: float) -> None:
+        node.role = None
+        node.doomed = None
+        node.disk.crash()
+        self._disconnect(node.actor)
+        self.after(back_in, lambda: self._open(node.actor))
+
+    def _guarded(self, node: Node, act: Callable[[], list[Letter]]) -> bool:
+        """Let a role act and send what it says. False: it has died."""
+        doomed = node.doomed
+        if doomed is not None and doomed.point is not None:
+            node.patience -= 1
+            failpoints.arm(doomed.point, times=1 + int(doomed.amount * 4) if node.patience > 3 else 1)
+        try:
+            for letter in act():
+                self._post(letter)
+                failpoints.hit(Failpoint.AFTER_SEND, type(letter.event).__name__)
+            if doomed is not None and node.patience <= 0:
+                raise Stopped
+        except Stopped:
+            self._count(Fault.CRASH_AT_STEP)
+            self._crash(node, doomed.length if doomed is not None else 0.1)
+            return False
+        except ProtocolError as error:
+            self.refused.append(f"{node.actor}: {error}")
+        except RecordError as error:
+            if not node.disk.full:
+                raise Violation(f"{node.actor}: {error}") from error
+            self._count(Fault.FULL_DISK)
+            self._crash(node, 0.3)
+            return False
+        finally:
+            failpoints.disarm()
+        return True
+
+    def _do(self, node: Node, act: Callable[[], list[Letter]]) -> None:
+        if node.role is not None and self._guarded(node, act):
+            self._work(node)
+
+    # --------------------------------------------------------------------------------------------------------------- training
+    def _work(self, node: Node) -> None:
+        role = node.role
+        if not isinstance(role, DeviceRole) or role.work is None or getattr(role, "busy_with", None) == role.work:
+            return
+        role.busy_with = role.work  # type: ignore[attr-defined]
+        done = role.compute()
+
+        def finish() -> None:
+            if node.role is role:
+                role.busy_with = None  # type: ignore[attr-defined]
+                self._do(node, lambda: role.finish(done, self._time(node)))
+
+        self.after(self.chance.uniform(0.05, 0.4), finish)
+
+    # ----------------------------------------------------------------------------------------------------------------- timers
+    def _tick_later(self, actor: Actor) -> None:
+        def tick() -> None:
+            self._tick_later(actor)
+            node = self.nodes[actor]
+            if node.role is None or node.paused_until > self.now:
+                return
+            self._connect_all(actor)
+            event = self._due(node) if node.role is not None else None
+            if event is not None:
+                self._do(node, lambda: node.role.tell(event, self._time(node)))
+
+        if actor != COORDINATOR:
+            self.after(self.chance.uniform(0.2, 0.9), tick)
+
+    def _due(self, node: Node) -> Event | None:
+        role = node.role
+        if isinstance(role, ServerRole):
+            return RetryDue() if role.machine.state is ServerState.WAITING else None
+        state = role.machine.state
+        if self.plan.algorithm.offline and state in (DeviceState.IDLE, DeviceState.ASKING) and self.chance.random() < 0.4:
+            return OfflineDue()
+        if state in (DeviceState.ASKING, DeviceState.ASKING_OFFLINE, DeviceState.UPLOADING):
+            return RetryDue()
+        return Woke() if state in (DeviceState.IDLE, DeviceState.SUSPENDED, DeviceState.OFFLINE) else None
+
+    # ---------------------------------------------------------------------------------------------------------------- network
+    def _links_of(self, actor: Actor) -> list[tuple[Actor, Actor]]:
+        devices = [(device_actor(d), server_actor(self.plan.home_of(d))) for d in range(self.plan.devices)]
+        return [pair for pair in (*devices, *((server_actor(n), COORDINATOR) for n in range(SERVERS))) if actor in pair]
+
+    def _connect_all(self, actor: Actor) -> None:
+        for guest, host in self._links_of(actor):
+            at, dialled = self.nodes[host], self.nodes[guest].role
+            ready = at.role is not None and dialled is not None and (guest, host) not in self._connected
+            if ready and not (self._active(Fault.PARTITION, guest, host) or self._active(Fault.PARTITION, host, guest)):
+                self._greet(at, guest, dialled.hello())
+
+    def _greet(self, host: Node, guest: Actor, hello: dict[str, Any]) -> None:
+        if isinstance(host.role, ServerRole) and host.role.machine.state is ServerState.NEW:
+            return
+        before = len(self.refused)
+        self._connected.add((guest, host.actor))
+        self._do(host, lambda: host.role.greet(guest, hello, self._time(host)))
+        if len(self.refused) > before:
+            raise Violation(f"an honest peer was turned away: {self.refused[-1]}")
+
+    def _disconnect(self, actor: Actor) -> None:
+        self._connected -= {pair for pair in self._connected if actor in pair}
+
+    def _active(self, fault: Fault, sender: Actor, to: Actor) -> Planned | None:
+        where = (sender, to, f"{sender}>{to}")
+        for planned in self._windows:
+            if planned.fault is fault and planned.where in where and planned.at <= self.now < planned.at + planned.length:
+                return planned
+        return None
+
+    def _hits(self, fault: Fault, letter: Letter) -> bool:
+        planned = self._active(fault, letter.sender, letter.to)
+        struck = planned is not None and self.chance.random() < max(planned.amount, 0.2)
+        if struck:
+            self._count(fault)
+        return struck
+
+    def _post(self, letter: Letter) -> None:
+        self.sent.append(letter)
+        pair = (letter.sender, letter.to)
+        if pair not in self._connected and pair[::-1] not in self._connected:
+            return
+        if self._active(Fault.PARTITION, *pair):
+            self._count(Fault.PARTITION)
+            return
+        if self._hits(Fault.LOSS, letter):
+            return
+        copies = 2 if self._hits(Fault.DUPLICATE, letter) else 1
+        for _ in range(copies):
+            delay = self.chance.uniform(0.001, 0.03)
+            delay += self.chance.uniform(0.3, 3.0) if self._hits(Fault.DELAY, letter) else 0
+            delay += self.chance.uniform(0.0, 0.5) if self._hits(Fault.REORDER, letter) else 0
+            self.after(delay, lambda: self._deliver(letter))
+
+    def _deliver(self, letter: Letter) -> None:
+        node = self.nodes[letter.to]
+        if node.paused_until > self.now:
+            self.after(node.paused_until - self.now, lambda: self._deliver(letter))
+        elif self._hits(Fault.RESET, letter):
+            self._cut(letter)
+        elif node.role is not None:
+            self._do(node, lambda: node.role.receive(letter, self._time(node)))
+
+    def _cut(self, letter: Letter) -> None:
+        """The connection breaks within a letter: the decoder must make nothing of what came."""
+        frames = [*encode(letter)]
+        cut = frames[: self.chance.randrange(len(frames))]
+        try:
+            decode(cut, self._limits, letter.sender, letter.to)
+        except Refused as refused:
+            if refused.reason != "cut":
+                raise Violation(f"half of {letter.event} was refused as {refused.reason}") from refused
+        else:
+            raise Violation(f"half of {letter.event} was taken for a whole")
+        self._connected -= {(letter.sender, letter.to), (letter.to, letter.sender)}
+
+    # ---------------------------------------------------------------------------------------------------------------- trouble
+    def _count(self, fault: Fault) -> None:
+        self.happened[fault] = self.happened.get(fault, 0) + 1
+
+    def _strike(self, planned: Planned) -> None:
+        fault = planned.fault
+        if fault in _WINDOWS or fault is Fault.RESET:
+            self._windows.append(planned)
+            return
+        node = self.nodes[planned.where]
+        match fault:
+            case Fault.CRASH_AT_STEP:
+                node.doomed, node.patience = planned, 8
+                return
+            case Fault.FULL_DISK:
+                node.disk.full = True
+                self.after(planned.length, lambda: setattr(node.disk, "full", False))
+                return
+            case Fault.CRASH:
+                self._crash(node, planned.length)
+            case Fault.CLOCK_JUMP:
+                node.offset = max(min(node.offset + planned.amount, 36_000.0), -36_000.0)
+            case Fault.PAUSE:
+                node.paused_until = self.now + planned.length
+            case Fault.GIVE_UP:
+                self._give_up(number_of(planned.where))
+            case Fault.LOST_DISK:
+                self._lose(node, planned.length)
+            case Fault.OLD_BACKUP:
+                self._back_up_or_restore(node, planned.length)
+        self._count(fault)
+
+    def _give_up(self, device: int) -> None:
+        home = self.nodes[server_actor(self.plan.home_of(device))]
+        if home.role is not None and home.role.machine.state is not ServerState.NEW and home.role.machine.is_working(device):
+            event = DeviceLost(device=device, activation=home.role.machine.last_of(device) + 1)
+            self._do(home, lambda: home.role.tell(event, self._time(home)))
+
+    def _lose(self, node: Node, back_in: float) -> None:
+        self._crash(node, back_in)
+        self._disks += 1
+        node.disk.is_new(self._disks)
+        node.was_reset, node.committed = True, 0
+
+    def _back_up_or_restore(self, node: Node, back_in: float) -> None:
+        if node.backup is None:
+            self._crash(node, back_in)
+            node.backup = node.disk.copy()
+            self.after(1.5, lambda: self._back_up_or_restore(node, back_in))
+        elif self.now < UNTIL:
+            self._crash(node, back_in)
+            node.disk.put_back(node.backup)
+            node.backup, node.was_reset, node.committed = None, True, node.disk.length()
+
+    def _heal(self) -> None:
+        self._windows = []
+        for node in self.nodes.values():
+            node.doomed, node.disk.full, node.paused_until = None, False, 0.0
+        for node in self.nodes.values():
+            self._open(node.actor)
