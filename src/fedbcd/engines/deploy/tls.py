@@ -183,16 +183,22 @@ class Credentials:
 
     # ------------------------------------------------------------------------------------------------------------- for the links
     def for_listener(self) -> grpc.ServerCredentials:
-        """Credentials that ask peers for certificates, and are read anew for every connection."""
-        return grpc.dynamic_ssl_server_credentials(self._configuration(), self._fetch, require_client_authentication=True)
+        """Credentials that ask peers for certificates; the files are looked at for every connection.
 
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        files = self._files
-        return grpc.ssl_server_certificate_configuration([(files.identity_pem, files.identity_pem)], root_certificates=files.ca_pem)
+        gRPC is given a configuration only when it has changed: it takes the old one back without a lock, and a thousand connections
+        that begin and break off at the same time would then end the process.
+        """
+        given = [self._files]
 
-    def _fetch(self) -> grpc.ServerCertificateConfiguration:
-        self.refresh()
-        return self._configuration()
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            self.refresh()
+            files = self._files
+            if files.identity_pem == given[0].identity_pem and files.ca_pem == given[0].ca_pem:
+                return None
+            given[0] = files
+            return _configuration(files)
+
+        return grpc.dynamic_ssl_server_credentials(_configuration(given[0]), changed, require_client_authentication=True)
 
     def for_dialler(self) -> tuple[grpc.ChannelCredentials, Certificate]:
         """Credentials for one connection, as the files are now, and the certificate in them."""
@@ -266,3 +272,7 @@ def check_plain(host: str) -> None:
     """Plain text is for loopback."""
     if not is_loopback(host):
         raise ConfigError(f"plain text at {host} would be readable on the network; use certificates (fedbcd certs init), or 127.0.0.1")
+
+
+def _configuration(files: _Files) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(files.identity_pem, files.identity_pem)], root_certificates=files.ca_pem)
