@@ -16,6 +16,7 @@ import torch
 from faultsim import fuzz
 from faultsim.disk import Disk
 from faultsim.schedule import blueprint_of
+from faultsim.told import environment
 from fedbcd.config import read_toml
 from fedbcd.engines.deploy.checks import CheckFailed, count_in, name_in, seconds_in
 from fedbcd.engines.deploy.coordinator import CoordinatorRole
@@ -90,7 +91,9 @@ def test_half_open_connections_disturb_nobody(tmp_path: Path) -> None:
     """Connections that say nothing, or begin a handshake and stop: a device that was there goes on, and memory is bounded."""
     make_authority(tmp_path)
     command = [sys.executable, "-m", "faultsim.idle", str(HALF_OPEN)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as idle:  # before gRPC has threads
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as idle:  # before gRPC has threads
 
         async def scenario() -> None:
             assert idle.stdin is not None

@@ -36,7 +36,7 @@ from fedbcd.engines.settings import Settings
 from fedbcd.models import logistic
 from fedbcd.protocol.messages import COORDINATOR, Acknowledged, Activated, UpdateRequested, Uploaded
 
-AGAIN_S = 2.0
+AGAIN_S = 15.0  # the first pause; it doubles, as that of a real device does
 
 
 class Client:
@@ -67,14 +67,13 @@ class Client:
         return {"store": f"light-{self.number}", "run": self._plan.fingerprint(), "size": self._plan.size_F, **counters}
 
     async def ask(self) -> None:
-        """Ask, and again as long as nobody answers."""
+        """Ask, and again as long as nobody answers, less and less often."""
+        pause = AGAIN_S
         while True:
             before = self.activation
             await self._say(UpdateRequested(device=self.number, activation=before), None)
-            await asyncio.sleep(AGAIN_S)
-            while self.activation != before:
-                before = self.activation
-                await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 120.0) if self.activation == before else AGAIN_S
 
     async def heard(self, letter: Letter) -> None:
         """Let in: upload at once. Acknowledged: ask for the next."""
@@ -160,10 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--active", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--folder", help="where to keep the stores; /dev/shm leaves the disk out of it")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as path:
+    with tempfile.TemporaryDirectory(dir=asked.folder) as path:
         plan = deployment(Path(path) / "state", asked.devices, min(asked.active, asked.devices))
         hurt = Hurt(replace(plan, log_level="error"), Path(path), lambda _: None, {})
         hurt._actors = [COORDINATOR, "server/0"]
