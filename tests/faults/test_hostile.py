@@ -22,6 +22,7 @@ from fedbcd.engines.deploy.checks import CheckFailed, count_in, name_in, seconds
 from fedbcd.engines.deploy.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.server import ServerRole
 from fedbcd.errors import ConfigError
+from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Started
 from wire_helpers import eventually, linked, make_authority, up
 
@@ -78,12 +79,20 @@ def test_numbers_of_a_notice_are_checked() -> None:
             count_in({"round": other}, "round", least=-1)
 
 
-def test_a_job_file_of_brackets_is_a_sentence(tmp_path: Path) -> None:
-    """It was a RecursionError."""
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "9" * 5000], ids=["brackets", "digits"])
+def test_a_job_file_of_brackets_or_digits_is_a_sentence(text: str, tmp_path: Path) -> None:
+    """It was a RecursionError, or a ValueError without the name of the file."""
     file = tmp_path / "job.toml"
-    file.write_text("a = " + "[" * 5000)
+    file.write_text(text)
     with pytest.raises(ConfigError, match="is not valid TOML"):
         read_toml(file)
+
+
+@pytest.mark.parametrize("servers", [2**31 - 1, 2**63, 10**400])
+def test_more_servers_than_there_can_be_are_refused(servers: int) -> None:
+    """A coordinator of 2,147,483,647 servers took all memory while the job was read."""
+    with pytest.raises(ConfigError, match=r"more than 100,000,000 devices"):
+        one_job({"federation": {"servers": servers, "devices": 2, "active": 1}})
 
 
 # ------------------------------------------------------------------------------------------------------------------- connections

@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fedbcd.engines.deploy.refusals import CredentialsError, Journal, MissingExtra, Refused, Silence
 from fedbcd.errors import ConfigError
@@ -198,7 +199,8 @@ class Credentials:
             given[0] = files
             return _configuration(files)
 
-        return grpc.dynamic_ssl_server_credentials(_configuration(given[0]), changed, require_client_authentication=True)
+        fetch: Any = changed  # gRPC takes None for "as before"; its stubs do not say so
+        return grpc.dynamic_ssl_server_credentials(_configuration(given[0]), fetch, require_client_authentication=True)
 
     def for_dialler(self) -> tuple[grpc.ChannelCredentials, Certificate]:
         """Credentials for one connection, as the files are now, and the certificate in them."""
