@@ -1,5 +1,6 @@
 # make run    set up .venv and run the default job          make test   set up and run every test
 # make check  lint, format and types                        make clean  remove what make made
+# make torture  the long forms of the tests under fault (docs/reliability.md): about two hours
 # make bench  time ours, a plain loop and a floor on this CPU; writes benchmarks/results/
 PYTHON ?= python3
 VENV   := .venv
@@ -7,7 +8,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: run test check format clean bench
+.PHONY: run test check format clean bench torture
 BENCHMARKS := round epoch scale evaluate steady timeline
 
 # Each stamp records one finished installation, so that a second `make run` installs nothing.
@@ -50,6 +51,16 @@ format: $(VENV)/dev.stamp
 
 bench: $(VENV)/run.stamp
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --out benchmarks/results/$$name.json $(ARGS) || exit 1; done
+
+torture: $(VENV)/dev.stamp
+	cd tests && ../$(BIN)/python -m faultsim --seeds 0:100000
+	cd tests && ../$(BIN)/python -m faultsim.mutations
+	cd tests && ../$(BIN)/python -m faultsim.killing --all
+	cd tests && ../$(BIN)/python -m faultsim.chaos --seconds 300
+	cd tests && ../$(BIN)/python -m faultsim.fuzz --seconds 120
+	FEDBCD_HALF_OPEN=9500 $(BIN)/python -m pytest tests/faults/test_hostile.py
+	cd tests && ../$(BIN)/python -m faultsim.load --devices 1000 --seconds 60
+	cd tests && ../$(BIN)/python -m faultsim.load --devices 50 --active 10 --seconds 3600
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

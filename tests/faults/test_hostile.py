@@ -16,11 +16,13 @@ import torch
 from faultsim import fuzz
 from faultsim.disk import Disk
 from faultsim.schedule import blueprint_of
+from faultsim.told import environment
 from fedbcd.config import read_toml
 from fedbcd.engines.deploy.checks import CheckFailed, check_notice
 from fedbcd.engines.deploy.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.server import ServerRole
 from fedbcd.errors import ConfigError
+from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Started
 from wire_helpers import eventually, linked, make_authority, up
 
@@ -76,12 +78,20 @@ def test_numbers_of_a_notice_are_checked() -> None:
             check_notice("server/0", {"round": other}, "round")
 
 
-def test_a_job_file_of_brackets_is_a_sentence(tmp_path: Path) -> None:
-    """It was a RecursionError."""
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "9" * 5000], ids=["brackets", "digits"])
+def test_a_job_file_of_brackets_or_digits_is_a_sentence(text: str, tmp_path: Path) -> None:
+    """It was a RecursionError, or a ValueError without the name of the file."""
     file = tmp_path / "job.toml"
-    file.write_text("a = " + "[" * 5000)
+    file.write_text(text)
     with pytest.raises(ConfigError, match="is not valid TOML"):
         read_toml(file)
+
+
+@pytest.mark.parametrize("servers", [2**31 - 1, 2**63, 10**400])
+def test_more_servers_than_there_can_be_are_refused(servers: int) -> None:
+    """A coordinator of 2,147,483,647 servers took all memory while the job was read."""
+    with pytest.raises(ConfigError, match=r"more than 100,000,000 devices"):
+        one_job({"federation": {"servers": servers, "devices": 2, "active": 1}})
 
 
 # ------------------------------------------------------------------------------------------------------------------- connections
@@ -89,7 +99,9 @@ def test_half_open_connections_disturb_nobody(tmp_path: Path) -> None:
     """Connections that say nothing, or begin a handshake and stop: a device that was there goes on, and memory is bounded."""
     make_authority(tmp_path)
     command = [sys.executable, "-m", "faultsim.idle", str(HALF_OPEN)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as idle:  # before gRPC has threads
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as idle:  # before gRPC has threads
 
         async def scenario() -> None:
             assert idle.stdin is not None
@@ -105,6 +117,11 @@ def test_half_open_connections_disturb_nobody(tmp_path: Path) -> None:
                 print(f"{opened} half-open connections: {grown:.0f} MiB, {1024 * grown / max(opened, 1):.0f} KiB each")
                 assert opened == HALF_OPEN
                 assert grown < 64 + 0.15 * HALF_OPEN
+                idle.kill()  # they all break off at once: with TLS this ended the listener's process, in gRPC
+                await asyncio.sleep(1.0)
+                heard = len(here.letters)
+                assert await device.send(up(torch.arange(8.0), 99))
+                await eventually(lambda: len(here.letters) > heard)
                 assert here.disconnects == []
 
         try:

@@ -1,18 +1,6 @@
 """Real processes: killed at named steps, and under chaos with TLS. The long forms are `make torture`."""
 
-import json
-import os
-import subprocess
-import sys
-from typing import Any
-
-
-def told(*arguments: str) -> list[dict[str, Any]]:
-    """What a program of faultsim prints: one object a line."""
-    command = [sys.executable, "-m", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+from faultsim.told import told
 
 
 def test_each_role_dies_at_a_step_and_the_models_are_the_same() -> None:

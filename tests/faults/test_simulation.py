@@ -1,6 +1,5 @@
 """Thousands of seeds of the simulated deployment, judged by the reference model; and the simulator itself, judged by deliberate breaks."""
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +9,7 @@ import pytest
 from faultsim.mutations import MUTATIONS, caught, no_file_sync
 from faultsim.run import report, run, shrink
 from faultsim.schedule import Fault, Schedule
+from faultsim.told import environment
 
 SEEDS, PART = 2000, 500
 CAUGHT_BY = {
@@ -41,7 +41,7 @@ CAUGHT_BY = {
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))
 def test_every_seed_holds(first: int) -> None:
     command = [sys.executable, "-W", "error", "-m", "faultsim", "--seeds", f"{first}:{first + PART}"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{PART} seeds" in done.stdout
     for fault in Fault:

@@ -22,6 +22,7 @@ import torch
 
 from faultsim.model import check_logs
 from faultsim.processes import Here, Hurt, start, tables
+from faultsim.told import environment
 from fedbcd.engines.deploy.ask import ask_status
 from fedbcd.engines.deploy.store import FileStore
 from fedbcd.engines.deploy.up import actors_of, free_ports
@@ -39,7 +40,7 @@ class Proxy:
         pairs = [f"{port}:{to}" for port, to in ports.items()]
         self.ports = [*ports]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "faultsim.proxy", *pairs], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "faultsim.proxy", *pairs], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"

@@ -60,6 +60,9 @@ class DataPart:
         return saved
 
 
+MOST_DEVICES = 100_000_000  # a slip of the pen must not take all memory
+
+
 @dataclass(frozen=True, kw_only=True)
 class FederationPart:
     """Who there is."""
@@ -72,6 +75,10 @@ class FederationPart:
         for name in ("servers", "devices", "active"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"federation.{name} = {getattr(self, name)} must be 1 or more")
+        if self.servers * self.devices > MOST_DEVICES:
+            raise ConfigError(
+                f"federation.servers = {self.servers} with {self.devices} devices each are more than {MOST_DEVICES:,} devices; use fewer"
+            )
         if self.active > self.devices:
             raise ConfigError(
                 f"federation.active = {self.active} exceeds the {self.devices} devices of a server; use active <= {self.devices}"

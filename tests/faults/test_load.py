@@ -1,0 +1,11 @@
+"""A server with light clients for a few seconds; `make torture` has a thousand of them, and an hour."""
+
+from faultsim.told import told
+
+
+def test_light_clients_are_served_and_nothing_grows() -> None:
+    (found,) = told("faultsim.load", "--devices", "20", "--active", "5", "--seconds", "6")
+    assert found["uploads_per_s"] > 1
+    assert abs(found["threads_per_minute"]) < 60
+    assert found["server_mib"] < 1000
+    print(found)
