@@ -4,10 +4,13 @@ import math
 from collections.abc import Collection
 from dataclasses import asdict
 
+import torch
+
 from fedbcd.engines.driver import Machines
 from fedbcd.engines.simulate.certify import Certificates
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
 from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.engines.simulate.rows import Rows
 from fedbcd.history import Row
 
 
@@ -19,8 +22,23 @@ def members_of(machines: Machines) -> list[tuple[int, int]]:
 def scores_of(numbers: StackedNumbers, machines: Machines, evaluator: Evaluator) -> Scores:
     """Test every model."""
     numbers.flush()
-    personal = {device: numbers.personal(device, server) for device, server in members_of(machines)}
-    return evaluator.scores(numbers.global_NF(), personal, numbers.workers)
+    members = members_of(machines)
+    if not isinstance(numbers.x_NF, Rows):
+        personal = {device: numbers.personal(device, server) for device, server in members}
+        return evaluator.scores(numbers.global_NF(), personal, numbers.workers)
+    found = evaluator.scores(numbers.global_NF(), {}, numbers.workers)
+    return Scores(found.servers, _scores_in_blocks(numbers, [device for device, _ in members], evaluator))
+
+
+def _scores_in_blocks(numbers: StackedNumbers, devices: list[int], evaluator: Evaluator) -> dict[int, float]:
+    """Test personal models that are not in memory, a few at a time."""
+    assert isinstance(numbers.x_NF, Rows)
+    scores: dict[int, float] = {}
+    if evaluator.tests_personal:
+        for block in numbers.x_NF.blocks(torch.tensor(devices)):
+            part = devices[len(scores) : len(scores) + len(block)]
+            scores |= evaluator.personal_scores(dict(zip(part, block.to(numbers.dtype), strict=True)), numbers.workers)
+    return scores
 
 
 def row_of(numbers: StackedNumbers, machines: Machines, scores: Scores, clock: float, found: Certificates) -> Row:

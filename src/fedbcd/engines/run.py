@@ -3,9 +3,10 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from fedbcd.engines.simulate.delays import Clock
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
 from fedbcd.engines.simulate.outline import Outline, why_not_ahead
+from fedbcd.engines.simulate.rows import ManyModels, Rows
+from fedbcd.engines.simulate.store import stored_in, workers_ahead
 from fedbcd.engines.simulate.workers import workers
 from fedbcd.engines.warnings import doubts
 from fedbcd.errors import ConfigError, DivergenceWarning, RecordError
@@ -58,6 +61,7 @@ def train(
     dtype: torch.dtype = torch.float32,
     max_batch: int | None = None,
     storage: torch.dtype | None = None,
+    state: str | Path | None = None,
     precision: Precision = "float32",
     ahead: bool | None = None,
     compile: bool = False,
@@ -83,6 +87,7 @@ def train(
     out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there
     max_batch         how many devices train together at most; 1 gives results that do not depend on batching
     storage           torch.bfloat16 keeps personal models in half the memory; arithmetic stays in `dtype`
+    state             a folder to keep personal models in, where they are more than memory holds; only active ones are then resident
     precision         "tf32" or "bfloat16": products of less precise factors, several times as fast on a GPU; steps stay in `dtype`
     ahead             without events between rounds, which are then recorded once and replayed: by default on a GPU, where the schedule
                       allows it and no log is written (no `out`)
@@ -100,7 +105,7 @@ def train(
     where = torch_device(device)
     plan = replace(plan, apart=rounds_between_looks(federation, settings, *(() if where.type == "cpu" else (ON_GPU,))))
     with products_in(precision):
-        session = _Training(federation, settings, plan, where, on_notice)
+        session = _Training(federation, settings, plan, where, on_notice, None if state is None else Path(state))
         session.choose_player(ahead, compile, out is not None)
         folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
         return session.run(folder, resume, on_round or (lambda _: None), should_stop or (lambda: False))
@@ -171,11 +176,14 @@ class _Training:
         plan: _Plan,
         device: torch.device,
         notice: Callable[[str], None] | None,
+        state: Path | None = None,
     ) -> None:
         self.federation = federation
         self.settings = settings
         self.plan = plan
-        self.numbers = settings.numbers(federation, device)
+        self.state = state
+        self.numbers = settings.numbers(federation, device, None if state is None else stored_in(state))
+        self.next_workers: Iterator[Collection[int]] = iter(())
         trainer = self.numbers.trainer
         reason = trainer.check_vectorised(self.numbers.global_NF()[0])
         if reason is not None and notice is not None:
@@ -208,6 +216,8 @@ class _Training:
 
     def _why_not_ahead(self) -> str | None:
         trainer, schedule = self.numbers.trainer, self._schedule()
+        if self.state is not None:
+            return "personal models are kept in files (`state`)"
         if not trainer.divisible or trainer.max_batch is not None:
             return "its devices train one after another, or draw random numbers in the forward pass"
         if self.settings.algorithm.batch == "all":
@@ -281,12 +291,14 @@ class _Training:
         should_stop: Callable[[], bool],
     ) -> bool:
         simulation, plan = self.simulation, self.plan
+        self._look_ahead()
         began = time.perf_counter() - self.seconds
         if not self.history:
             self._warn()
             self._look()
         while not plan.is_done(simulation.round, simulation.now):
             before = (simulation.round, simulation.now)
+            self.numbers.will_need(next(self.next_workers, ()))
             simulation.play_round()
             after = (simulation.round, simulation.now)
             look = plan.is_look((self.history.last.round, self.history.last.clock), before, after)
@@ -301,6 +313,13 @@ class _Training:
             if stop:
                 return plan.is_done(*after)
         return True
+
+    def _look_ahead(self) -> None:
+        """Who works in the rounds after the next one, so that their models can be fetched meanwhile."""
+        if self.state is not None:
+            settings, federation = self.settings, self.federation
+            ahead = workers_ahead(federation.servers, lambda: settings.machines(federation), self._schedule(), settings.cloud)
+            self.next_workers = islice(ahead, self.simulation.round + 1, None)
 
     def _checkpoint(self, log: LogWriter) -> Checkpoint:
         digest = self.numbers.digest()
@@ -361,7 +380,9 @@ class _Training:
     def _result(self, finished: bool) -> Run:
         numbers, last = self.numbers, self.history.last
         home = self.machines.home
-        personal = torch.stack([numbers.personal(device, home[device]) for device in range(self.federation.devices)])
+        personal: ManyModels = numbers.x_NF
+        if not isinstance(personal, Rows):
+            personal = torch.stack([numbers.personal(device, home[device]) for device in range(self.federation.devices)]).cpu()
         certificates = self._last_certificates()
         summary = {
             "algorithm": self.settings.algorithm.name,
@@ -382,7 +403,7 @@ class _Training:
         return Run(
             self.federation,
             self.history,
-            personal.cpu(),
+            personal,
             numbers.global_NF().cpu(),
             summary,
             self.scores.devices,

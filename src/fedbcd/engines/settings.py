@@ -19,6 +19,7 @@ from fedbcd.engines.driver import Machines
 from fedbcd.engines.simulate.batch import Trainer
 from fedbcd.engines.simulate.delays import Clock
 from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.engines.simulate.rows import MakeRows
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
 
@@ -117,14 +118,15 @@ class Settings:
         iterations = self.algorithm.cloud_iterations
         return Machines(federation.servers, self.cloud, self.active_of(federation), iterations, limit, set(self.joins))
 
-    def numbers(self, federation: Federation, device: torch.device) -> StackedNumbers:
-        """Fresh numbers: all models at x(0)."""
+    def numbers(self, federation: Federation, device: torch.device, make_rows: MakeRows | None = None) -> StackedNumbers:
+        """Fresh numbers: all models at x(0); `make_rows` keeps personal models elsewhere than in memory."""
         module = federation.make_model(self.seed)
         objective = Objective(module.to(self.dtype), federation.loss, torch.bfloat16 if self.precision == "bfloat16" else None)
         start = objective.layout.flatten(module, self.dtype).to(device)
         start[: objective.layout.size_P] = self.algorithm.projection.project(start[: objective.layout.size_P])  # x(0) is in X
         trainer = Trainer(federation, self.algorithm, objective, self.seed, start, self.max_batch)
-        return StackedNumbers(federation, self.algorithm, self.cloud, trainer, start, set(self.joins), self.storage or self.dtype)
+        kept_as = self.storage or self.dtype
+        return StackedNumbers(federation, self.algorithm, self.cloud, trainer, start, set(self.joins), kept_as, make_rows)
 
 
 def rounds_between_looks(federation: Federation, settings: Settings, longer: float = 4) -> int:

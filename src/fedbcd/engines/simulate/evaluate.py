@@ -64,6 +64,17 @@ class Evaluator:
         found = self._score_all(asked, workers)
         return Scores(tuple(found[: len(rows)]), dict(zip(personal if owned is not None else (), found[len(rows) :], strict=True)))
 
+    @property
+    def tests_personal(self) -> bool:
+        """Whether there is anything to test a personal model on."""
+        return self._test is not None and self._federation.labels is not None
+
+    def personal_scores(self, personal: dict[int, Tensor], workers: Workers) -> dict[int, float]:
+        """Test these devices' models on their own labels."""
+        owned = self._federation.labels
+        assert owned is not None
+        return dict(zip(personal, self._score_all([(x, owned[i]) for i, x in personal.items()], workers), strict=True))
+
     def score(self, flat: Tensor, labels: tuple[int, ...] | None = None) -> float:
         """The mean metric of one model, on all test samples or on those of some labels; NaN where there are none."""
         if self._test is None:

@@ -17,6 +17,7 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.variants import Algorithm, cloud_weights
 from fedbcd.data.federation import Federation
 from fedbcd.engines.simulate.batch import Job, Trainer
+from fedbcd.engines.simulate.rows import MakeRows, ManyModels, Rows, SomeRows, blocks
 from fedbcd.engines.simulate.workers import OneWorker, Workers
 from fedbcd.protocol.clouds import Cloud, GraphCloud
 from fedbcd.protocol.messages import (
@@ -107,8 +108,11 @@ class StackedNumbers:
         start: Tensor,
         late: set[int],
         storage: torch.dtype,
+        make_rows: MakeRows | None = None,
     ) -> None:
         """`start` is x(0); devices in `late` join later and are not counted before; personal models are kept as `storage`.
+
+        `make_rows` keeps them elsewhere than in a tensor.
 
         A device rounds its model to `storage` at the end of a session, and what it keeps is what it uploads.
         """
@@ -122,9 +126,14 @@ class StackedNumbers:
         self.server_models: list[ModelRef] = []
         rows = federation.devices if algorithm.personal else 0
         self.dtype = start.dtype
-        self.with_nobody = start.to(storage).repeat(rows + 1, 1)  # one row more, for work of nobody that fills a fixed shape
+        first = start.to(storage)
+        in_tensor = rows if make_rows is None else 0
+        self.with_nobody = first.repeat(in_tensor + 1, 1)  # one row more, for work of nobody that fills a fixed shape
         self.prev_with_nobody = self.with_nobody[:, : self.size_P].clone()
-        self.x_NF, self.prev_NP = self.with_nobody[:rows], self.prev_with_nobody[:rows]
+        self.x_NF: ManyModels = self.with_nobody[:in_tensor]
+        self.prev_NP: ManyModels = self.prev_with_nobody[:in_tensor]
+        if make_rows is not None and rows:
+            self.x_NF, self.prev_NP = make_rows(rows, first), make_rows(rows, first[: self.size_P])
         self.weights: list[float] = cloud_weights(algorithm, federation.sizes).tolist()
         self.mixing = mixing_matrices(cloud, start.device)
         self._set_start(start)
@@ -308,6 +317,19 @@ class StackedNumbers:
                 if jobs:
                     self._run(jobs)
         self._absorb()
+        self.release()
+
+    def release(self) -> None:
+        """Models that are not in a tensor need no memory until they are read again."""
+        for models in (self.x_NF, self.prev_NP):
+            if isinstance(models, Rows):
+                models.release()
+
+    def will_need(self, devices: Iterable[int]) -> None:
+        """The models of these devices will be read in the next round."""
+        for models in (self.x_NF, self.prev_NP):
+            if isinstance(models, Rows):
+                models.will_need(devices)
 
     def _run(self, jobs: list[Job]) -> None:
         """Train these devices, each once; parts share nothing, so workers take them as they come."""
@@ -380,20 +402,22 @@ class StackedNumbers:
         total = 0.0
         for k in range(0, len(members), 256):
             device, server = (torch.tensor(column, device=z_VF.device) for column in zip(*members[k : k + 256], strict=True))
-            total += float((self.x_NF[device].to(self.dtype) - z_VF[server]).norm(dim=1).double().sum())
+            total += float((self.x_NF.index_select(0, device).to(self.dtype) - z_VF[server]).norm(dim=1).double().sum())
+        self.release()
         return total / len(members)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor | SomeRows]:
         """Everything that a checkpoint needs. Only valid between rounds, when nothing is pending."""
         self.flush()
-        state = {"x": self.x_NF, "x_prev": self.prev_NP, "total": self.total_VF}
+        state: dict[str, Tensor | SomeRows] = {**_state_of("x", self.x_NF), **_state_of("x_prev", self.prev_NP), "total": self.total_VF}
         state["weight"] = torch.tensor(self.weight_V, dtype=torch.float64)
         return state | {f"model:{handle}": model for handle, model in self.models.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of `state`, on the device of the present tensors."""
-        self.x_NF.copy_(state["x"])
-        self.prev_NP.copy_(state["x_prev"])
+        for name, models in (("x", self.x_NF), ("x_prev", self.prev_NP)):
+            rows = state.get(f"{name}:rows", torch.arange(len(models)))
+            models.index_copy_(0, rows.to(models.device), state[name].to(models.device))
         self.total_VF.copy_(state["total"])
         self.weight_V = [float(w) for w in state["weight"]]
         where = self.x_NF.device
@@ -408,7 +432,16 @@ class StackedNumbers:
         """A hash of all x_i, x_prev and z_n, bit for bit."""
         self.flush()
         digest = hashlib.sha256()
-        for tensor in (self.x_NF, self.prev_NP, self.global_NF()):
-            digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
-            digest.update(tensor.contiguous().cpu().view(torch.uint8).numpy().data)
+        for models in (self.x_NF, self.prev_NP, self.global_NF()):
+            digest.update(repr((str(models.dtype), tuple(models.shape))).encode())
+            for block in blocks(models):
+                digest.update(block.contiguous().cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def _state_of(name: str, models: ManyModels) -> dict[str, Tensor | SomeRows]:
+    """Models for a checkpoint: all of them, or those that are no longer x(0) with their numbers."""
+    if not isinstance(models, Rows):
+        return {name: models}
+    written = models.written()
+    return {f"{name}:rows": written, name: SomeRows(models, written)}

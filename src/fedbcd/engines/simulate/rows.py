@@ -1,0 +1,77 @@
+"""Rows of models that are not one tensor in memory: on disk (`store.py`), or on other machines (`engines/cluster`).
+
+`Rows` speaks the few words of `Tensor` that the numbers of a run need, so that the same code runs on either.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+AT_ONCE = 2**22  # values that are read together where all rows are wanted
+
+
+class Rows(ABC):
+    """One model per device. `device` is where rows are handed out and taken, wherever they are kept."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+    @abstractmethod
+    def index_select(self, dim: int, index: Tensor, /) -> Tensor:
+        """Copies of some rows."""
+
+    @abstractmethod
+    def index_copy_(self, dim: int, index: Tensor, source: Tensor, /) -> object:
+        """Replace some rows."""
+
+    def written(self) -> Tensor:
+        """Numbers of the rows that a checkpoint must hold; the others are as they were at the start."""
+        return torch.arange(len(self))
+
+    def will_need(self, devices: Iterable[int]) -> None:
+        """These rows will be read soon."""
+
+    def release(self) -> None:
+        """No row will be read very soon."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, device: int) -> Tensor:
+        return self.index_select(0, torch.tensor([device]))[0]
+
+    def __setitem__(self, device: int, model: Tensor) -> None:
+        self.index_copy_(0, torch.tensor([device]), model[None])
+
+    def blocks(self, chosen: Tensor | None = None) -> Iterator[Tensor]:
+        """All rows, or those chosen, in order; a few at a time."""
+        chosen = torch.arange(len(self)) if chosen is None else chosen
+        for part in torch.split(chosen, max(1, AT_ONCE // max(1, self.shape[1]))):
+            if len(part):
+                yield self.index_select(0, part)
+                self.release()
+
+
+ManyModels = Tensor | Rows
+MakeRows = Callable[[int, Tensor], Rows]  # so many rows, all like this model
+
+
+def blocks(models: ManyModels) -> Iterator[Tensor]:
+    """All rows in order, a few at a time where they are not in memory."""
+    return models.blocks() if isinstance(models, Rows) else iter((models,))
+
+
+class SomeRows:
+    """Some of the rows, to be written to a file a few at a time."""
+
+    def __init__(self, rows: Rows, chosen: Tensor) -> None:
+        self._rows, self._chosen = rows, chosen
+        self.dtype = rows.dtype
+        self.shape = (len(chosen), rows.shape[1])
+
+    def blocks(self) -> Iterator[Tensor]:
+        """In order."""
+        return self._rows.blocks(self._chosen)
