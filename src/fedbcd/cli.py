@@ -30,6 +30,7 @@ from fedbcd.cli_experiments import paper_command, sweep_command
 from fedbcd.cli_plan import explain_command, plan_command
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.datasets import DATASETS
+from fedbcd.engines.cluster.options import Cluster
 from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress as RunProgress
 from fedbcd.engines.result import Run
@@ -71,6 +72,10 @@ def run_command(
         typer.Option("--resume", help="Go on with the run in --out; its own config.toml is used if no file is given."),
     ] = False,
     data: Annotated[Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")] = None,
+    engine: Annotated[str, typer.Option(help="'simulate', in this process, or 'cluster': devices spread over a Ray cluster.")] = "simulate",
+    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster; without it Ray is started here, for this run.")] = None,
+    actors: Annotated[int | None, typer.Option(help="Shards on the cluster (default: one per CPU).")] = None,
+    gpus: Annotated[float, typer.Option(help="GPUs of each actor; a fraction shares one.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
 ) -> None:
     """Train, show progress, and leave a folder with everything that happened."""
@@ -80,7 +85,7 @@ def run_command(
     _override(table, rounds=rounds, seed=seed, folder=data)
     jobs = parse(table)
     folder = out if out is not None else _new_folder(file)
-    runs = _train_all(jobs, table, folder, resume)
+    runs = _train_all(jobs, table, folder, resume, _engine(engine, address, actors, gpus))
     _show(jobs, runs, folder, as_json)
 
 
@@ -207,7 +212,15 @@ def _new_folder(file: Path | None) -> Path:
     return folder
 
 
-def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: bool) -> list[Run]:
+def _engine(engine: str, address: str | None, actors: int | None, gpus: float) -> str | Cluster:
+    if engine == "cluster":
+        return Cluster(address=address, actors=actors, gpus=gpus)
+    if address is not None or actors is not None or gpus:
+        raise ConfigError("--address, --actors and --gpus are about a cluster; add --engine cluster")
+    return engine
+
+
+def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: bool, engine: str | Cluster) -> list[Run]:
     """Train the jobs one after another; stop politely on Ctrl-C."""
     places = _places(jobs, folder)
     if len(jobs) > 1:
@@ -221,6 +234,7 @@ def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: boo
                 run = job.start(
                     place,
                     resume=resume,
+                    engine=engine,
                     on_round=lambda p, bar=bar: progress.update(bar, completed=p.fraction, note=_note(p)),
                     on_notice=lambda text: console.print(f"note: {text}", markup=False, soft_wrap=True),
                     should_stop=stopped,

@@ -14,7 +14,7 @@ from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.rows import Rows
 from fedbcd.engines.simulate.store import StoredRows, _Watcher, workers_ahead
 from fedbcd.errors import ConfigError, RecordError
-from run_helpers import CASES, federation, fedbcd, train, write_job
+from run_helpers import CASES, fedbcd, federation, train, write_job
 
 
 def all_rows(models: torch.Tensor | Rows) -> torch.Tensor:

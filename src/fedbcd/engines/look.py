@@ -33,8 +33,11 @@ def scores_of(numbers: StackedNumbers, machines: Machines, evaluator: Evaluator)
 def _scores_in_blocks(numbers: StackedNumbers, devices: list[int], evaluator: Evaluator) -> dict[int, float]:
     """Test personal models that are not in memory, a few at a time."""
     assert isinstance(numbers.x_NF, Rows)
-    scores: dict[int, float] = {}
-    if evaluator.tests_personal:
+    if not evaluator.tests_personal:
+        return {}
+    scores = numbers.x_NF.scores(devices)
+    if scores is None:
+        scores = {}
         for block in numbers.x_NF.blocks(torch.tensor(devices)):
             part = devices[len(scores) : len(scores) + len(block)]
             scores |= evaluator.personal_scores(dict(zip(part, block.to(numbers.dtype), strict=True)), numbers.workers)

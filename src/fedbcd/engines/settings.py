@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args, overload
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from fedbcd.errors import ConfigError
 from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+Kind = TypeVar("Kind", bound=StackedNumbers)
 
 
 @dataclass
@@ -118,15 +119,25 @@ class Settings:
         iterations = self.algorithm.cloud_iterations
         return Machines(federation.servers, self.cloud, self.active_of(federation), iterations, limit, set(self.joins))
 
-    def numbers(self, federation: Federation, device: torch.device, make_rows: MakeRows | None = None) -> StackedNumbers:
-        """Fresh numbers: all models at x(0); `make_rows` keeps personal models elsewhere than in memory."""
+    @overload
+    def numbers(self, federation: Federation, device: torch.device, make_rows: MakeRows | None = None) -> StackedNumbers: ...
+    @overload
+    def numbers(self, federation: Federation, device: torch.device, make_rows: MakeRows | None, kind: type[Kind]) -> Kind: ...
+    def numbers(
+        self,
+        federation: Federation,
+        device: torch.device,
+        make_rows: MakeRows | None = None,
+        kind: type[StackedNumbers] = StackedNumbers,
+    ) -> StackedNumbers:
+        """Fresh numbers: all models at x(0); `make_rows` keeps personal models elsewhere than in a tensor."""
         module = federation.make_model(self.seed)
         objective = Objective(module.to(self.dtype), federation.loss, torch.bfloat16 if self.precision == "bfloat16" else None)
         start = objective.layout.flatten(module, self.dtype).to(device)
         start[: objective.layout.size_P] = self.algorithm.projection.project(start[: objective.layout.size_P])  # x(0) is in X
         trainer = Trainer(federation, self.algorithm, objective, self.seed, start, self.max_batch)
         kept_as = self.storage or self.dtype
-        return StackedNumbers(federation, self.algorithm, self.cloud, trainer, start, set(self.joins), kept_as, make_rows)
+        return kind(federation, self.algorithm, self.cloud, trainer, start, set(self.joins), kept_as, make_rows)
 
 
 def rounds_between_looks(federation: Federation, settings: Settings, longer: float = 4) -> int:

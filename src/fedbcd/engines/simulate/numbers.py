@@ -133,7 +133,7 @@ class StackedNumbers:
         self.x_NF: ManyModels = self.with_nobody[:in_tensor]
         self.prev_NP: ManyModels = self.prev_with_nobody[:in_tensor]
         if make_rows is not None and rows:
-            self.x_NF, self.prev_NP = make_rows(rows, first), make_rows(rows, first[: self.size_P])
+            self.x_NF, self.prev_NP = make_rows("x", rows, first), make_rows("x_prev", rows, first[: self.size_P])
         self.weights: list[float] = cloud_weights(algorithm, federation.sizes).tolist()
         self.mixing = mixing_matrices(cloud, start.device)
         self._set_start(start)
@@ -256,7 +256,7 @@ class StackedNumbers:
         self.flush()
         z = self.models[command.model]
         if self.algorithm.personal:
-            self._uploads.pop(command.device, None)  # with a baseline, one who comes back may finish what it was at
+            self.forget_upload(command.device)  # with a baseline, one who comes back may finish what it was at
             self._set_device(command.device, z)
         if command.device in self._contribution:
             self._contribution[command.device] = z.to(self.x_NF.dtype)
@@ -266,9 +266,16 @@ class StackedNumbers:
     def _dismiss(self, server: int, device: int) -> None:
         self.flush()
         if self.algorithm.counts == "members":
-            upload = self._uploads.pop(device, None)
-            copy = self.x_NF[device] if upload is None or upload.before is None else upload.before
-            self._count(server, device, copy, -1.0)
+            self._count(server, device, self.last_counted(device), -1.0)
+
+    def forget_upload(self, device: int) -> None:
+        """An upload that waits will not be counted."""
+        self._uploads.pop(device, None)
+
+    def last_counted(self, device: int) -> Tensor:
+        """What this device contributes to its server's sum at present; an upload that waits is forgotten."""
+        upload = self._uploads.pop(device, None)
+        return self.x_NF[device] if upload is None or upload.before is None else upload.before
 
     def _count(self, server: int, device: int, model: Tensor, sign: float) -> None:
         weight = sign * self.weights[device]
@@ -305,18 +312,23 @@ class StackedNumbers:
     # ---------------------------------------------------------------------------------------------------------------- batches
     def flush(self) -> None:
         """Run all pending work: per device in order, over devices together."""
+        jobs, absorbing = self._pending, self._absorbing
+        self._pending, self._absorbing = [], []
+        self.compute(jobs, absorbing)
+
+    def compute(self, jobs: Sequence[Job], absorbing: Sequence[tuple[int, int]]) -> None:
+        """Train, then count the uploads of `absorbing`, (server, device) in order of upload."""
         waves: dict[int, list[Job]] = defaultdict(list)
         seen: dict[int, int] = defaultdict(int)
-        for job in self._pending:
+        for job in jobs:
             waves[seen[job.device]].append(job)
             seen[job.device] += 1
-        self._pending = []
         for wave in waves.values():
             for offline in (True, False):
-                jobs = [job for job in wave if job.offline is offline]
-                if jobs:
-                    self._run(jobs)
-        self._absorb()
+                together = [job for job in wave if job.offline is offline]
+                if together:
+                    self._run(together)
+        self._absorb(absorbing)
         self.release()
 
     def release(self) -> None:
@@ -371,12 +383,11 @@ class StackedNumbers:
             return self.models[handles[0]].expand(len(jobs), -1)
         return torch.stack([self.models[handle] for handle in handles])
 
-    def _absorb(self) -> None:
+    def _absorb(self, absorbing: Sequence[tuple[int, int]]) -> None:
         """Add each server's uploads to its sum, in order of upload."""
         by_server: dict[int, list[int]] = defaultdict(list)
-        for server, device in self._absorbing:
+        for server, device in absorbing:
             by_server[server].append(device)
-        self._absorbing = []
         for _ in self.workers.map(self._absorb_at, by_server, by_server.values()):
             pass  # raises what a worker raised
 
@@ -386,6 +397,11 @@ class StackedNumbers:
             cloud_step.absorb(self.total_VF[server], weight, upload.after, upload.before)
             if self.algorithm.counts == "active":
                 self.weight_V[server] += weight
+
+    def clear_sums(self) -> None:
+        """Begin the servers' sums at 0: for a shard, which tells what is to be added."""
+        self.total_VF.zero_()
+        self.weight_V = [0.0] * self.servers
 
     # --------------------------------------------------------------------------------------------------------------- the state
     def global_NF(self) -> Tensor:
@@ -403,7 +419,7 @@ class StackedNumbers:
         for k in range(0, len(members), 256):
             device, server = (torch.tensor(column, device=z_VF.device) for column in zip(*members[k : k + 256], strict=True))
             total += float((self.x_NF.index_select(0, device).to(self.dtype) - z_VF[server]).norm(dim=1).double().sum())
-        self.release()
+            self.release()
         return total / len(members)
 
     def state(self) -> dict[str, Tensor | SomeRows]:

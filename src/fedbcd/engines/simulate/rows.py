@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -37,6 +37,14 @@ class Rows(ABC):
     def release(self) -> None:
         """No row will be read very soon."""
 
+    def scores(self, devices: Sequence[int]) -> dict[int, float] | None:  # noqa: ARG002
+        """How good personal models are, if they can be tested where they are."""
+        return None
+
+    def kept(self) -> "ManyModels":
+        """The rows as they are to be after the run."""
+        return self
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -56,7 +64,7 @@ class Rows(ABC):
 
 
 ManyModels = Tensor | Rows
-MakeRows = Callable[[int, Tensor], Rows]  # so many rows, all like this model
+MakeRows = Callable[[str, int, Tensor], Rows]  # by name (x, x_prev): so many rows, all like this model
 
 
 def blocks(models: ManyModels) -> Iterator[Tensor]:

@@ -58,7 +58,7 @@ class StoredRows(Rows):
     def _places(self, index: Tensor, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """(shard, places among those asked for, rows in the shard) of the wanted ones."""
         shard_of = torch.where(wanted, index // self._per_shard, -1)
-        for number in shard_of.unique().tolist():
+        for number in sorted(set(shard_of.tolist())):
             if number >= 0:
                 there = (shard_of == number).nonzero()[:, 0]
                 yield self._shards[number], there, index[there] - number * self._per_shard
@@ -94,7 +94,7 @@ def _mapped(folder: Path, size: int) -> mmap.mmap:
 
 def stored_in(folder: Path) -> MakeRows:
     """Makes rows that are kept in this folder."""
-    return lambda rows, start: StoredRows(folder, rows, start)
+    return lambda _, rows, start: StoredRows(folder, rows, start)
 
 
 class _Watcher:
