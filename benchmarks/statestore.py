@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def measure(devices: int, rounds: int, kind: str) -> dict[str, Any]:
             on_round=tick,
         )
         last = ticks[WARM_UP - 1 : -1]  # the last round has a look after it
-        seconds = statistics.median(b - a for a, b in zip(last, last[1:], strict=False))
+        seconds = statistics.median(b - a for a, b in pairwise(last))
         return {"ms": seconds * 1e3, "peak_mib": max(peaks), "peak_mib_whole_run": peak_memory_mib(), "digest": run.digest}
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedbcd.data.federation import Federation
 from fedbcd.data.samples import Samples
+from fedbcd.engines.cluster.options import import_ray
 from fedbcd.engines.settings import Settings, products_in
 from fedbcd.engines.simulate.batch import Job
 from fedbcd.engines.simulate.evaluate import Evaluator
@@ -82,7 +83,8 @@ def unpacked(data: tuple[Array, str]) -> Tensor:
 class Shard:
     """The devices of one actor."""
 
-    def __init__(self, part: Federation, settings: Settings, devices: Sequence[int], where: str, state: str | None) -> None:
+    def hold(self, part: Federation, settings: Settings, devices: Sequence[int], where: str, state: str | None) -> None:
+        """Begin: all models of these devices at x(0)."""
         torch.set_num_threads(1)
 
         def own_rows(_: str, rows: int, start: Tensor) -> Rows:
@@ -94,6 +96,10 @@ class Shard:
         self._numbers.trainer.check_vectorised(self._numbers.global_NF()[0])
         self._evaluator = Evaluator(part, self._numbers.trainer.objective, torch.device(where))
         self._models = dict(zip(MODELS, (self._numbers.x_NF, self._numbers.prev_NP), strict=True))
+
+    def node(self) -> str:
+        """The node that this actor is on."""
+        return str(import_ray().get_runtime_context().get_node_id())
 
     def work(self, jobs_N6: Array, absorbing: list[tuple[int, int]], handles: list[str], *models: tuple[Array, str]) -> Done:
         """Train, and sum up what is uploaded. A job: device, session, steps, number of its model or -1, offline, activation."""
@@ -133,6 +139,10 @@ class Shard:
             models = dict(zip(part, block.to(self._numbers.dtype), strict=True))
             found += self._evaluator.personal_scores(models, self._numbers.workers).values()
         return found
+
+    def distance(self, members: list[tuple[int, int]], z_VF: Array, dtype: str) -> float:
+        """The sum of ||x_i - z_n|| over (device, server)."""
+        return self._rows("x").total_distance(unpacked((z_VF, dtype)).to(self._numbers.total_VF.device), members)
 
     def will_need(self, devices: list[int]) -> None:
         """These devices work next."""

@@ -31,6 +31,22 @@ from fedbcd.protocol.messages import ModelRef
 
 OBJECT_STORE = 150 * 2**20  # bytes, of a Ray that is started for one run
 ATTEMPTS = 5  # to bring a shard back
+_idle: dict[tuple[float, float], list[Any]] | None = None  # actors by what they hold of a machine, within `actors_kept`
+
+
+@contextmanager
+def actors_kept() -> Iterator[None]:
+    """Runs in here, within one Ray, use each other's actors: many short runs then start at once."""
+    global _idle
+    before, _idle = _idle, {}
+    try:
+        yield
+    finally:
+        ray = import_ray()
+        for actors in _idle.values():
+            for actor in actors:
+                ray.kill(actor)
+        _idle = before
 
 
 @dataclass
@@ -68,14 +84,25 @@ class Shards:
             self.of_device[shard.devices] = number
         self._checkpoint: Path | None = None
         self._keeps_journal = False
-        self._kind = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_restarts=0)(Shard)
-        for shard in self.shards:
-            self._start(shard)
+        self._kind = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_restarts=0, scheduling_strategy="SPREAD")(Shard)
+        self._pool = None if _idle is None else _idle.setdefault((options.cpus, options.gpus), [])
+        for number, ref in enumerate([self._start(shard) for shard in self.shards]):
+            self._answer(number, ref)
 
-    def _start(self, shard: _Shard) -> None:
+    def _start(self, shard: _Shard) -> Any:
+        """An actor with a shard's data and its models at x(0)."""
+        shard.actor = self._pool.pop() if self._pool else self._kind.remote()
         part = part_of(self.federation, shard.devices)
         where, state = "cuda" if self.options.gpus else "cpu", None if self.state is None else str(self.state)
-        shard.actor = self._kind.remote(part, self.settings, shard.devices, where, state)
+        return shard.actor.hold.remote(part, self.settings, shard.devices, where, state)
+
+    def close(self) -> None:
+        """The run is over."""
+        for shard in self.shards:
+            if self._pool is None:
+                self.ray.kill(shard.actor)
+            else:
+                self._pool.append(shard.actor)
 
     def keep_journal(self) -> None:
         """From now on an actor that dies can be brought back."""
@@ -100,7 +127,7 @@ class Shards:
     def _call(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self.shards[number].actor, method).remote(*arguments)
 
-    def _answer(self, number: int, ref: Any, method: str, arguments: tuple[Any, ...]) -> Any:
+    def _answer(self, number: int, ref: Any, method: str = "", arguments: tuple[Any, ...] = ()) -> Any:
         errors = self.ray.exceptions
         for _ in range(ATTEMPTS):
             try:
@@ -108,11 +135,11 @@ class Shards:
             except errors.RayTaskError as error:
                 raise error.cause from None
             except (errors.RayActorError, errors.ObjectLostError) as error:
-                self._bring_back(number, error)
-                ref = self._call(number, method, arguments)
+                again = self._bring_back(number, error)
+                ref = self._call(number, method, arguments) if method else again
         raise RecordError(f"shard {number} died {ATTEMPTS} times in one call; look at the memory of its machine, or use more actors")
 
-    def _bring_back(self, number: int, error: Exception) -> None:
+    def _bring_back(self, number: int, error: Exception) -> Any:
         """A new actor with the rows of the last checkpoint; then everything again that has changed it since."""
         if not self._keeps_journal:
             reason = str(error).strip().partition("\n")[0]
@@ -120,15 +147,11 @@ class Shards:
         shard = self.shards[number]
         self.traffic.rebuilt += 1
         self.ray.kill(shard.actor)
-        self._start(shard)
-        refs = []
+        refs = [self._start(shard)]
         if self._checkpoint is not None and self.settings.algorithm.personal:
             refs += [shard.actor.set_rows.remote(*saved) for saved in rows_in(self._checkpoint, shard.devices)]
         refs += [getattr(shard.actor, method).remote(*arguments) for method, arguments in shard.journal]
-        try:
-            self.ray.get(refs)
-        except self.ray.exceptions.RayActorError:
-            return  # the call that follows notices, and tries again
+        return refs[0]  # if it dies again, the call that follows notices
 
     def by_shard(self, devices: Iterable[int]) -> dict[int, list[int]]:
         """Devices, each with its shard."""
@@ -141,9 +164,15 @@ class Shards:
         """Who did how much, and what travelled."""
         work = expected_work(self.federation, self.settings)
         total = float(work.sum())
+        nodes = self.ask("node", dict.fromkeys(range(len(self.shards)), ()))
         shards = [
-            {"devices": len(s.devices), "expected_share": round(float(work[s.devices].sum()) / total, 4), "seconds": round(s.seconds, 3)}
-            for s in self.shards
+            {
+                "node": nodes[number][:8],
+                "devices": len(shard.devices),
+                "expected_share": round(float(work[shard.devices].sum()) / total, 4),
+                "seconds": round(shard.seconds, 3),
+            }
+            for number, shard in enumerate(self.shards)
         ]
         moved = self.traffic
         bytes_ = {"models": moved.models, "work": moved.work, "sums": moved.sums, "rows": moved.rows}
@@ -203,6 +232,14 @@ class RemoteRows(Rows):
             calls[number] = (self._which, index[there].tolist(), packed(source[there].to(self.dtype)))
         self._shards.traffic.rows += sum(models[0].nbytes for _, _, models in calls.values())
         self._shards.ask("set_rows", calls, changes=True)
+
+    def total_distance(self, z_VF: Tensor, members: Sequence[tuple[int, int]]) -> float:
+        """Summed where the models are."""
+        calls: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for device, server in members:
+            calls[int(self._shards.of_device[device])].append((device, server))
+        found = self._shards.ask("distance", {number: (some, *packed(z_VF)) for number, some in calls.items()})
+        return sum(found.values())
 
     def scores(self, devices: Sequence[int]) -> dict[int, float]:
         """Test personal models where they are."""
@@ -327,5 +364,4 @@ def cluster_numbers(settings: Settings, federation: Federation, options: Cluster
             numbers.use(shards)
             yield numbers
         finally:
-            for shard in shards.shards:
-                ray.kill(shard.actor)
+            shards.close()

@@ -17,7 +17,7 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.variants import Algorithm, cloud_weights
 from fedbcd.data.federation import Federation
 from fedbcd.engines.simulate.batch import Job, Trainer
-from fedbcd.engines.simulate.rows import MakeRows, ManyModels, Rows, SomeRows, blocks
+from fedbcd.engines.simulate.rows import TOGETHER, MakeRows, ManyModels, Rows, SomeRows, blocks, total_distance
 from fedbcd.engines.simulate.workers import OneWorker, Workers
 from fedbcd.protocol.clouds import Cloud, GraphCloud
 from fedbcd.protocol.messages import (
@@ -415,12 +415,10 @@ class StackedNumbers:
     def distance(self, members: Sequence[tuple[int, int]]) -> float:
         """The mean of ||x_i - z_n|| over (device, server)."""
         z_VF = self.global_NF()
-        total = 0.0
-        for k in range(0, len(members), 256):
-            device, server = (torch.tensor(column, device=z_VF.device) for column in zip(*members[k : k + 256], strict=True))
-            total += float((self.x_NF.index_select(0, device).to(self.dtype) - z_VF[server]).norm(dim=1).double().sum())
-            self.release()
-        return total / len(members)
+        if isinstance(self.x_NF, Rows):
+            return self.x_NF.total_distance(z_VF, members) / len(members)
+        parts = (members[k : k + TOGETHER] for k in range(0, len(members), TOGETHER))
+        return sum(total_distance(self.x_NF, z_VF, part) for part in parts) / len(members)
 
     def state(self) -> dict[str, Tensor | SomeRows]:
         """Everything that a checkpoint needs. Only valid between rounds, when nothing is pending."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 AT_ONCE = 2**22  # values that are read together where all rows are wanted
+TOGETHER = 256  # models that are compared with their servers' together
 
 
 class Rows(ABC):
@@ -31,15 +32,23 @@ class Rows(ABC):
         """Numbers of the rows that a checkpoint must hold; the others are as they were at the start."""
         return torch.arange(len(self))
 
-    def will_need(self, devices: Iterable[int]) -> None:
+    def will_need(self, devices: Iterable[int]) -> None:  # noqa: B027
         """These rows will be read soon."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027
         """No row will be read very soon."""
 
     def scores(self, devices: Sequence[int]) -> dict[int, float] | None:  # noqa: ARG002
         """How good personal models are, if they can be tested where they are."""
         return None
+
+    def total_distance(self, z_VF: Tensor, members: Sequence[tuple[int, int]]) -> float:
+        """The sum of ||x_i - z_n|| over (device, server)."""
+        total = 0.0
+        for k in range(0, len(members), TOGETHER):
+            total += total_distance(self, z_VF, members[k : k + TOGETHER])
+            self.release()
+        return total
 
     def kept(self) -> "ManyModels":
         """The rows as they are to be after the run."""
@@ -65,6 +74,12 @@ class Rows(ABC):
 
 ManyModels = Tensor | Rows
 MakeRows = Callable[[str, int, Tensor], Rows]  # by name (x, x_prev): so many rows, all like this model
+
+
+def total_distance(models: ManyModels, z_VF: Tensor, members: Sequence[tuple[int, int]]) -> float:
+    """The sum of ||x_i - z_n|| over a few (device, server)."""
+    device, server = (torch.tensor(column, device=z_VF.device) for column in zip(*members, strict=True))
+    return float((models.index_select(0, device).to(z_VF.dtype) - z_VF[server]).norm(dim=1).double().sum())
 
 
 def blocks(models: ManyModels) -> Iterator[Tensor]:
