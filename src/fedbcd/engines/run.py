@@ -275,6 +275,7 @@ class _Training:
             result = self._result(finished)
             if log is not None and finished:
                 ended = {key: result.summary[key] for key in ("rounds", "clock", "digest")}
+                ended |= {"engine": "cluster"} if isinstance(self.numbers, ClusterNumbers) else {}
                 log.end({"transitions": driver.transitions, **ended})
         finally:
             if log is not None:

@@ -135,15 +135,18 @@ class Shards:
             except errors.RayTaskError as error:
                 raise error.cause from None
             except (errors.RayActorError, errors.ObjectLostError) as error:
-                again = self._bring_back(number, error)
+                if method and not self._keeps_journal:
+                    raise self._lost(number, error) from None
+                again = self._bring_back(number)
                 ref = self._call(number, method, arguments) if method else again
         raise RecordError(f"shard {number} died {ATTEMPTS} times in one call; look at the memory of its machine, or use more actors")
 
-    def _bring_back(self, number: int, error: Exception) -> Any:
+    def _lost(self, number: int, error: Exception) -> RecordError:
+        reason = str(error).strip().partition("\n")[0]
+        return RecordError(f"the actor of shard {number} died ({reason}); give `out` a folder, so that it can be brought back")
+
+    def _bring_back(self, number: int) -> Any:
         """A new actor with the rows of the last checkpoint; then everything again that has changed it since."""
-        if not self._keeps_journal:
-            reason = str(error).strip().partition("\n")[0]
-            raise RecordError(f"the actor of shard {number} died ({reason}); give `out` a folder, so that it can be brought back") from None
         shard = self.shards[number]
         self.traffic.rebuilt += 1
         self.ray.kill(shard.actor)
