@@ -242,7 +242,7 @@ class RemoteRows(Rows):
         for device, server in members:
             calls[int(self._shards.of_device[device])].append((device, server))
         found = self._shards.ask("distance", {number: (some, *packed(z_VF)) for number, some in calls.items()})
-        return sum(found.values())
+        return float(sum(found.values()))
 
     def scores(self, devices: Sequence[int]) -> dict[int, float]:
         """Test personal models where they are."""
