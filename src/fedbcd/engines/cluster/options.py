@@ -15,7 +15,7 @@ from fedbcd.errors import ConfigError
 class Cluster:
     """Where `train(engine=...)` computes: on the actors of a Ray cluster, each with a shard of the devices.
 
-    address  of a running cluster, e.g. "auto" or "ray://head:10001"; without one, Ray is started on this machine for the run
+    address  of a running cluster, e.g. "auto" or "head:6379"; without one, Ray is started on this machine for the run
     actors   how many shards; by default one per `cpus` that the cluster has (or per `gpus`)
     cpus     of each actor, as Ray counts them
     gpus     of each actor; a fraction shares a GPU, e.g. 0.25 puts four actors on one
