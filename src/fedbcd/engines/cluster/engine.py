@@ -343,7 +343,7 @@ def ray_for(options: Cluster) -> Iterator[Any]:
     try:
         if options.address is None:
             cpus = None if options.actors is None else max(1, math.ceil(options.actors * options.cpus))
-            ray.init(num_cpus=cpus, object_store_memory=OBJECT_STORE, include_dashboard=False, **quiet)
+            ray.init(address="local", num_cpus=cpus, object_store_memory=OBJECT_STORE, include_dashboard=False, **quiet)
         else:
             ray.init(address=options.address, **quiet)
     except (ConnectionError, ValueError) as error:
