@@ -32,6 +32,7 @@ from fedbcd.cli_plan import explain_command, plan_command
 from fedbcd.cli_report import export_command, report_command
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.datasets import DATASETS
+from fedbcd.engines.cluster.options import Cluster
 from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress as RunProgress
 from fedbcd.engines.result import Run
@@ -79,6 +80,10 @@ def run_command(
         list[str] | None,
         typer.Option(help="Also write the history to tensorboard[=FOLDER], mlflow[=ADDRESS] or wandb[=PROJECT]; may be repeated."),
     ] = None,
+    engine: Annotated[str, typer.Option(help="'simulate', in this process, or 'cluster': devices spread over a Ray cluster.")] = "simulate",
+    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster; without it Ray is started here, for this run.")] = None,
+    actors: Annotated[int | None, typer.Option(help="Shards on the cluster (default: one per CPU).")] = None,
+    gpus: Annotated[float, typer.Option(help="GPUs of each actor; a fraction shares one.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
 ) -> None:
     """Train, show progress, and leave a folder with everything that happened."""
@@ -88,7 +93,7 @@ def run_command(
     _override(table, rounds=rounds, seed=seed, folder=data)
     jobs = parse(table)
     folder = out if out is not None else _new_folder(file)
-    runs = _train_all(jobs, table, folder, resume, track or [])
+    runs = _train_all(jobs, table, folder, resume, track or [], _engine(engine, address, actors, gpus))
     _show(jobs, runs, folder, as_json)
 
 
@@ -218,7 +223,15 @@ def _new_folder(file: Path | None) -> Path:
     return folder
 
 
-def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: bool, track: list[str]) -> list[Run]:
+def _engine(engine: str, address: str | None, actors: int | None, gpus: float) -> str | Cluster:
+    if engine == "cluster":
+        return Cluster(address=address, actors=actors, gpus=gpus)
+    if address is not None or actors is not None or gpus:
+        raise ConfigError("--address, --actors and --gpus are about a cluster; add --engine cluster")
+    return engine
+
+
+def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: bool, track: list[str], engine: str | Cluster) -> list[Run]:
     """Train the jobs one after another; stop politely on Ctrl-C."""
     places = _places(jobs, folder)
     trackers = [[tracker(wish, place, job.name, job.to_table()) for wish in track] for job, place in zip(jobs, places, strict=True)]
@@ -242,6 +255,7 @@ def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: boo
                     run = job.start(
                         place,
                         resume=resume,
+                        engine=engine,
                         on_round=on_round,
                         on_notice=lambda text: console.print(f"note: {text}", markup=False, soft_wrap=True),
                         should_stop=stopped,

@@ -9,13 +9,15 @@ report.html          what happened, to look at
 import fcntl
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -26,6 +28,24 @@ from fedbcd.eventlog import LogReader, LogWriter, header_line
 from fedbcd.history import History, Row
 
 FINGERPRINTS = ("data", "model")  # parts of the identity that say nothing to a reader
+SAFE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+}
+
+
+class Blocks(Protocol):
+    """A large tensor that is read a few rows at a time."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+
+    def blocks(self) -> Iterator[Tensor]:
+        """The rows in order."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,7 +57,7 @@ class Checkpoint:
     seconds: float
     digest: str
     history: History
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Any]  # tensors, or `Blocks` to be written
     notes: Mapping[str, str] = field(default_factory=dict)  # for those who look on: scores of devices and the like; resuming needs none
 
 
@@ -158,16 +178,35 @@ class RunFolder:
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | Blocks], metadata: dict[str, str]) -> None:
     """Write a safetensors file so that a crash leaves the old one or the new one, whole."""
-    write_whole(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata))
+    at_once = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    in_blocks = {name: blocks for name, blocks in tensors.items() if not isinstance(blocks, Tensor)}
+    write_whole(path, _in_one_file(at_once, in_blocks, metadata) if in_blocks else (save(at_once, metadata),))
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def _in_one_file(at_once: Mapping[str, Tensor], in_blocks: Mapping[str, Blocks], metadata: dict[str, str]) -> Iterator[bytes]:
+    """The safetensors format, piece by piece: the length of a JSON header, the header, then the values one after another."""
+    everything: dict[str, Tensor | Blocks] = {**at_once, **in_blocks}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in everything.items():
+        begin, end = end, end + math.prod(tensor.shape) * tensor.dtype.itemsize
+        header[name] = {"dtype": SAFE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in everything.values():
+        for block in (tensor,) if isinstance(tensor, Tensor) else tensor.blocks():
+            yield block.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file so that a crash leaves the old one or the new one, whole."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
-        file.write(data)
+        for piece in (data,) if isinstance(data, bytes) else data:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

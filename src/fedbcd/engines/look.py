@@ -4,10 +4,13 @@ import math
 from collections.abc import Collection
 from dataclasses import asdict
 
+import torch
+
 from fedbcd.engines.driver import Machines
 from fedbcd.engines.simulate.certify import Certificates
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
 from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.engines.simulate.rows import Rows
 from fedbcd.history import Row
 
 
@@ -20,8 +23,25 @@ def scores_of(numbers: StackedNumbers, machines: Machines, evaluator: Evaluator)
     """Test every model."""
     numbers.flush()
     homes = dict(members_of(machines))
-    personal = {device: numbers.personal(device, server) for device, server in homes.items()}
-    return evaluator.scores(numbers.global_NF(), personal, numbers.workers, homes)
+    if not isinstance(numbers.x_NF, Rows):
+        personal = {device: numbers.personal(device, server) for device, server in homes.items()}
+        return evaluator.scores(numbers.global_NF(), personal, numbers.workers, homes)
+    found = evaluator.scores(numbers.global_NF(), {}, numbers.workers)
+    return Scores(found.servers, _scores_in_blocks(numbers, [*homes], evaluator))
+
+
+def _scores_in_blocks(numbers: StackedNumbers, devices: list[int], evaluator: Evaluator) -> dict[int, float]:
+    """Test personal models that are not in memory, a few at a time."""
+    assert isinstance(numbers.x_NF, Rows)
+    if not evaluator.tests_personal:
+        return {}
+    scores = numbers.x_NF.scores(devices)
+    if scores is None:
+        scores = {}
+        for block in numbers.x_NF.blocks(torch.tensor(devices)):
+            part = devices[len(scores) : len(scores) + len(block)]
+            scores |= evaluator.personal_scores(dict(zip(part, block.to(numbers.dtype), strict=True)), numbers.workers)
+    return scores
 
 
 def row_of(numbers: StackedNumbers, machines: Machines, scores: Scores, clock: float, found: Certificates) -> Row:

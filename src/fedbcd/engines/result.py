@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedbcd.algorithm.params import Layout
 from fedbcd.data.federation import Federation
 from fedbcd.engines.environment import environment
+from fedbcd.engines.simulate.rows import ManyModels, Rows, SomeRows
 from fedbcd.errors import RecordError
 from fedbcd.history import History, Row
 from fedbcd.runfolder import read_tensors, write_tensors
@@ -32,7 +33,7 @@ class Run:
 
     federation: Federation
     history: History
-    personal_NF: Tensor  # x_i, one row per device; the parameters first, then buffers
+    personal_NF: ManyModels  # x_i, one row per device; the parameters first, then buffers
     global_VF: Tensor  # z_n, one row per server
     summary: dict[str, Any] = field(default_factory=dict)  # algorithm, cloud, rounds, clock, accuracies, seconds, digest
     personal_scores: dict[int, float] = field(default_factory=dict)  # each device's own model on its own labels
@@ -72,7 +73,9 @@ class Run:
             "finished": json.dumps(self.finished),
             "fedbcd_models": "1",
         }
-        write_tensors(path / "models.safetensors", {"x": self.personal_NF, "z": self.global_VF}, summary)
+        x = self.personal_NF
+        models = SomeRows(x, torch.arange(len(x))) if isinstance(x, Rows) else x
+        write_tensors(path / "models.safetensors", {"x": models, "z": self.global_VF}, summary)
 
     @classmethod
     def load(cls, folder: str | Path, federation: Federation) -> "Run":

@@ -3,9 +3,10 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 
 from fedbcd.algorithm.variants import Algorithm
 from fedbcd.data.federation import Federation
+from fedbcd.engines.cluster.engine import ClusterNumbers, cluster_numbers
+from fedbcd.engines.cluster.options import Cluster, chosen_cluster
 from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.look import members_of, row_of, scores_of
 from fedbcd.engines.result import Progress, Run, notes_of
@@ -22,7 +25,10 @@ from fedbcd.engines.simulate.certify import CALL, DEVICES, Certificates, Certifi
 from fedbcd.engines.simulate.delays import Clock
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
+from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.engines.simulate.outline import Outline, why_not_ahead
+from fedbcd.engines.simulate.rows import Rows
+from fedbcd.engines.simulate.store import stored_in, workers_ahead
 from fedbcd.engines.simulate.workers import workers
 from fedbcd.engines.warnings import doubts
 from fedbcd.errors import ConfigError, DivergenceWarning, RecordError
@@ -54,10 +60,12 @@ def train(
     checkpoint_every: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    engine: str | Cluster = "simulate",
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     max_batch: int | None = None,
     storage: torch.dtype | None = None,
+    state: str | Path | None = None,
     precision: Precision = "float32",
     ahead: bool | None = None,
     compile: bool = False,
@@ -81,8 +89,10 @@ def train(
     certify_devices   how many devices the gap is taken on: it needs their exact gradients; 8 by default, fewer in a very short run
     checkpoint_every  rounds between two checkpoints (with `out`); by default as often as evaluations
     out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there
+    engine            "cluster", or a Cluster(...), spreads the devices over the actors of a Ray cluster (docs/cluster.md)
     max_batch         how many devices train together at most; 1 gives results that do not depend on batching
     storage           torch.bfloat16 keeps personal models in half the memory; arithmetic stays in `dtype`
+    state             a folder to keep personal models in, where they are more than memory holds; only active ones are then resident
     precision         "tf32" or "bfloat16": products of less precise factors, several times as fast on a GPU; steps stay in `dtype`
     ahead             without events between rounds, which are then recorded once and replayed: by default on a GPU, where the schedule
                       allows it and no log is written (no `out`)
@@ -99,11 +109,26 @@ def train(
         raise ConfigError(f"certify_devices={certify_devices} must be 1 or more; certify_every=0 computes no certificates")
     where = torch_device(device)
     plan = replace(plan, apart=rounds_between_looks(federation, settings, *(() if where.type == "cpu" else (ON_GPU,))))
-    with products_in(precision):
-        session = _Training(federation, settings, plan, where, on_notice)
+    cluster, kept_in = chosen_cluster(engine), None if state is None else Path(state)
+    if cluster is not None and where.type != "cpu":
+        raise ConfigError(f"device={str(where)!r}: on a cluster actors have GPUs, the driver needs none; use Cluster(gpus=1.0)")
+    with products_in(precision), _numbers(federation, settings, where, cluster, kept_in) as numbers:
+        session = _Training(federation, settings, plan, numbers, on_notice, kept_in)
         session.choose_player(ahead, compile, out is not None)
         folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
         return session.run(folder, resume, on_round or (lambda _: None), should_stop or (lambda: False))
+
+
+@contextmanager
+def _numbers(
+    federation: Federation, settings: Settings, device: torch.device, cluster: Cluster | None, state: Path | None
+) -> Iterator[StackedNumbers]:
+    """All models at x(0): in memory, in files, or on a cluster."""
+    if cluster is None:
+        yield settings.numbers(federation, device, None if state is None else stored_in(state))
+        return
+    with cluster_numbers(settings, federation, cluster, state) as numbers:
+        yield numbers
 
 
 @dataclass(frozen=True)
@@ -169,13 +194,17 @@ class _Training:
         federation: Federation,
         settings: Settings,
         plan: _Plan,
-        device: torch.device,
+        numbers: StackedNumbers,
         notice: Callable[[str], None] | None,
+        state: Path | None = None,
     ) -> None:
         self.federation = federation
         self.settings = settings
         self.plan = plan
-        self.numbers = settings.numbers(federation, device)
+        self.state = state
+        self.numbers = numbers
+        device = numbers.total_VF.device
+        self.next_workers: Iterator[Collection[int]] = iter(())
         trainer = self.numbers.trainer
         reason = trainer.check_vectorised(self.numbers.global_NF()[0])
         if reason is not None and notice is not None:
@@ -208,6 +237,8 @@ class _Training:
 
     def _why_not_ahead(self) -> str | None:
         trainer, schedule = self.numbers.trainer, self._schedule()
+        if self.state is not None or isinstance(self.numbers, ClusterNumbers):
+            return "personal models are kept in files (`state`) or on a cluster"
         if not trainer.divisible or trainer.max_batch is not None:
             return "its devices train one after another, or draw random numbers in the forward pass"
         if self.settings.algorithm.batch == "all":
@@ -233,14 +264,18 @@ class _Training:
     ) -> Run:
         checkpoint = None if folder is None else folder.inspect(resume)
         driver = self.driver
+        if folder is not None and isinstance(self.numbers, ClusterNumbers):
+            self.numbers.shards.keep_journal()
         if checkpoint is not None:
             self._fast_forward(driver, checkpoint)
+            self._saved(folder)
         log = driver.log = None if folder is None else folder.open(checkpoint, resume)  # only now does anything change on disk
         try:
             finished = self._play(folder, log, on_round, should_stop)
             result = self._result(finished)
             if log is not None and finished:
                 ended = {key: result.summary[key] for key in ("rounds", "clock", "digest")}
+                ended |= {"engine": "cluster"} if isinstance(self.numbers, ClusterNumbers) else {}
                 log.end({"transitions": driver.transitions, **ended})
         finally:
             if log is not None:
@@ -281,12 +316,14 @@ class _Training:
         should_stop: Callable[[], bool],
     ) -> bool:
         simulation, plan = self.simulation, self.plan
+        self._look_ahead()
         began = time.perf_counter() - self.seconds
         if not self.history:
             self._warn()
             self._look()
         while not plan.is_done(simulation.round, simulation.now):
             before = (simulation.round, simulation.now)
+            self.numbers.will_need(next(self.next_workers, ()))
             simulation.play_round()
             after = (simulation.round, simulation.now)
             look = plan.is_look((self.history.last.round, self.history.last.clock), before, after)
@@ -297,10 +334,23 @@ class _Training:
             due = look if plan.checkpoint_every is None else after[0] % plan.checkpoint_every == 0
             if folder is not None and log is not None and (due or stop or plan.is_done(*after)):
                 folder.write_checkpoint(self._checkpoint(log))
+                self._saved(folder)
             on_round(Progress(*after, plan.fraction(*after), self.history.last))
             if stop:
                 return plan.is_done(*after)
         return True
+
+    def _saved(self, folder: RunFolder | None) -> None:
+        """Actors that die are brought back from here on."""
+        if folder is not None and isinstance(self.numbers, ClusterNumbers):
+            self.numbers.shards.saved(folder.checkpoint)
+
+    def _look_ahead(self) -> None:
+        """Who works in the rounds after the next one, so that their models can be fetched meanwhile."""
+        if self.state is not None:
+            settings, federation = self.settings, self.federation
+            ahead = workers_ahead(federation.servers, lambda: settings.machines(federation), self._schedule(), settings.cloud)
+            self.next_workers = islice(ahead, self.simulation.round + 1, None)
 
     def _checkpoint(self, log: LogWriter) -> Checkpoint:
         digest = self.numbers.digest()
@@ -362,7 +412,10 @@ class _Training:
     def _result(self, finished: bool) -> Run:
         numbers, last = self.numbers, self.history.last
         home = self.machines.home
-        personal = torch.stack([numbers.personal(device, home[device]) for device in range(self.federation.devices)])
+        if isinstance(numbers.x_NF, Rows):
+            personal = numbers.x_NF.kept()
+        else:
+            personal = torch.stack([numbers.personal(device, home[device]) for device in range(self.federation.devices)]).cpu()
         certificates = self._last_certificates()
         summary = {
             "algorithm": self.settings.algorithm.name,
@@ -380,10 +433,12 @@ class _Training:
             "certificate_share": self._share(self.certifier.seconds),
             "digest": numbers.digest(),
         }
+        if isinstance(numbers, ClusterNumbers):
+            summary["cluster"] = numbers.shards.report()
         return Run(
             self.federation,
             self.history,
-            personal.cpu(),
+            personal,
             numbers.global_NF().cpu(),
             summary,
             self.scores.devices,

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args, overload
 
 import torch
 from torch import nn
@@ -19,10 +19,12 @@ from fedbcd.engines.driver import Machines
 from fedbcd.engines.simulate.batch import Trainer
 from fedbcd.engines.simulate.delays import Clock
 from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.engines.simulate.rows import MakeRows
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+Kind = TypeVar("Kind", bound=StackedNumbers)
 
 
 @dataclass
@@ -117,14 +119,25 @@ class Settings:
         iterations = self.algorithm.cloud_iterations
         return Machines(federation.servers, self.cloud, self.active_of(federation), iterations, limit, set(self.joins))
 
-    def numbers(self, federation: Federation, device: torch.device) -> StackedNumbers:
-        """Fresh numbers: all models at x(0)."""
+    @overload
+    def numbers(self, federation: Federation, device: torch.device, make_rows: MakeRows | None = None) -> StackedNumbers: ...
+    @overload
+    def numbers(self, federation: Federation, device: torch.device, make_rows: MakeRows | None, kind: type[Kind]) -> Kind: ...
+    def numbers(
+        self,
+        federation: Federation,
+        device: torch.device,
+        make_rows: MakeRows | None = None,
+        kind: type[StackedNumbers] = StackedNumbers,
+    ) -> StackedNumbers:
+        """Fresh numbers: all models at x(0); `make_rows` keeps personal models elsewhere than in a tensor."""
         module = federation.make_model(self.seed)
         objective = Objective(module.to(self.dtype), federation.loss, torch.bfloat16 if self.precision == "bfloat16" else None)
         start = objective.layout.flatten(module, self.dtype).to(device)
         start[: objective.layout.size_P] = self.algorithm.projection.project(start[: objective.layout.size_P])  # x(0) is in X
         trainer = Trainer(federation, self.algorithm, objective, self.seed, start, self.max_batch)
-        return StackedNumbers(federation, self.algorithm, self.cloud, trainer, start, set(self.joins), self.storage or self.dtype)
+        kept_as = self.storage or self.dtype
+        return kind(federation, self.algorithm, self.cloud, trainer, start, set(self.joins), kept_as, make_rows)
 
 
 def rounds_between_looks(federation: Federation, settings: Settings, longer: float = 4) -> int:

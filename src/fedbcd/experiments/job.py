@@ -131,6 +131,7 @@ class RunPart:
     dtype: Literal["float32", "float64"] = "float32"
     max_batch: int | None = None
     storage: Literal["float32", "bfloat16"] | None = None  # of personal models between sessions
+    state: str | None = None  # a folder to keep personal models in, where memory is too small for them
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"  # of products of float32 numbers
     threads: int | None = None  # of torch; by default 1 for small models, where more only wait for each other
 
@@ -238,6 +239,7 @@ class Job:
             dtype=torch.float64 if run.dtype == "float64" else torch.float32,
             max_batch=run.max_batch,
             storage=self._storage(),
+            state=run.state,
             precision=run.precision,
             record=self.to_table(),
             **callbacks,

@@ -253,7 +253,7 @@ class _Phases:
             if isinstance(command, StepModel):
                 n = number_of(actor)
                 self.z[n].append(self.numbers.models[command.result].clone())
-                self.x[n].append(self.numbers.x_NF[list(self.members[n])].clone())
+                self.x[n].append(self.numbers.x_NF.index_select(0, torch.tensor(self.members[n])))
 
 
 def trace(known: Known, rounds: int, batch: int | None = None, reach: float = 1.0, seed: int = 0) -> Trace:
@@ -279,7 +279,7 @@ def trace(known: Known, rounds: int, batch: int | None = None, reach: float = 1.
     phases = _Phases(numbers, TimelineRecorder(federation.servers, numbered=True), federation.servers)
     z0 = numbers.global_NF()
     phases.z = [[z0[n]] for n in range(SERVERS)]
-    phases.x = [[numbers.x_NF[list(members)].clone()] for members in federation.servers]
+    phases.x = [[numbers.x_NF.index_select(0, torch.tensor(members))] for members in federation.servers]
     simulation = Simulation(Driver(settings.machines(federation), phases), Schedule(algorithm, settings.clock, seed, ACTIVE))
     while min(len(z) for z in phases.z) <= rounds:
         simulation.play_round()

@@ -102,6 +102,7 @@ class Ahead:
 
     def _check(self) -> None:
         numbers = self._numbers
+        assert isinstance(numbers.x_NF, Tensor)
         rows = torch.cat([~torch.isfinite(part).all(1) for part in torch.split(numbers.x_NF, GROUP)]) if len(numbers.x_NF) else None
         advice = f"use a smaller device_step (now {self._algorithm.device_step:g})"
         if rows is not None and bool(rows.any()):

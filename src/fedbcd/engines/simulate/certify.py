@@ -103,7 +103,10 @@ class Certifier:
         numbers, p = self.numbers, self.numbers.size_P
         if numbers.algorithm.counts == "members":
             return numbers.total_VF[:, :p].sum(0)
-        parts = (g @ numbers.x_NF[i, :p].double() for g, i in zip(torch.split(gamma, 16), torch.split(present, 16), strict=True))
+        parts = (
+            g @ numbers.x_NF.index_select(0, i)[:, :p].double()
+            for g, i in zip(torch.split(gamma, 16), torch.split(present, 16), strict=True)
+        )
         return torch.stack(list(parts)).sum(0)
 
     def gaps(self, devices: Sequence[int], mean_z: Tensor) -> list[float]:

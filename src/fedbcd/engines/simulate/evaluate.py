@@ -73,6 +73,17 @@ class Evaluator:
         of_devices, of_homes = found[len(rows) : len(rows) + len(devices)], found[len(rows) + len(devices) :]
         return Scores(tuple(found[: len(rows)]), dict(zip(devices, of_devices, strict=True)), dict(zip(at_home, of_homes, strict=True)))
 
+    @property
+    def tests_personal(self) -> bool:
+        """Whether there is anything to test a personal model on."""
+        return self._test is not None and self._federation.labels is not None
+
+    def personal_scores(self, personal: dict[int, Tensor], workers: Workers) -> dict[int, float]:
+        """Test these devices' models on their own labels."""
+        owned = self._federation.labels
+        assert owned is not None
+        return dict(zip(personal, self._score_all([(x, owned[i]) for i, x in personal.items()], workers), strict=True))
+
     def score(self, flat: Tensor, labels: tuple[int, ...] | None = None) -> float:
         """The mean metric of one model, on all test samples or on those of some labels; NaN where there are none."""
         if self._test is None:

@@ -17,6 +17,7 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.variants import Algorithm, cloud_weights
 from fedbcd.data.federation import Federation
 from fedbcd.engines.simulate.batch import Job, Trainer
+from fedbcd.engines.simulate.rows import TOGETHER, MakeRows, ManyModels, Rows, SomeRows, blocks, total_distance
 from fedbcd.engines.simulate.workers import OneWorker, Workers
 from fedbcd.protocol.clouds import Cloud, GraphCloud
 from fedbcd.protocol.messages import (
@@ -107,8 +108,11 @@ class StackedNumbers:
         start: Tensor,
         late: set[int],
         storage: torch.dtype,
+        make_rows: MakeRows | None = None,
     ) -> None:
         """`start` is x(0); devices in `late` join later and are not counted before; personal models are kept as `storage`.
+
+        `make_rows` keeps them elsewhere than in a tensor.
 
         A device rounds its model to `storage` at the end of a session, and what it keeps is what it uploads.
         """
@@ -122,9 +126,14 @@ class StackedNumbers:
         self.server_models: list[ModelRef] = []
         rows = federation.devices if algorithm.personal else 0
         self.dtype = start.dtype
-        self.with_nobody = start.to(storage).repeat(rows + 1, 1)  # one row more, for work of nobody that fills a fixed shape
+        first = start.to(storage)
+        in_tensor = rows if make_rows is None else 0
+        self.with_nobody = first.repeat(in_tensor + 1, 1)  # one row more, for work of nobody that fills a fixed shape
         self.prev_with_nobody = self.with_nobody[:, : self.size_P].clone()
-        self.x_NF, self.prev_NP = self.with_nobody[:rows], self.prev_with_nobody[:rows]
+        self.x_NF: ManyModels = self.with_nobody[:in_tensor]
+        self.prev_NP: ManyModels = self.prev_with_nobody[:in_tensor]
+        if make_rows is not None and rows:
+            self.x_NF, self.prev_NP = make_rows("x", rows, first), make_rows("x_prev", rows, first[: self.size_P])
         self.weights: list[float] = cloud_weights(algorithm, federation.sizes).tolist()
         self.mixing = mixing_matrices(cloud, start.device)
         self._set_start(start)
@@ -247,7 +256,7 @@ class StackedNumbers:
         self.flush()
         z = self.models[command.model]
         if self.algorithm.personal:
-            self._uploads.pop(command.device, None)  # with a baseline, one who comes back may finish what it was at
+            self.forget_upload(command.device)  # with a baseline, one who comes back may finish what it was at
             self._set_device(command.device, z)
         if command.device in self._contribution:
             self._contribution[command.device] = z.to(self.x_NF.dtype)
@@ -257,9 +266,16 @@ class StackedNumbers:
     def _dismiss(self, server: int, device: int) -> None:
         self.flush()
         if self.algorithm.counts == "members":
-            upload = self._uploads.pop(device, None)
-            copy = self.x_NF[device] if upload is None or upload.before is None else upload.before
-            self._count(server, device, copy, -1.0)
+            self._count(server, device, self.last_counted(device), -1.0)
+
+    def forget_upload(self, device: int) -> None:
+        """An upload that waits will not be counted."""
+        self._uploads.pop(device, None)
+
+    def last_counted(self, device: int) -> Tensor:
+        """What this device contributes to its server's sum at present; an upload that waits is forgotten."""
+        upload = self._uploads.pop(device, None)
+        return self.x_NF[device] if upload is None or upload.before is None else upload.before
 
     def _count(self, server: int, device: int, model: Tensor, sign: float) -> None:
         weight = sign * self.weights[device]
@@ -296,18 +312,36 @@ class StackedNumbers:
     # ---------------------------------------------------------------------------------------------------------------- batches
     def flush(self) -> None:
         """Run all pending work: per device in order, over devices together."""
+        jobs, absorbing = self._pending, self._absorbing
+        self._pending, self._absorbing = [], []
+        self.compute(jobs, absorbing)
+
+    def compute(self, jobs: Sequence[Job], absorbing: Sequence[tuple[int, int]]) -> None:
+        """Train, then count the uploads of `absorbing`, (server, device) in order of upload."""
         waves: dict[int, list[Job]] = defaultdict(list)
         seen: dict[int, int] = defaultdict(int)
-        for job in self._pending:
+        for job in jobs:
             waves[seen[job.device]].append(job)
             seen[job.device] += 1
-        self._pending = []
         for wave in waves.values():
             for offline in (True, False):
-                jobs = [job for job in wave if job.offline is offline]
-                if jobs:
-                    self._run(jobs)
-        self._absorb()
+                together = [job for job in wave if job.offline is offline]
+                if together:
+                    self._run(together)
+        self._absorb(absorbing)
+        self.release()
+
+    def release(self) -> None:
+        """Models that are not in a tensor need no memory until they are read again."""
+        for models in (self.x_NF, self.prev_NP):
+            if isinstance(models, Rows):
+                models.release()
+
+    def will_need(self, devices: Iterable[int]) -> None:
+        """The models of these devices will be read in the next round."""
+        for models in (self.x_NF, self.prev_NP):
+            if isinstance(models, Rows):
+                models.will_need(devices)
 
     def _run(self, jobs: list[Job]) -> None:
         """Train these devices, each once; parts share nothing, so workers take them as they come."""
@@ -349,12 +383,11 @@ class StackedNumbers:
             return self.models[handles[0]].expand(len(jobs), -1)
         return torch.stack([self.models[handle] for handle in handles])
 
-    def _absorb(self) -> None:
+    def _absorb(self, absorbing: Sequence[tuple[int, int]]) -> None:
         """Add each server's uploads to its sum, in order of upload."""
         by_server: dict[int, list[int]] = defaultdict(list)
-        for server, device in self._absorbing:
+        for server, device in absorbing:
             by_server[server].append(device)
-        self._absorbing = []
         for _ in self.workers.map(self._absorb_at, by_server, by_server.values()):
             pass  # raises what a worker raised
 
@@ -364,6 +397,11 @@ class StackedNumbers:
             cloud_step.absorb(self.total_VF[server], weight, upload.after, upload.before)
             if self.algorithm.counts == "active":
                 self.weight_V[server] += weight
+
+    def clear_sums(self) -> None:
+        """Begin the servers' sums at 0: for a shard, which tells what is to be added."""
+        self.total_VF.zero_()
+        self.weight_V = [0.0] * self.servers
 
     # --------------------------------------------------------------------------------------------------------------- the state
     def global_NF(self) -> Tensor:
@@ -377,23 +415,23 @@ class StackedNumbers:
     def distance(self, members: Sequence[tuple[int, int]]) -> float:
         """The mean of ||x_i - z_n|| over (device, server)."""
         z_VF = self.global_NF()
-        total = 0.0
-        for k in range(0, len(members), 256):
-            device, server = (torch.tensor(column, device=z_VF.device) for column in zip(*members[k : k + 256], strict=True))
-            total += float((self.x_NF[device].to(self.dtype) - z_VF[server]).norm(dim=1).double().sum())
-        return total / len(members)
+        if isinstance(self.x_NF, Rows):
+            return self.x_NF.total_distance(z_VF, members) / len(members)
+        parts = (members[k : k + TOGETHER] for k in range(0, len(members), TOGETHER))
+        return sum(total_distance(self.x_NF, z_VF, part) for part in parts) / len(members)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor | SomeRows]:
         """Everything that a checkpoint needs. Only valid between rounds, when nothing is pending."""
         self.flush()
-        state = {"x": self.x_NF, "x_prev": self.prev_NP, "total": self.total_VF}
+        state: dict[str, Tensor | SomeRows] = {**_state_of("x", self.x_NF), **_state_of("x_prev", self.prev_NP), "total": self.total_VF}
         state["weight"] = torch.tensor(self.weight_V, dtype=torch.float64)
         return state | {f"model:{handle}": model for handle, model in self.models.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of `state`, on the device of the present tensors."""
-        self.x_NF.copy_(state["x"])
-        self.prev_NP.copy_(state["x_prev"])
+        for name, models in (("x", self.x_NF), ("x_prev", self.prev_NP)):
+            rows = state.get(f"{name}:rows", torch.arange(len(models)))
+            models.index_copy_(0, rows.to(models.device), state[name].to(models.device))
         self.total_VF.copy_(state["total"])
         self.weight_V = [float(w) for w in state["weight"]]
         where = self.x_NF.device
@@ -408,7 +446,16 @@ class StackedNumbers:
         """A hash of all x_i, x_prev and z_n, bit for bit."""
         self.flush()
         digest = hashlib.sha256()
-        for tensor in (self.x_NF, self.prev_NP, self.global_NF()):
-            digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
-            digest.update(tensor.contiguous().cpu().view(torch.uint8).numpy().data)
+        for models in (self.x_NF, self.prev_NP, self.global_NF()):
+            digest.update(repr((str(models.dtype), tuple(models.shape))).encode())
+            for block in blocks(models):
+                digest.update(block.contiguous().cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def _state_of(name: str, models: ManyModels) -> dict[str, Tensor | SomeRows]:
+    """Models for a checkpoint: all of them, or those that are no longer x(0) with their numbers."""
+    if not isinstance(models, Rows):
+        return {name: models}
+    written = models.written()
+    return {f"{name}:rows": written, name: SomeRows(models, written)}

@@ -1,0 +1,370 @@
+"""The numbers of a run on a cluster: the driver plays the schedule and steps the servers, actors hold and train the devices.
+
+Per round the driver puts each z_n that is asked for into the object store once, and gets back the servers' sums: V + A - 1 vectors for
+V servers and A actors. Personal models cross the network only when somebody asks for them: certificates, checkpoints, the end.
+An actor that dies is made anew from the last checkpoint, and what it had been asked since is asked again: the same bits.
+"""
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from fedbcd.data.federation import Federation
+from fedbcd.engines.cluster.actors import MODELS, Array, Done, Shard, packed, part_of, unpacked
+from fedbcd.engines.cluster.options import Cluster, expected_work, import_ray, shards_of
+from fedbcd.engines.settings import Settings
+from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.engines.simulate.rows import ManyModels, Rows
+from fedbcd.engines.simulate.store import StoredRows
+from fedbcd.errors import ConfigError, RecordError
+from fedbcd.protocol.messages import ModelRef
+
+OBJECT_STORE = 150 * 2**20  # bytes, of a Ray that is started for one run
+ATTEMPTS = 5  # to bring a shard back
+_idle: dict[tuple[float, float], list[Any]] | None = None  # actors by what they hold of a machine, within `actors_kept`
+
+
+@contextmanager
+def actors_kept() -> Iterator[None]:
+    """Runs in here, within one Ray, use each other's actors: many short runs then start at once."""
+    global _idle
+    before, _idle = _idle, {}
+    try:
+        yield
+    finally:
+        ray = import_ray()
+        for actors in _idle.values():
+            for actor in actors:
+                ray.kill(actor)
+        _idle = before
+
+
+@dataclass
+class Traffic:
+    """Bytes that the driver has moved in rounds of training: models out (once per z_n), work out, sums in; and all other rows."""
+
+    models: int = 0
+    work: int = 0
+    sums: int = 0
+    rows: int = 0
+    rebuilt: int = 0  # actors
+
+
+@dataclass
+class _Shard:
+    """The driver's view of one actor."""
+
+    devices: list[int]
+    actor: Any = None
+    seconds: float = 0.0
+    journal: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)  # what has changed it since the last checkpoint
+
+
+class Shards:
+    """All actors of a run."""
+
+    def __init__(self, ray: Any, federation: Federation, settings: Settings, options: Cluster, state: Path | None) -> None:
+        self.ray = ray
+        self.federation, self.settings, self.options, self.state = federation, settings, options, state
+        self.traffic = Traffic()
+        actors = options.actors or _as_many_as_fit(ray, options)
+        self.shards = [_Shard(devices) for devices in shards_of(federation, settings, actors)]
+        self.of_device = np.zeros(federation.devices, dtype=np.int64)
+        for number, shard in enumerate(self.shards):
+            self.of_device[shard.devices] = number
+        self._checkpoint: Path | None = None
+        self._keeps_journal = False
+        self._kind = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_restarts=0, scheduling_strategy="SPREAD")(Shard)
+        self._pool = None if _idle is None else _idle.setdefault((options.cpus, options.gpus), [])
+        for number, ref in enumerate([self._start(shard) for shard in self.shards]):
+            self._answer(number, ref)
+
+    def _start(self, shard: _Shard) -> Any:
+        """An actor with a shard's data and its models at x(0)."""
+        shard.actor = self._pool.pop() if self._pool else self._kind.remote()
+        part = part_of(self.federation, shard.devices)
+        where, state = "cuda" if self.options.gpus else "cpu", None if self.state is None else str(self.state)
+        return shard.actor.hold.remote(part, self.settings, shard.devices, where, state)
+
+    def close(self) -> None:
+        """The run is over."""
+        for shard in self.shards:
+            if self._pool is None:
+                self.ray.kill(shard.actor)
+            else:
+                self._pool.append(shard.actor)
+
+    def keep_journal(self) -> None:
+        """From now on an actor that dies can be brought back."""
+        self._keeps_journal = True
+
+    def saved(self, checkpoint: Path) -> None:
+        """All rows are in this file now."""
+        self._checkpoint = checkpoint
+        for shard in self.shards:
+            shard.journal.clear()
+
+    def ask(self, method: str, calls: dict[int, tuple[Any, ...]], changes: bool = False) -> dict[int, Any]:
+        """Call several shards at once; those that die meanwhile are brought back and asked again."""
+        refs = {number: self._call(number, method, arguments) for number, arguments in calls.items()}
+        found = {}
+        for number, ref in refs.items():
+            found[number] = self._answer(number, ref, method, calls[number])
+            if changes and self._keeps_journal:
+                self.shards[number].journal.append((method, calls[number]))
+        return found
+
+    def _call(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self.shards[number].actor, method).remote(*arguments)
+
+    def _answer(self, number: int, ref: Any, method: str = "", arguments: tuple[Any, ...] = ()) -> Any:
+        errors = self.ray.exceptions
+        for _ in range(ATTEMPTS):
+            try:
+                return self.ray.get(ref)
+            except errors.RayTaskError as error:
+                raise error.cause from None
+            except (errors.RayActorError, errors.ObjectLostError) as error:
+                if method and not self._keeps_journal:
+                    raise self._lost(number, error) from None
+                again = self._bring_back(number)
+                ref = self._call(number, method, arguments) if method else again
+        raise RecordError(f"shard {number} died {ATTEMPTS} times in one call; look at the memory of its machine, or use more actors")
+
+    def _lost(self, number: int, error: Exception) -> RecordError:
+        reason = str(error).strip().partition("\n")[0]
+        return RecordError(f"the actor of shard {number} died ({reason}); give `out` a folder, so that it can be brought back")
+
+    def _bring_back(self, number: int) -> Any:
+        """A new actor with the rows of the last checkpoint; then everything again that has changed it since."""
+        shard = self.shards[number]
+        self.traffic.rebuilt += 1
+        self.ray.kill(shard.actor)
+        refs = [self._start(shard)]
+        if self._checkpoint is not None and self.settings.algorithm.personal:
+            refs += [shard.actor.set_rows.remote(*saved) for saved in rows_in(self._checkpoint, shard.devices)]
+        refs += [getattr(shard.actor, method).remote(*arguments) for method, arguments in shard.journal]
+        return refs[0]  # if it dies again, the call that follows notices
+
+    def by_shard(self, devices: Iterable[int]) -> dict[int, list[int]]:
+        """Devices, each with its shard."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for device in devices:
+            found[int(self.of_device[device])].append(device)
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """Who did how much, and what travelled."""
+        work = expected_work(self.federation, self.settings)
+        total = float(work.sum())
+        nodes = self.ask("node", dict.fromkeys(range(len(self.shards)), ()))
+        shards = [
+            {
+                "node": nodes[number][:8],
+                "devices": len(shard.devices),
+                "expected_share": round(float(work[shard.devices].sum()) / total, 4),
+                "seconds": round(shard.seconds, 3),
+            }
+            for number, shard in enumerate(self.shards)
+        ]
+        moved = self.traffic
+        bytes_ = {"models": moved.models, "work": moved.work, "sums": moved.sums, "rows": moved.rows}
+        return {"actors": len(shards), "shards": shards, "bytes": bytes_, "rebuilt": moved.rebuilt}
+
+
+def rows_in(checkpoint: Path, devices: Collection[int]) -> Iterator[tuple[str, list[int], tuple[Array, str]]]:
+    """The rows of some devices in a checkpoint: (which, devices, models)."""
+    with safe_open(checkpoint, framework="pt") as file:
+        for which in MODELS:
+            rows = file.get_slice(which)
+            named = f"{which}:rows" in file.keys()  # noqa: SIM118
+            numbers = file.get_tensor(f"{which}:rows").tolist() if named else range(rows.get_shape()[0])
+            place = {device: k for k, device in enumerate(numbers)}
+            mine = [device for device in devices if device in place]
+            if mine:
+                yield which, mine, packed(torch.stack([rows[place[device]] for device in mine]))
+
+
+def _as_many_as_fit(ray: Any, options: Cluster) -> int:
+    there = ray.cluster_resources()
+    wanted = ("GPU", options.gpus) if options.gpus else ("CPU", options.cpus)
+    fit = int(there.get(wanted[0], 0) / wanted[1])
+    if fit < 1:
+        raise ConfigError(f"the cluster has {there.get(wanted[0], 0):g} {wanted[0]}, but an actor asks for {wanted[1]:g}; ask for less")
+    return fit
+
+
+class RemoteRows(Rows):
+    """Rows that live in the actors."""
+
+    def __init__(self, shards: Shards, which: str, rows: int, start: Tensor) -> None:
+        self.shape = (rows, len(start))
+        self.dtype, self.device = start.dtype, start.device
+        self._shards, self._which = shards, which
+
+    def index_select(self, dim: int, index: Tensor, /) -> Tensor:
+        """Copies of some rows."""
+        assert dim == 0
+        wanted = index.tolist()
+        found = torch.empty(len(wanted), self.shape[1], dtype=self.dtype)
+        of_shard = self._shards.by_shard(wanted)
+        answers = self._shards.ask("rows", {number: (self._which, devices) for number, devices in of_shard.items()})
+        order = torch.from_numpy(self._shards.of_device)[index.cpu()]
+        for number, answer in answers.items():
+            self._shards.traffic.rows += answer[0].nbytes
+            found[(order == number).nonzero()[:, 0]] = unpacked(answer)
+        return found.to(self.device)
+
+    def index_copy_(self, dim: int, index: Tensor, source: Tensor, /) -> None:
+        """Replace some rows."""
+        assert dim == 0
+        order = torch.from_numpy(self._shards.of_device)[index.cpu()]
+        calls = {}
+        for number in sorted(set(order.tolist())):
+            there = (order == number).nonzero()[:, 0]
+            calls[number] = (self._which, index[there].tolist(), packed(source[there].to(self.dtype)))
+        self._shards.traffic.rows += sum(models[0].nbytes for _, _, models in calls.values())
+        self._shards.ask("set_rows", calls, changes=True)
+
+    def total_distance(self, z_VF: Tensor, members: Sequence[tuple[int, int]]) -> float:
+        """Summed where the models are."""
+        calls: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for device, server in members:
+            calls[int(self._shards.of_device[device])].append((device, server))
+        found = self._shards.ask("distance", {number: (some, *packed(z_VF)) for number, some in calls.items()})
+        return float(sum(found.values()))
+
+    def scores(self, devices: Sequence[int]) -> dict[int, float]:
+        """Test personal models where they are."""
+        of_shard = self._shards.by_shard(devices)
+        found = self._shards.ask("scores", {number: (some,) for number, some in of_shard.items()})
+        scores = {device: score for number, some in of_shard.items() for device, score in zip(some, found[number], strict=True)}
+        return {device: scores[device] for device in devices}
+
+    def kept(self) -> ManyModels:
+        """All rows, on this machine: in memory, or where the run keeps its state."""
+        if self._shards.state is None:
+            return torch.cat(list(self.blocks())).to(self._shards.settings.dtype)
+        kept = StoredRows(self._shards.state, self.shape[0], torch.zeros(self.shape[1], dtype=self.dtype))
+        first = 0
+        for block in self.blocks():
+            kept.index_copy_(0, torch.arange(first, first + len(block)), block)
+            kept.release()
+            first += len(block)
+        return kept
+
+    def will_need(self, devices: Iterable[int]) -> None:
+        """Told to the actors, which may have their rows on disk; nobody waits for it."""
+        if self._which == "x" and self._shards.state is not None:
+            for number, some in self._shards.by_shard(devices).items():
+                self._shards.shards[number].actor.will_need.remote(some)
+
+
+class ClusterNumbers(StackedNumbers):
+    """As `StackedNumbers`, but personal models, training and sums over devices are in the actors."""
+
+    shards: Shards
+    _refs: dict[ModelRef, Any]
+
+    def use(self, shards: Shards) -> None:
+        """After construction: where devices are."""
+        self.shards = shards
+        self._refs = {}
+
+    def flush(self) -> None:
+        """Have all pending work done, each shard's in one call."""
+        jobs, absorbing = self._pending, self._absorbing
+        if not jobs and not absorbing:
+            return
+        self._pending, self._absorbing = [], []
+        handles = sorted({job.model for job in jobs if job.model is not None})
+        refs = self._put(handles)
+        number_of: dict[ModelRef | None, int] = {None: -1} | {handle: k for k, handle in enumerate(handles)}
+        plain = [(j.device, j.session, j.steps, number_of[j.model], j.offline, j.activation) for j in jobs]
+        rows = np.array(plain, dtype=np.int64).reshape(-1, 6)
+        shard_of_job = self.shards.of_device[rows[:, 0]]
+        calls = {}
+        for number in range(len(self.shards.shards)):
+            mine = rows[shard_of_job == number]
+            uploads = [(server, device) for server, device in absorbing if self.shards.of_device[device] == number]
+            if len(mine) or uploads:
+                calls[number] = (mine, uploads, handles, *refs)
+                self.shards.traffic.work += mine.nbytes + 16 * len(uploads)
+        for number, done in self.shards.ask("work", calls, changes=True).items():
+            self._add(number, done)
+
+    def _put(self, handles: Sequence[ModelRef]) -> list[Any]:
+        """Each model once into the object store, from where every node takes it once."""
+        for handle in handles:
+            if handle not in self._refs:
+                model = packed(self.models[handle])
+                self.shards.traffic.models += model[0].nbytes
+                self._refs[handle] = self.shards.ray.put(model)
+        self._refs = {handle: ref for handle, ref in self._refs.items() if handle in self.models or handle in handles}
+        return [self._refs[handle] for handle in handles]
+
+    def _add(self, number: int, done: Done) -> None:
+        """A shard's part of the sums."""
+        self.shards.shards[number].seconds += done.seconds
+        self.shards.traffic.sums += done.sums.nbytes
+        for k, server in enumerate(done.servers):
+            self.total_VF[server] += torch.from_numpy(done.sums[k].copy()).to(self.total_VF.device)
+            self.weight_V[server] += done.weights[k]
+
+    def last_counted(self, device: int) -> Tensor:
+        """What this device contributes to its server's sum at present."""
+        number = int(self.shards.of_device[device])
+        return unpacked(self.shards.ask("last_counted", {number: (device,)}, changes=True)[number]).to(self.total_VF.device)
+
+    def forget_upload(self, device: int) -> None:
+        """An upload that waits will not be counted."""
+        self.shards.ask("forget_upload", {int(self.shards.of_device[device]): (device,)}, changes=True)
+
+
+@contextmanager
+def ray_for(options: Cluster) -> Iterator[Any]:
+    """Ray, joined or started for a while; one that runs in this process already is used and left running."""
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if options.address is None:
+            cpus = None if options.actors is None else max(1, math.ceil(options.actors * options.cpus))
+            ray.init(address="local", num_cpus=cpus, object_store_memory=OBJECT_STORE, include_dashboard=False, **quiet)
+        else:
+            ray.init(address=options.address, **quiet)
+    except (ConnectionError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"no Ray cluster at address={options.address!r} ({reason}); start one with 'ray start --head'") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def cluster_numbers(settings: Settings, federation: Federation, options: Cluster, state: Path | None) -> Iterator[ClusterNumbers]:
+    """Numbers with their actors, which go when the run is over."""
+    with ray_for(options) as ray:
+        shards = Shards(ray, federation, settings, options, state)
+        try:
+            numbers = settings.numbers(
+                federation, torch.device("cpu"), lambda which, rows, start: RemoteRows(shards, which, rows, start), ClusterNumbers
+            )
+            numbers.use(shards)
+            yield numbers
+        finally:
+            shards.close()

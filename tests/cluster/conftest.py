@@ -1,0 +1,44 @@
+"""A Ray cluster of two nodes on this machine, for all tests of the engine; runs share its actors, so that each starts at once."""
+
+import gc
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbcd.engines.cluster.engine import actors_kept
+
+STORE = 100 * 2**20
+
+
+@pytest.fixture(scope="session")
+def two_nodes() -> Iterator[Any]:
+    """The cluster. Its second node can be removed."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    root = Path(__file__).parents[2]
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(root / "src"), str(root / "tests")])
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False})
+        cluster.second = cluster.add_node(num_cpus=2, object_store_memory=STORE)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        with actors_kept():
+            yield cluster
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.shutdown()
+            cluster.shutdown()
+            gc.collect()
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

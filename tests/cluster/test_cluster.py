@@ -1,0 +1,161 @@
+"""The cluster engine gives the simulation's run: same schedule and draws, numbers within rounding, on two nodes."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedbcd as fb
+from cluster_helpers import QUIET, TWO
+from fedbcd.engines.cluster import options
+from fedbcd.engines.cluster.actors import part_of
+from fedbcd.engines.cluster.options import expected_work, shards_of
+from fedbcd.engines.settings import Settings
+from fedbcd.engines.simulate.rows import Rows
+from fedbcd.errors import ConfigError, NumericalError
+from run_helpers import BCD, CASES, LOGISTIC, SERVERS, fedbcd, federation, largest_difference, log_lines, train, write_job
+
+pytestmark = QUIET
+BOUND = 1e-11  # float64: sums over devices are added in another order
+
+
+def both(case: str, **more: Any) -> tuple[fb.Run, fb.Run]:
+    settings = {"rounds": 8, "looks": 2, "dtype": torch.float64, **more}
+    return train(case, **settings), train(case, **settings, engine=TWO)
+
+
+@pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize("case", CASES)
+def test_every_algorithm_on_every_cloud_as_in_the_simulation(case: str) -> None:
+    here, there = both(case)
+    assert largest_difference(here, there) < BOUND
+    assert there.summary["clock"] == here.summary["clock"]
+    for a, b in zip(here.history, there.history, strict=True):
+        assert (a.round, a.clock, a.activations, a.global_accuracy) == (b.round, b.clock, b.activations, b.global_accuracy)
+        assert a.distance == pytest.approx(b.distance, rel=1e-9)
+        for name in ("gap", "pull"):
+            assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-6, abs=1e-9, nan_ok=True)
+    assert there.personal_scores == here.personal_scores
+
+
+@pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-i-rigorous"])
+def test_devices_that_join_and_leave(case: str) -> None:
+    assert largest_difference(*both(case, joins={3: 4, 9: 2}, leaves={7: 3, 0: 5})) < BOUND
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_exact_gradients_and_one_device_at_a_time() -> None:
+    for algorithm, more in ((replace(BCD, batch="all"), {}), (BCD, {"max_batch": 1})):
+        settings: dict[str, Any] = {"rounds": 5, "active": 2, "dtype": torch.float64, **more}
+        here = fb.train(federation(), algorithm, **settings)
+        assert largest_difference(here, fb.train(federation(), algorithm, **settings, engine=TWO)) < BOUND
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_personal_models_in_files_of_the_actors(tmp_path: Path) -> None:
+    memory = train("fedbcd-async", engine=TWO)
+    files = train("fedbcd-async", engine=TWO, state=tmp_path)
+    assert files.digest == memory.digest
+    assert isinstance(files.personal_NF, Rows)
+    assert torch.equal(torch.cat(list(files.personal_NF.blocks())), memory.personal_NF)
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_the_driver_moves_servers_times_parameters_per_round_whatever_the_number_of_devices() -> None:
+    rounds, size, actors = 6, 650, 2
+    moved = []
+    for copies in (1, 5):
+        few = federation(LOGISTIC)
+        data = [(few.pool.inputs[few.owned(i)].float() / 16, few.pool.targets[few.owned(i)]) for i in range(few.devices)] * copies
+        many = fb.Federation(LOGISTIC, torch.nn.functional.cross_entropy, data, SERVERS)
+        run = fb.train(many, BCD, rounds=rounds, active=2, engine=TWO, evaluate_every=rounds, certify_every=0)
+        moved.append(run.summary["cluster"]["bytes"])
+    for found in moved:
+        assert 0 < found["sums"] <= rounds * (SERVERS + actors - 1) * size * 8
+        assert found["models"] == rounds * size * 4, "Sync-cloud: one z a round, once"
+        assert found["work"] <= rounds * SERVERS * 2 * 64, "a few numbers per active device"
+    assert moved[0]["models"] == moved[1]["models"]
+    assert moved[0]["work"] == moved[1]["work"]
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_actors_are_on_both_nodes_and_the_report_shows_who_did_how_much() -> None:
+    report = train("fedbcd-sync", engine=TWO).summary["cluster"]
+    assert report["actors"] == 2
+    assert [shard["devices"] for shard in report["shards"]] == [8, 8]
+    assert len({shard["node"] for shard in report["shards"]}) == 2
+    assert all(shard["expected_share"] == 0.5 and shard["seconds"] > 0 for shard in report["shards"])
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_numbers_that_are_not_finite_are_named_as_in_the_simulation() -> None:
+    algorithm = fb.FedBCD(device_step=1e30, projection=fb.NoProjection())
+    with pytest.raises(NumericalError, match=r"use a smaller device_step \(now 1e\+30\)"):
+        fb.train(federation(), algorithm, rounds=10, active=2, engine=TWO, on_notice=lambda _: None)
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_log_and_progress_on_the_command_line(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job.toml")
+    here = fedbcd("run", job, "--out", tmp_path / "here", "--json")
+    there = fedbcd("run", job, "--out", tmp_path / "there", "--engine", "cluster", "--actors", "1", "--json")
+    assert (here.code, there.code) == (0, 0), there.err
+    assert log_lines(tmp_path / "here") == log_lines(tmp_path / "there")
+    assert there.summary["cluster"]["actors"] == 1
+    assert math.isclose(here.summary["global_accuracy"], there.summary["global_accuracy"], abs_tol=0.02)
+
+
+# ------------------------------------------------------------------------------------------------------- without a cluster
+def test_shards_have_equal_work_and_few_servers_each() -> None:
+    fed, settings = federation(), Settings(replace(BCD, batch="all"), active=2)
+    for actors in (1, 2, 3, 5):
+        shards = shards_of(fed, settings, actors)
+        assert sorted(device for shard in shards for device in shard) == list(range(16))
+        work = expected_work(fed, settings)
+        shares = [work[shard].sum() / work.sum() for shard in shards]
+        assert max(shares) < 1 / actors + 1 / 16
+        homes = [{n for n, members in enumerate(fed.servers) if set(members) & set(shard)} for shard in shards]
+        assert sum(map(len, homes)) <= SERVERS + actors - 1
+    assert len(shards_of(fed, settings, 99)) == 16, "no actor without devices"
+
+
+def test_a_shard_has_its_own_data_and_no_other() -> None:
+    fed = federation()
+    part = part_of(fed, [3, 12])
+    assert len(part.pool) <= 60
+    for device in (3, 12):
+        assert torch.equal(part.pool.inputs[part.owned(device)], fed.pool.inputs[fed.owned(device)])
+
+
+def test_without_ray_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(options.importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'fedbcd\[cluster\]'"):
+        train("fedbcd-sync", engine="cluster")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"engine": "spark"}, "engine='spark' is unknown"),
+        ({"engine": "cluster", "device": "meta"}, "cannot be used here|the driver needs none"),
+    ],
+)
+def test_impossible_settings_are_refused(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        train("fedbcd-sync", **wrong)
+    for bad in ({"actors": 0}, {"cpus": -1.0}, {"cpus": 0.0}):
+        with pytest.raises(ConfigError, match="must be"):
+            fb.Cluster(**bad)
+
+
+def test_an_address_belongs_to_a_cluster(tmp_path: Path) -> None:
+    answer = fedbcd("run", write_job(tmp_path / "job.toml"), "--out", tmp_path / "out", "--address", "auto")
+    assert answer.code == 2
+    assert "add --engine cluster" in answer.err
