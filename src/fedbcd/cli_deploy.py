@@ -146,7 +146,7 @@ def _planned(file: Path | None, out: Path, changes: dict[str, Any], flags: dict[
 
     if out.exists() and any(out.iterdir()):
         raise RecordError(f"{out} is not empty; choose a new folder with --out, or go on with --resume")
-    table = _up_table(changes["servers"] or 10) if file is None else read_toml(file)
+    table = _up_table() if file is None else read_toml(file)
     _change(table, changes)
     job = one_job(table)
     ports = free_ports(job.federation.servers + 1)
@@ -160,13 +160,13 @@ def _planned(file: Path | None, out: Path, changes: dict[str, Any], flags: dict[
     return job, settle(table.get("deploy", {}), os.environ, {**places, **flags})
 
 
-def _up_table(servers: int) -> dict[str, Any]:
+def _up_table() -> dict[str, Any]:
     """The default deployment: the data and model of the default job, FedBCD, the first 3 servers that are ready."""
     table = default_table()
     del table["runs"], table["run"]
     return table | {
         "algorithm": {"name": "fedbcd", "device_step": 0.02},
-        "cloud": {"name": "async", "first": min(3, servers)},
+        "cloud": {"name": "async", "first": 3},
         "run": {"rounds": 30},
     }
 
