@@ -19,14 +19,30 @@ from fedbcd.errors import ConfigError
 T = TypeVar("T")
 
 
+DEEPEST = 50  # brackets in brackets, in a TOML file
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The table in a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        depth = _deepest(text)
+        if depth > DEEPEST:  # the parser recurses, and where torch.compile was at work that can end the process
+            raise ValueError(f"brackets are nested {depth} deep; at most {DEEPEST} are read")
+        return tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of a TOML file") from None
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a number with thousands of digits
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _deepest(text: str) -> int:
+    """How deep brackets are nested, about: those in strings count too."""
+    deepest = depth = 0
+    for mark in re.findall(r"[\[\]{}]", text):
+        depth += 1 if mark in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def choose(kinds: Mapping[str, type[T]], table: Any, where: str) -> T:
