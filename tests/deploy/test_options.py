@@ -56,3 +56,10 @@ def test_fewer_servers_and_devices_need_no_further_flags() -> None:
     assert (table["federation"]["devices"], table["federation"]["active"], table["cloud"]["first"]) == (3, 3, 2)
     cli_deploy._change(table, {"servers": 2, "first": 5})
     assert table["cloud"]["first"] == 5  # what a user says is not changed but refused
+
+
+def test_what_is_beyond_the_norm_is_refused_or_remarked() -> None:
+    assert settle({"norm_limit": 2.0}, {}, {}).beyond_norm == "refuse"
+    assert settle({"norm_limit": 2.0, "beyond_norm": "warn"}, {}, {}).beyond_norm == "warn"
+    with pytest.raises(ConfigError, match="beyond_norm"):
+        settle({"beyond_norm": "shrug"}, {}, {})

@@ -73,7 +73,7 @@ class Deployment:
             raise
 
     def _process(self, actor: Actor, store: Store, journal: Journal, available: Callable[[], bool] | None) -> Process:
-        limits = Limits(norm=self.options.norm_limit, beyond_norm="refuse")
+        limits = Limits(norm=self.options.norm_limit, beyond_norm=self.options.beyond_norm)
         if actor == COORDINATOR:
             role = CoordinatorRole.open(store, self.blueprint, limits)
             return CoordinatorProcess(role, self.options, self.declared, journal, self.rounds)

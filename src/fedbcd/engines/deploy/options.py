@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedbcd.config import build
 from fedbcd.errors import ConfigError
@@ -35,7 +35,8 @@ class Deploy:
     peer_s: Bounds = (10.0, 120.0)  # bounds of the time after which a silent connection is closed
     epoch: float = 0.0  # Unix time from which the clock of the run counts, the same for all roles
     offline_every_s: float = 60.0  # FedBCD-I: seconds between offline rounds of a device, where nothing is drawn
-    norm_limit: float | None = None  # models with a larger norm are refused
+    norm_limit: float | None = None  # of models that arrive; what is beyond is ...
+    beyond_norm: Literal["refuse", "warn"] = "refuse"  # ... turned down, or taken with a remark in the log
     samples: int | tuple[int, ...] | None = None  # devices bring data of their own: so many samples each; nobody loads [data]
 
     def __post_init__(self) -> None:

@@ -87,7 +87,7 @@ class Ahead:
             self._run(shape, planned.jobs.packed, then_cloud=True)
             return
         self._train(planned.jobs)
-        self._program(("cloud", len(planned.servers)), self._cloud, torch.from_numpy(planned.servers))
+        self._program(("cloud", len(planned.servers)), self._mixed, torch.from_numpy(planned.servers))
 
     def settle(self) -> None:
         """Bring the numbers up to this moment of the clock, and see that they are finite."""
@@ -142,7 +142,7 @@ class Ahead:
         def work(jobs_4N: Tensor) -> None:
             self._activation(shape, jobs_4N)
             if then_cloud:
-                self._cloud(jobs_4N[3].view(shape.blocks, -1)[:, 0])
+                self._mixed(jobs_4N[3].view(shape.blocks, -1)[:, 0])
 
         self._program((shape, then_cloud), work, torch.from_numpy(self._filled(packed, shape.jobs)))
 
@@ -273,9 +273,6 @@ class Ahead:
             self._weight_V.add_(of_server_VB @ share_N.view(blocks, -1).sum(1))
 
     # ------------------------------------------------------------------------------------------------------------------ the cloud
-    def _cloud(self, servers: Tensor) -> None:
-        self._mixed(servers)
-
     def _mix(self, servers: Tensor) -> None:
         """Eqs. (5) and (6) for the servers of this round."""
         total_VF, dtype = self._numbers.total_VF, self._numbers.dtype
