@@ -47,12 +47,15 @@ def test_gpu_and_cpu_agree_within_rounding_and_repeat_bit_for_bit(algorithm: fb.
         assert float((gpu.global_VF - cpu.global_VF).abs().max()) < bound
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, about itself
 @pytest.mark.parametrize("cloud", [fb.SyncCloud(), fb.AsyncCloud(first=2)], ids=lambda c: c.name)
 def test_recorded_and_compiled_rounds_agree_with_events(cloud) -> None:
     events, recorded, compiled = (
         fb.train(_federation(torch.float64), fb.FedBCD(), cloud=cloud, rounds=25, dtype=torch.float64, device="cuda", **options)
         for options in ({"ahead": False}, {"ahead": True}, {"compile": True})
     )
+    again = fb.train(_federation(torch.float64), fb.FedBCD(), cloud=cloud, rounds=25, dtype=torch.float64, device="cuda", compile=True)
+    assert again.digest == compiled.digest
     for run in (recorded, compiled):
         assert run.summary["clock"] == events.summary["clock"]
         assert float((run.personal_NF - events.personal_NF).abs().max()) < 1e-11

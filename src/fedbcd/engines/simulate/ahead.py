@@ -6,6 +6,7 @@ steps. Fixed shapes can be recorded once as a CUDA graph and replayed; `compile=
 Everything works without either, on any device, which is how it is compared with the event loop in the tests.
 """
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,9 +26,12 @@ from fedbcd.errors import ConfigError, NumericalError
 
 COMPILED_WHOLE = 100  # parameter tensors times steps, at most
 Packed = np.ndarray[Any, np.dtype[np.int64]]  # (4, N): device, session, steps, server
-Training = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 TOGETHER = 512  # jobs of a round that train as one masked batch; more are grouped by their steps ...
-GROUP, BLOCK = 256, 16  # ... this many at a time, in blocks of one server each
+GROUP, BLOCK = 1024, 8  # ... at most so many at a time, in blocks of one server each
+# Kernels are chosen without trying some on the spot: bits that do not change from run to run, and no copies of all models to try them on.
+UNTRIED = {"deterministic": True, "triton.autotune_pointwise": False}
+FEW_ROWS = 8
+CHECKED = 256  # models looked at together for numbers that are not finite
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Ahead:
         self._where = numbers.total_VF.device
         self._programs: dict[Any, _Program] = {}
         self._not_compiled: set[Callable[..., Any]] = set()
-        self._trainings: dict[_Shape, Training] = {}
+        self._activations: dict[_Shape, Callable[[Tensor], None]] = {}
         self._counted, self._mixed = self._fused(self._count), self._fused(self._mix)
         self._z_VF = numbers.global_NF()[:1].clone() if numbers.cloud.sync else numbers.global_NF()
         self._weight_V = torch.tensor(numbers.weight_V, dtype=torch.float64, device=self._where)
@@ -61,6 +65,7 @@ class Ahead:
         self._loss = torch.zeros((), dtype=torch.float64, device=self._where)  # of all steps; here to see that it is finite
         self._nobody = len(numbers.weights)
         self._most = outline.most_jobs
+        self._group = self._group_size()
 
     @property
     def now(self) -> float:
@@ -103,7 +108,7 @@ class Ahead:
     def _check(self) -> None:
         numbers = self._numbers
         assert isinstance(numbers.x_NF, Tensor)
-        rows = torch.cat([~torch.isfinite(part).all(1) for part in torch.split(numbers.x_NF, GROUP)]) if len(numbers.x_NF) else None
+        rows = torch.cat([~torch.isfinite(part).all(1) for part in torch.split(numbers.x_NF, CHECKED)]) if len(numbers.x_NF) else None
         advice = f"use a smaller device_step (now {self._algorithm.device_step:g})"
         if rows is not None and bool(rows.any()):
             device = int(rows.nonzero()[0])
@@ -127,8 +132,17 @@ class Ahead:
             group = packed[:, packed[2] == steps]
             if not offline:
                 group = self._in_blocks(group)
-            for k in range(0, group.shape[1], GROUP):
-                self._run(_Shape(GROUP, steps, offline, False, 0 if offline else GROUP // BLOCK), group[:, k : k + GROUP])
+            for k in range(0, group.shape[1], self._group):
+                blocks = 0 if offline else self._group // BLOCK
+                self._run(_Shape(self._group, steps, offline, False, blocks), group[:, k : k + self._group])
+
+    def _group_size(self) -> int:
+        """At most `GROUP`, so that the jobs of a round with one number of steps, whole blocks of them, just fill a few groups."""
+        low, high = self._algorithm.steps
+        expected = self._most / (high - low + 1)
+        usual = expected + 1.5 * expected**0.5 + self._numbers.servers * (BLOCK - 1) / 2
+        groups = -(-usual // GROUP)
+        return int(-(-usual // (groups * BLOCK))) * BLOCK
 
     def _in_blocks(self, packed: Packed) -> Packed:
         """Jobs by server, each server's filled up to whole blocks."""
@@ -136,11 +150,12 @@ class Ahead:
         return np.concatenate([self._filled(part, -(-part.shape[1] // BLOCK) * BLOCK) for part in of_server], axis=1)
 
     def _run(self, shape: _Shape, packed: Packed, then_cloud: bool = False) -> None:
-        if shape not in self._trainings:
-            self._trainings[shape] = self._training(shape)
+        if shape not in self._activations:
+            self._activations[shape] = self._activation(shape)
+        activation = self._activations[shape]
 
         def work(jobs_4N: Tensor) -> None:
-            self._activation(shape, jobs_4N)
+            activation(jobs_4N)
             if then_cloud:
                 self._mixed(jobs_4N[3].view(shape.blocks, -1)[:, 0])
 
@@ -154,29 +169,19 @@ class Ahead:
         nobody = np.repeat(np.array([[self._nobody], [0], [0], [0]]), missing, axis=1)
         return np.concatenate([packed, nobody], axis=1)
 
-    def _activation(self, shape: _Shape, jobs_4N: Tensor) -> None:
-        """Train these devices, count their uploads and keep their models."""
-        x, prev, loss = self._trainings[shape](jobs_4N)
-        self._loss.add_(loss)
-        if self._algorithm.personal:
-            x = x.to(self._numbers.with_nobody.dtype)
-        if shape.blocks:
-            self._counted(shape.blocks, x, jobs_4N)
-        if self._algorithm.personal:
-            self._numbers.with_nobody.index_copy_(0, jobs_4N[0], x)
-            self._numbers.prev_with_nobody.index_copy_(0, jobs_4N[0], prev.to(x.dtype))
+    def _activation(self, shape: _Shape) -> Callable[[Tensor], None]:
+        """Such jobs train, their uploads are counted and their models kept.
 
-    def _training(self, shape: _Shape) -> Training:
-        """The steps of such jobs: from their models before to x, x_prev and the sum of all losses.
-
-        For a model of few layers all steps are compiled together; for a large one, each step by itself.
+        For a model of few layers all steps are compiled together, with the reading and writing of models; for a large one, each step
+        by itself.
         """
         step, draw = self._stepper(shape), self._draw
         whole = shape.steps * len(self._trainer.objective.layout.parameters) <= COMPILED_WHOLE
         if not whole:
             step, draw = self._fused(step), self._fused(draw)
 
-        def training(jobs_4N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def train(jobs_4N: Tensor) -> Tensor | None:
+            """Returns the models if nobody keeps them."""
             z_NF = self._z_VF if len(self._z_VF) == 1 else self._z_VF.index_select(0, jobs_4N[3])
             x, prev = self._models(jobs_4N[0], z_NF, shape.jobs)
             penalty, per_step = draw(jobs_4N, shape.steps)
@@ -184,9 +189,24 @@ class Ahead:
             for positions, hashes, active in per_step:
                 x, prev, loss = step(x, prev, z_NF, penalty, positions, hashes, active if shape.masked else None)
                 losses.append(loss)
-            return x, prev, torch.stack(losses).sum()
+            self._loss.add_(torch.stack(losses).sum())
+            if not self._algorithm.personal:
+                return x
+            kept, kept_prev = self._numbers.with_nobody, self._numbers.prev_with_nobody
+            kept.index_copy_(0, jobs_4N[0], x.to(kept.dtype))
+            kept_prev.index_copy_(0, jobs_4N[0], prev.to(kept.dtype))
+            return None
 
-        return self._fused(training) if whole else training
+        train = self._fused(train) if whole else train
+
+        def activation(jobs_4N: Tensor) -> None:
+            if shape.blocks and self._algorithm.counts == "members":  # an upload replaces the device's last one, its model until now
+                self._counted(shape.blocks, None, jobs_4N, -1.0)
+            x = train(jobs_4N)
+            if shape.blocks:
+                self._counted(shape.blocks, x, jobs_4N, 1.0)
+
+        return activation
 
     def _draw(self, jobs_4N: Tensor, most: int) -> tuple[Tensor | float, list[tuple[Tensor, Tensor | None, Tensor]]]:
         """gamma_i; and for each step: mini-batches, hashes for augmentation, and which jobs are still at work."""
@@ -239,7 +259,8 @@ class Ahead:
         """The function compiled, if asked for; what cannot be compiled runs as it is."""
         if not self._compile:
             return function
-        compiled = torch.compile(function, dynamic=False)
+        known = torch._inductor.config.get_config_copy()
+        compiled = torch.compile(function, dynamic=False, options={name: on for name, on in UNTRIED.items() if name in known})
 
         def call(*arguments: Any) -> Any:
             if function in self._not_compiled:
@@ -258,18 +279,16 @@ class Ahead:
 
         return call
 
-    def _count(self, blocks: int, x_NF: Tensor, jobs_4N: Tensor) -> None:
-        """Add what was uploaded to the servers' sums, in float64; a job without steps has been counted before."""
+    def _count(self, blocks: int, x_NF: Tensor | None, jobs_4N: Tensor, sign: float) -> None:
+        """Add these models, or those kept, to the servers' sums, in float64; a job without steps has been counted before."""
         device, _, steps, server = jobs_4N
-        share_N = self._share_N[device] * (steps > 0)
-        members = self._algorithm.counts == "members"
-        change_NF = x_NF.double()
-        if members:  # an upload replaces the device's last one, which is its model until now
-            change_NF = change_NF - self._numbers.with_nobody.index_select(0, device).double()
-        sums_BF = (share_N[:, None] * change_NF).view(blocks, -1, x_NF.shape[1]).sum(1)
+        if x_NF is None:
+            x_NF = self._numbers.with_nobody.index_select(0, device)
+        share_N = sign * self._share_N[device] * (steps > 0)
+        sums_BF = _sum_of_rows((share_N[:, None] * x_NF.double()).view(blocks, -1, x_NF.shape[1]))
         of_server_VB = (server.view(blocks, -1)[:, 0] == torch.arange(self._numbers.servers, device=server.device)[:, None]).double()
         self._numbers.total_VF.add_(of_server_VB @ sums_BF)
-        if not members:
+        if self._algorithm.counts == "active":
             self._weight_V.add_(of_server_VB @ share_N.view(blocks, -1).sum(1))
 
     # ------------------------------------------------------------------------------------------------------------------ the cloud
@@ -311,6 +330,13 @@ class Ahead:
             idle = torch.from_numpy(self._filled(np.zeros((4, 0), dtype=np.int64), given.shape[-1])) if given.ndim == 2 else given
             program = self._programs[key] = _Program(function, idle.to(self._where), changes)
         program.run(given)
+
+
+def _sum_of_rows(blocks_BRF: Tensor) -> Tensor:
+    """Over R. A few rows are added one by one: a compiler reads them as they lie, where a reduction would go across them."""
+    if blocks_BRF.shape[1] > FEW_ROWS:
+        return blocks_BRF.sum(1)
+    return functools.reduce(torch.add, blocks_BRF.unbind(1))
 
 
 class _Program:

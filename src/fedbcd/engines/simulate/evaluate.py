@@ -31,7 +31,7 @@ class Evaluator:
     keep = 2**28  # bytes; a prepared test set up to this size is kept
 
     def __init__(self, federation: Federation, objective: Objective, where: torch.device, together: bool = False) -> None:
-        """`together` tests all models that want a label in one vectorised call; for a GPU."""
+        """`together` tests all models that want a label in one vectorised call, if there are many; for a GPU."""
         self._together = together
         self._federation = federation
         self._layout = objective.layout
@@ -97,7 +97,7 @@ class Evaluator:
         for flat, labels in asked:
             models[flat.data_ptr()] = flat
             wanted.setdefault(flat.data_ptr(), {}).update(dict.fromkeys(label for label in labels if label in self._spans))
-        if self._together:
+        if self._together and len(models) > len(self._spans):  # one model takes a call for all labels, many a call for each label
             sums = self._sums_together(models, wanted)
         else:
             sums = dict(zip(models, workers.map(self._sums, models.values(), map(list, wanted.values())), strict=True))
