@@ -1,5 +1,6 @@
-"""The commands of a deployment: `fedbcd coordinator | server | device | up | status`."""
+"""The commands of a deployment: `fedbcd coordinator | server | device | up | status | log`."""
 
+import contextlib
 import json
 import os
 import resource
@@ -17,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fedbcd.config import dump_toml, read_toml
+from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.options import Deploy, settle
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.deployed import deployment_of, one_job, read_job
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from fedbcd.engines.result import Run
 
 console = Console(stderr=True)
+LOOK_S = 1.0  # between two looks at stores that grow
 
 File = Annotated[Path, typer.Argument(help="A job file (TOML) with a \\[deploy] section; the same for all roles.")]
 OptionalFile = Annotated[Path | None, typer.Argument(help="A job file (TOML). Without one: FedBCD on digits that ship with fedbcd.")]
@@ -217,9 +220,11 @@ def _new_folder(file: Path | None) -> Path:
 
 
 def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
+    from fedbcd.engines.deploy.conclude import growing_log
     from fedbcd.engines.deploy.up import Up, actors_of, make_certificates, start_up_s
 
-    deployment = deployment_of(job, options, job.run.rounds)
+    federation = job.make_federation()
+    deployment = deployment_of(job, options, job.run.rounds, federation=federation)
     actors = actors_of(deployment.blueprint)
     fresh = not (out / "deploy.toml").exists()
     if fresh:
@@ -230,11 +235,13 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
         write_whole(out / "config.toml", dump_toml(job.to_table()).encode())
         write_whole(out / "deploy.toml", dump_toml({"deploy": asdict(options)}).encode())
     deployment = replace(deployment, options=options)
-    up = Up(deployment, out)
+    log = growing_log(out, federation, job.settings(), options, job.to_table())
+    up = Up(deployment, out, log)
     console.print(f"{len(actors)} processes, logs in {out / 'logs'}; Ctrl-C stops them", markup=False, soft_wrap=True)
     finished = _watch(up, job, options)
     facts = up.facts()
     codes = up.stop()
+    log.close()
     bad = {actor: code for actor, code in codes.items() if code not in (0, -signal.SIGTERM)}  # one that had not begun yet has no handler
     if bad:
         console.print(f"did not end well (docs/operations.md explains the codes): {bad}", markup=False, soft_wrap=True)
@@ -242,7 +249,7 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
         console.print(f"stopped. Go on with: fedbcd up --resume --out {out}", markup=False, soft_wrap=True)
         sys.exit(next(iter(bad.values()), 130))
     facts["cpu_seconds"] = round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), 3)
-    _conclude(job, deployment, out, facts, as_json)
+    _conclude(job, federation, deployment, out, facts, as_json)
 
 
 def _watch(up: "Up", job: Job, options: Deploy) -> bool:
@@ -296,12 +303,12 @@ def _picture(view: "View", job: Job) -> Table:
     return table
 
 
-def _conclude(job: Job, deployment: "Deployment", out: Path, facts: dict[str, Any], as_json: bool) -> None:
+def _conclude(job: Job, federation: Federation, deployment: "Deployment", out: Path, facts: dict[str, Any], as_json: bool) -> None:
     from fedbcd.engines.deploy.conclude import conclude
     from fedbcd.report.page import write_report
 
     with console.status("merging the logs, and replaying them ..."):
-        run = conclude(out, job.make_federation(), job.settings(), deployment.options, job.to_table(), facts)
+        run = conclude(out, federation, job.settings(), deployment.options, job.to_table(), facts)
     draw_curves({job.name: run.history}, out / "curves.png")
     draw_personal({job.name: list(run.personal_scores.values())}, out / "personal.png")
     write_report([out], out / "report.html", plan=False)
@@ -323,6 +330,24 @@ def _report(run: "Run", out: Path, as_json: bool) -> None:
     )
     if as_json:
         print(json.dumps(s | {"out": str(out)}))
+
+
+# ----------------------------------------------------------------------------------------------------------------------- log
+def log_command(
+    folders: Annotated[list[Path], typer.Argument(help="Stores of roles on this machine, or folders that hold such.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on as they grow; Ctrl-C ends it.")] = False,
+) -> None:
+    """Print what roles have recorded, as lines of the event log, in order of time; they may be running."""
+    from fedbcd.engines.deploy.growing import Onlooker, stores_in
+
+    onlooker = Onlooker([store for folder in folders for store in stores_in(folder)])
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        while True:
+            sys.stdout.buffer.writelines(onlooker.lines(wait=follow))
+            sys.stdout.flush()
+            if not follow:
+                return
+            time.sleep(LOOK_S)
 
 
 # -------------------------------------------------------------------------------------------------------------------- status

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedbcd.config import read_toml
+from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.options import Deploy, settle
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import Job, parse
@@ -33,13 +34,19 @@ def one_job(table: Mapping[str, Any]) -> Job:
     return replace(jobs[0], run=replace(jobs[0].run, max_batch=1, threads=1, device="cpu"))
 
 
-def deployment_of(job: Job, options: Deploy, rounds: int | None = None, model: Callable[[], nn.Module] | None = None) -> "Deployment":
+def deployment_of(
+    job: Job,
+    options: Deploy,
+    rounds: int | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    federation: Federation | None = None,
+) -> "Deployment":
     """What every role is made from. With `deploy.samples` nobody loads data, and the model is one of your own."""
     from fedbcd.engines.deploy.assemble import Deployment  # needs the deploy extra
 
     torch.set_num_threads(1)
     if options.samples is None:
-        return Deployment.of(job.make_federation(), job.settings(), options, rounds)
+        return Deployment.of(federation or job.make_federation(), job.settings(), options, rounds)
     each = job.federation.devices
     servers = [range(n * each, (n + 1) * each) for n in range(job.federation.servers)]
     return Deployment.private(job.settings(), servers, model or job.model.factory(None), options, rounds)

@@ -7,6 +7,7 @@ the role's thread, since each ends with a write to disk. Only then are its lette
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -45,6 +46,8 @@ class Process(ABC):
     AT_ONCE: ClassVar[frozenset[str]] = frozenset({"upload"})  # messages that a peer answers without waiting for anybody else
 
     def __init__(self, role: Role, options: Deploy, declared: Declared, journal: Journal) -> None:
+        self.not_before = -math.inf  # the clock goes on from here
+        self._event_at = -math.inf  # the time at which the event under way was begun
         self.role = role
         self.options = options
         self.declared = declared
@@ -175,8 +178,13 @@ class Process(ABC):
 
     # ----------------------------------------------------------------------------------------------------------------- running
     def now(self) -> float:
-        """Seconds since the run began."""
-        return time.time() - self.options.epoch
+        """Seconds since the run began; never less than before."""
+        self.not_before = max(self.not_before, time.time() - self.options.epoch)
+        return self.not_before
+
+    def settled(self) -> float:
+        """No event that is yet to come will be earlier than this."""
+        return self._event_at if self._turn.locked() else self.now()
 
     async def run(self) -> ExitCode:
         """Until SIGTERM, SIGINT or an error that ends it."""
@@ -257,8 +265,8 @@ class Process(ABC):
                 raise
 
     async def _handle(self, call: Callable[[float], list[Letter]]) -> None:
-        began = time.perf_counter()
-        letters = await asyncio.get_running_loop().run_in_executor(self._worker, call, self.now())
+        began, self._event_at = time.perf_counter(), self.now()
+        letters = await asyncio.get_running_loop().run_in_executor(self._worker, call, self._event_at)
         self.metrics.handling.observe(time.perf_counter() - began)
         await self._post(letters)
         self.after(letters)
@@ -361,7 +369,8 @@ class Process(ABC):
         self._note_wait()
         self._copy_counts()
         common = {"actor": self.role.actor, "ready": self.is_ready(), "waits_for": self.waits_for(), "clock": round(self.now(), 3)}
-        return {**common, "peers": len(self.peers()), **self.status(), "totals": totals(self.metrics)}
+        log = {"settled": self.settled(), "events": self.role.store.length, "pid": os.getpid()}
+        return {**common, **log, "peers": len(self.peers()), **self.status(), "totals": totals(self.metrics)}
 
     def _metrics_text(self) -> bytes:
         self._note_wait()
