@@ -268,11 +268,12 @@ class Process(ABC):
         began, self._event_at = time.perf_counter(), self.now()
         letters = await asyncio.get_running_loop().run_in_executor(self._worker, call, self._event_at)
         self.metrics.handling.observe(time.perf_counter() - began)
-        await self._post(letters)
+        await self.post(letters)
         self.after(letters)
         self._note_wait()
 
-    async def _post(self, letters: list[Letter]) -> None:
+    async def post(self, letters: list[Letter]) -> None:
+        """Hand letters to the links."""
         for letter in letters:
             self.metrics.letters.labels(direction="out", event=type(letter.event).__name__).inc()
             await self.send(letter)
