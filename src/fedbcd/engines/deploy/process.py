@@ -23,7 +23,7 @@ from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.health import Health
 from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.link import Dialer, Listener, Welcomes
+from fedbcd.engines.deploy.link import Change, Dialer, Listener, Welcomes
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.metrics import Metrics, totals
 from fedbcd.engines.deploy.options import Deploy, split_address
@@ -103,11 +103,11 @@ class Process(ABC):
         """A peer tells something that is not part of the protocol."""
 
     # ------------------------------------------------------------------------------------------------------------------- links
-    async def listen(self, welcomes: Welcomes) -> None:
-        """Let peers dial in."""
+    async def listen(self, welcomes: Welcomes, change: Change | None = None) -> None:
+        """Let peers dial in, and operators ask."""
         host, port = self.options.listens_at(self.role.actor)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.listener = Listener(self.role.actor, address, welcomes=welcomes, status=self.full_status, **self._common())
+        self.listener = Listener(self.role.actor, address, welcomes=welcomes, status=self.full_status, change=change, **self._common())
         self.journal.info("listening", port=await self.listener.start())
 
     def dial(self, peer: Actor) -> None:

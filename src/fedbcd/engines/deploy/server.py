@@ -95,6 +95,8 @@ class ServerRole(Role):
         """A device has connected. One that has lost its memory, or brings an old one, is put in step with its last contribution."""
         number = number_of(device)
         last = self.machine.last_of(number)
+        if last is None and number in self.blueprint.servers[self.server]:
+            raise CheckFailed("not_admitted", f"{device} is no member of {self.actor} now; fedbcd admit makes it one")
         if last is None:
             raise CheckFailed("membership", f"{device} is no member of {self.actor}; its members are {sorted(self.machine.members)[:20]}")
         check_run(device, hello, self.store.facts["run"])

@@ -381,7 +381,7 @@ class _Database:
         else:
             where = "time = ?" if number is None else "number = ? AND time = ?"
             values = (time,) if number is None else (number - 1, time)
-            found = self._db.execute(f"SELECT number FROM transition WHERE {where}", values).fetchone()  # noqa: S608
+            found = self._db.execute(f"SELECT number FROM transition WHERE {where}", values).fetchone()
             place = -1 if found is None else int(found[0]) + 1
         (last,) = self._db.execute("SELECT MAX(number) FROM transition").fetchone()
         length = 0 if last is None else int(last) + 1
@@ -400,7 +400,7 @@ class _Database:
             yield step
 
     def _rows(self, where: str = "1", values: tuple[float, ...] = ()) -> Iterator[tuple[Any, ...]]:
-        query = f"SELECT number, time, actor, event, commands FROM transition WHERE {where} ORDER BY number"  # noqa: S608
+        query = f"SELECT number, time, actor, event, commands FROM transition WHERE {where} ORDER BY number"
         try:
             yield from self._db.execute(query, values)
         except (sqlite3.Error, ValueError) as error:

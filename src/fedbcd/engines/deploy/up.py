@@ -156,7 +156,7 @@ class Up:
         try:
             self._log.grow(known)
         except RecordError as error:
-            print(f"the log does not grow any more: {error}", file=sys.stderr)
+            sys.stderr.write(f"the log does not grow any more: {error}\n")
             self._grows = False
 
     def _ask(self, actor: Actor) -> dict[str, Any]:
