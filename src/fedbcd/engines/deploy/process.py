@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
+from fedbcd.engines.deploy.checks import check_notice
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
@@ -37,6 +38,7 @@ from fedbcd.eventlog import Transition
 from fedbcd.protocol.messages import Actor, Event, RetryDue
 from fedbcd.runfolder import write_whole
 
+PING, PONG = "ping", "pong"  # notices by which peers learn how long the other takes to answer
 GOODBYE_S = 5.0  # how long a process that was told to stop waits for what is under way
 
 
@@ -70,6 +72,9 @@ class Process(ABC):
         self._since = 0.0
         self._attempt = 0
         self._cause: tuple[str, float] | None = None  # what it waits for, since when
+        self._pings: dict[Actor, tuple[int, float]] = {}  # peer -> the ping that it has not answered, and when that went out
+        self._ponged: set[Actor] = set()  # peers that have answered one on this connection; older software does not
+        self._beats = 0
 
     # ---------------------------------------------------------------------------------------------------------- for subclasses
     @abstractmethod
@@ -122,7 +127,7 @@ class Process(ABC):
             "on_letter": self.receive,
             "on_connect": self.connected,
             "on_disconnect": self.disconnected,
-            "on_notice": self.noticed,
+            "on_notice": self.heard,
             "about": self.role.hello,
             "options": self._link_options(),
             "journal": self.journal,
@@ -135,6 +140,7 @@ class Process(ABC):
 
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:  # noqa: ARG002
         """A connection is new: what was said on the old one may be lost."""
+        self._forget_pings(peer)
         self.metrics.connections.set(len(self.peers()))
         if self.dialer is not None and peer == self.dialer.peer:
             self.say_again_now()
@@ -151,6 +157,7 @@ class Process(ABC):
 
     async def disconnected(self, peer: Actor) -> None:
         """A connection has ended; the dialler tries again by itself, as patiently as experience says."""
+        self._forget_pings(peer)
         self.metrics.connections.set(len(self.peers()))
         if self.dialer is not None and peer == self.dialer.peer:
             self.dialer.options = self._link_options()
@@ -162,9 +169,11 @@ class Process(ABC):
 
     async def send(self, letter: Letter) -> bool:
         """Hand a letter to the link that leads to its receiver; False: dropped, and the machines will say it again."""
-        upwards = self.dialer is not None and letter.to == self.dialer.peer
-        end = self.dialer if upwards else self.listener
+        end = self._end_of(letter.to)
         return end is not None and await end.send(letter)
+
+    def _end_of(self, peer: Actor) -> Dialer | Listener | None:
+        return self.dialer if self.dialer is not None and peer == self.dialer.peer else self.listener
 
     async def broadcast(self, kind: str, body: dict[str, Any]) -> None:
         """Tell all peers that have dialled in."""
@@ -214,6 +223,7 @@ class Process(ABC):
         await self.open_links()
         self.journal.info("started", health_port=port, **self.status())
         self.begin()
+        self.at(PING, self.timeouts.peer.seconds(), self.beat)
         self._note_wait()
 
     async def _close(self, health: Health) -> None:
@@ -357,6 +367,42 @@ class Process(ABC):
         self.metrics.retries.inc()
         self._arm_retry()
         self.spawn(self.tell(RetryDue()))
+
+    # ------------------------------------------------------------------------------------------------- the third timeout: gone
+    def beat(self) -> None:
+        """Now and then: ask every peer for an answer, and hang up on those that used to answer and did not this time."""
+        self.at(PING, self.timeouts.peer.seconds(), self.beat)
+        self._beats += 1
+        for peer in sorted(self.peers()):
+            self.spawn(self._ping(peer))
+
+    async def _ping(self, peer: Actor) -> None:
+        end, now, waiting = self._end_of(peer), time.monotonic(), self._pings.get(peer)
+        if end is None:
+            return
+        if waiting is None:
+            if await end.notice(peer, PING, {"number": self._beats}):
+                self._pings[peer] = (self._beats, now)
+        elif peer in self._ponged and now - waiting[1] >= self.timeouts.peer.seconds():
+            end.refuse(peer, "gone", f"{peer} has not answered for {now - waiting[1]:.0f} s")
+
+    async def heard(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
+        """A notice came."""
+        if kind not in (PING, PONG):
+            await self.noticed(sender, kind, body)
+            return
+        check_notice(sender, body, "number")
+        end, waiting = self._end_of(sender), self._pings.get(sender)
+        if kind == PING and end is not None:
+            await end.notice(sender, PONG, {"number": body["number"]})
+        elif kind == PONG and waiting is not None and waiting[0] == body["number"]:
+            self.timeouts.peer.observe(time.monotonic() - waiting[1])
+            self._ponged.add(sender)
+            del self._pings[sender]
+
+    def _forget_pings(self, peer: Actor) -> None:
+        self._pings.pop(peer, None)
+        self._ponged.discard(peer)
 
     # ---------------------------------------------------------------------------------------------------------------- watching
     def _note_wait(self) -> None:

@@ -386,13 +386,13 @@ class _Database:
         (last,) = self._db.execute("SELECT MAX(number) FROM transition").fetchone()
         length = 0 if last is None else int(last) + 1
         chosen = ("number >= ? AND number < ?", (place, length)) if place >= 0 else ("time > ? AND number < ?", (time, length))
-        return Tail(length, [*self._decoded(self._rows(*chosen))], place >= 0)
+        return Tail(length, [*self._steps(*chosen)], place >= 0)
 
     def transitions(self) -> Iterator[Transition]:
-        return self._decoded(self._rows())
+        return self._steps("1", ())
 
-    def _decoded(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[Transition]:
-        for number, time, actor, event, commands in rows:
+    def _steps(self, where: str, values: tuple[float, ...]) -> Iterator[Transition]:
+        for number, time, actor, event, commands in self._rows(where, values):
             try:
                 step = _decoded(time, actor, event, commands)
             except (ValueError, TypeError, RecursionError) as error:
