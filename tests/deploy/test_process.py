@@ -144,7 +144,7 @@ class FakeListener:
         self.told.append((peer, kind, body))
         return True
 
-    def refuse(self, peer: Actor, reason: str, sentence: str) -> None:  # noqa: ARG002
+    def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
         self.refused.append((peer, reason))
 
 
@@ -156,7 +156,7 @@ def test_listeners_learn_how_long_peers_take_to_answer_and_hang_up_on_those_that
         now = 1000.0
         monkeypatch.setattr("fedbcd.engines.deploy.process.time.monotonic", lambda: now)
         process.listener = links = FakeListener(*peers)
-        old, new = peers  # one of software that does not answer
+        new = peers[1]  # the other is one of software that does not answer
         before = process.timeouts.peer.seconds()
 
         async def beat() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, is_counter, is_store_id
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.role import Role
+from fedbcd.engines.deploy.snapshot import Parts
 from fedbcd.engines.deploy.store import Store
 from fedbcd.engines.simulate.numbers import stepped
 from fedbcd.protocol import Server
@@ -242,6 +243,16 @@ class ServerRole(Role):
         return self.blueprint.start if handle == self._first else self.store.tensor(handle)
 
     # --------------------------------------------------------------------------------------------------------------- recovery
+    def _parts(self) -> Parts:
+        return {
+            **super()._parts(),
+            "server": (self, ("_granted", "_unstarted", "_reported")),
+            "copies": (self._copies, ("_counted", "_held")),
+        }
+
+    def _before_snapshot(self) -> None:
+        self._checkpoint()
+
     def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:
         since = number > int(self.store.facts.get("total_at", -1))
         if isinstance(event, Uploaded) and self._accepts(event.device, commands):
@@ -257,6 +268,7 @@ class ServerRole(Role):
 
     def _load(self) -> None:
         names = self.store.names()
+        self._current = self.machine.model
         if self._current in names:
             self.z = self.store.tensor(self._current)
         if REPORT in names:

@@ -51,8 +51,8 @@ class Store(Protocol):
         """How many transitions there are."""
         ...
 
-    def transitions(self) -> Iterator[Transition]:
-        """All transitions, in order."""
+    def transitions(self, since: int = 0) -> Iterator[Transition]:
+        """The transitions from number `since` on, in order."""
         ...
 
     def names(self) -> list[str]:
@@ -135,8 +135,8 @@ class Ledger(Protocol):
         """How many transitions there are."""
         ...
 
-    def transitions(self) -> Iterator[Transition]:
-        """All transitions, in order."""
+    def transitions(self, since: int = 0) -> Iterator[Transition]:
+        """The transitions from number `since` on, in order."""
         ...
 
     def commit(self, number: int, step: Transition | None, facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
@@ -179,9 +179,9 @@ class StoreOn:
         """How many transitions there are."""
         return self._length
 
-    def transitions(self) -> Iterator[Transition]:
-        """All transitions, in order."""
-        return self._ledger.transitions()
+    def transitions(self, since: int = 0) -> Iterator[Transition]:
+        """The transitions from number `since` on, in order."""
+        return self._ledger.transitions(since)
 
     def names(self) -> list[str]:
         """The names of the tensors that are current."""
@@ -372,7 +372,8 @@ class _Database:
         return dict(self._db.execute("SELECT key, value FROM fact"))
 
     def length(self) -> int:
-        return int(self._db.execute("SELECT COUNT(*) FROM transition").fetchone()[0])
+        (last,) = self._db.execute("SELECT MAX(number) FROM transition").fetchone()
+        return 0 if last is None else int(last) + 1
 
     def tail(self, number: int | None, time: float) -> Tail:
         """See `read_tail`."""
@@ -383,13 +384,12 @@ class _Database:
             values = (time,) if number is None else (number - 1, time)
             found = self._db.execute(f"SELECT number FROM transition WHERE {where}", values).fetchone()
             place = -1 if found is None else int(found[0]) + 1
-        (last,) = self._db.execute("SELECT MAX(number) FROM transition").fetchone()
-        length = 0 if last is None else int(last) + 1
+        length = self.length()
         chosen = ("number >= ? AND number < ?", (place, length)) if place >= 0 else ("time > ? AND number < ?", (time, length))
         return Tail(length, [*self._steps(*chosen)], place >= 0)
 
-    def transitions(self) -> Iterator[Transition]:
-        return self._steps("1", ())
+    def transitions(self, since: int = 0) -> Iterator[Transition]:
+        return self._steps("number >= ?", (since,))
 
     def _steps(self, where: str, values: tuple[float, ...]) -> Iterator[Transition]:
         for number, time, actor, event, commands in self._rows(where, values):
@@ -399,7 +399,7 @@ class _Database:
                 raise RecordError(f"transition {number} of the store {self._path} is damaged ({error}); restore a backup") from None
             yield step
 
-    def _rows(self, where: str = "1", values: tuple[float, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    def _rows(self, where: str, values: tuple[float, ...]) -> Iterator[tuple[Any, ...]]:
         query = f"SELECT number, time, actor, event, commands FROM transition WHERE {where} ORDER BY number"
         try:
             yield from self._db.execute(query, values)
