@@ -251,7 +251,8 @@ class ServerRole(Role):
         }
 
     def _before_snapshot(self) -> None:
-        self._checkpoint()
+        if "total_at" not in self._facts:  # not saved for this event already
+            self._checkpoint()
 
     def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:
         since = number > int(self.store.facts.get("total_at", -1))
