@@ -26,7 +26,16 @@ from fedbcd.cli_certs import certs_app
 from fedbcd.cli_check import check_command
 from fedbcd.cli_dashboard import dashboard_command
 from fedbcd.cli_data import data_app
-from fedbcd.cli_deploy import coordinator_command, device_command, server_command, status_command, up_command
+from fedbcd.cli_deploy import (
+    admit_command,
+    coordinator_command,
+    device_command,
+    dismiss_command,
+    log_command,
+    server_command,
+    status_command,
+    up_command,
+)
 from fedbcd.cli_experiments import paper_command, sweep_command
 from fedbcd.cli_plan import explain_command, plan_command
 from fedbcd.cli_report import export_command, report_command
@@ -155,6 +164,9 @@ app.command("server")(server_command)
 app.command("device")(device_command)
 app.command("up")(up_command)
 app.command("status")(status_command)
+app.command("admit")(admit_command)
+app.command("dismiss")(dismiss_command)
+app.command("log")(log_command)
 app.command("plan")(plan_command)
 app.command("explain")(explain_command)
 app.command("report")(report_command)

@@ -1,5 +1,6 @@
-"""The commands of a deployment: `fedbcd coordinator | server | device | up | status`."""
+"""The commands of a deployment: `fedbcd coordinator | server | device | up | status | admit | dismiss | log`."""
 
+import contextlib
 import json
 import os
 import resource
@@ -17,9 +18,10 @@ from rich.live import Live
 from rich.table import Table
 
 from fedbcd.config import dump_toml, read_toml
+from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.options import Deploy, settle
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.experiments.deployed import deployment_of, one_job, read_job
+from fedbcd.experiments.deployed import deployment_of, one_job, read_job, settings_of
 from fedbcd.experiments.job import Job, default_table
 from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
@@ -27,10 +29,12 @@ from fedbcd.runfolder import write_whole
 
 if TYPE_CHECKING:
     from fedbcd.engines.deploy.assemble import Deployment
+    from fedbcd.engines.deploy.tls import Security
     from fedbcd.engines.deploy.up import Up, View
     from fedbcd.engines.result import Run
 
 console = Console(stderr=True)
+LOOK_S = 1.0  # between two looks at stores that grow
 
 File = Annotated[Path, typer.Argument(help="A job file (TOML) with a \\[deploy] section; the same for all roles.")]
 OptionalFile = Annotated[Path | None, typer.Argument(help="A job file (TOML). Without one: FedBCD on digits that ship with fedbcd.")]
@@ -217,9 +221,11 @@ def _new_folder(file: Path | None) -> Path:
 
 
 def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
+    from fedbcd.engines.deploy.conclude import growing_log
     from fedbcd.engines.deploy.up import Up, actors_of, make_certificates, start_up_s
 
-    deployment = deployment_of(job, options, job.run.rounds)
+    federation = job.make_federation()
+    deployment = deployment_of(job, options, job.run.rounds, federation=federation)
     actors = actors_of(deployment.blueprint)
     fresh = not (out / "deploy.toml").exists()
     if fresh:
@@ -230,11 +236,13 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
         write_whole(out / "config.toml", dump_toml(job.to_table()).encode())
         write_whole(out / "deploy.toml", dump_toml({"deploy": asdict(options)}).encode())
     deployment = replace(deployment, options=options)
-    up = Up(deployment, out)
+    log = growing_log(out, federation, settings_of(job, options), options, job.to_table())
+    up = Up(deployment, out, log)
     console.print(f"{len(actors)} processes, logs in {out / 'logs'}; Ctrl-C stops them", markup=False, soft_wrap=True)
     finished = _watch(up, job, options)
     facts = up.facts()
     codes = up.stop()
+    log.close()
     bad = {actor: code for actor, code in codes.items() if code not in (0, -signal.SIGTERM)}  # one that had not begun yet has no handler
     if bad:
         console.print(f"did not end well (docs/operations.md explains the codes): {bad}", markup=False, soft_wrap=True)
@@ -242,7 +250,7 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
         console.print(f"stopped. Go on with: fedbcd up --resume --out {out}", markup=False, soft_wrap=True)
         sys.exit(next(iter(bad.values()), 130))
     facts["cpu_seconds"] = round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), 3)
-    _conclude(job, deployment, out, facts, as_json)
+    _conclude(job, federation, deployment, out, facts, as_json)
 
 
 def _watch(up: "Up", job: Job, options: Deploy) -> bool:
@@ -296,12 +304,12 @@ def _picture(view: "View", job: Job) -> Table:
     return table
 
 
-def _conclude(job: Job, deployment: "Deployment", out: Path, facts: dict[str, Any], as_json: bool) -> None:
+def _conclude(job: Job, federation: Federation, deployment: "Deployment", out: Path, facts: dict[str, Any], as_json: bool) -> None:
     from fedbcd.engines.deploy.conclude import conclude
     from fedbcd.report.page import write_report
 
     with console.status("merging the logs, and replaying them ..."):
-        run = conclude(out, job.make_federation(), job.settings(), deployment.options, job.to_table(), facts)
+        run = conclude(out, federation, settings_of(job, deployment.options), deployment.options, job.to_table(), facts)
     draw_curves({job.name: run.history}, out / "curves.png")
     draw_personal({job.name: list(run.personal_scores.values())}, out / "personal.png")
     write_report([out], out / "report.html", plan=False)
@@ -325,6 +333,63 @@ def _report(run: "Run", out: Path, as_json: bool) -> None:
         print(json.dumps(s | {"out": str(out)}))
 
 
+# ------------------------------------------------------------------------------------------------------------------- members
+Deployed = Annotated[Path, typer.Argument(help="The job file of the deployment, or the folder of 'fedbcd up'.")]
+Devices = Annotated[list[int], typer.Argument(help="Numbers of devices.")]
+
+
+def admit_command(file: Deployed, devices: Devices, certificates: Certificates = None, plain: Plain = None) -> None:
+    """Make devices members of a running deployment, each of its own server; needs the certificate of 'operator'."""
+    _change_members(file, devices, {"certificates": certificates, "plain": plain}, "admit")
+
+
+def dismiss_command(file: Deployed, devices: Devices, certificates: Certificates = None, plain: Plain = None) -> None:
+    """Let devices leave a running deployment: they no longer count, until they are admitted again; needs the certificate of 'operator'."""
+    _change_members(file, devices, {"certificates": certificates, "plain": plain}, "dismiss")
+
+
+def _change_members(file: Path, devices: list[int], flags: dict[str, Any], what: str) -> None:
+    import asyncio
+
+    from fedbcd.engines.deploy.link import ask_change
+
+    job, options = _resumed(file) if file.is_dir() else read_job(file, {})
+    options = replace(options, **{name: value for name, value in flags.items() if value is not None})
+    deployment = deployment_of(job, options)
+    for device in devices:
+        deployment.check_actor(device_actor(device))
+    for device in devices:
+        server = server_actor(deployment.blueprint.home_of(device))
+        changed = asyncio.run(ask_change(server, options.addresses_of(server)[0], _operator(options), what, device))
+        now = {"admit": "a member", "dismiss": "no member"}[what]
+        print(f"device {device} is {now} of {server}" + ("" if changed else ", as before"))
+
+
+def _operator(options: Deploy) -> "Security":
+    from fedbcd.engines.deploy.tls import Credentials
+    from fedbcd.engines.deploy.tls import Plain as PlainText
+
+    return PlainText() if options.plain else Credentials(options.certificates_of("operator"), "operator")
+
+
+# ----------------------------------------------------------------------------------------------------------------------- log
+def log_command(
+    folders: Annotated[list[Path], typer.Argument(help="Stores of roles on this machine, or folders that hold such.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on as they grow; Ctrl-C ends it.")] = False,
+) -> None:
+    """Print what roles have recorded, as lines of the event log, in order of time; they may be running."""
+    from fedbcd.engines.deploy.growing import Onlooker, stores_in
+
+    onlooker = Onlooker([store for folder in folders for store in stores_in(folder)])
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        while True:
+            sys.stdout.buffer.writelines(onlooker.lines(wait=follow))
+            sys.stdout.flush()
+            if not follow:
+                return
+            time.sleep(LOOK_S)
+
+
 # -------------------------------------------------------------------------------------------------------------------- status
 def status_command(
     file: Annotated[Path, typer.Argument(help="The job file of the deployment, or the folder of 'fedbcd up'.")],
@@ -337,12 +402,10 @@ def status_command(
 
     from fedbcd.engines.deploy.link import ask_status
     from fedbcd.engines.deploy.refusals import Refused
-    from fedbcd.engines.deploy.tls import Credentials, Security
-    from fedbcd.engines.deploy.tls import Plain as PlainText
 
     path = file / "deploy.toml" if file.is_dir() else file
     options = settle(read_toml(path).get("deploy", {}), os.environ, {"certificates": certificates, "plain": plain})
-    security: Security = PlainText() if options.plain else Credentials(options.certificates_of("operator"), "operator")
+    security = _operator(options)
     actors = [COORDINATOR, *(server_actor(n) for n in range(len(options.servers)))]
 
     async def ask(actor: Actor) -> dict[str, Any]:

@@ -8,7 +8,7 @@ The log is the schedule: replay needs nothing else.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, get_args, get_origin, get_type_hints
@@ -96,7 +96,7 @@ class LogWriter:
 
     def append(self, time: float, actor: Actor, event: Event, commands: list[Command]) -> None:
         """Record one transition."""
-        self._write({"t": time, "on": actor, "event": encode(event), "do": [encode(c) for c in commands]})
+        self._file.write(transition_line(time, actor, event, commands))
 
     def end(self, summary: dict[str, Any]) -> None:
         """Record how the run ended."""
@@ -121,6 +121,11 @@ class LogWriter:
 def header_line(header: dict[str, Any]) -> bytes:
     """The first line of a log."""
     return _as_line({"fedbcd_log": VERSION, **header})
+
+
+def transition_line(time: float, actor: Actor, event: Event, commands: Sequence[Command]) -> bytes:
+    """The line of one transition."""
+    return _as_line({"t": time, "on": actor, "event": encode(event), "do": [encode(c) for c in commands]})
 
 
 def _as_line(line: dict[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ import pytest
 
 from deploy_helpers import Town
 from fedbcd.engines.deploy import failpoints
+from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.replay import one_thread
 
 
@@ -16,6 +17,12 @@ def _one_thread() -> Iterator[None]:
     """As every process of a deployment computes."""
     with one_thread():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _many_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recoveries in these tests begin at a snapshot as often as not."""
+    monkeypatch.setattr(Role, "SNAPSHOT_EVERY", 11)
 
 
 @pytest.fixture

@@ -132,6 +132,63 @@ def test_a_notice_that_cannot_be_is_refused(folder: Path) -> None:
     play(folder, "server/0", server)
 
 
+class FakeListener:
+    """Takes note of what it is to do."""
+
+    def __init__(self, *peers: Actor) -> None:
+        self.connected = frozenset(peers)
+        self.told: list[tuple[Actor, str, dict[str, Any]]] = []
+        self.refused: list[tuple[Actor, str]] = []
+
+    async def notice(self, peer: Actor, kind: str, body: dict[str, Any]) -> bool:
+        self.told.append((peer, kind, body))
+        return True
+
+    def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
+        self.refused.append((peer, reason))
+
+
+@pytest.mark.parametrize(("actor", "peers"), [("server/0", ("device/0", "device/1")), (COORDINATOR, ("server/0", "server/1"))])
+def test_listeners_learn_how_long_peers_take_to_answer_and_hang_up_on_those_that_do_not(
+    actor: Actor, peers: tuple[Actor, Actor], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(process: Any) -> None:
+        now = 1000.0
+        monkeypatch.setattr("fedbcd.engines.deploy.process.time.monotonic", lambda: now)
+        process.listener = links = FakeListener(*peers)
+        new = peers[1]  # the other is one of software that does not answer
+        before = process.timeouts.peer.seconds()
+
+        async def beat() -> dict[str, Any]:
+            links.told.clear()
+            process.beat()
+            await asyncio.gather(*process._tasks)
+            return {peer: body for peer, kind, body in links.told if kind == "ping"}
+
+        for _ in range(3):
+            pings = await beat()
+            now += 3.0
+            await process.heard(new, "pong", {"number": 10_000})  # not the one that was asked for
+            await process.heard(new, "pong", pings[new])
+        assert process.timeouts.peer.seconds() == 12.0 < before
+        await process.heard(new, "ping", {"number": 5})
+        assert links.told[-1] == (new, "pong", {"number": 5})
+        with pytest.raises(CheckFailed, match="gave a notice that cannot be"):
+            await process.heard(new, "ping", {"number": -5.5})
+        await beat()
+        now += 11.0
+        await beat()
+        assert links.refused == []
+        now += 1.0
+        await beat()
+        assert links.refused == [(new, "gone")]
+        await process.disconnected(new)
+        assert new in await beat()
+        process.drop("ping")
+
+    play(folder, actor, scene)
+
+
 def test_a_coordinator_that_begins_to_look_late_invents_no_staleness() -> None:
     metrics = Metrics(COORDINATOR)
     mixing = Mixing(metrics, since=1000)

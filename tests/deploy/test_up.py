@@ -30,21 +30,26 @@ def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: 
     assert json.loads(again.stdout)["digest"] == summary["digest"]
 
 
-def test_each_role_is_killed_once_and_the_models_are_those_of_the_undisturbed_run(tmp_path: Path) -> None:
-    """Where time decides nothing (one device per server, Sync-cloud), a deployment that is hurt ends as one that is not, bit for bit."""
-    out = tmp_path / "run"
+def test_each_role_is_killed_once_and_the_digest_is_that_of_the_undisturbed_run(tmp_path: Path) -> None:
+    """Where time decides nothing (Sync-cloud, all devices active, one per server), every x_i and z_n of a deployment that was hurt is
+    bit for bit that of one that was not, and of the simulation."""
     table = job(federation={"servers": 2, "devices": 1, "active": 1}, run={"rounds": 12, "max_batch": 1, "threads": 1})
-    with running("up", write_job(tmp_path, table), "--time-scale", "0.2", "--out", out) as up:
+    file, hurt, whole = write_job(tmp_path, table), tmp_path / "hurt", tmp_path / "whole"
+    with running("up", file, "--time-scale", "0.2", "--out", hurt) as up:
         for at, actor in ((2, "device/1"), (4, "server/0"), (6, "coordinator"), (8, "device/0"), (9, "server/1")):
-            wait_for(lambda at=at: status_of(out, "coordinator").get("round", 0) >= at, f"no round {at}")
-            kill(out, actor)
+            wait_for(lambda at=at: status_of(hurt, "coordinator").get("round", 0) >= at, f"no round {at}")
+            kill(hurt, actor)
         _, said = up.communicate(timeout=120)
         assert up.returncode == 0, said
-    assert summary_of(out)["deployment"]["restarts"] == 5
-    parse(table)[0].start(tmp_path / "undisturbed")
-    hurt, whole = (read_tensors(folder / "models.safetensors")[0]["z"] for folder in (out, tmp_path / "undisturbed"))
-    assert summary_of(tmp_path / "undisturbed")["rounds"] == summary_of(out)["rounds"] == 12
-    assert torch.equal(hurt, whole)
+    done = run("up", file, "--time-scale", "0.05", "--out", whole)
+    assert done.returncode == 0, done.stderr
+    parse(table)[0].start(tmp_path / "simulated")
+    summaries = {name: summary_of(tmp_path / name) for name in ("hurt", "whole", "simulated")}
+    assert {name: summary["rounds"] for name, summary in summaries.items()} == dict.fromkeys(summaries, 12)
+    assert [summaries[name]["deployment"]["restarts"] for name in ("hurt", "whole")] == [5, 0]
+    assert len({summary["digest"] for summary in summaries.values()}) == 1
+    tensors = [read_tensors(tmp_path / name / "models.safetensors")[0] for name in summaries]
+    assert all(torch.equal(tensors[0][key], other[key]) for other in tensors for key in ("x", "z"))
 
 
 def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:

@@ -94,9 +94,9 @@ class Disk:
         """See `Ledger`."""
         return len(self.log)
 
-    def transitions(self) -> Iterator[Transition]:
+    def transitions(self, since: int = 0) -> Iterator[Transition]:
         """See `Ledger`."""
-        return iter(self.log)
+        return iter(self.log[since:])
 
     def commit(self, number: int, step: Transition | None, facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
         """All or nothing, and safe: SQLite with synchronous=FULL promises this."""

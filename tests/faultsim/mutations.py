@@ -13,7 +13,7 @@ from faultsim.disk import Disk
 from faultsim.run import run
 from faultsim.schedule import Schedule
 from fedbcd.algorithm import cloud
-from fedbcd.engines.deploy import clock, device, server, store
+from fedbcd.engines.deploy import clock, device, server, snapshot, store
 from fedbcd.engines.deploy.role import Role
 from fedbcd.protocol import Device, Server
 from fedbcd.protocol import coordinator as coordinators
@@ -233,6 +233,26 @@ def sum_is_saved_too_late() -> Any:
     return patch.object(server.ServerRole, "_checkpoint", checkpoint)
 
 
+def snapshot_without_the_sum() -> Any:
+    """A server takes a snapshot, but not of its sum, so that uploads before it are not counted again."""
+    return patch.object(server.ServerRole, "_before_snapshot", lambda _: None)
+
+
+def snapshot_skips_an_event() -> Any:
+    """A snapshot says that it holds one event more than it does."""
+    whole = snapshot.take
+    return patch.object(snapshot, "take", lambda parts, number, time: whole(parts, number + 1, time))
+
+
+def snapshot_forgets_contributions() -> Any:
+    """A server's snapshot does not say which file is whose."""
+
+    def parts(self: server.ServerRole) -> snapshot.Parts:
+        return {"machine": (self.machine, snapshot.names_of(self.machine)), "server": (self, ("_granted", "_unstarted", "_reported"))}
+
+    return patch.object(server.ServerRole, "_parts", parts)
+
+
 def lost_memory_is_overlooked() -> Any:
     """A device with an empty or an old disk is taken for what it was."""
     return patch.object(server._Standing, "is_in_step_with", lambda *_, **__: True)
@@ -271,6 +291,9 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         clock_follows_the_wall,
         clock_is_forgotten,
         sum_is_saved_too_late,
+        snapshot_without_the_sum,
+        snapshot_skips_an_event,
+        snapshot_forgets_contributions,
         lost_memory_is_overlooked,
         models_are_not_kept_for_lost_devices,
     )

@@ -22,6 +22,7 @@ from fedbcd.engines.deploy.device import DeviceRole
 from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.refusals import Refused
+from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.server import ServerRole
 from fedbcd.engines.simulate.batch import Job
 from fedbcd.errors import ProtocolError, RecordError
@@ -43,6 +44,7 @@ from fedbcd.protocol.messages import (
 
 CALM_ROUNDS = 2  # that must follow once trouble has ended
 CALM_S = 40.0  # within this time
+SNAPSHOT_EVERY = 7
 _NOTHING = OwnData(Samples(torch.zeros(1, 2), torch.zeros(1, 1)), nn.Linear(2, 1), nn.functional.mse_loss)
 _WINDOWS = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATE, Fault.PARTITION)
 
@@ -67,8 +69,8 @@ def trained(device: int, session: int, steps: int, x: Tensor, prev: Tensor, anch
 
 @contextmanager
 def tiny_training() -> Iterator[None]:
-    """Every device that is opened within trains three numbers."""
-    with patch("fedbcd.engines.deploy.device._trainer", lambda *_: TinyTrainer()):
+    """Every device that is opened within trains three numbers; roles take snapshots often, since their logs are short."""
+    with patch("fedbcd.engines.deploy.device._trainer", lambda *_: TinyTrainer()), patch.object(Role, "SNAPSHOT_EVERY", SNAPSHOT_EVERY):
         yield
 
 

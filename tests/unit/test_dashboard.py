@@ -323,6 +323,13 @@ def test_the_folder_of_a_deployment_names_its_roles(tmp_path: Path) -> None:
     assert addresses_in(tmp_path) == {"coordinator": "127.0.0.1:5", "server/0": "127.0.0.1:6"}
 
 
+def test_a_deployment_with_a_growing_log_is_shown_from_that(tmp_path: Path) -> None:
+    deployment = Deployment(folder=tmp_path)
+    assert deployment.view()[1]["run"] is not None
+    (tmp_path / "events.jsonl").touch()
+    assert deployment.view()[1]["run"] is None
+
+
 def test_addresses_are_checked() -> None:
     make: Callable[[str], Deployment] = lambda address: Deployment([address])  # noqa: E731
     for wrong in ("host", "host:", ":5", "host:port"):

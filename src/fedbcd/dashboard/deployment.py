@@ -1,7 +1,7 @@
 """A running deployment, seen through the /status of its roles (and the coordinator's /metrics): each is asked about once a second.
 
-What changes makes a story. Phases and mixes are known as exactly as roles are asked, so shorter phases blur; the merged log of a
-finished deployment is exact.
+What changes makes a story. Phases and mixes are known as exactly as roles are asked, so shorter phases blur. The folder of `fedbcd up`
+holds the merged log, which grows while the deployment runs and is exact: then that is shown, and of the roles only their states.
 """
 
 import http.client
@@ -20,7 +20,7 @@ from fedbcd.errors import ConfigError
 from fedbcd.report.advice import advice
 from fedbcd.report.planning import Planned, arrivals_of
 from fedbcd.report.protocol_view import timeline
-from fedbcd.report.runs import Extras
+from fedbcd.report.runs import LOG, Extras
 from fedbcd.report.story import NEVER, ServerState, Story
 from fedbcd.report.view import RunRecord, run_view
 
@@ -171,11 +171,16 @@ class Deployment:
     def view(self) -> tuple[str, dict[str, Any]]:
         """A word that changes with every round of asking; the run as far as it can be seen from outside, and every role."""
         with self._lock:
-            run = run_view(self._record(), self.key, 3_000)
-            run["advice"] = advice(run)
+            run = None if self._has_log() else {**run_view(self._record(), self.key, 3_000), "unread": 0}
+            if run is not None:
+                run["advice"] = advice(run)
             now = time.monotonic()
             roles = [_role(place, seen, now) for place, seen in sorted(self._seen.items(), key=lambda item: _order(item[1]))]
-            return f"-{self._version}", {"run": {**run, "unread": 0}, "roles": roles, "metrics": self._metrics}
+            return f"-{self._version}", {"run": run, "roles": roles, "metrics": self._metrics}
+
+    def _has_log(self) -> bool:
+        """Whether the merged log is there, so that the run is among those of the folder."""
+        return self._folder is not None and (self._folder / LOG).is_file()
 
     def timeline(self, begin: float, end: float) -> dict[str, Any]:
         """The protocol between two times."""

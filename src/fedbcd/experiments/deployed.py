@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from fedbcd.config import read_toml
+from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.options import Deploy, settle
+from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import Job, parse
 
@@ -33,13 +35,28 @@ def one_job(table: Mapping[str, Any]) -> Job:
     return replace(jobs[0], run=replace(jobs[0].run, max_batch=1, threads=1, device="cpu"))
 
 
-def deployment_of(job: Job, options: Deploy, rounds: int | None = None, model: Callable[[], nn.Module] | None = None) -> "Deployment":
+def settings_of(job: Job, options: Deploy) -> Settings:
+    """What a simulation of this deployment would be set to: devices that are admitted late join in some round, the log says when."""
+    devices = job.federation.servers * job.federation.devices
+    for device in options.late:
+        if not 0 <= device < devices:
+            raise ConfigError(f"deploy.late names device {device}; the devices of this job are 0 to {devices - 1}")
+    return replace(job.settings(), joins=dict.fromkeys(options.late, 1))
+
+
+def deployment_of(
+    job: Job,
+    options: Deploy,
+    rounds: int | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    federation: Federation | None = None,
+) -> "Deployment":
     """What every role is made from. With `deploy.samples` nobody loads data, and the model is one of your own."""
     from fedbcd.engines.deploy.assemble import Deployment  # needs the deploy extra
 
     torch.set_num_threads(1)
     if options.samples is None:
-        return Deployment.of(job.make_federation(), job.settings(), options, rounds)
+        return Deployment.of(federation or job.make_federation(), settings_of(job, options), options, rounds)
     each = job.federation.devices
     servers = [range(n * each, (n + 1) * each) for n in range(job.federation.servers)]
-    return Deployment.private(job.settings(), servers, model or job.model.factory(None), options, rounds)
+    return Deployment.private(settings_of(job, options), servers, model or job.model.factory(None), options, rounds)

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,15 @@ def ask_health(folder: Path, path: str = "/status", timeout_s: float = 2.0) -> b
             return connection.getresponse().read()
         finally:
             connection.close()
+    return None
+
+
+def pid_in(folder: Path) -> int | None:
+    """The process of the role whose store is in `folder`, if it runs."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        pid = int(json.loads((folder / "health.json").read_text())["pid"])
+        os.kill(pid, 0)
+        return pid
     return None
 
 

@@ -1,5 +1,6 @@
 """From settings to a process that can run: one function per role, the same for `fedbcd device`, `fedbcd up` and embedded devices."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,7 @@ class Deployment:
     own: Callable[[int], OwnData]
     rounds: int | None = None
     log_level: str = "info"
+    not_before: float = -math.inf  # the clocks of all roles go on from here
 
     @classmethod
     def of(cls, federation: Federation, settings: Settings, options: Deploy, rounds: int | None = None) -> "Deployment":
@@ -67,10 +69,12 @@ class Deployment:
         self.check_actor(actor)
         store = FileStore(self.options.folder_of(actor))
         try:
-            return self._process(actor, store, Journal(actor, self.log_level), available)
+            process = self._process(actor, store, Journal(actor, self.log_level), available)
         except BaseException:
             store.close()
             raise
+        process.not_before = self.not_before
+        return process
 
     def _process(self, actor: Actor, store: Store, journal: Journal, available: Callable[[], bool] | None) -> Process:
         limits = Limits(norm=self.options.norm_limit, beyond_norm=self.options.beyond_norm)

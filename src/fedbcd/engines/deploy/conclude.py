@@ -10,9 +10,9 @@ import torch
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.account import account
 from fedbcd.engines.deploy.blueprint import Blueprint
-from fedbcd.engines.deploy.merge import header_of, merge
+from fedbcd.engines.deploy.growing import GrowingLog
+from fedbcd.engines.deploy.merge import header_of
 from fedbcd.engines.deploy.options import Deploy
-from fedbcd.engines.deploy.store import FileStore
 from fedbcd.engines.deploy.up import actors_of
 from fedbcd.engines.driver import Driver
 from fedbcd.engines.look import row_of, scores_of
@@ -43,17 +43,19 @@ def conclude(out: Path, federation: Federation, settings: Settings, options: Dep
 
 
 def merge_stores(out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any]) -> dict[str, Any]:
-    """The stores of all roles as `events.jsonl`; its end."""
+    """The stores of all roles as `events.jsonl`, as far as it has not grown before; its end."""
+    log = growing_log(out, federation, settings, options, job)
+    try:
+        return log.finish()
+    finally:
+        log.close()
+
+
+def growing_log(out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any]) -> GrowingLog:
+    """`events.jsonl` of a deployment in a folder, to go on with."""
     blueprint = Blueprint.of(settings, federation)
     folders = {actor: options.folder_of(actor) for actor in actors_of(blueprint)}
-    stores = {actor: FileStore(folder, read_only=True) for actor, folder in folders.items() if (folder / "store.sqlite").exists()}
-    log = out / "events.jsonl"
-    log.unlink(missing_ok=True)  # of an earlier end, before the deployment was resumed
-    try:
-        return merge(stores, blueprint, header_of(settings, federation, job), log)
-    finally:
-        for store in stores.values():
-            store.close()
+    return GrowingLog(out / "events.jsonl", header_of(settings, federation, job), blueprint, folders)
 
 
 class _Looks:

@@ -11,6 +11,7 @@ from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, is_counter, is_store_id
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.role import Role
+from fedbcd.engines.deploy.snapshot import Parts
 from fedbcd.engines.deploy.store import Store
 from fedbcd.engines.simulate.numbers import mixed_models, mixing_matrices, stepped_globally
 from fedbcd.protocol import Coordinator
@@ -143,6 +144,9 @@ class CoordinatorRole(Role):
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, Mixed):
                 self._said[number_of(command.to)] = command.message.model
+
+    def _parts(self) -> Parts:
+        return {**super()._parts(), "coordinator": (self, ("_heard", "_said"))}
 
     def _load(self) -> None:
         self._current = getattr(self.machine, "model", self._current)

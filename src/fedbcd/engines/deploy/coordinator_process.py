@@ -74,17 +74,21 @@ class CoordinatorProcess(Process):
         """Take note of what is mixed."""
         self._mixes += [command for command in step.commands if isinstance(command, MixModels | StepGlobal)]
 
-    def after(self, letters: list[Letter]) -> None:
-        """Tell the servers when a round has ended."""
-        for letter in letters:
-            if isinstance(letter.event, Mixed | GlobalUpdated):
-                self._released[number_of(letter.to)] = letter.event.phase
+    async def post(self, letters: list[Letter]) -> None:
+        """Tell the servers that a round has ended before they get its model: after the last round nobody begins another phase's work."""
         round_ = self.role.machine.round
-        self.metrics.rounds.set(round_)
         if round_ != self._round:
             self._round = round_
             self.journal.info("round", round=round_, finished=self.finished)
-            self.spawn(self.broadcast("round", self._notice()))
+            await self.broadcast("round", self._notice())
+        await super().post(letters)
+
+    def after(self, letters: list[Letter]) -> None:
+        """Take note of who was answered."""
+        for letter in letters:
+            if isinstance(letter.event, Mixed | GlobalUpdated):
+                self._released[number_of(letter.to)] = letter.event.phase
+        self.metrics.rounds.set(self.role.machine.round)
 
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
         """A server has dialled: tell it the round, unless it has lost its store."""

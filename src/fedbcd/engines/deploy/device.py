@@ -15,6 +15,7 @@ from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint, OwnData
 from fedbcd.engines.deploy.checks import Limits
 from fedbcd.engines.deploy.role import Letter, Role
+from fedbcd.engines.deploy.snapshot import Parts
 from fedbcd.engines.deploy.store import Store
 from fedbcd.engines.simulate.batch import Job, Trainer
 from fedbcd.errors import DataError, LocalProtocolError
@@ -171,6 +172,9 @@ class DeviceRole(Role):
         for command in commands:
             if isinstance(command, Train | Pull | TrainOffline):
                 self.work = command
+
+    def _parts(self) -> Parts:
+        return {**super()._parts(), "device": (self, ("work", "_incarnation"))}
 
     def _load(self) -> None:
         names = self.store.names()

@@ -121,3 +121,17 @@ class StatusReply(_message.Message):
     BODY_FIELD_NUMBER: _ClassVar[int]
     body: str
     def __init__(self, body: _Optional[str] = ...) -> None: ...
+
+class ChangeRequest(_message.Message):
+    __slots__ = ("what", "device")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    device: int
+    def __init__(self, what: _Optional[str] = ..., device: _Optional[int] = ...) -> None: ...
+
+class ChangeReply(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    def __init__(self, changed: _Optional[bool] = ...) -> None: ...

@@ -13,13 +13,13 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedbcd.engines.deploy.codec import SAID, Declared, Limits, kind_of
 from fedbcd.engines.deploy.exits import AddressError
-from fedbcd.engines.deploy.fedbcd_pb2 import Frame, Hello, StatusReply, StatusRequest, TensorShape, Welcome
+from fedbcd.engines.deploy.fedbcd_pb2 import ChangeReply, ChangeRequest, Frame, Hello, StatusReply, StatusRequest, TensorShape, Welcome
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.refusals import (
     Counts,
@@ -60,10 +60,12 @@ SERVICE = "fedbcd.v1.Federation"
 FRAME_BYTES = 1 << 20  # the largest frame that is read: a chunk, or the Hello of a model with thousands of tensors
 WINDOW_BYTES = 1 << 18  # what a peer may have under way unread. A ping waits behind it: a line is too slow below WINDOW_BYTES / gone_s
 OPERATOR: Actor = "operator"
+PASSING = frozenset({"certificate", "not_admitted"})  # reasons that an operator may do away with: a new certificate, an admission
 
 Welcomes = Callable[[Actor, dict[str, Any]], None]
 OnError = Callable[[Exception], None]
 About = Callable[[], dict[str, Any]]
+Change = Callable[[str, int], Awaitable[bool]]
 Addresses = Sequence[str] | Callable[[], Sequence[str]]
 
 
@@ -212,7 +214,15 @@ class Listener(_End):
     """
 
     def __init__(
-        self, me: Actor, address: str, *, welcomes: Welcomes, status: About = dict, on_error: OnError | None = None, **common: Any
+        self,
+        me: Actor,
+        address: str,
+        *,
+        welcomes: Welcomes,
+        status: About = dict,
+        change: Change | None = None,
+        on_error: OnError | None = None,
+        **common: Any,
     ) -> None:
         """`address` is host:port, port 0 for any that is free; for `common` see `_End`: model, security, on_letter and so on."""
         super().__init__(me, **common)
@@ -220,6 +230,7 @@ class Listener(_End):
         self.port = 0
         self._welcomes = welcomes
         self._status = status
+        self._change = change
         self._on_error = on_error
         self._server: grpc.aio.Server | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -232,6 +243,10 @@ class Listener(_End):
             "Link": grpc.stream_stream_rpc_method_handler(self._link, Frame.FromString, Frame.SerializeToString),
             "Status": grpc.unary_unary_rpc_method_handler(self._answer_status, StatusRequest.FromString, StatusReply.SerializeToString),
         }
+        if self._change is not None:
+            handlers["Change"] = grpc.unary_unary_rpc_method_handler(
+                self._answer_change, ChangeRequest.FromString, ChangeReply.SerializeToString
+            )
         server = grpc.aio.server(options=self._server_options())
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
@@ -369,14 +384,27 @@ class Listener(_End):
         self._end(peer, old, "replaced", sentence)
 
     async def _answer_status(self, _request: StatusRequest, context: "grpc.aio.ServicerContext[Any, Any]") -> StatusReply:
+        await self._check_operator(context, "ask for status")
+        return StatusReply(body=json.dumps(self._status()))
+
+    async def _answer_change(self, request: ChangeRequest, context: "grpc.aio.ServicerContext[Any, Any]") -> ChangeReply:
+        await self._check_operator(context, "change who belongs here")
+        assert self._change is not None
+        try:
+            return ChangeReply(changed=await self._change(request.what, request.device))
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise AssertionError from error  # abort has raised
+
+    async def _check_operator(self, context: "grpc.aio.ServicerContext[Any, Any]", what: str) -> None:
+        """In plain text, which is for loopback only, whoever is on this machine may."""
         try:
             certificate = self._certificate(context)
             self._check_certificate(certificate)
             if certificate is not None and identity_of(certificate) != OPERATOR:
-                raise Refused("identity", f"{identity_of(certificate)} may not ask for status; use the certificate of {OPERATOR}")
+                raise Refused("identity", f"{identity_of(certificate)} may not {what}; use the certificate of {OPERATOR}")
         except (ProtocolError, CredentialsError) as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        return StatusReply(body=json.dumps(self._status()))
 
 
 def negotiate(hello: Hello, me: Actor) -> int:
@@ -498,7 +526,7 @@ class Dialer(_End):
                 closed = await self._hold(self.peer, _Peer(session, b"", certificate), about)
             finally:
                 self._was_welcome |= session.has_heard or self._lasted_s > self.options.gone_s
-            self._was_welcome |= closed.reason == "certificate"  # revoked later; a new one may lie ready
+            self._was_welcome |= closed.reason in PASSING
             return closed
 
     def _channel(self, target: str) -> tuple[grpc.aio.Channel, Certificate | None]:
@@ -540,23 +568,39 @@ class Dialer(_End):
 # ------------------------------------------------------------------------------------------------------------------------ helpers
 async def ask_status(peer: Actor, address: str, security: Security, timeout_s: float = 10.0) -> dict[str, Any]:
     """How a listener is doing."""
+    async with _operator_channel(peer, address, security) as channel:
+        ask = channel.unary_unary(f"/{SERVICE}/Status", StatusRequest.SerializeToString, StatusReply.FromString)
+        reply: StatusReply = await _answered(ask(StatusRequest(), timeout=timeout_s), peer, address)
+    return parse_text(reply.body)
+
+
+async def ask_change(peer: Actor, address: str, security: Security, what: str, device: int, timeout_s: float = 30.0) -> bool:
+    """Let a server admit or dismiss a device; whether that changed anything. Once it returns it is durable."""
+    async with _operator_channel(peer, address, security) as channel:
+        ask = channel.unary_unary(f"/{SERVICE}/Change", ChangeRequest.SerializeToString, ChangeReply.FromString)
+        reply: ChangeReply = await _answered(ask(ChangeRequest(what=what, device=device), timeout=timeout_s), peer, address)
+    return bool(reply.changed)
+
+
+async def _answered(call: Awaitable[Any], peer: Actor, address: str) -> Any:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+            raise RefusedForGood(str(error.details())) from None
+        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            raise Refused("change", str(error.details())) from None
+        raise Refused("unreachable", f"{peer} does not answer at {address}: {_words(error)}") from None
+
+
+def _operator_channel(peer: Actor, address: str, security: Security) -> grpc.aio.Channel:
     host, _ = split_address(address)
     options: list[tuple[str, int | str]] = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     if isinstance(security, Plain):
         check_plain(host)
-        channel = grpc.aio.insecure_channel(address, options=options)
-    else:
-        options.append(("grpc.ssl_target_name_override", host_name(peer)))
-        channel = grpc.aio.secure_channel(address, security.for_dialler()[0], options=options)
-    async with channel:
-        ask = channel.unary_unary(f"/{SERVICE}/Status", StatusRequest.SerializeToString, StatusReply.FromString)
-        try:
-            reply = await ask(StatusRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                raise RefusedForGood(str(error.details())) from None
-            raise Refused("unreachable", f"{peer} does not answer at {address}: {_words(error)}") from None
-    return parse_text(reply.body)
+        return grpc.aio.insecure_channel(address, options=options)
+    options.append(("grpc.ssl_target_name_override", host_name(peer)))
+    return grpc.aio.secure_channel(address, security.for_dialler()[0], options=options)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -6,7 +6,6 @@ store; as far as it counted, it follows from its server's log: which model it wa
 
 import hashlib
 import heapq
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +28,12 @@ from fedbcd.protocol.messages import (
     Activated,
     Actor,
     Admit,
+    AdoptModel,
     Event,
     ModelRef,
     Restored,
     Send,
+    StepModel,
     Trained,
     Uploaded,
     Woke,
@@ -53,93 +54,101 @@ def merge(stores: Mapping[Actor, Store], blueprint: Blueprint, header: dict[str,
 
     A device without a store has not begun. Coordinator and servers must be there.
     """
-    history = _History(stores, blueprint)
+    for actor in (COORDINATOR, *(server_actor(n) for n in range(len(blueprint.servers)))):
+        if actor not in stores:
+            raise RecordError(f"the store of {actor} is missing; without it the run cannot be put together")
+    merger = Merger(blueprint)
     log = LogWriter(out, header)
-    count, clock, rounds = 0, 0.0, blueprint.coordinator_machine()
     try:
-        for step in history.transitions():
-            log.append(step.time, step.actor, step.event, list(step.commands))
-            count, clock = count + 1, step.time
-            if step.actor == COORDINATOR:
-                rounds.handle(step.event)
-        end = {"transitions": count, "rounds": rounds.round, "clock": clock, "digest": history.digest()}
+        for step in heapq.merge(*(store.transitions() for store in stores.values()), key=in_order):
+            for line in merger.take(step):
+                log.append(line.time, line.actor, line.event, list(line.commands))
+        end = merger.end(stores)
         log.end(end)
     finally:
         log.close()
     return end
 
 
-class _History:
-    """All stores of a deployment, as one sequence of transitions and one state."""
+def in_order(step: Transition) -> tuple[float, Actor]:
+    """By which the transitions of several roles are put in one order."""
+    return step.time, step.actor
 
-    def __init__(self, stores: Mapping[Actor, Store], blueprint: Blueprint) -> None:
-        for actor in (COORDINATOR, *(server_actor(n) for n in range(len(blueprint.servers)))):
-            if actor not in stores:
-                raise RecordError(f"the store of {actor} is missing; without it the run cannot be put together")
-        self.stores = stores
+
+class Merger:
+    """One log, made step by step from those of all roles, in order of time; with what a lost disk has taken put back.
+
+    All that it knows follows from the lines so far, so that it can go on with a log that was written before (`read`).
+    """
+
+    def __init__(self, blueprint: Blueprint) -> None:
         self.blueprint = blueprint
+        self.lines = 0
+        self.clock = 0.0
+        self._coordinator = blueprint.coordinator_machine()
+        self._devices: dict[int, _Followed] = {}
         self._granted: dict[int, Activated] = {}
         self._restored: dict[int, Restored] = {}  # what a device was last put in step with
-        self._missing = self._unexplained()
-        self._lost = {device: _LostDevice(blueprint, device) for device in {int(handle.split("/")[1]) for handle in self._missing}}
         self._admitted: dict[int, tuple[int, int]] = {}  # device -> server and transition, until it has taken over its start
         self._numbers: dict[Actor, int] = {}
+        self._models = [blueprint.server_machine(n).model for n in range(len(blueprint.servers))]  # of each server, now
 
-    def _unexplained(self) -> set[ModelRef]:
-        """The accepted uploads that no device's log explains: it was lost, or is that of a backup, which came to it only later."""
-        missing: set[ModelRef] = set()
-        for server, members in enumerate(self.blueprint.servers):
-            trained = {handle: time for device in members for handle, time in self._trained_by(device)}
-            for step in self.stores[server_actor(server)].transitions():
-                accepted = self._accepted(step)
-                if accepted is not None and not trained.get(accepted[0].model, math.inf) < step.time:
-                    missing.add(accepted[0].model)
-        self._granted, self._restored = {}, {}
-        if missing and self.blueprint.algorithm.offline:
-            raise RecordError(
-                f"no log has the offline rounds that upload {min(missing)} rests on: they went with a disk; this run cannot be replayed"
-            )
-        return missing
-
-    def _trained_by(self, device: int) -> Iterator[tuple[ModelRef, float]]:
-        """The uploads that a device's own log explains, and when they were made."""
-        store, incarnation = self.stores.get(device_actor(device)), 0
-        for step in store.transitions() if store is not None else ():
-            if isinstance(step.event, Restored):
-                incarnation = max(incarnation, step.event.incarnation)
-            elif isinstance(step.event, Trained):
-                yield upload_ref(device, step.event.activation, incarnation), step.time
-
-    # ------------------------------------------------------------------------------------------------------------ transitions
-    def transitions(self) -> Iterator[Transition]:
-        """All transitions in order of time, with those that a lost disk has taken put back."""
-        for step in heapq.merge(*(store.transitions() for store in self.stores.values()), key=lambda step: (step.time, step.actor)):
-            if step.actor.startswith("device/"):
-                yield from self._of_device(step)
-            elif step.actor.startswith("server/"):
-                yield from self._of_server(step)
-            else:
-                yield step
-
-    def _of_device(self, step: Transition) -> Iterator[Transition]:
-        device = number_of(step.actor)
-        lost = self._lost.get(device)
-        if lost is None or lost.takes(step.event):
-            yield step
-            if isinstance(step.event, Restored):
-                self._admitted.pop(device, None)
-
-    def _of_server(self, step: Transition) -> Iterator[Transition]:
-        number = self._numbers[step.actor] = self._numbers.get(step.actor, -1) + 1
-        self._admitted |= {c.device: (number_of(step.actor), number) for c in step.commands if isinstance(c, Admit)}
+    # ------------------------------------------------------------------------------------------------------------------ lines
+    def take(self, step: Transition) -> list[Transition]:
+        """The lines that the next transition gives: itself; none, if it was undone; or others with it, which are missing."""
+        if step.actor.startswith("device/"):
+            device = self._device(number_of(step.actor))
+            return [self._noted(step)] if device.takes(step) else []
+        if step.actor == COORDINATOR:
+            self._coordinator.handle(step.event)
+            return [self._noted(step)]
         accepted = self._accepted(step)
-        if accepted is None or accepted[0].model not in self._missing:
-            yield step
-            return
-        lost = self._lost[accepted[0].device]
-        yield from lost.before(step.time, accepted[1], self._restored.get(accepted[0].device))
-        yield step
-        yield from lost.after(step.time)
+        if accepted is None or self._device(accepted[0].device).made == accepted[0].model:
+            return [self._noted(step)]
+        if self.blueprint.algorithm.offline:
+            raise RecordError(
+                f"no log has the offline rounds that upload {accepted[0].model} rests on: they went with a disk; "
+                "this run cannot be replayed"
+            )
+        device = self._device(accepted[0].device)
+        before = [self._noted(line) for line in device.before(step.time, accepted[1], self._restored.get(accepted[0].device))]
+        return [*before, self._noted(step), *map(self._noted, device.after(step.time))]
+
+    def read(self, line: Transition) -> None:
+        """Take note of a line that was written before."""
+        if line.actor.startswith("device/"):
+            self._device(number_of(line.actor)).do(line.time, line.event)
+        elif line.actor == COORDINATOR:
+            self._coordinator.handle(line.event)
+        else:
+            self._accepted(line)
+        self._noted(line)
+
+    def lost(self, device: int) -> None:
+        """The store of a device is not the one that was there before, so what it says counts from when it is put in step."""
+        self._device(device).is_back = False
+
+    def _device(self, device: int) -> "_Followed":
+        if device not in self._devices:
+            self._devices[device] = _Followed(self.blueprint, device)
+        return self._devices[device]
+
+    def _noted(self, line: Transition) -> Transition:
+        self.lines, self.clock = self.lines + 1, line.time
+        if isinstance(line.event, Restored):
+            self._admitted.pop(number_of(line.actor), None)
+        if line.actor.startswith("server/"):
+            server, number = number_of(line.actor), self._numbers.get(line.actor, -1) + 1
+            self._numbers[line.actor] = number
+            for command in line.commands:
+                match command:
+                    case Admit():
+                        self._admitted[command.device] = (server, number)
+                    case StepModel():
+                        self._models[server] = command.result
+                    case AdoptModel():
+                        self._models[server] = command.model
+        return line
 
     def _accepted(self, step: Transition) -> tuple[Uploaded, Activated] | None:
         """The upload that a server accepts in this transition, for the first time, and what the device was sent for it."""
@@ -159,61 +168,61 @@ class _History:
         del self._granted[event.device]
         return event, sent
 
-    # ------------------------------------------------------------------------------------------------------------------ state
-    def digest(self) -> str:
-        """As `StackedNumbers.digest` forms it; `transitions` has been read to its end."""
+    # -------------------------------------------------------------------------------------------------------------------- end
+    def end(self, stores: Mapping[Actor, Store]) -> dict[str, Any]:
+        """What the last line of the log says, after every transition of these stores has been taken."""
+        return {"transitions": self.lines, "rounds": self._coordinator.round, "clock": self.clock, "digest": self._digest(stores)}
+
+    def _digest(self, stores: Mapping[Actor, Store]) -> str:
+        """As `StackedNumbers.digest` forms it."""
         blueprint = self.blueprint
         rows = blueprint.devices if blueprint.algorithm.personal else 0
         digest = hashlib.sha256()
         for name, width in (("x", blueprint.size_F), ("x_prev", blueprint.size_P)):
             digest.update(repr((str(DTYPE), (rows, width))).encode())
             for device in range(rows):
-                digest.update(_bytes(self._personal(device, name)[:width]))
+                digest.update(_bytes(self._personal(stores, device, name)[:width]))
         servers = len(blueprint.servers)
         digest.update(repr((str(DTYPE), (servers, blueprint.size_F))).encode())
         for server in range(servers):
-            digest.update(_bytes(self._global(server)))
+            store, model = stores[server_actor(server)], self._models[server]
+            digest.update(_bytes(store.tensor(model) if model in store.names() else blueprint.start))
         return digest.hexdigest()
 
-    def _personal(self, device: int, name: str) -> Tensor:
+    def _personal(self, stores: Mapping[Actor, Store], device: int, name: str) -> Tensor:
         if device in self._admitted:
             server, number = self._admitted[device]
-            copies, start = self.stores[server_actor(server)], f"a/{device}/{number}"
+            copies, start = stores[server_actor(server)], f"a/{device}/{number}"
             if start in copies.names():
                 return copies.tensor(start)
             raise RecordError(
                 f"device {device} joined and left again before it was heard, so its model is not known; let it join once more"
             )
-        if device in self._lost and not self._lost[device].is_back:
+        if not self._device(device).is_back:
             raise RecordError(
                 f"device {device} has lost its disk and has not been put in step; let it connect once more (if it has left, let it join)"
             )
-        own = self.stores.get(device_actor(device))
+        own = stores.get(device_actor(device))
         return own.tensor(name) if own is not None and name in own.names() else self.blueprint.start
 
-    def _global(self, server: int) -> Tensor:
-        """z_n: the last model that the server's log names."""
-        machine, store = self.blueprint.server_machine(server), self.stores[server_actor(server)]
-        for step in store.transitions():
-            machine.handle(step.event)
-        return store.tensor(machine.model) if machine.model in store.names() else self.blueprint.start
 
-
-class _LostDevice:
-    """A device whose log has a gap. What counted in it follows from its server's log; what it did apart from that was undone."""
+class _Followed:
+    """A device, as its lines tell. If its log has a gap, what counted in it follows from its server's; all else was undone."""
 
     def __init__(self, blueprint: Blueprint, device: int) -> None:
         self.actor = device_actor(device)
         self.is_back = True
+        self.made: ModelRef | None = None  # its latest upload
+        self._device = device
         self._machine: Device = blueprint.device_machine(device)
         self._steps = (blueprint.seed, device), blueprint.algorithm.steps
 
-    def takes(self, event: Event) -> bool:
+    def takes(self, step: Transition) -> bool:
         """Whether an event of the device's log comes before the gap, or ends it."""
-        if isinstance(event, Restored) and event.incarnation > self._machine.incarnation:
+        if isinstance(step.event, Restored) and step.event.incarnation > self._machine.incarnation:
             self.is_back = True
         if self.is_back:
-            self._machine.handle(event)
+            self.do(step.time, step.event)
         return self.is_back
 
     def before(self, time: float, granted: Activated, restored: Restored | None) -> Iterator[Transition]:
@@ -221,23 +230,27 @@ class _LostDevice:
         self.is_back = False
         machine = self._machine
         if restored is not None and restored.incarnation > machine.incarnation:
-            yield self._do(time, restored)
+            yield self.do(time, restored)
         if machine.state is DeviceState.UPLOADING and machine.activation < granted.activation:
-            yield self._do(time, Acknowledged(activation=machine.activation))
+            yield self.do(time, Acknowledged(activation=machine.activation))
         if machine.state is DeviceState.IDLE:
-            yield self._do(time, Woke())
+            yield self.do(time, Woke())
         if machine.state is DeviceState.ASKING:
-            yield self._do(time, granted)
+            yield self.do(time, granted)
         (seed, device), (low, high) = self._steps
         steps = draws.steps(seed, device, machine.session, low, high)
-        yield self._do(time, Trained(activation=granted.activation, steps=steps))
+        yield self.do(time, Trained(activation=granted.activation, steps=steps))
 
     def after(self, time: float) -> Iterator[Transition]:
         """What it must have heard."""
-        yield self._do(time, Acknowledged(activation=self._machine.activation))
+        yield self.do(time, Acknowledged(activation=self._machine.activation))
 
-    def _do(self, time: float, event: Event) -> Transition:
-        return Transition(time, self.actor, event, tuple(self._machine.handle(event)))
+    def do(self, time: float, event: Event) -> Transition:
+        """Let the device handle an event."""
+        commands = self._machine.handle(event)
+        if isinstance(event, Trained):
+            self.made = upload_ref(self._device, event.activation, self._machine.incarnation)
+        return Transition(time, self.actor, event, tuple(commands))
 
 
 def _bytes(tensor: Tensor) -> memoryview:

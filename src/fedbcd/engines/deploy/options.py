@@ -37,6 +37,7 @@ class Deploy:
     offline_every_s: float = 60.0  # FedBCD-I: seconds between offline rounds of a device, where nothing is drawn
     norm_limit: float | None = None  # of models that arrive; what is beyond is ...
     beyond_norm: Literal["refuse", "warn"] = "refuse"  # ... turned down, or taken with a remark in the log
+    late: tuple[int, ...] = ()  # devices that are no members until they are admitted
     samples: int | tuple[int, ...] | None = None  # devices bring data of their own: so many samples each; nobody loads [data]
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ the role's thread, since each ends with a write to disk. Only then are its lette
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -17,12 +18,13 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
+from fedbcd.engines.deploy.checks import check_notice
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.health import Health
 from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.link import Dialer, Listener, Welcomes
+from fedbcd.engines.deploy.link import Change, Dialer, Listener, Welcomes
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.metrics import Metrics, totals
 from fedbcd.engines.deploy.options import Deploy, split_address
@@ -36,6 +38,7 @@ from fedbcd.eventlog import Transition
 from fedbcd.protocol.messages import Actor, Event, RetryDue
 from fedbcd.runfolder import write_whole
 
+PING, PONG = "ping", "pong"  # notices by which peers learn how long the other takes to answer
 GOODBYE_S = 5.0  # how long a process that was told to stop waits for what is under way
 
 
@@ -45,6 +48,8 @@ class Process(ABC):
     AT_ONCE: ClassVar[frozenset[str]] = frozenset({"upload"})  # messages that a peer answers without waiting for anybody else
 
     def __init__(self, role: Role, options: Deploy, declared: Declared, journal: Journal) -> None:
+        self.not_before = -math.inf  # the clock goes on from here
+        self._event_at = -math.inf  # the time at which the event under way was begun
         self.role = role
         self.options = options
         self.declared = declared
@@ -67,6 +72,9 @@ class Process(ABC):
         self._since = 0.0
         self._attempt = 0
         self._cause: tuple[str, float] | None = None  # what it waits for, since when
+        self._pings: dict[Actor, tuple[int, float]] = {}  # peer -> the ping that it has not answered, and when that went out
+        self._ponged: set[Actor] = set()  # peers that have answered one on this connection; older software does not
+        self._beats = 0
 
     # ---------------------------------------------------------------------------------------------------------- for subclasses
     @abstractmethod
@@ -100,11 +108,11 @@ class Process(ABC):
         """A peer tells something that is not part of the protocol."""
 
     # ------------------------------------------------------------------------------------------------------------------- links
-    async def listen(self, welcomes: Welcomes) -> None:
-        """Let peers dial in."""
+    async def listen(self, welcomes: Welcomes, change: Change | None = None) -> None:
+        """Let peers dial in, and operators ask."""
         host, port = self.options.listens_at(self.role.actor)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.listener = Listener(self.role.actor, address, welcomes=welcomes, status=self.full_status, **self._common())
+        self.listener = Listener(self.role.actor, address, welcomes=welcomes, status=self.full_status, change=change, **self._common())
         self.journal.info("listening", port=await self.listener.start())
 
     def dial(self, peer: Actor) -> None:
@@ -119,7 +127,7 @@ class Process(ABC):
             "on_letter": self.receive,
             "on_connect": self.connected,
             "on_disconnect": self.disconnected,
-            "on_notice": self.noticed,
+            "on_notice": self.heard,
             "about": self.role.hello,
             "options": self._link_options(),
             "journal": self.journal,
@@ -132,6 +140,7 @@ class Process(ABC):
 
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:  # noqa: ARG002
         """A connection is new: what was said on the old one may be lost."""
+        self._forget_pings(peer)
         self.metrics.connections.set(len(self.peers()))
         if self.dialer is not None and peer == self.dialer.peer:
             self.say_again_now()
@@ -148,6 +157,7 @@ class Process(ABC):
 
     async def disconnected(self, peer: Actor) -> None:
         """A connection has ended; the dialler tries again by itself, as patiently as experience says."""
+        self._forget_pings(peer)
         self.metrics.connections.set(len(self.peers()))
         if self.dialer is not None and peer == self.dialer.peer:
             self.dialer.options = self._link_options()
@@ -159,9 +169,11 @@ class Process(ABC):
 
     async def send(self, letter: Letter) -> bool:
         """Hand a letter to the link that leads to its receiver; False: dropped, and the machines will say it again."""
-        upwards = self.dialer is not None and letter.to == self.dialer.peer
-        end = self.dialer if upwards else self.listener
+        end = self._end_of(letter.to)
         return end is not None and await end.send(letter)
+
+    def _end_of(self, peer: Actor) -> Dialer | Listener | None:
+        return self.dialer if self.dialer is not None and peer == self.dialer.peer else self.listener
 
     async def broadcast(self, kind: str, body: dict[str, Any]) -> None:
         """Tell all peers that have dialled in."""
@@ -175,8 +187,13 @@ class Process(ABC):
 
     # ----------------------------------------------------------------------------------------------------------------- running
     def now(self) -> float:
-        """Seconds since the run began."""
-        return time.time() - self.options.epoch
+        """Seconds since the run began; never less than before."""
+        self.not_before = max(self.not_before, time.time() - self.options.epoch)
+        return self.not_before
+
+    def settled(self) -> float:
+        """No event that is yet to come will be earlier than this."""
+        return self._event_at if self._turn.locked() else self.now()
 
     async def run(self) -> ExitCode:
         """Until SIGTERM, SIGINT or an error that ends it."""
@@ -206,6 +223,7 @@ class Process(ABC):
         await self.open_links()
         self.journal.info("started", health_port=port, **self.status())
         self.begin()
+        self.at(PING, self.timeouts.peer.seconds(), self.beat)
         self._note_wait()
 
     async def _close(self, health: Health) -> None:
@@ -257,14 +275,15 @@ class Process(ABC):
                 raise
 
     async def _handle(self, call: Callable[[float], list[Letter]]) -> None:
-        began = time.perf_counter()
-        letters = await asyncio.get_running_loop().run_in_executor(self._worker, call, self.now())
+        began, self._event_at = time.perf_counter(), self.now()
+        letters = await asyncio.get_running_loop().run_in_executor(self._worker, call, self._event_at)
         self.metrics.handling.observe(time.perf_counter() - began)
-        await self._post(letters)
+        await self.post(letters)
         self.after(letters)
         self._note_wait()
 
-    async def _post(self, letters: list[Letter]) -> None:
+    async def post(self, letters: list[Letter]) -> None:
+        """Hand letters to the links."""
         for letter in letters:
             self.metrics.letters.labels(direction="out", event=type(letter.event).__name__).inc()
             await self.send(letter)
@@ -349,6 +368,42 @@ class Process(ABC):
         self._arm_retry()
         self.spawn(self.tell(RetryDue()))
 
+    # ------------------------------------------------------------------------------------------------- the third timeout: gone
+    def beat(self) -> None:
+        """Now and then: ask every peer for an answer, and hang up on those that used to answer and did not this time."""
+        self.at(PING, self.timeouts.peer.seconds(), self.beat)
+        self._beats += 1
+        for peer in sorted(self.peers()):
+            self.spawn(self._ping(peer))
+
+    async def _ping(self, peer: Actor) -> None:
+        end, now, waiting = self._end_of(peer), time.monotonic(), self._pings.get(peer)
+        if end is None:
+            return
+        if waiting is None:
+            if await end.notice(peer, PING, {"number": self._beats}):
+                self._pings[peer] = (self._beats, now)
+        elif peer in self._ponged and now - waiting[1] >= self.timeouts.peer.seconds():
+            end.refuse(peer, "gone", f"{peer} has not answered for {now - waiting[1]:.0f} s")
+
+    async def heard(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
+        """A notice came."""
+        if kind not in (PING, PONG):
+            await self.noticed(sender, kind, body)
+            return
+        check_notice(sender, body, "number")
+        end, waiting = self._end_of(sender), self._pings.get(sender)
+        if kind == PING and end is not None:
+            await end.notice(sender, PONG, {"number": body["number"]})
+        elif kind == PONG and waiting is not None and waiting[0] == body["number"]:
+            self.timeouts.peer.observe(time.monotonic() - waiting[1])
+            self._ponged.add(sender)
+            del self._pings[sender]
+
+    def _forget_pings(self, peer: Actor) -> None:
+        self._pings.pop(peer, None)
+        self._ponged.discard(peer)
+
     # ---------------------------------------------------------------------------------------------------------------- watching
     def _note_wait(self) -> None:
         cause, now = self.waits_for(), time.monotonic()
@@ -361,7 +416,8 @@ class Process(ABC):
         self._note_wait()
         self._copy_counts()
         common = {"actor": self.role.actor, "ready": self.is_ready(), "waits_for": self.waits_for(), "clock": round(self.now(), 3)}
-        return {**common, "peers": len(self.peers()), **self.status(), "totals": totals(self.metrics)}
+        log = {"settled": self.settled(), "events": self.role.store.length, "pid": os.getpid()}
+        return {**common, **log, "peers": len(self.peers()), **self.status(), "totals": totals(self.metrics)}
 
     def _metrics_text(self) -> bytes:
         self._note_wait()

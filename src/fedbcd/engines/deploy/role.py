@@ -2,7 +2,7 @@
 
 A role takes one event at a time: what came from the network is checked, the machine handles it, tensors are computed, all of it is
 made durable, and only then the letters go out. A refused event has changed nothing. After a crash the role is made again from its
-store: the machine by the stored events, the tensors from the files that the last transaction names.
+store: the machine by its latest snapshot and the events stored since, the tensors from the files that the last transaction names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedbcd.engines.deploy import snapshot
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.checks import Limits, check_clock, check_model, check_numbers, check_sender
 from fedbcd.engines.deploy.clock import HybridClock
@@ -29,6 +30,7 @@ class Role:
     """What device, server and coordinator have in common. `watch` is shown every transition, `warn` every remark about a peer."""
 
     OWN: ClassVar[tuple[type[Event], ...]] = ()  # events that come from within: timers and operators
+    SNAPSHOT_EVERY: ClassVar[int] = 1000  # transitions: a recovery handles no more than so many again
 
     machine: Device | Server | Coordinator
 
@@ -92,6 +94,9 @@ class Role:
             return self._letters(commands, time)
         try:
             self._apply(event, model, commands)
+            if (self.store.length + 1) % self.SNAPSHOT_EVERY == 0:
+                self._before_snapshot()
+                self._facts["snapshot"] = snapshot.take(self._parts(), self.store.length + 1, time)
             step = Transition(time, self.actor, event, tuple(commands))
             self.store.commit(step, self._facts)
             self._facts = {}
@@ -114,9 +119,10 @@ class Role:
 
     # --------------------------------------------------------------------------------------------------------------- recovery
     def _recover(self) -> None:
-        """Bring the machine to where the store is, then the tensors."""
+        """Bring the machine to where the store is, from the latest snapshot on, then the tensors."""
         self._recovering = True
-        for number, step in enumerate(self.store.transitions()):
+        since, self._clock.last = snapshot.put_back(self._parts(), self.store.facts.get("snapshot", ""), self.store.length)
+        for number, step in enumerate(self.store.transitions(since), start=since):
             commands = self.machine.handle(step.event)
             if tuple(commands) != step.commands:
                 raise RecordError(f"transition {number} of the store of {self.actor} is one that this fedbcd would not make")
@@ -129,6 +135,13 @@ class Role:
         """Forget a tensor with the next commit; what is followed after a crash was forgotten then."""
         if not self._recovering:
             self.store.drop(name)
+
+    def _parts(self) -> snapshot.Parts:
+        """What a snapshot holds: the machine, and what `_follow` takes note of."""
+        return {"machine": (self.machine, snapshot.names_of(self.machine))}
+
+    def _before_snapshot(self) -> None:
+        """Save what recovery would need earlier events for."""
 
     # ------------------------------------------------------------------------------------------------------- of each role
     def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:

@@ -16,6 +16,7 @@ from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, is_counter, is_store_id
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.role import Role
+from fedbcd.engines.deploy.snapshot import Parts
 from fedbcd.engines.deploy.store import Store
 from fedbcd.engines.simulate.numbers import stepped
 from fedbcd.protocol import Server
@@ -95,6 +96,8 @@ class ServerRole(Role):
         """A device has connected. One that has lost its memory, or brings an old one, is put in step with its last contribution."""
         number = number_of(device)
         last = self.machine.last_of(number)
+        if last is None and number in self.blueprint.servers[self.server]:
+            raise CheckFailed("not_admitted", f"{device} is no member of {self.actor} now; fedbcd admit makes it one")
         if last is None:
             raise CheckFailed("membership", f"{device} is no member of {self.actor}; its members are {sorted(self.machine.members)[:20]}")
         check_run(device, hello, self.store.facts["run"])
@@ -240,6 +243,17 @@ class ServerRole(Role):
         return self.blueprint.start if handle == self._first else self.store.tensor(handle)
 
     # --------------------------------------------------------------------------------------------------------------- recovery
+    def _parts(self) -> Parts:
+        return {
+            **super()._parts(),
+            "server": (self, ("_granted", "_unstarted", "_reported")),
+            "copies": (self._copies, ("_counted", "_held")),
+        }
+
+    def _before_snapshot(self) -> None:
+        if "total_at" not in self._facts:  # not saved for this event already
+            self._checkpoint()
+
     def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:
         since = number > int(self.store.facts.get("total_at", -1))
         if isinstance(event, Uploaded) and self._accepts(event.device, commands):
@@ -255,6 +269,7 @@ class ServerRole(Role):
 
     def _load(self) -> None:
         names = self.store.names()
+        self._current = self.machine.model
         if self._current in names:
             self.z = self.store.tensor(self._current)
         if REPORT in names:

@@ -1,9 +1,10 @@
 """A server as a process: devices dial it, it dials the coordinator, and it tells its devices how its phase stands."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from fedbcd.engines.deploy.checks import check_notice
+from fedbcd.engines.deploy.checks import CheckFailed, check_notice
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.link import only
@@ -11,8 +12,21 @@ from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.process import Process
 from fedbcd.engines.deploy.server import ServerRole
-from fedbcd.protocol.messages import COORDINATOR, Activated, Actor, DeviceLost, Started, Uploaded, device_actor, number_of
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Activated,
+    Actor,
+    DeviceJoined,
+    DeviceLeft,
+    DeviceLost,
+    Started,
+    Uploaded,
+    device_actor,
+    number_of,
+)
 from fedbcd.protocol.server import ServerState
+
+CHANGES: Mapping[str, type[DeviceJoined | DeviceLeft]] = {"admit": DeviceJoined, "dismiss": DeviceLeft}
 
 
 class ServerProcess(Process):
@@ -31,7 +45,7 @@ class ServerProcess(Process):
 
     async def open_links(self) -> None:
         """Listen for the devices, dial the coordinator."""
-        await self.listen(only(map(device_actor, self.role.blueprint.servers[self.role.machine.server])))
+        await self.listen(only(map(device_actor, self.role.blueprint.servers[self.role.machine.server])), self.change)
         self.dial(COORDINATOR)
 
     def begin(self) -> None:
@@ -66,6 +80,32 @@ class ServerProcess(Process):
         numbers = {"phase": machine.phase, "round": self._round, "received": machine.received, "active": machine.active}
         devices = sum(peer != COORDINATOR for peer in self.peers())
         return {"state": machine.state.value, **numbers, "members": len(machine.members), "devices": devices}
+
+    # -------------------------------------------------------------------------------------------------------------------- members
+    async def change(self, what: str, device: int) -> bool:
+        """An operator admits or dismisses a device; False: it was so before. Durable once it returns."""
+        machine = self.role.machine
+        if what not in CHANGES:
+            raise CheckFailed("event", f"{what!r:.80} is none of the changes that {self.role.actor} knows: {', '.join(CHANGES)}")
+        if device not in self.role.blueprint.servers[machine.server]:
+            raise CheckFailed(
+                "membership", f"device {device} does not belong to {self.role.actor}, by the job file; look for its own server"
+            )
+        changed: list[str] = []
+
+        def act(now: float) -> list[Letter]:
+            if (machine.last_of(device) is not None) == (what == "admit"):
+                return []
+            letters = self.role.tell(CHANGES[what](device=device), now)
+            changed.append(what)
+            return letters
+
+        await self.do(act)
+        if changed:
+            self.journal.info({"admit": "admitted", "dismiss": "dismissed"}[what], device=device, members=len(machine.members))
+        if changed and what == "dismiss" and self.listener is not None:
+            self.listener.refuse(device_actor(device), "not_admitted", f"device {device} has been dismissed by the operator")
+        return bool(changed)
 
     # --------------------------------------------------------------------------------------------------------------- lost devices
     async def receive(self, letter: Letter) -> None:

@@ -7,10 +7,12 @@ the transition, its time, the facts, and which files are current. Files that no 
 import fcntl
 import hashlib
 import json
+import math
 import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,8 +51,8 @@ class Store(Protocol):
         """How many transitions there are."""
         ...
 
-    def transitions(self) -> Iterator[Transition]:
-        """All transitions, in order."""
+    def transitions(self, since: int = 0) -> Iterator[Transition]:
+        """The transitions from number `since` on, in order."""
         ...
 
     def names(self) -> list[str]:
@@ -76,6 +78,15 @@ class Store(Protocol):
     def close(self) -> None:
         """Let another process have it. What was not committed is gone."""
         ...
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The latest part of a store: how many transitions it has, and those that came after a given place."""
+
+    length: int
+    steps: list[Transition]
+    is_same: bool  # whether the transition before that place is the one that was there
 
 
 Saved = Mapping[str, tuple[str, bytes]]  # tensor -> its file, and the digest of that
@@ -124,8 +135,8 @@ class Ledger(Protocol):
         """How many transitions there are."""
         ...
 
-    def transitions(self) -> Iterator[Transition]:
-        """All transitions, in order."""
+    def transitions(self, since: int = 0) -> Iterator[Transition]:
+        """The transitions from number `since` on, in order."""
         ...
 
     def commit(self, number: int, step: Transition | None, facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
@@ -168,9 +179,9 @@ class StoreOn:
         """How many transitions there are."""
         return self._length
 
-    def transitions(self) -> Iterator[Transition]:
-        """All transitions, in order."""
-        return self._ledger.transitions()
+    def transitions(self, since: int = 0) -> Iterator[Transition]:
+        """The transitions from number `since` on, in order."""
+        return self._ledger.transitions(since)
 
     def names(self) -> list[str]:
         """The names of the tensors that are current."""
@@ -361,19 +372,37 @@ class _Database:
         return dict(self._db.execute("SELECT key, value FROM fact"))
 
     def length(self) -> int:
-        return int(self._db.execute("SELECT COUNT(*) FROM transition").fetchone()[0])
+        (last,) = self._db.execute("SELECT MAX(number) FROM transition").fetchone()
+        return 0 if last is None else int(last) + 1
 
-    def transitions(self) -> Iterator[Transition]:
-        for number, time, actor, event, commands in self._rows():
+    def tail(self, number: int | None, time: float) -> Tail:
+        """See `read_tail`."""
+        if time == -math.inf:
+            place = 0
+        else:
+            where = "time = ?" if number is None else "number = ? AND time = ?"
+            values = (time,) if number is None else (number - 1, time)
+            found = self._db.execute(f"SELECT number FROM transition WHERE {where}", values).fetchone()
+            place = -1 if found is None else int(found[0]) + 1
+        length = self.length()
+        chosen = ("number >= ? AND number < ?", (place, length)) if place >= 0 else ("time > ? AND number < ?", (time, length))
+        return Tail(length, [*self._steps(*chosen)], place >= 0)
+
+    def transitions(self, since: int = 0) -> Iterator[Transition]:
+        return self._steps("number >= ?", (since,))
+
+    def _steps(self, where: str, values: tuple[float, ...]) -> Iterator[Transition]:
+        for number, time, actor, event, commands in self._rows(where, values):
             try:
                 step = _decoded(time, actor, event, commands)
             except (ValueError, TypeError, RecursionError) as error:
                 raise RecordError(f"transition {number} of the store {self._path} is damaged ({error}); restore a backup") from None
             yield step
 
-    def _rows(self) -> Iterator[tuple[Any, ...]]:
+    def _rows(self, where: str, values: tuple[float, ...]) -> Iterator[tuple[Any, ...]]:
+        query = f"SELECT number, time, actor, event, commands FROM transition WHERE {where} ORDER BY number"
         try:
-            yield from self._db.execute("SELECT number, time, actor, event, commands FROM transition ORDER BY number")
+            yield from self._db.execute(query, values)
         except (sqlite3.Error, ValueError) as error:
             raise RecordError(f"the store {self._path} is damaged ({error}); restore a backup") from None
 
@@ -388,6 +417,24 @@ class _Database:
 
     def close(self) -> None:
         self._db.close()
+
+
+def read_tail(path: Path, number: int | None, time: float) -> Tail:
+    """What a store has after its transition `number - 1`, which happened at `time`; its role may be running.
+
+    Without `number` the place is found by the time. If that transition is not there any more, the store is another, or an old copy of
+    it; then all transitions after that time are given.
+    """
+    if not (path / "store.sqlite").is_file():
+        return Tail(0, [], time == -math.inf)
+    try:
+        database = _Database(path, read_only=True)
+        try:
+            return database.tail(number, time)
+        finally:
+            database.close()
+    except sqlite3.Error as error:
+        raise RecordError(f"the store {path} cannot be read ({error}); is its disk full, or is it damaged?") from None
 
 
 def _locked(path: Path) -> int:

@@ -1,11 +1,13 @@
 """A whole deployment on this machine: coordinator, servers and devices as children of this process, watched until the rounds are done."""
 
+import math
 import random
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,18 @@ from fedbcd.engines.deploy.ask import ask_status
 from fedbcd.engines.deploy.assemble import Deployment
 from fedbcd.engines.deploy.blueprint import Blueprint
 from fedbcd.engines.deploy.certs import Authority
+from fedbcd.engines.deploy.clock import TICK
+from fedbcd.engines.deploy.growing import GrowingLog, Settled
 from fedbcd.engines.deploy.nursery import Child, Nursery
 from fedbcd.engines.deploy.process import run_process
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, RecordError
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
 
 PORTS = (20_000, 30_000)  # below the ports that outgoing connections take, so that a restarted server finds its own free
 LOOK_S = 1.0  # between two looks at the children
 WEIGH_S = 30.0  # between two looks at their memory, which take longer
 SETTLE_S = 15.0  # how long the servers of the last mix have to take its answer
+ASK_DEVICES = 20  # so many devices are asked at each look, in turn, how far their logs are
 
 
 @dataclass
@@ -85,8 +90,13 @@ def start_up_s(processes: int) -> float:
 class Up:
     """Children of this process that play a deployment. The parent has one thread and only looks."""
 
-    def __init__(self, deployment: Deployment, out: Path) -> None:
+    def __init__(self, deployment: Deployment, out: Path, log: GrowingLog | None = None) -> None:
+        """`log` grows while the deployment runs; without one it is made at the end."""
         self._deployment = deployment
+        self._log = log
+        self._grows = log is not None
+        self._settled: dict[Actor, tuple[int, Settled]] = {}  # with the process that said so
+        self._turn = 0  # of the devices that are asked next
         self._options = deployment.options
         self._actors = actors_of(deployment.blueprint)
         self.nursery = Nursery(self._play, out / "logs")
@@ -95,7 +105,8 @@ class Up:
         self._weighed_at = -WEIGH_S
 
     def _play(self, actor: Actor) -> int:
-        return int(run_process(lambda: self._deployment.process(actor)))
+        after = -math.inf if self._log is None else self._log.clock + TICK
+        return int(run_process(lambda: replace(self._deployment, not_before=after).process(actor)))
 
     def start(self) -> None:
         """Fork everybody."""
@@ -122,8 +133,34 @@ class Up:
         servers = len(self._deployment.blueprint.servers)
         found = {n: ask_status(self._options.folder_of(server_actor(n))) or {} for n in range(servers)}
         coordinator = ask_status(self._options.folder_of(COORDINATOR)) or {}
+        self._grow({COORDINATOR: coordinator, **{server_actor(n): status for n, status in found.items()}})
         self._weigh()
         return View(coordinator, found, len(self.nursery.running), self.nursery.restarts, self._memory, crashed)
+
+    def _grow(self, statuses: dict[Actor, dict[str, Any]]) -> None:
+        """Let the log grow by what is certain now."""
+        if self._log is None or not self._grows:
+            return
+        devices = [actor for actor in self._actors if actor.startswith("device/")]
+        asked = min(ASK_DEVICES, len(devices))
+        chosen = [devices[(self._turn + k) % len(devices)] for k in range(asked)]
+        self._turn += asked
+        for actor, status in {**statuses, **{actor: self._ask(actor) for actor in chosen}}.items():
+            pid, said = self.nursery.children[actor].pid, Settled.of(status)
+            if said is not None and pid is not None and status.get("pid") == pid:
+                self._settled[actor] = (pid, said)
+        known: dict[Actor, Settled] = {}
+        for child in self.nursery.running:
+            pid, said = self._settled.get(child.actor, (None, None))
+            known[child.actor] = said if said is not None and pid == child.pid else Settled(self._log.clock, -1)
+        try:
+            self._log.grow(known)
+        except RecordError as error:
+            sys.stderr.write(f"the log does not grow any more: {error}\n")
+            self._grows = False
+
+    def _ask(self, actor: Actor) -> dict[str, Any]:
+        return {} if self.nursery.children[actor].pid is None else ask_status(self._options.folder_of(actor)) or {}
 
     def _weigh(self) -> None:
         if time.monotonic() >= self._weighed_at + WEIGH_S:
@@ -156,4 +193,5 @@ class Up:
         codes: dict[Actor, int] = {}
         for kind in ("device/", "server/", COORDINATOR):
             codes |= self.nursery.stop([actor for actor in self._actors if actor.startswith(kind)])
+        self._grow({})
         return codes

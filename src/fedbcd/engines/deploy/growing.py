@@ -1,0 +1,192 @@
+"""`events.jsonl` of a deployment that goes on: it grows at its end only, and at the end of the run it is the merged log.
+
+A line is written once nothing can come before it any more: every role that runs says up to which time its log is settled
+(`Process.settled`), and one that is started again is told to begin after the last line (`Deployment.not_before`).
+"""
+
+import contextlib
+import math
+import mmap
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedbcd.engines.deploy.ask import ask_status, pid_in
+from fedbcd.engines.deploy.blueprint import Blueprint
+from fedbcd.engines.deploy.merge import Merger, in_order
+from fedbcd.engines.deploy.store import FileStore, read_tail
+from fedbcd.errors import RecordError
+from fedbcd.eventlog import LogReader, LogWriter, Transition, header_line, transition_line
+from fedbcd.protocol.messages import Actor, number_of
+
+
+class Settled(NamedTuple):
+    """A role says: my log has so many events, and those to come will not be earlier than `time`."""
+
+    time: float
+    events: int
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> "Settled | None":
+        """From what it says of itself."""
+        time, events = status.get("settled"), status.get("events")
+        return cls(float(time), events) if isinstance(time, int | float) and isinstance(events, int) else None
+
+
+class Reader:
+    """Follows the stores of some roles; each `fetch` looks only at what is new."""
+
+    def __init__(self, folders: Mapping[Actor, Path]) -> None:
+        self._folders = folders
+        self._places: dict[Actor, tuple[int | None, float]] = {}  # how many transitions were read, and when the last one was
+        self._waiting: dict[Actor, list[Transition]] = {}
+
+    def begin_after(self, actor: Actor, time: float) -> None:
+        """Leave out what happened until this time."""
+        self._places[actor] = (None, time)
+
+    def fetch(self, actor: Actor, settled: Settled | None = None) -> bool:
+        """Read on; False: the store is not the one that was there before."""
+        number, time = self._places.get(actor, (0, -math.inf))
+        if settled is not None and settled.events == number:
+            return True
+        tail = read_tail(self._folders[actor], number, time)
+        self._waiting.setdefault(actor, []).extend(tail.steps)
+        self._places[actor] = (tail.length, tail.steps[-1].time if tail.steps else time)
+        return tail.is_same
+
+    def due(self, before: float) -> list[Transition]:
+        """What was read and happened before this time, in order; the rest waits."""
+        chosen = sorted((step for steps in self._waiting.values() for step in steps if step.time < before), key=in_order)
+        self._waiting = {actor: [step for step in steps if step.time >= before] for actor, steps in self._waiting.items()}
+        return chosen
+
+
+class Onlooker:
+    """The logs of some stores as one, for somebody who looks on. Roles that run are asked how far they are; the others hold nobody back."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = {str(folder): folder for folder in folders}
+        self._reader = Reader(self._folders)
+        self._settled: dict[Actor, Settled] = {}
+
+    def lines(self, wait: bool) -> list[bytes]:
+        """The next lines; with `wait` only those before which no other can come any more."""
+        running = self._ask() if wait else {}
+        for key in self._folders:
+            if not self._reader.fetch(key, running.get(key)):
+                raise RecordError(f"the store {key} is not the one that was there before; start again")
+        due = self._reader.due(min((settled.time for settled in running.values()), default=math.inf))
+        return [transition_line(step.time, step.actor, step.event, step.commands) for step in due]
+
+    def _ask(self) -> dict[Actor, Settled]:
+        running: dict[Actor, Settled] = {}
+        for key, folder in self._folders.items():
+            pid = pid_in(folder)
+            if pid is None:
+                self._settled.pop(key, None)
+                continue
+            status = ask_status(folder) or {}
+            said = Settled.of(status) if status.get("pid") == pid else None
+            self._settled[key] = running[key] = said or self._settled.get(key, Settled(-math.inf, -1))
+        return running
+
+
+def stores_in(folder: Path) -> list[Path]:
+    """The store that a folder is, or the stores that lie in it, as in `state` of `fedbcd up`."""
+    if (folder / "store.sqlite").is_file():
+        return [folder]
+    found = sorted(path.parent for pattern in ("*/store.sqlite", "state/*/store.sqlite") for path in folder.glob(pattern))
+    if not found:
+        raise RecordError(f"{folder} is no store of a role and holds none; a role keeps its store in deploy.folder, fedbcd up in DIR/state")
+    return found
+
+
+class GrowingLog:
+    """The log of a deployment in a folder. A log that is there already is gone on with."""
+
+    def __init__(self, path: Path, header: dict[str, Any], blueprint: Blueprint, folders: Mapping[Actor, Path]) -> None:
+        self.path = path
+        self._folders = folders
+        self._merger = Merger(blueprint)
+        self._reader = Reader(folders)
+        keep = self._read_back(header)
+        self._log = LogWriter(path, keep=keep) if keep else LogWriter(path, header)
+
+    @property
+    def clock(self) -> float:
+        """The time of the last line."""
+        return self._merger.clock if self._merger.lines else -math.inf
+
+    def _read_back(self, header: dict[str, Any]) -> int:
+        """Take note of what was written before; its length without an end, or half a line. 0: there is nothing."""
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            first = file.readline()
+            if first == header_line(header):
+                return self._take_note(LogReader(self.path, unfinished=True))
+            if not header_line(header).startswith(first):
+                raise RecordError(f"{self.path} is the log of another run, or of another version; move it away to go on")
+        self.path.unlink(missing_ok=True)
+        return 0
+
+    def _take_note(self, reader: LogReader) -> int:
+        last: dict[Actor, float] = {}
+        for line in reader:
+            self._merger.read(line)
+            last[line.actor] = line.time
+        for actor, time in last.items():
+            self._reader.begin_after(actor, time)
+        size = self.path.stat().st_size
+        if reader.end is None and reader.cut is None:
+            return size
+        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            return view.rfind(b"\n", 0, size - 1) + 1
+
+    # ---------------------------------------------------------------------------------------------------------------- growing
+    def grow(self, settled: Mapping[Actor, Settled]) -> None:
+        """Write what is certain by now. `settled` is what each role that runs says; the others do not run."""
+        for actor in self._folders:
+            self._fetch(actor, settled.get(actor))
+        self._write(min((each.time for each in settled.values()), default=math.inf))
+
+    def _fetch(self, actor: Actor, settled: Settled | None) -> None:
+        if self._reader.fetch(actor, settled):
+            return
+        if not actor.startswith("device/"):
+            raise RecordError(f"the store of {actor} does not hold what is in {self.path}; restore its newest backup")
+        self._merger.lost(number_of(actor))
+
+    def _write(self, before: float) -> None:
+        due = self._reader.due(before)
+        for step in due:
+            for line in self._merger.take(step):
+                self._log.append(line.time, line.actor, line.event, list(line.commands))
+        if due:
+            self._log.sync()
+
+    # -------------------------------------------------------------------------------------------------------------------- end
+    def finish(self) -> dict[str, Any]:
+        """After all roles have stopped for good: the rest, and how the run ended."""
+        self.grow({})
+        with self._stores() as stores:
+            end = self._merger.end(stores)
+        self._log.end(end)
+        self._log.sync()
+        return end
+
+    @contextlib.contextmanager
+    def _stores(self) -> Iterator[dict[Actor, FileStore]]:
+        with ExitStack() as stack:
+            found: dict[Actor, FileStore] = {}
+            for actor, folder in self._folders.items():
+                if (folder / "store.sqlite").exists():
+                    found[actor] = FileStore(folder, read_only=True)
+                    stack.callback(found[actor].close)
+                elif not actor.startswith("device/"):
+                    raise RecordError(f"the store of {actor} is missing; without it the run cannot be put together")
+            yield found
+
+    def close(self) -> None:
+        """Make everything durable, and close the file."""
+        self._log.close()

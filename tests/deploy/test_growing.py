@@ -1,0 +1,189 @@
+"""The merged log of a deployment that goes on: it grows at its end only, whatever is killed or cut, and ends as the merged log."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedbcd as fb
+from deploy_helpers import CASES, Town, Unkind, federation
+from fedbcd.cli_deploy import LOOK_S
+from fedbcd.engines.deploy.blueprint import Blueprint
+from fedbcd.engines.deploy.growing import GrowingLog, Onlooker, Settled, stores_in
+from fedbcd.engines.deploy.merge import header_of, merge
+from fedbcd.engines.deploy.store import FileStore
+from fedbcd.engines.settings import Settings
+from fedbcd.errors import RecordError
+from fedbcd.eventlog import LogReader
+from fedbcd.experiments.deployed import one_job
+from fedbcd.protocol.messages import Actor, device_actor
+from process_helpers import job, kill, run, running, start, state_folder, status_of, wait_for, write_job
+
+
+class Watched(Unkind):
+    """An unkind world in which somebody keeps the log; now and then the keeper dies, and leaves half a line."""
+
+    def begin(self, path: Path) -> None:
+        self.path, self.states = path, [b""]
+        self.log = self._opened()
+
+    def _opened(self) -> GrowingLog:
+        town = self.town
+        folders = {actor: town.folder / actor for actor in [*town.actors, *(device_actor(d) for d in sorted(town.late))]}
+        return GrowingLog(self.path, header_of(town.settings, town.federation), town.blueprint, folders)
+
+    def _step(self) -> None:
+        super()._step()
+        if self.chance.random() < 0.1:
+            self.look()
+
+    def look(self) -> None:
+        self.log.grow({actor: Settled(self.town.now, -1) for actor in self.town.roles})
+        state = self.path.read_bytes()
+        assert state.startswith(self.states[-1])
+        self.states.append(state)
+        if self.chance.random() < 0.2:
+            self.log.close()
+            cut = self.chance.randrange(len(self.states[-2]), len(state) + 1)  # what was synced before is safe
+            self.path.write_bytes(state[:cut])
+            self.states[-1] = state[: state.rfind(b"\n", 0, cut) + 1]
+            self.log = self._opened()
+
+    def end(self) -> tuple[dict[str, Any], bytes]:
+        self.town.close()
+        end = self.log.finish()
+        self.log.close()
+        return end, self.path.read_bytes()
+
+
+def watched(folder: Path, towns: list[Town], case: str, seed: int, **trouble: float) -> Watched:
+    algorithm, cloud = CASES[case]
+    town = Town(folder / "town", Settings(algorithm, cloud, active=2), federation())
+    towns.append(town)
+    world = Watched(town, seed, **trouble)
+    world.begin(folder / "events.jsonl")
+    world.play(12)
+    world.calm()
+    return world
+
+
+@pytest.mark.parametrize(("case", "seed"), [("fedbcd-sync", 0), ("fedbcd-async", 1), ("fedbcd-i-rigorous", 2), ("fedavg-sync", 3)])
+def test_the_log_grows_at_its_end_and_ends_as_the_merged_log(case: str, seed: int, folder: Path, towns: list[Town]) -> None:
+    world = watched(folder, towns, case, seed)
+    end, grown = world.end()
+    assert len(world.states) > 20
+    assert all(grown.startswith(state) for state in world.states)
+    out, merged = world.town.merged()
+    assert merged == end
+    assert grown == out.read_bytes()
+
+
+@pytest.mark.parametrize("seed", [4, 5, 6])
+def test_what_was_written_of_a_device_that_lost_its_disk_stays(seed: int, folder: Path, towns: list[Town]) -> None:
+    """Its own log is gone, but not from the one that grew; the replay ends with the models of the run all the same."""
+    world = watched(folder, towns, "fedbcd-async", seed, lost_disks=0.004, backups=0.004)
+    end, grown = world.end()
+    assert all(grown.startswith(state) for state in world.states)
+    assert fb.replay(world.path, world.town.federation, exact=True)["digest"] == end["digest"]
+
+
+def test_a_log_that_is_finished_is_gone_on_with(folder: Path, towns: list[Town]) -> None:
+    world = watched(folder, towns, "fedbcd-sync", 7)
+    end, grown = world.end()
+    again = world._opened()
+    assert again.finish() == end
+    again.close()
+    assert world.path.read_bytes() == grown
+
+
+def test_a_foreign_log_and_a_server_with_another_store_are_refused(folder: Path, towns: list[Town]) -> None:
+    world = watched(folder, towns, "fedbcd-sync", 8)
+    world.look()
+    world.log.close()
+    (folder / "other.jsonl").write_bytes(b'{"fedbcd_log":1,"identity":{}}\n')
+    world.path, kept = folder / "other.jsonl", world.path
+    with pytest.raises(RecordError, match="log of another run"):
+        world._opened()
+    world.path = kept
+    world.town.close()
+    for file in (world.town.folder / "server/1").glob("store.sqlite*"):
+        file.unlink()
+    log = world._opened()
+    with pytest.raises(RecordError, match="store of server/1 does not hold what is in"):
+        log.finish()
+    log.close()
+
+
+def test_an_onlooker_sees_every_line_once_and_in_order(folder: Path, towns: list[Town]) -> None:
+    algorithm, cloud = CASES["fedbcd-async"]
+    town = Town(folder / "town", Settings(algorithm, cloud, active=2), federation())
+    towns.append(town)
+    unkind = Unkind(town, 9)
+    unkind.play(4)
+    onlooker = Onlooker([store for kind in ("server", "device") for store in stores_in(town.folder / kind)])
+    seen = onlooker.lines(wait=False)
+    assert seen
+    assert onlooker.lines(wait=True) == []
+    town.close()
+    unkind.play(8)
+    unkind.calm()
+    town.close()
+    seen += onlooker.lines(wait=True)
+    out, _ = town.merged()
+    assert seen == [line for line in out.read_bytes().splitlines(keepends=True)[1:-1] if b'"on":"coordinator"' not in line]
+    with pytest.raises(RecordError, match="is no store of a role and holds none"):
+        stores_in(folder / "nowhere")
+
+
+def stores_of(out: Path, actors: list[Actor]) -> dict[Actor, FileStore]:
+    return {actor: FileStore(state_folder(out, actor), read_only=True) for actor in actors}
+
+
+def test_the_log_of_a_real_deployment_grows_while_roles_are_killed(tmp_path: Path) -> None:
+    """Every state of the file is a prefix of the last one, which is the merged log of the stores; `fedbcd log` follows stores."""
+    out, table = tmp_path / "run", job(run={"rounds": 12}, cloud={"name": "async", "first": 1})
+    states: list[tuple[int, bytes]] = []
+
+    def look() -> int:
+        round_ = int(status_of(out, "coordinator").get("round", 0))
+        states.append((round_, (out / "events.jsonl").read_bytes() if (out / "events.jsonl").exists() else b""))
+        return round_
+
+    with running("up", write_job(tmp_path, table), "--time-scale", "0.1", "--out", out) as up:
+        for at, actor in ((2, "device/1"), (4, "server/1"), (6, "coordinator")):
+            wait_for(lambda at=at: look() >= at, f"no round {at}")
+            kill(out, actor)
+            if actor == "device/1":
+                follower = start("log", state_folder(out, "server/0"), state_folder(out, "device/2"), "--follow")
+        while up.poll() is None:
+            look()
+            time.sleep(0.05)
+        _, said = up.communicate(timeout=120)
+        assert up.returncode == 0, said
+        time.sleep(3 * LOOK_S)
+        follower.terminate()
+        followed, complaints = follower.communicate(timeout=60)
+    final = (out / "events.jsonl").read_bytes()
+    assert all(final.startswith(state) for _, state in states)
+    lengths = {state.count(b"\n") for round_, state in states if round_ < 10}
+    assert len(lengths) >= 3  # lines came while rounds went on
+    assert not complaints
+    assert followed.splitlines() == [line for line in final.decode().splitlines() if '"on":"server/0"' in line or '"on":"device/2"' in line]
+    assert len(run("log", out).stdout.splitlines()) == len(list(LogReader(out / "events.jsonl")))
+    _same_as_merged(out, table, final, tmp_path / "merged.jsonl")
+
+
+def _same_as_merged(out: Path, table: dict[str, Any], final: bytes, merged: Path) -> None:
+    one = one_job(table)
+    data, settings = one.make_federation(), one.settings()
+    actors = ["coordinator", "server/0", "server/1", *(device_actor(d) for d in range(6))]
+    stores = stores_of(out, actors)
+    try:
+        merge(stores, Blueprint.of(settings, data), header_of(settings, data, one.to_table()), merged)
+    finally:
+        for store in stores.values():
+            store.close()
+    assert merged.read_bytes() == final
+    assert json.loads(final.splitlines()[-1])["end"]["transitions"] == final.count(b"\n") - 2
