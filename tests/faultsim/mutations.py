@@ -248,6 +248,60 @@ def models_are_not_kept_for_lost_devices() -> Any:
     return patch.object(server.ServerRole, "_release", release)
 
 
+def those_who_left_still_count() -> Any:
+    """The sum keeps what a member contributed that has left."""
+    whole = server.ServerRole._change
+
+    def change(self: server.ServerRole, command: Any) -> None:
+        if isinstance(command, servers.Admit):
+            whole(self, command)
+
+    return patch.object(server.ServerRole, "_change", change)
+
+
+def reports_follow_the_members() -> Any:
+    """A sum that was reported and is sent again is that of the members of now."""
+    return patch.object(server.ServerRole, "_reported", property(lambda _: False, lambda *_: None), create=True)
+
+
+def who_comes_back_is_not_put_in_step() -> Any:
+    """A device that left and came back goes on with the personal model that it left with."""
+
+    def tell(self: server.ServerRole, event: Event, now: float) -> Any:
+        letters = Role.tell(self, event, now)
+        self._unstarted.clear()
+        return letters
+
+    return patch.object(server.ServerRole, "tell", tell)
+
+
+def phases_wait_for_those_who_left() -> Any:
+    """A phase still needs as many uploads as before members left."""
+    whole = Server._device_left
+
+    def left(self: Server, event: Event) -> list[Command]:
+        ended, self._end_if_complete = self._end_if_complete, list  # type: ignore[method-assign]
+        try:
+            return whole(self, event)
+        finally:
+            self._end_if_complete = ended  # type: ignore[method-assign]
+
+    states = (servers.ServerState.COLLECTING, servers.ServerState.WAITING)
+    return patch.dict(servers.TRANSITIONS, {(s, servers.DeviceLeft): left for s in states})
+
+
+def sessions_begin_anew() -> Any:
+    """One that trained offline before it joined draws the same mini-batches again."""
+    whole = Device._restored
+
+    def restored(self: Device, event: Event) -> list[Command]:
+        commands = whole(self, event)
+        self.session = event.session  # type: ignore[attr-defined]
+        return commands
+
+    return patch.dict(devices.TRANSITIONS, {(s, devices.Restored): restored for s in devices.DeviceState})
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     mutation.__name__: mutation
     for mutation in (
@@ -273,6 +327,11 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         sum_is_saved_too_late,
         lost_memory_is_overlooked,
         models_are_not_kept_for_lost_devices,
+        those_who_left_still_count,
+        reports_follow_the_members,
+        who_comes_back_is_not_put_in_step,
+        phases_wait_for_those_who_left,
+        sessions_begin_anew,
     )
 }
 

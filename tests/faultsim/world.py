@@ -30,6 +30,8 @@ from fedbcd.protocol import DeviceState, ServerState
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Actor,
+    DeviceJoined,
+    DeviceLeft,
     DeviceLost,
     Event,
     OfflineDue,
@@ -97,6 +99,7 @@ class World:
     now: float = 0.0
     sent: list[Letter] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    turned_away: int = 0  # devices that were no members, when they knocked
     happened: dict[Fault, int] = field(default_factory=dict)
     recovered_s: float = 0.0
 
@@ -280,10 +283,18 @@ class World:
         if isinstance(host.role, ServerRole) and host.role.machine.state is ServerState.NEW:
             return
         before = len(self.refused)
+        belongs = host.actor == COORDINATOR or host.role.machine.last_of(number_of(guest)) is not None
         self._connected.add((guest, host.actor))
         self._do(host, lambda: host.role.greet(guest, hello, self._time(host)))
-        if len(self.refused) > before:
+        turned_away = len(self.refused) > before
+        if turned_away and belongs:
             raise Violation(f"an honest peer was turned away: {self.refused[-1]}")
+        if not belongs and host.role is not None and not turned_away:
+            raise Violation(f"{host.actor} let {guest} in, which is no member")
+        if turned_away:
+            self.turned_away += 1
+            self.refused.pop()
+            self._connected.discard((guest, host.actor))
 
     def _disconnect(self, actor: Actor) -> None:
         self._connected -= {pair for pair in self._connected if actor in pair}
@@ -367,6 +378,11 @@ class World:
                 node.paused_until = self.now + planned.length
             case Fault.GIVE_UP:
                 self._give_up(number_of(planned.where))
+            case Fault.CHANGE:
+                self._change(number_of(planned.where))
+                if planned.amount < 0.7:  # and once more, in most cases
+                    self.after(planned.length, lambda: self._change(number_of(planned.where)))
+                return
             case Fault.LOST_DISK:
                 self._lose(node, planned.length)
             case Fault.OLD_BACKUP:
@@ -378,6 +394,18 @@ class World:
         if home.role is not None and home.role.machine.state is not ServerState.NEW and home.role.machine.is_working(device):
             event = DeviceLost(device=device, activation=home.role.machine.last_of(device) + 1)
             self._do(home, lambda: home.role.tell(event, self._time(home)))
+
+    def _change(self, device: int) -> None:
+        """A member leaves, unless it is the last; one that is none joins, for the first time or again."""
+        home = self.nodes[server_actor(self.plan.home_of(device))]
+        if home.role is None or home.role.machine.state is ServerState.NEW:
+            return
+        members = home.role.machine.members
+        if device in members and len(members) == 1:
+            return
+        event = DeviceLeft(device=device) if device in members else DeviceJoined(device=device)
+        self._count(Fault.CHANGE)
+        self._do(home, lambda: home.role.tell(event, self._time(home)))
 
     def _lose(self, node: Node, back_in: float) -> None:
         self._crash(node, back_in)
