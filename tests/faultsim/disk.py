@@ -4,7 +4,7 @@ import copy
 import errno
 import random
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedbcd.engines.deploy.store import Saved, StoreOn
@@ -40,19 +40,17 @@ class Disk:
         return StoreOn(self, self, place)
 
     # ------------------------------------------------------------------------------------------------------------------ files
-    def write(self, file: str, data: bytes, written: Callable[[], None]) -> None:
+    def write(self, file: str, data: bytes) -> None:
         """As `_Folder.write`; a full disk takes half."""
         stored = _File(data[: len(data) // 2] if self.full else data)
         self.entries[file] = stored
         self._pending.append(("", file))
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        written()
-        self.sync_file(stored)
 
-    def sync_file(self, stored: _File) -> None:
+    def sync_file(self, file: str) -> None:
         """The content is safe."""
-        stored.synced = True
+        self.entries[file].synced = True
 
     def rename(self, old: str, new: str) -> None:
         """Names are safe only after `sync`."""
@@ -98,7 +96,7 @@ class Disk:
         """See `Ledger`."""
         return iter(self.log)
 
-    def commit(self, number: int, step: Transition | None, facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
+    def commit(self, number: int, steps: Sequence[Transition], facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
         """All or nothing, and safe: SQLite with synchronous=FULL promises this."""
         if self.full:
             raise sqlite3.OperationalError("database or disk is full")
@@ -107,8 +105,7 @@ class Disk:
         for name in dropped:
             self.tensors_.pop(name, None)
         self.facts_ |= facts
-        if step is not None:
-            self.log.append(step)
+        self.log += steps
 
     def close(self) -> None:
         """Nothing to do."""

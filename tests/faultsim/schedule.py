@@ -97,6 +97,7 @@ class Schedule:
     members: int
     active: int
     late: frozenset[int]
+    together: float  # seconds for which roles collect letters that become durable together; 0: each alone
     faults: tuple[Planned, ...]
 
     @classmethod
@@ -112,7 +113,8 @@ class Schedule:
         late = frozenset(d for d in range(SERVERS * members) if d % members and Fault.CHANGE in chosen and chance.random() < 0.3)
         plan = blueprint_of(case, members, active, late)
         faults = [_draw(chance, chance.choice(chosen), plan) for _ in range(chance.randint(2, 14))]
-        return cls(seed, case, members, active, late, tuple(sorted(faults, key=lambda planned: planned.at)))
+        together = chance.choice([0.0, 0.05, 0.3])
+        return cls(seed, case, members, active, late, together, tuple(sorted(faults, key=lambda planned: planned.at)))
 
     @property
     def blueprint(self) -> Blueprint:

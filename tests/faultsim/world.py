@@ -2,9 +2,11 @@
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -89,6 +91,7 @@ class Node:
     backup: dict[str, object] | None = None
     was_reset: bool = False  # its disk was lost or put back
     committed: int = 0
+    inbox: list[Letter] = field(default_factory=list)  # what has come and is to be handled together
 
 
 @dataclass
@@ -101,6 +104,7 @@ class World:
     refused: list[str] = field(default_factory=list)
     turned_away: int = 0  # devices that were no members, when they knocked
     happened: dict[Fault, int] = field(default_factory=dict)
+    groups: Counter[int] = field(default_factory=Counter)  # how many events became durable together, how often
     recovered_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -190,6 +194,7 @@ class World:
     def _crash(self, node: Node, back_in: float) -> None:
         node.role = None
         node.doomed = None
+        node.inbox.clear()
         node.disk.crash()
         self._disconnect(node.actor)
         self.after(back_in, lambda: self._open(node.actor))
@@ -336,8 +341,24 @@ class World:
             self.after(node.paused_until - self.now, lambda: self._deliver(letter))
         elif self._hits(Fault.RESET, letter):
             self._cut(letter)
+        elif node.role is not None and self.schedule.together:
+            node.inbox.append(letter)
+            if len(node.inbox) == 1:
+                self.after(self.chance.uniform(0.0, self.schedule.together), lambda: self._handle_inbox(node))
         elif node.role is not None:
             self._do(node, lambda: node.role.receive(letter, self._time(node)))
+
+    def _handle_inbox(self, node: Node) -> None:
+        """What has come meanwhile, with one wait for the disk."""
+        letters, node.inbox = node.inbox, []
+        self._do(node, lambda: self._together(node, letters))
+
+    def _together(self, node: Node, letters: list[Letter]) -> list[Letter]:
+        calls = [partial(node.role.receive, letter, self._time(node)) for letter in letters]
+        outcomes = node.role.together(calls)
+        self.groups[len(calls)] += 1
+        self.refused += [f"{node.actor}: {outcome}" for outcome in outcomes if isinstance(outcome, ProtocolError)]
+        return [letter for outcome in outcomes if not isinstance(outcome, ProtocolError) for letter in outcome]
 
     def _cut(self, letter: Letter) -> None:
         """The connection breaks within a letter: the decoder must make nothing of what came."""
