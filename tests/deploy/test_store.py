@@ -206,8 +206,8 @@ def test_a_full_disk_is_a_sentence_and_the_role_answers_no_more(folder: Path, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
+    store.save("x", MODEL)
     with pytest.raises(RecordError, match=r"cannot write to the store .*No space left on device.*make room"):
-        store.save("x", MODEL)
         store.commit(STEP)
     monkeypatch.undo()
     store.close()

@@ -76,7 +76,7 @@ SERVERS = 3
 
 
 @cache
-def blueprint_of(case: int, members: int, active: int, late: frozenset[int]) -> Blueprint:
+def blueprint_of(case: int, members: int, active: int, late: frozenset[int] = frozenset()) -> Blueprint:
     """A plan with a model of three numbers; the `late` devices are no members before they join."""
     _, algorithm, cloud = CASES[case]
     devices = SERVERS * members
