@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedbcd.engines.deploy.store import Saved, StoreOn
+from fedbcd.engines.deploy.store import Piece, Saved, StoreOn
 from fedbcd.eventlog import Transition
 
 
@@ -40,8 +40,9 @@ class Disk:
         return StoreOn(self, self, place)
 
     # ------------------------------------------------------------------------------------------------------------------ files
-    def write(self, file: str, data: bytes) -> None:
+    def write(self, file: str, pieces: Sequence[Piece]) -> None:
         """As `_Folder.write`; a full disk takes half."""
+        data = b"".join(pieces)
         stored = _File(data[: len(data) // 2] if self.full else data)
         self.entries[file] = stored
         self._pending.append(("", file))
@@ -64,11 +65,11 @@ class Disk:
     def _settle(self) -> None:
         self._safe, self._pending = dict(self.entries), []
 
-    def read(self, file: str) -> bytes:
+    def read(self, file: str) -> bytearray:
         """All of a file."""
         if file not in self.entries:
             raise FileNotFoundError(errno.ENOENT, "No such file", file)
-        return self.entries[file].data
+        return bytearray(self.entries[file].data)
 
     def remove(self, file: str) -> None:
         """A removed file may come back in a crash."""

@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+import torch
 from torch import Tensor
 
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
@@ -26,6 +25,9 @@ from fedbcd.eventlog import Transition, decode, encode
 from fedbcd.protocol.messages import Command, Event
 
 VERSION = 1
+_DTYPES = {"F32": torch.float32, "F64": torch.float64}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+Piece = bytes | memoryview
 _SCHEMA = """
 CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE tensor (name TEXT PRIMARY KEY, file TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
@@ -90,8 +92,8 @@ Saved = Mapping[str, tuple[str, bytes]]  # tensor -> its file, and the digest of
 class Files(Protocol):
     """The folder of tensor files as the operating system offers it: what is not synced may be lost or torn by a crash."""
 
-    def write(self, file: str, data: bytes) -> None:
-        """Write a new file."""
+    def write(self, file: str, pieces: Sequence[Piece]) -> None:
+        """Write a new file, from these pieces in order."""
         ...
 
     def sync_file(self, file: str) -> None:
@@ -106,7 +108,7 @@ class Files(Protocol):
         """Make names durable."""
         ...
 
-    def read(self, file: str) -> bytes:
+    def read(self, file: str) -> bytearray:
         """All of a file."""
         ...
 
@@ -198,12 +200,11 @@ class StoreOn:
         path = f"{self._place}/tensors/{file}"
         try:
             data = self._folder.read(self._unsynced.get(file, file))
-            if _digest(data) != digest:
+            if _digest([data]) != digest:
                 raise RecordError(f"{path} is damaged: its digest is not the one that was recorded; restore the store from a backup")
-            tensor: Tensor = load(data)["tensor"]
-        except (OSError, SafetensorError, KeyError) as error:
+            return _unpacked(data)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise RecordError(f"{path} is missing or damaged ({error}); restore the store from a backup") from None
-        return tensor
 
     def save(self, name: str, tensor: Tensor) -> None:
         """Write a tensor to a new file; it is synced with the next commit, and current from then on."""
@@ -216,17 +217,17 @@ class StoreOn:
         return RecordError(f"cannot write to the store {self._place} ({error}); make room or repair the disk, then start this role again")
 
     def _save(self, name: str, tensor: Tensor) -> None:
-        data = save({"tensor": tensor.detach().contiguous()})
+        pieces = _packed(tensor.detach().contiguous())
         file = f"{name.replace('/', '.')}-{self._serial}"
         self._serial += 1
         temporary = f"{file}.tmp"
         hit(Failpoint.BEFORE_WRITE, name)
-        self._folder.write(temporary, data)
+        self._folder.write(temporary, pieces)
         hit(Failpoint.AFTER_WRITE, name)
         self._unsynced[file] = temporary
         if name in self._saved:
             self._overwritten.append(self._saved[name][0])
-        self._saved[name] = (file, _digest(data))
+        self._saved[name] = (file, _digest(pieces))
         self._dropped.discard(name)
 
     def drop(self, name: str) -> None:
@@ -340,8 +341,10 @@ class _Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, file: str, data: bytes) -> None:
-        (self._path / file).write_bytes(data)
+    def write(self, file: str, pieces: Sequence[Piece]) -> None:
+        with (self._path / file).open("wb") as stream:
+            for piece in pieces:
+                stream.write(piece)
 
     def sync_file(self, file: str) -> None:
         _sync(self._path / file)
@@ -352,8 +355,13 @@ class _Folder:
     def sync(self) -> None:
         _sync(self._path)
 
-    def read(self, file: str) -> bytes:
-        return (self._path / file).read_bytes()
+    def read(self, file: str) -> bytearray:
+        with (self._path / file).open("rb", buffering=0) as stream:
+            data = bytearray(os.fstat(stream.fileno()).st_size)
+            view, done = memoryview(data), 0
+            while got := stream.readinto(view[done:]):
+                done += got
+        return data
 
     def remove(self, file: str) -> None:
         (self._path / file).unlink(missing_ok=True)
@@ -451,8 +459,30 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=32).digest()
+def _digest(pieces: Sequence[Piece | bytearray]) -> bytes:
+    found = hashlib.blake2b(digest_size=32)
+    for piece in pieces:
+        found.update(piece)
+    return found.digest()
+
+
+def _packed(tensor: Tensor) -> list[Piece]:
+    """A file in the safetensors format with one tensor, of which no copy is made."""
+    entry = {"dtype": _CODES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [0, tensor.nbytes]}
+    header = json.dumps({"tensor": entry}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return [len(header).to_bytes(8, "little"), header, memoryview(tensor.numpy().reshape(-1).view("u1"))]
+
+
+def _unpacked(data: bytearray) -> Tensor:
+    """The tensor of such a file; it lives in the memory that was read."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8:start])["tensor"]
+    dtype, shape = _DTYPES[entry["dtype"]], [int(length) for length in entry["shape"]]
+    if start + entry["data_offsets"][1] != len(data) or entry["data_offsets"][0] != 0:
+        raise ValueError("it is not as long as it says")
+    values = torch.frombuffer(data, dtype=dtype, offset=start) if len(data) > start else torch.empty(0, dtype=dtype)
+    return values.reshape(shape)
 
 
 def _serial(file: str) -> int:
