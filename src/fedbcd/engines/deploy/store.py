@@ -471,7 +471,7 @@ def _packed(tensor: Tensor) -> list[Piece]:
     entry = {"dtype": _CODES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [0, tensor.nbytes]}
     header = json.dumps({"tensor": entry}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    return [len(header).to_bytes(8, "little"), header, memoryview(tensor.numpy().reshape(-1).view("u1"))]
+    return [len(header).to_bytes(8, "little"), header, tensor.numpy().reshape(-1).view("u1").data]
 
 
 def _unpacked(data: bytearray) -> Tensor:
