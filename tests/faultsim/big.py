@@ -49,7 +49,7 @@ def most_memory(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
-def play(folder: Path, megabytes: int, servers: int, devices: int, rounds: int, check: bool) -> dict[str, Any]:
+def play(folder: Path, megabytes: int, servers: int, devices: int, active: int, rounds: int, check: bool) -> dict[str, Any]:
     """To the last round."""
     whole = federation(megabytes * 250_000, servers, devices)
     ports = free_ports(servers + 1)
@@ -60,7 +60,7 @@ def play(folder: Path, megabytes: int, servers: int, devices: int, rounds: int, 
         servers=tuple(f"127.0.0.1:{port}" for port in ports[1:]),
         epoch=time.time(),
     )
-    settings = Settings(fb.FedBCD(device_step=0.001, batch=2, steps=(1, 1)), fb.SyncCloud(), active=devices, max_batch=1)
+    settings = Settings(fb.FedBCD(device_step=0.001, batch=2, steps=(1, 1)), fb.SyncCloud(), active=active, max_batch=1)
     plan = Deployment.of(whole, settings, options, rounds)
     make_certificates(folder / "certs", plan.blueprint)
     size = plan.blueprint.start.nbytes
@@ -89,13 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--devices", type=int, default=2, help="of each server")
+    parser.add_argument("--active", type=int, default=2, help="devices that train in a phase")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-replay", action="store_true")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as path:
-        found = play(Path(path), asked.megabytes, asked.servers, asked.devices, asked.rounds, not asked.no_replay)
+        active = min(asked.active, asked.devices)
+        found = play(Path(path), asked.megabytes, asked.servers, asked.devices, active, asked.rounds, not asked.no_replay)
     print(json.dumps(found))
     return 0
 

@@ -15,6 +15,7 @@ from fedbcd.algorithm.cloud import absorb
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, is_counter, is_store_id
 from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.parts import in_parts, parts
 from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.store import Store
 from fedbcd.engines.simulate.numbers import stepped
@@ -67,7 +68,7 @@ class ServerRole(Role):
         super().__init__(server_actor(server), store, blueprint, limits)
         self.machine = blueprint.server_machine(server)
         self.server = server
-        self.z = blueprint.start.clone()
+        self.z = blueprint.start
         self._weights = blueprint.weights()
         counts_members = blueprint.algorithm.counts == "members"
         self._sum = Sum(blueprint.start, [self._weights[device] for device in self.machine.members], counts_members)
@@ -140,7 +141,7 @@ class ServerRole(Role):
                     self._step(command, event, model)
                 case AdoptModel():
                     assert model is not None
-                    self.z, self._current = model.clone(), command.model
+                    self.z, self._current = model, command.model
                 case OpenPhase():
                     self._sum.open()
                 case Absorb():
@@ -159,7 +160,8 @@ class ServerRole(Role):
         """Eq. (6b), from what the coordinator has mixed, or alone."""
         mixed = model if isinstance(event, Mixed) and event.model == command.mixed else self.z
         assert mixed is not None
-        self.z = stepped(self.blueprint.algorithm, mixed.double(), self._sum.total, self._sum.weight, DTYPE)
+        algorithm, total, weight = self.blueprint.algorithm, self._sum.total, self._sum.weight
+        self.z = in_parts(len(mixed), DTYPE, lambda part: stepped(algorithm, mixed[part].double(), total[part], weight, DTYPE))
         self._current = command.result
 
     def _change(self, command: Admit | Dismiss) -> None:
@@ -273,7 +275,7 @@ class Sum:
     def __init__(self, start: Tensor, weights: Sequence[float], members: bool) -> None:
         self.members = members
         self.weight = float(sum(weights)) if members else 0.0
-        self.total = self.weight * start.double()
+        self.total = start.double().mul_(self.weight)
 
     def open(self) -> None:
         """A phase begins: where only the active ones count, there are none yet."""
@@ -283,14 +285,16 @@ class Sum:
 
     def absorb(self, weight: float, after: Tensor, before: Tensor | None) -> None:
         """Count an upload."""
-        absorb(self.total, weight, after, before)
+        for part in parts(len(self.total)):
+            absorb(self.total[part], weight, after[part], None if before is None else before[part])
         if not self.members:
             self.weight += weight
 
     def change(self, weight: float, model: Tensor) -> None:
         """A member comes, or goes (`weight` is then negative)."""
         if self.members:
-            absorb(self.total, weight, model, None)
+            for part in parts(len(self.total)):
+                absorb(self.total[part], weight, model[part], None)
             self.weight += weight
 
     def vector(self) -> Tensor:
