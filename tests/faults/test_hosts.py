@@ -13,5 +13,6 @@ def test_every_link_is_cut_and_the_run_goes_on() -> None:
     (found,) = told("faultsim.hosts", "--seconds", "1.5")
     assert found["replayed"]
     assert [trouble["host"] for trouble in found["troubles"] if trouble["kind"] == "cut"] == [*HOSTS]
+    assert any(trouble["rounds_during"] > 0 for trouble in found["troubles"] if trouble["host"].startswith("server/"))
     assert found["restarts"] == 0
     print(found)

@@ -133,7 +133,7 @@ class Several:
     def __init__(self, folder: Path, network: Network) -> None:
         self.folder = folder
         self.network = network
-        self.here = Here(tables(SERVERS, devices=2, active=2, cloud={"name": "async", "first": SERVERS}), plain=False)
+        self.here = Here(tables(SERVERS, devices=2, active=2, cloud={"name": "async", "first": 1}), plain=False)
         places = [f"{NETWORK}.{number + 1}:{PORT}" for number in range(SERVERS + 1)]
         self.here.set_options(folder, coordinator=places[0], servers=tuple(places[1:]))
         move_into(network.namespace(COORDINATOR))  # the parent only asks the coordinator for its status
@@ -160,7 +160,7 @@ class Several:
         return time.monotonic() - began
 
     def play(self, seconds: float) -> None:
-        """Cut every host off for so long, one after the other; then bad links."""
+        """Cut every host off for so long, one after the other; then bad links. One server is enough for a round, so others go on."""
         self.wait_for_round(2)
         for host in HOSTS:
             before = self.round()
