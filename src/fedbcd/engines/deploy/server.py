@@ -4,6 +4,7 @@ Memory is O(parameters): an upload adds gamma_i (after - before) to the sum, `be
 phase opens and when members change; after a crash the uploads since then are added again, in the same order, to the same bits.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -274,17 +275,20 @@ class Sum:
 
     def __init__(self, start: Tensor, weights: Sequence[float], members: bool) -> None:
         self.members = members
+        self._vector: Callable[[], Tensor | None] = lambda: None  # the latest `vector`, as long as somebody holds it
         self.weight = float(sum(weights)) if members else 0.0
         self.total = start.double().mul_(self.weight)
 
     def open(self) -> None:
         """A phase begins: where only the active ones count, there are none yet."""
         if not self.members:
+            self._changes()
             self.total.zero_()
             self.weight = 0.0
 
     def absorb(self, weight: float, after: Tensor, before: Tensor | None) -> None:
         """Count an upload."""
+        self._changes()
         for part in parts(len(self.total)):
             absorb(self.total[part], weight, after[part], None if before is None else before[part])
         if not self.members:
@@ -293,16 +297,25 @@ class Sum:
     def change(self, weight: float, model: Tensor) -> None:
         """A member comes, or goes (`weight` is then negative)."""
         if self.members:
+            self._changes()
             for part in parts(len(self.total)):
                 absorb(self.total[part], weight, model[part], None)
             self.weight += weight
 
     def vector(self) -> Tensor:
-        """Both as one float64 vector, the weight last."""
-        return torch.cat([self.total, torch.tensor([self.weight], dtype=torch.float64)])
+        """Both as one float64 vector, the weight last; the same one while it is on its way, however often it is sent."""
+        vector = self._vector()
+        if vector is None:
+            vector = torch.cat([self.total, torch.tensor([self.weight], dtype=torch.float64)])
+            self._vector = weakref.ref(vector)
+        return vector
+
+    def _changes(self) -> None:
+        self._vector = lambda: None
 
     def load(self, vector: Tensor) -> None:
         """The inverse of `vector`."""
+        self._changes()
         self.total, self.weight = vector[:-1].clone(), float(vector[-1])
 
 
