@@ -131,11 +131,11 @@ def deployment(folder: Path, servers: int, devices: int, active: int, values: in
 
 
 def vitals(pid: int) -> tuple[float, int, int, float]:
-    """Resident MiB, open files, threads and CPU seconds of a process."""
+    """MiB of its own (what is mapped from files comes and goes with the system's need), open files, threads and CPU seconds of a process."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return int(status["VmRSS"].split()[0]) / 1024, len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"]), cpu
+    return int(status["RssAnon"].split()[0]) / 1024, len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"]), cpu
 
 
 def slope_per_minute(seen: Sequence[tuple[float, float]]) -> float:
