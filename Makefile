@@ -59,8 +59,12 @@ torture: $(VENV)/dev.stamp
 	cd tests && ../$(BIN)/python -m faultsim.chaos --seconds 300
 	cd tests && ../$(BIN)/python -m faultsim.fuzz --seconds 120
 	FEDBCD_HALF_OPEN=9500 $(BIN)/python -m pytest tests/faults/test_hostile.py
+	cd tests && ../$(BIN)/python -m faultsim.hosts --seconds 8
+	cd tests && ../$(BIN)/python -m faultsim.big --megabytes 1000 --active 1 --no-replay
 	cd tests && ../$(BIN)/python -m faultsim.load --devices 1000 --seconds 60
-	cd tests && ../$(BIN)/python -m faultsim.load --devices 50 --active 10 --seconds 3600
+	cd tests && ../$(BIN)/python -m faultsim.load --servers 10 --devices 1000 --seconds 90
+	cd tests && ../$(BIN)/python -m faultsim.load --devices 200 --active 200 --values 250000 --seconds 40 --slow-sync 0.1
+	cd tests && ../$(BIN)/python -m faultsim.load --devices 50 --active 10 --seconds 3600 --every 300
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ from fedbcd.protocol.messages import Started, TrainOffline, Woke
 
 STEP = Transition(0.1 + 0.2, "device/3", Woke(), (TrainOffline(session=4),))
 MODEL = torch.arange(5, dtype=torch.float32) / 3
+OF_A_STORE = [point for point in Failpoint if point not in (Failpoint.BEFORE_SEND, Failpoint.AFTER_SEND)]
 
 
 def files(folder: Path) -> set[str]:
@@ -68,7 +69,7 @@ def test_a_replaced_and_a_dropped_tensor_leave_no_file(folder: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("point", [point for point in Failpoint if point not in (Failpoint.BEFORE_SEND, Failpoint.AFTER_SEND)])
+@pytest.mark.parametrize("point", OF_A_STORE)
 def test_a_crash_at_any_place_leaves_all_of_a_commit_or_none(point: Failpoint, folder: Path) -> None:
     store = FileStore(folder)
     store.save("x", MODEL)
@@ -96,6 +97,39 @@ def _second_commit(store: FileStore) -> None:
     store.save("x", MODEL + 1)
     store.save("y", MODEL)
     store.commit(Transition(2.0, "device/3", Started(), ()), {"phase": "2"})
+
+
+@pytest.mark.parametrize("point", OF_A_STORE)
+def test_a_crash_at_any_place_leaves_all_of_a_group_or_none(point: Failpoint, folder: Path) -> None:
+    """Two commits held together, the second of which saves a tensor again that the first has saved and drops another."""
+    store = FileStore(folder)
+    store.save("y", MODEL)
+    store.commit(STEP)
+    failpoints.arm(point)
+    try:
+        _group(store)
+        pytest.fail("nothing was hit")
+    except Stopped:
+        failpoints.disarm()
+    store.close()
+    again = FileStore(folder)
+    whole = point in (Failpoint.AFTER_COMMIT, Failpoint.AFTER_REMOVE)
+    assert (again.length, again.names(), again.facts.get("phase")) == ((3, ["x"], "2") if whole else (1, ["y"], None))
+    if not whole:
+        _group(again)
+    assert torch.equal(again.tensor("x"), MODEL + 2)
+    assert len(files(folder)) == 1
+    again.close()
+
+
+def _group(store: FileStore) -> None:
+    with store.together():
+        for number in (1, 2):
+            store.save("x", MODEL + number)
+            store.commit(STEP, {"phase": str(number)})
+            assert torch.equal(store.tensor("x"), MODEL + number)
+            assert (store.length, store.facts["phase"]) == (1 + number, str(number))
+        store.drop("y")
 
 
 def test_one_process_at_a_time(folder: Path) -> None:
@@ -172,8 +206,9 @@ def test_a_full_disk_is_a_sentence_and_the_role_answers_no_more(folder: Path, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
+    store.save("x", MODEL)
     with pytest.raises(RecordError, match=r"cannot write to the store .*No space left on device.*make room"):
-        store.save("x", MODEL)
+        store.commit(STEP)
     monkeypatch.undo()
     store.close()
     again = FileStore(folder)

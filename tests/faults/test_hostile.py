@@ -24,7 +24,7 @@ from fedbcd.engines.deploy.server import ServerRole
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Started
-from wire_helpers import eventually, linked, make_authority, up
+from wire_helpers import DEVICE, SERVER, eventually, linked, make_authority, up
 
 NAMES = ["wire", "device", "server", "events.jsonl", "job.toml", "models.safetensors", "store"]
 HALF_OPEN = int(os.environ.get("FEDBCD_HALF_OPEN", "1000"))
@@ -128,3 +128,28 @@ def test_half_open_connections_disturb_nobody(tmp_path: Path) -> None:
             asyncio.run(scenario())
         finally:
             idle.kill()
+
+
+def test_a_bomb_that_inflates_is_refused_before_it_does(tmp_path: Path) -> None:
+    """A member with a certificate sends 200 MB as 200 KB of gzip: gRPC stops inflating at the limit of a frame, and nobody is disturbed."""
+    make_authority(tmp_path)
+    command = [sys.executable, "-m", "faultsim.bomb", str(tmp_path), DEVICE, SERVER, "200000000"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()) as bomber:
+
+        async def scenario() -> list[dict[str, Any]]:
+            async with linked(tmp_path) as (server, here, device, _):
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                told, _ = await asyncio.to_thread(bomber.communicate, f"{server.port}\n", 60)
+                grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+                print(f"{told}{grown:.1f} MiB more")
+                assert grown < 20
+                assert await device.send(up(torch.arange(8.0)))
+                await eventually(lambda: here.letters)
+                assert here.disconnects == []
+                return [json.loads(line) for line in told.splitlines()]
+
+        gzip, deflate, plain = asyncio.run(scenario())
+    assert gzip["compression"] == "Gzip"
+    for answer in (gzip["answer"], deflate["answer"]):
+        assert answer == "RESOURCE_EXHAUSTED: Decompressed message larger than max"
+    assert plain["answer"].startswith("RESOURCE_EXHAUSTED: ")

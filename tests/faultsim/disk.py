@@ -4,10 +4,10 @@ import copy
 import errno
 import random
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedbcd.engines.deploy.store import Saved, StoreOn
+from fedbcd.engines.deploy.store import Piece, Saved, StoreOn
 from fedbcd.eventlog import Transition
 
 
@@ -40,19 +40,18 @@ class Disk:
         return StoreOn(self, self, place)
 
     # ------------------------------------------------------------------------------------------------------------------ files
-    def write(self, file: str, data: bytes, written: Callable[[], None]) -> None:
+    def write(self, file: str, pieces: Sequence[Piece]) -> None:
         """As `_Folder.write`; a full disk takes half."""
+        data = b"".join(pieces)
         stored = _File(data[: len(data) // 2] if self.full else data)
         self.entries[file] = stored
         self._pending.append(("", file))
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        written()
-        self.sync_file(stored)
 
-    def sync_file(self, stored: _File) -> None:
+    def sync_file(self, file: str) -> None:
         """The content is safe."""
-        stored.synced = True
+        self.entries[file].synced = True
 
     def rename(self, old: str, new: str) -> None:
         """Names are safe only after `sync`."""
@@ -66,11 +65,11 @@ class Disk:
     def _settle(self) -> None:
         self._safe, self._pending = dict(self.entries), []
 
-    def read(self, file: str) -> bytes:
+    def read(self, file: str) -> bytearray:
         """All of a file."""
         if file not in self.entries:
             raise FileNotFoundError(errno.ENOENT, "No such file", file)
-        return self.entries[file].data
+        return bytearray(self.entries[file].data)
 
     def remove(self, file: str) -> None:
         """A removed file may come back in a crash."""
@@ -98,7 +97,7 @@ class Disk:
         """See `Ledger`."""
         return iter(self.log[since:])
 
-    def commit(self, number: int, step: Transition | None, facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
+    def commit(self, number: int, steps: Sequence[Transition], facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
         """All or nothing, and safe: SQLite with synchronous=FULL promises this."""
         if self.full:
             raise sqlite3.OperationalError("database or disk is full")
@@ -107,8 +106,7 @@ class Disk:
         for name in dropped:
             self.tensors_.pop(name, None)
         self.facts_ |= facts
-        if step is not None:
-            self.log.append(step)
+        self.log += steps
 
     def close(self) -> None:
         """Nothing to do."""

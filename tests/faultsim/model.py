@@ -21,7 +21,9 @@ from fedbcd.protocol.messages import (
     Acknowledged,
     Activated,
     Actor,
+    Admit,
     AdoptModel,
+    Dismiss,
     GlobalUpdated,
     Mixed,
     MixModels,
@@ -185,16 +187,18 @@ class ServerStory:
     accepted: dict[tuple[int, int], str] = field(default_factory=dict)  # (device, activation) -> handle
     counted: list[tuple[int, int]] = field(default_factory=list)
     held: list[tuple[int, int]] = field(default_factory=list)
+    withdrawn: set[tuple[int, int]] = field(default_factory=set)  # accepted, and not yet counted when its device left
 
 
 def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerStory:
-    """Each accepted upload counts once, in this phase or the next; a phase ends with q; z follows from what counted."""
-    weights, members = plan.weights(), plan.servers[server]
+    """Each accepted upload counts once, in this phase or the next; a phase ends with q; z follows from what counted and who belongs."""
+    weights, members = plan.weights(), {*plan.servers[server]} - plan.late
     everybody = plan.algorithm.counts == "members"
     story = ServerStory(plan.start)
-    last = dict.fromkeys(members, -1)
-    copies = {device: plan.start.double() for device in members}
+    last = dict.fromkeys(plan.servers[server], -1)
+    copies = {device: plan.start.double() for device in plan.servers[server]}
     active: set[int] = set()
+    unstarted: set[int] = set()  # joined, and not told what to start from
     phase, waiting, reported, model = -1, True, (-1, -1), "z/0" if plan.cloud.sync else f"z/{server}/0"
     granted: dict[int, Activated] = {}
     for step in log:
@@ -203,10 +207,12 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
             isinstance(event, Uploaded)
             and Send(to=f"device/{event.device}", message=Acknowledged(activation=event.activation)) in step.commands
         ) and event.activation > last[event.device]:
-            if not (event.activation == last[event.device] + 1):
-                raise Violation(f"server {server} accepted {event} after {last[event.device]}")
+            if not (event.activation == last[event.device] + 1 and event.device in members):
+                raise Violation(f"server {server} accepted {event} after {last[event.device]} from one of {members}")
             if not (granted.get(event.device) is not None):
                 raise Violation(f"server {server} accepted {event}, which it had not asked for")
+            if event.device in unstarted:
+                raise Violation(f"server {server} accepted {event} from a device that joined and was not told what to start from")
             del granted[event.device]
             last[event.device] = event.activation
             story.accepted[event.device, event.activation] = event.model
@@ -225,8 +231,21 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                     story.counted.append(key)
                     active.add(command.device)
                     copies[command.device] = wire.model(story.accepted[key]).double()
+                case Admit():
+                    members.add(command.device)
+                    unstarted |= {command.device} if plan.algorithm.personal else set()
+                    if everybody:  # it counts at once, with what it is to start from
+                        copies[command.device] = story.z.double()
+                case Dismiss():
+                    members.remove(command.device)
+                    story.withdrawn |= {key for key in story.held if key[0] == command.device}
+                    story.held = [key for key in story.held if key[0] != command.device]
+                case Send(message=Restored()):
+                    unstarted.discard(number_of(command.to))
                 case Send(message=Activated() as activated):
                     device = number_of(command.to)
+                    if device not in members:
+                        raise Violation(f"server {server} sent {activated} to {device}, which is none of {members}")
                     if device not in granted:
                         if not (activated.model == model):
                             raise Violation(f"server {server} sent {activated} while its model was {model}")
@@ -236,7 +255,7 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                     if not (granted[device] == activated):
                         raise Violation(f"server {server} sent {activated} after {granted[device]}")
                 case Send(message=ServerReady() as ready):
-                    if not (len(active) >= min(plan.active, len(members))):
+                    if ready.iteration == 0 and len(active) < min(plan.active, len(members)):  # members may join between iterations
                         raise Violation(f"server {server} reported phase {phase} with {len(active)} uploads")
                     if not ((ready.phase, ready.iteration) > reported):
                         raise Violation(f"server {server} went back from {reported} to {ready}")
@@ -391,7 +410,7 @@ def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]
         if isinstance(letter.event, Acknowledged):
             story, key = servers[number_of(letter.sender)], (number_of(letter.to), letter.event.activation)
             times = story.counted.count(key) + story.held.count(key)
-            if not (times == 1):
+            if times != (0 if key in story.withdrawn else 1):
                 raise Violation(f"{letter.sender} acknowledged {key} and counts it {times} times")
 
 

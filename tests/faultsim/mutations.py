@@ -35,23 +35,19 @@ def no_folder_sync() -> Any:
 
 
 def commit_before_the_files() -> Any:
-    """A commit names files that are written after it."""
-    whole = store.StoreOn._save
+    """A commit names files that are synced and named after it."""
+    whole = store.StoreOn._sync_files
 
-    def late(self: store.StoreOn, name: str, tensor: Tensor) -> None:
-        whole(self, name, tensor)
-        file, _ = self._saved[name]
-        data = self._folder.entries.pop(file)  # type: ignore[attr-defined]
-        self._late = [*getattr(self, "_late", []), (file, data)]  # type: ignore[attr-defined]
+    def late(self: store.StoreOn) -> None:
+        self._late, self._unsynced = self._unsynced, {}  # type: ignore[attr-defined]
 
     def after(self: store.StoreOn) -> None:
-        for file, data in getattr(self, "_late", []):
-            self._folder.entries[file] = data  # type: ignore[attr-defined]
-        self._late = []  # type: ignore[attr-defined]
+        self._unsynced = self._late  # type: ignore[attr-defined]
+        whole(self)
         let_go(self)
 
     let_go = store.StoreOn._let_go
-    return _both(patch.object(store.StoreOn, "_save", late), patch.object(store.StoreOn, "_let_go", after))
+    return _both(patch.object(store.StoreOn, "_sync_files", late), patch.object(store.StoreOn, "_let_go", after))
 
 
 def answer_before_commit() -> Any:
@@ -62,29 +58,57 @@ def answer_before_commit() -> Any:
         waiting = getattr(self, "_waiting", None)
         if waiting is not None:
             self._waiting = None  # type: ignore[attr-defined]
-            self._length -= 1
             whole(self, *waiting)
         if step is not None and isinstance(step.event, Uploaded):
             self._waiting = (step, dict(facts or {}))  # type: ignore[attr-defined]
-            self._length += 1
         else:
             whole(self, step, facts)
 
-    return patch.object(store.StoreOn, "commit", lazy)
+    counted = store.StoreOn.length.fget  # type: ignore[attr-defined]
+    length = property(lambda self: counted(self) + (getattr(self, "_waiting", None) is not None))
+    return _both(patch.object(store.StoreOn, "commit", lazy), patch.object(store.StoreOn, "length", length))
 
 
 def remove_before_commit() -> Any:
     """What a commit is about to replace is removed before it."""
     whole = store.StoreOn._commit
 
-    def eager(self: store.StoreOn, step: Any, facts: Any) -> None:
+    def eager(self: store.StoreOn, steps: Any, facts: Any) -> None:
         for name in [*self._dropped, *self._saved]:
             if name in self._files:
                 self._folder.remove(self._files[name][0])
         self._folder.sync()
-        whole(self, step, facts)
+        whole(self, steps, facts)
 
     return patch.object(store.StoreOn, "_commit", eager)
+
+
+def a_group_is_answered_before_its_commit() -> Any:
+    """What a group of events says goes out, and the group becomes durable with the next one."""
+
+    @contextmanager
+    def lazy(self: store.StoreOn) -> Iterator[None]:
+        if self._held is None:
+            self._held, self._held_facts = [], {}
+        elif self._held:
+            steps, self._held = self._held, None
+            self._make_durable(steps, self._held_facts)
+            self._held, self._held_facts = [], {}
+        yield
+
+    return patch.object(store.StoreOn, "together", lazy)
+
+
+def only_the_last_of_a_group_is_synced() -> Any:
+    """Of several files that one commit names, only the last is synced."""
+    whole = store.StoreOn._sync_files
+
+    def last(self: store.StoreOn) -> None:
+        sync, others = Disk.sync_file, [*self._unsynced.values()][:-1]
+        with patch.object(Disk, "sync_file", lambda disk, file: None if file in others else sync(disk, file)):
+            whole(self)
+
+    return patch.object(store.StoreOn, "_sync_files", last)
 
 
 def copies_count_twice() -> Any:
@@ -268,6 +292,60 @@ def models_are_not_kept_for_lost_devices() -> Any:
     return patch.object(server.ServerRole, "_release", release)
 
 
+def those_who_left_still_count() -> Any:
+    """The sum keeps what a member contributed that has left."""
+    whole = server.ServerRole._change
+
+    def change(self: server.ServerRole, command: Any) -> None:
+        if isinstance(command, servers.Admit):
+            whole(self, command)
+
+    return patch.object(server.ServerRole, "_change", change)
+
+
+def reports_follow_the_members() -> Any:
+    """A sum that was reported and is sent again is that of the members of now."""
+    return patch.object(server.ServerRole, "_reported", property(lambda _: False, lambda *_: None), create=True)
+
+
+def who_comes_back_is_not_put_in_step() -> Any:
+    """A device that left and came back goes on with the personal model that it left with."""
+
+    def tell(self: server.ServerRole, event: Event, now: float) -> Any:
+        letters = Role.tell(self, event, now)
+        self._unstarted.clear()
+        return letters
+
+    return patch.object(server.ServerRole, "tell", tell)
+
+
+def phases_wait_for_those_who_left() -> Any:
+    """A phase still needs as many uploads as before members left."""
+    whole = Server._device_left
+
+    def left(self: Server, event: Event) -> list[Command]:
+        ended, self._end_if_complete = self._end_if_complete, list  # type: ignore[method-assign]
+        try:
+            return whole(self, event)
+        finally:
+            self._end_if_complete = ended  # type: ignore[method-assign]
+
+    states = (servers.ServerState.COLLECTING, servers.ServerState.WAITING)
+    return patch.dict(servers.TRANSITIONS, {(s, servers.DeviceLeft): left for s in states})
+
+
+def sessions_begin_anew() -> Any:
+    """One that trained offline before it joined draws the same mini-batches again."""
+    whole = Device._restored
+
+    def restored(self: Device, event: Event) -> list[Command]:
+        commands = whole(self, event)
+        self.session = event.session  # type: ignore[attr-defined]
+        return commands
+
+    return patch.dict(devices.TRANSITIONS, {(s, devices.Restored): restored for s in devices.DeviceState})
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     mutation.__name__: mutation
     for mutation in (
@@ -276,6 +354,8 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         commit_before_the_files,
         answer_before_commit,
         remove_before_commit,
+        a_group_is_answered_before_its_commit,
+        only_the_last_of_a_group_is_synced,
         copies_count_twice,
         held_uploads_are_forgotten,
         absorbs_are_not_repeated,
@@ -296,6 +376,11 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         snapshot_forgets_contributions,
         lost_memory_is_overlooked,
         models_are_not_kept_for_lost_devices,
+        those_who_left_still_count,
+        reports_follow_the_members,
+        who_comes_back_is_not_put_in_step,
+        phases_wait_for_those_who_left,
+        sessions_begin_anew,
     )
 }
 

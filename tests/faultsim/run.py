@@ -32,6 +32,7 @@ def run(schedule: Schedule) -> Outcome:
     except Exception as error:  # noqa: BLE001  whatever a role raises that is no refusal is a finding
         sentence = "".join(traceback.format_exception(error)[-4:])
     faults = {fault.name: count for fault, count in world.happened.items()}
+    faults["in groups"] = sum(size * times for size, times in world.groups.items() if size > 1)
     faults["torn files"] = sum(node.disk.torn for node in world.nodes.values())
     faults["lost names"] = sum(node.disk.lost for node in world.nodes.values())
     return Outcome(schedule.seed, sentence, max(world.rounds, 0), len(world.sent), len(world.refused), world.recovered_s, faults)

@@ -33,6 +33,7 @@ class Fault(Enum):
     GIVE_UP = "a server takes a working device for lost"
     LOST_DISK = "a device comes back with an empty disk"
     OLD_BACKUP = "a device comes back with an old copy of its disk"
+    CHANGE = "a device joins, leaves, or comes back as a member"
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,16 @@ SERVERS = 3
 
 
 @cache
-def blueprint_of(case: int, members: int, active: int) -> Blueprint:
-    """A plan with a model of three numbers."""
+def blueprint_of(case: int, members: int, active: int, late: frozenset[int] = frozenset()) -> Blueprint:
+    """A plan with a model of three numbers; the `late` devices are no members before they join."""
     _, algorithm, cloud = CASES[case]
     devices = SERVERS * members
     groups = [[*range(n * members, (n + 1) * members)] for n in range(SERVERS)]
     module = nn.Linear(2, 1)
     nn.init.constant_(module.weight, 0.25)
     nn.init.constant_(module.bias, -0.5)
-    return Blueprint.make(Settings(algorithm, cloud, active=active), active, groups, [4 + d for d in range(devices)], module)
+    settings = Settings(algorithm, cloud, active=active, joins=dict.fromkeys(late, 1))
+    return Blueprint.make(settings, active, groups, [4 + d for d in range(devices)], module)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class Schedule:
     case: int
     members: int
     active: int
+    late: frozenset[int]
+    together: float  # seconds for which roles collect letters that become durable together; 0: each alone
     faults: tuple[Planned, ...]
 
     @classmethod
@@ -102,16 +106,20 @@ class Schedule:
         chance = random.Random(f"schedule {seed}")
         case, members = seed % len(CASES), chance.choice([1, 2, 2, 3])
         active = chance.randint(1, members)
-        plan = blueprint_of(case, members, active)
-        kinds = [fault for fault in Fault if not (plan.algorithm.offline and fault in (Fault.LOST_DISK, Fault.OLD_BACKUP))]
+        left_out = [Fault.LOST_DISK, Fault.OLD_BACKUP] if CASES[case][1].offline else []
+        left_out += [Fault.CHANGE] if members == 1 else []  # the last member of a server cannot leave
+        kinds = [fault for fault in Fault if fault not in left_out]
         chosen = chance.sample(kinds, chance.randint(1, len(kinds)))  # few kinds often, so that each also comes alone
+        late = frozenset(d for d in range(SERVERS * members) if d % members and Fault.CHANGE in chosen and chance.random() < 0.3)
+        plan = blueprint_of(case, members, active, late)
         faults = [_draw(chance, chance.choice(chosen), plan) for _ in range(chance.randint(2, 14))]
-        return cls(seed, case, members, active, tuple(sorted(faults, key=lambda planned: planned.at)))
+        together = chance.choice([0.0, 0.05, 0.3])
+        return cls(seed, case, members, active, late, together, tuple(sorted(faults, key=lambda planned: planned.at)))
 
     @property
     def blueprint(self) -> Blueprint:
         """The plan of the deployment."""
-        return blueprint_of(self.case, self.members, self.active)
+        return blueprint_of(self.case, self.members, self.active, self.late)
 
 
 def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
@@ -124,7 +132,7 @@ def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
             where = ">".join(pair if chance.random() < 0.5 else pair[::-1])
         case Fault.CRASH_AT_STEP:
             point = chance.choice([*Failpoint])
-        case Fault.LOST_DISK | Fault.OLD_BACKUP | Fault.GIVE_UP:
+        case Fault.LOST_DISK | Fault.OLD_BACKUP | Fault.GIVE_UP | Fault.CHANGE:
             where = device_actor(chance.randrange(plan.devices))
         case Fault.CLOCK_JUMP:
             amount = chance.choice([-1, 1]) * 10 ** chance.uniform(-3, 4)

@@ -2,9 +2,11 @@
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -31,6 +33,8 @@ from fedbcd.protocol import DeviceState, ServerState
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Actor,
+    DeviceJoined,
+    DeviceLeft,
     DeviceLost,
     Event,
     OfflineDue,
@@ -89,6 +93,7 @@ class Node:
     backup: dict[str, object] | None = None
     was_reset: bool = False  # its disk was lost or put back
     committed: int = 0
+    inbox: list[Letter] = field(default_factory=list)  # what has come and is to be handled together
 
 
 @dataclass
@@ -99,7 +104,9 @@ class World:
     now: float = 0.0
     sent: list[Letter] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    turned_away: int = 0  # devices that were no members, when they knocked
     happened: dict[Fault, int] = field(default_factory=dict)
+    groups: Counter[int] = field(default_factory=Counter)  # how many events became durable together, how often
     recovered_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -189,6 +196,7 @@ class World:
     def _crash(self, node: Node, back_in: float) -> None:
         node.role = None
         node.doomed = None
+        node.inbox.clear()
         node.disk.crash()
         self._disconnect(node.actor)
         self.after(back_in, lambda: self._open(node.actor))
@@ -282,10 +290,18 @@ class World:
         if isinstance(host.role, ServerRole) and host.role.machine.state is ServerState.NEW:
             return
         before = len(self.refused)
+        belongs = host.actor == COORDINATOR or host.role.machine.last_of(number_of(guest)) is not None
         self._connected.add((guest, host.actor))
         self._do(host, lambda: host.role.greet(guest, hello, self._time(host)))
-        if len(self.refused) > before:
+        turned_away = len(self.refused) > before
+        if turned_away and belongs:
             raise Violation(f"an honest peer was turned away: {self.refused[-1]}")
+        if not belongs and host.role is not None and not turned_away:
+            raise Violation(f"{host.actor} let {guest} in, which is no member")
+        if turned_away:
+            self.turned_away += 1
+            self.refused.pop()
+            self._connected.discard((guest, host.actor))
 
     def _disconnect(self, actor: Actor) -> None:
         self._connected -= {pair for pair in self._connected if actor in pair}
@@ -327,8 +343,24 @@ class World:
             self.after(node.paused_until - self.now, lambda: self._deliver(letter))
         elif self._hits(Fault.RESET, letter):
             self._cut(letter)
+        elif node.role is not None and self.schedule.together:
+            node.inbox.append(letter)
+            if len(node.inbox) == 1:
+                self.after(self.chance.uniform(0.0, self.schedule.together), lambda: self._handle_inbox(node))
         elif node.role is not None:
             self._do(node, lambda: node.role.receive(letter, self._time(node)))
+
+    def _handle_inbox(self, node: Node) -> None:
+        """What has come meanwhile, with one wait for the disk."""
+        letters, node.inbox = node.inbox, []
+        self._do(node, lambda: self._together(node, letters))
+
+    def _together(self, node: Node, letters: list[Letter]) -> list[Letter]:
+        calls = [partial(node.role.receive, letter, self._time(node)) for letter in letters]
+        outcomes = node.role.together(calls)
+        self.groups[len(calls)] += 1
+        self.refused += [f"{node.actor}: {outcome}" for outcome in outcomes if isinstance(outcome, ProtocolError)]
+        return [letter for outcome in outcomes if not isinstance(outcome, ProtocolError) for letter in outcome]
 
     def _cut(self, letter: Letter) -> None:
         """The connection breaks within a letter: the decoder must make nothing of what came."""
@@ -369,6 +401,11 @@ class World:
                 node.paused_until = self.now + planned.length
             case Fault.GIVE_UP:
                 self._give_up(number_of(planned.where))
+            case Fault.CHANGE:
+                self._change(number_of(planned.where))
+                if planned.amount < 0.7:  # and once more, in most cases
+                    self.after(planned.length, lambda: self._change(number_of(planned.where)))
+                return
             case Fault.LOST_DISK:
                 self._lose(node, planned.length)
             case Fault.OLD_BACKUP:
@@ -380,6 +417,18 @@ class World:
         if home.role is not None and home.role.machine.state is not ServerState.NEW and home.role.machine.is_working(device):
             event = DeviceLost(device=device, activation=home.role.machine.last_of(device) + 1)
             self._do(home, lambda: home.role.tell(event, self._time(home)))
+
+    def _change(self, device: int) -> None:
+        """A member leaves, unless it is the last; one that is none joins, for the first time or again."""
+        home = self.nodes[server_actor(self.plan.home_of(device))]
+        if home.role is None or home.role.machine.state is ServerState.NEW:
+            return
+        members = home.role.machine.members
+        if device in members and len(members) == 1:
+            return
+        event = DeviceLeft(device=device) if device in members else DeviceJoined(device=device)
+        self._count(Fault.CHANGE)
+        self._do(home, lambda: home.role.tell(event, self._time(home)))
 
     def _lose(self, node: Node, back_in: float) -> None:
         self._crash(node, back_in)

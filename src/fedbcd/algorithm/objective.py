@@ -43,7 +43,7 @@ class Objective:
         """`arithmetic` is what the module computes in, if not in the dtype of its parameters; losses and steps are not affected."""
         self.arithmetic = arithmetic
         self.module = copy.deepcopy(module).train()
-        self.to_test = copy.deepcopy(module).eval()  # computes in its own dtype, whatever `arithmetic` is
+        self.to_test = _sharing_parameters(self.module).eval()  # computes in its own dtype, whatever `arithmetic` is
         self.loss = loss
         self.layout = Layout(module)
         self.stochastic = False  # draws random numbers in its forward pass (dropout)
@@ -147,7 +147,7 @@ class Objective:
     def _module(self) -> nn.Module:
         if not hasattr(self._own, "module"):
             main = threading.current_thread() is threading.main_thread()
-            self._own.module = self.module if main else copy.deepcopy(self.module)
+            self._own.module = self.module if main else _sharing_parameters(self.module)
         module: nn.Module = self._own.module
         return module
 
@@ -167,6 +167,11 @@ class Objective:
             return None
         self.stochastic = False
         return reason
+
+
+def _sharing_parameters(module: nn.Module) -> nn.Module:
+    """A copy with the same parameters, whose own values nobody reads: `functional_call` brings others."""
+    return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
 
 
 def _keep_statistics_exact(module: nn.Module, arithmetic: torch.dtype) -> frozenset[str]:

@@ -152,7 +152,9 @@ class Device:
         assert isinstance(event, Restored)
         if event.incarnation > self.incarnation:
             self.incarnation = event.incarnation
-            self.activation, self.session, self.offline = event.activation, event.session, 0
+            begun = self.session + (self.state in (DeviceState.OFFLINE, DeviceState.ASKING_OFFLINE))
+            self.activation, self.offline = event.activation, 0
+            self.session = max(begun, event.session)  # one that trained offline before it joined is ahead: no session comes twice
             self._granted = None
             self.state = DeviceState.IDLE
         return [Send(to=self.server, message=Resumed(device=self.device, incarnation=self.incarnation))]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.parts import parts
 from fedbcd.errors import ConfigError, RemoteProtocolError
 from fedbcd.protocol.messages import Actor, Event
 
@@ -98,9 +99,10 @@ def check_model(model: Tensor | None, size: int, dtype: torch.dtype, limits: Lim
         raise CheckFailed("model", f"the letter has no model; {size} values of {dtype} belong to it")
     if model.dtype != dtype or tuple(model.shape) != (size,):
         raise CheckFailed("shape", f"the model has shape {tuple(model.shape)} of {model.dtype}; it must be ({size},) of {dtype}")
-    if not bool(torch.isfinite(model).all()):
-        place = int((~torch.isfinite(model)).nonzero()[0])
-        raise CheckFailed("finite", f"value {place} of the model is {float(model[place])}; all must be finite")
+    for part in parts(size):
+        if not bool(torch.isfinite(model[part]).all()):
+            place = part.start + int((~torch.isfinite(model[part])).nonzero()[0])
+            raise CheckFailed("finite", f"value {place} of the model is {float(model[place])}; all must be finite")
     if limits.norm is None:
         return None
     norm = float(torch.linalg.vector_norm(model, dtype=torch.float64))

@@ -1,6 +1,6 @@
 """The coordinator: its machine, and the models that are on their way. It holds no data and does light work only."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, is_counter, is_store_id
 from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.parts import in_parts, several_in_parts
 from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.snapshot import Parts
 from fedbcd.engines.deploy.store import Store
@@ -44,7 +45,7 @@ class CoordinatorRole(Role):
         sums = blueprint.cloud.sync  # a bound on the norm of models says nothing about sums of them
         super().__init__(COORDINATOR, store, blueprint, replace(limits, norm=None) if sums else limits)
         self.machine = blueprint.coordinator_machine()
-        self.z = blueprint.start.clone()  # Sync-cloud: the one global model
+        self.z = blueprint.start  # Sync-cloud: the one global model
         self._current: ModelRef = ref("z", 0)
         self._mixing = mixing_matrices(blueprint.cloud, torch.device("cpu"))
         self._heard: dict[int, ServerReady] = {}
@@ -110,22 +111,33 @@ class CoordinatorRole(Role):
         for command in commands:
             match command:
                 case MixModels():
-                    reports = [self.store.tensor(_name(self._heard[server])) for server in command.servers]
-                    self._fresh |= mixed_models(command, reports, self._mixing)
+                    self._mix(command, self._reports(command.servers, event, model))
                 case StepGlobal():
-                    self._step(command)
+                    self._step(command, self._reports(range(len(self.blueprint.servers)), event, model))
         for handle, tensor in self._fresh.items():
             if handle in self._said.values():
                 self.store.save(handle, tensor)
         for handle in answered - {*self._said.values()}:
             self._drop(handle)
 
-    def _step(self, command: StepGlobal) -> None:
+    def _reports(self, servers: Iterable[int], event: ServerReady, model: Tensor) -> list[Tensor]:
+        """What these servers have reported; one of them just now, unless it is a copy."""
+        return [model if self._heard[server] is event else self.store.tensor(_name(self._heard[server])) for server in servers]
+
+    def _mix(self, command: MixModels, reports: Sequence[Tensor]) -> None:
+        """Eq. (6a)."""
+        size = self.blueprint.size_F
+        self._fresh |= several_in_parts(size, lambda part: mixed_models(command, [r[part] for r in reports], self._mixing))
+
+    def _step(self, command: StepGlobal, reports: Sequence[Tensor]) -> None:
         """Eq. (5), from the sums of all servers."""
-        reports = torch.stack([self.store.tensor(_name(self._heard[server])) for server in range(len(self.blueprint.servers))])
-        weights = [float(weight) for weight in reports[:, -1]]
-        total_VF = reports[:, :-1].contiguous()
-        self.z = stepped_globally(self.blueprint.algorithm, self.z, total_VF, weights, command.iterations, DTYPE)
+        algorithm, z, weights = self.blueprint.algorithm, self.z, [float(report[-1]) for report in reports]
+
+        def step(part: slice) -> Tensor:
+            total_VF = torch.stack([report[part] for report in reports])
+            return stepped_globally(algorithm, z[part], total_VF, weights, command.iterations, DTYPE)
+
+        self.z = in_parts(self.blueprint.size_F, DTYPE, step)
         self.store.save(command.result, self.z)
         self._drop(self._current)
         self._current = command.result

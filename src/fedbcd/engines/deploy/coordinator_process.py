@@ -1,6 +1,7 @@
 """The coordinator as a process: servers dial it; it tells them its round, and stops after as many rounds as it was told."""
 
 import copy
+from collections import deque
 from typing import Any
 
 from fedbcd.engines.deploy.codec import Declared
@@ -25,14 +26,15 @@ class CoordinatorProcess(Process):
         super().__init__(role, options, declared, journal)
         self.rounds = rounds
         self._mixing = Mixing(self.metrics, role.machine.round)
-        self._mixes: list[MixModels | StepGlobal] = []  # of the report at hand
+        self._reports: deque[Letter] = deque()  # handled, but perhaps not yet durable
+        self._settled = role.machine.round  # the round that is durable; the machine may be ahead of the disk
         self._round = -1  # that the servers were told
         self._released: dict[int, int] = {}  # server -> the phase that its last answer ended
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds have been played."""
-        return self.rounds is not None and self.role.machine.round >= self.rounds
+        """Whether all rounds have been played, and are durable."""
+        return self.rounds is not None and self._settled >= self.rounds
 
     async def open_links(self) -> None:
         """Listen for the servers."""
@@ -51,17 +53,16 @@ class CoordinatorProcess(Process):
         """In the role's thread, one report at a time; one too many for the last round stays unanswered."""
         if self._is_beyond_the_end(letter):
             return []
-        self._mixes = []
-        letters = self.role.receive(letter, now)
-        if isinstance(letter.event, ServerReady) and letter.model is not None and not self.role.blueprint.cloud.sync:
-            self._mixing.heard(letter.event.server, letter.model)
-        for command in self._mixes:
-            self._mixing.mixed(command)
-        return letters
+        self._reports.append(letter)
+        try:
+            return self.role.receive(letter, now)
+        except ProtocolError:
+            self._reports.pop()
+            raise
 
     def _is_beyond_the_end(self, letter: Letter) -> bool:
         """Whether this report would start another mix after the last one; tried on a copy of the machine."""
-        if not self.finished:
+        if self.rounds is None or self.role.machine.round < self.rounds:
             return False
         trial = copy.deepcopy(self.role.machine)
         try:
@@ -71,12 +72,18 @@ class CoordinatorProcess(Process):
         return trial.round > self.role.machine.round
 
     def seen(self, step: Transition) -> None:
-        """Take note of what is mixed."""
-        self._mixes += [command for command in step.commands if isinstance(command, MixModels | StepGlobal)]
+        """Take note of what was reported and mixed, once it is durable."""
+        letter = self._reports.popleft()
+        if isinstance(letter.event, ServerReady) and letter.model is not None and not self.role.blueprint.cloud.sync:
+            self._mixing.heard(letter.event.server, letter.model)
+        for command in step.commands:
+            if isinstance(command, MixModels | StepGlobal):
+                self._mixing.mixed(command)
+        self._settled = self.role.machine.round
 
     async def post(self, letters: list[Letter]) -> None:
         """Tell the servers that a round has ended before they get its model: after the last round nobody begins another phase's work."""
-        round_ = self.role.machine.round
+        round_ = self._settled
         if round_ != self._round:
             self._round = round_
             self.journal.info("round", round=round_, finished=self.finished)
@@ -88,7 +95,7 @@ class CoordinatorProcess(Process):
         for letter in letters:
             if isinstance(letter.event, Mixed | GlobalUpdated):
                 self._released[number_of(letter.to)] = letter.event.phase
-        self.metrics.rounds.set(self.role.machine.round)
+        self.metrics.rounds.set(self._settled)
 
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
         """A server has dialled: tell it the round, unless it has lost its store."""
@@ -97,7 +104,7 @@ class CoordinatorProcess(Process):
             await self.listener.notice(peer, "round", self._notice())
 
     def _notice(self) -> dict[str, Any]:
-        return {"round": self.role.machine.round, "finished": self.finished}
+        return {"round": self._settled, "finished": self.finished}
 
     def waits_for(self) -> str:
         """Always for servers."""
@@ -110,4 +117,4 @@ class CoordinatorProcess(Process):
     def status(self) -> dict[str, Any]:
         """The round, and who has been answered."""
         released = {str(server): phase for server, phase in self._released.items()}
-        return {"round": self.role.machine.round, "rounds": self.rounds, "finished": self.finished, "released": released}
+        return {"round": self._settled, "rounds": self.rounds, "finished": self.finished, "released": released}

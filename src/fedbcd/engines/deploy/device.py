@@ -74,8 +74,8 @@ class DeviceRole(Role):
         self.machine = blueprint.device_machine(device)
         self.device = device
         self.work: Work | None = None
-        self.x = blueprint.start.clone()
-        self.prev = self.x[: blueprint.size_P].clone()
+        self.x = blueprint.start  # no vector is ever changed in place: letters, memory and work share them
+        self.prev = self.x[: blueprint.size_P]
         self._trainer = _trainer(blueprint, device, data)
         self._anchor: tuple[ModelRef, Tensor] | None = None  # z_n of the activation under way
         self._done: Done | None = None  # while it is taken over
@@ -114,7 +114,7 @@ class DeviceRole(Role):
 
     def _run(self, job: Job, x: Tensor, prev: Tensor, anchor: Tensor | None) -> tuple[Tensor, Tensor]:
         after, before = self._trainer.run([job], x[None], prev[None], None if anchor is None else anchor[None])
-        return after[0].clone(), before[0].clone()
+        return after[0], before[0]
 
     def finish(self, done: Done, now: float) -> list[Letter]:
         """Take over what `compute` gave; what was overtaken meanwhile is left out."""
@@ -147,7 +147,7 @@ class DeviceRole(Role):
             self._drop("z")
         if self._anchor is None and isinstance(event, Activated) and event.model == wanted:
             assert model is not None
-            self._anchor = (event.model, model.clone())
+            self._anchor = (event.model, model)
             self.store.save("z", model)
         self._set_task()
 
@@ -156,7 +156,7 @@ class DeviceRole(Role):
         self._task = None if self.work is None else _Task(self.work, self.x, self.prev, z)
 
     def _keep(self, x: Tensor, prev: Tensor) -> None:
-        self.x, self.prev = x.clone(), prev.clone()
+        self.x, self.prev = x, prev
         self.store.save("x", self.x)
         self.store.save("x_prev", self.prev)
 

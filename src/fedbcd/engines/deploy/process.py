@@ -1,7 +1,8 @@
 """A role as a process: one event loop, one worker thread that the role lives in, links to its peers, timers and watchers.
 
 Whatever happens (a letter, a timer, a finished computation) becomes one call of the role; calls are made one at a time, in order, in
-the role's thread, since each ends with a write to disk. Only then are its letters handed to the links.
+the role's thread. What has come while the disk was busy is handled together and shares the next write to it. Only when that is durable
+are letters handed to the links.
 """
 
 import asyncio
@@ -14,8 +15,10 @@ import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ClassVar
 
 from fedbcd.engines.deploy.checks import check_notice
@@ -39,7 +42,11 @@ from fedbcd.protocol.messages import Actor, Event, RetryDue
 from fedbcd.runfolder import write_whole
 
 PING, PONG = "ping", "pong"  # notices by which peers learn how long the other takes to answer
+GROUP = 64  # calls that share one write to disk, at most
 GOODBYE_S = 5.0  # how long a process that was told to stop waits for what is under way
+
+
+Call = Callable[[float], list[Letter]]  # of a role, at a time
 
 
 class Process(ABC):
@@ -63,7 +70,8 @@ class Process(ABC):
         self.counts = Counts()
         self.timeouts = Timeouts(options.retry_s, options.lost_s, options.peer_s)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="role")
-        self._turn = asyncio.Lock()  # first come, first served: the one queue of events
+        self._turn = asyncio.Lock()  # one group of events at a time
+        self._queue: deque[tuple[Call, asyncio.Future[None]]] = deque()  # of events, first come, first served
         self._ended: asyncio.Future[ExitCode] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: set[asyncio.Task[None]] = set()  # under way, or waiting for their turn
@@ -250,7 +258,7 @@ class Process(ABC):
         """One of its own timers went off."""
         await self.do(lambda now: self.role.tell(event, now))
 
-    async def do(self, call: Callable[[float], list[Letter]]) -> None:
+    async def do(self, call: Call) -> None:
         """One call of the role, in its turn and in its thread; then its letters go out.
 
         Once begun it is brought to its end, also when the connection that brought the letter is gone meanwhile: what the role has
@@ -261,25 +269,41 @@ class Process(ABC):
         event.add_done_callback(self._events.discard)
         await asyncio.shield(event)
 
-    async def _do(self, call: Callable[[float], list[Letter]]) -> None:
+    async def _do(self, call: Call) -> None:
+        handled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((call, handled))
         async with self._turn:
-            if self._ended.done():
-                return
-            try:
-                await self._handle(call)
-            except ProtocolError as error:
-                self.journal.debug("refused", sentence=str(error))
-                raise
-            except Exception as error:
-                self._fail(error)  # machine and disk may disagree now: end, and recover from the disk
-                raise
+            if not handled.done():  # nobody before took it along
+                await self._handle_next()
+        await handled
 
-    async def _handle(self, call: Callable[[float], list[Letter]]) -> None:
+    async def _handle_next(self) -> None:
+        """A group of events from the front of the queue."""
+        group = [self._queue.popleft() for _ in range(min(len(self._queue), GROUP))]
+        try:
+            if not self._ended.done():
+                await self._handle(group)
+        except Exception as error:
+            self._fail(error)  # machine and disk may disagree now: end, and recover from the disk
+            raise
+        finally:
+            for _, handled in group:
+                if not handled.done():
+                    handled.set_result(None)
+
+    async def _handle(self, group: Sequence[tuple[Call, "asyncio.Future[None]"]]) -> None:
         began, self._event_at = time.perf_counter(), self.now()
-        letters = await asyncio.get_running_loop().run_in_executor(self._worker, call, self._event_at)
-        self.metrics.handling.observe(time.perf_counter() - began)
-        await self.post(letters)
-        self.after(letters)
+        calls = [partial(call, self.now()) for call, _ in group]
+        outcomes = await asyncio.get_running_loop().run_in_executor(self._worker, self.role.together, calls)
+        took = time.perf_counter() - began
+        for outcome, (_, handled) in zip(outcomes, group, strict=True):
+            self.metrics.handling.observe(took)
+            if isinstance(outcome, ProtocolError):
+                self.journal.debug("refused", sentence=str(outcome))
+                handled.set_exception(outcome)
+            else:
+                await self.post(outcome)
+                self.after(outcome)
         self._note_wait()
 
     async def post(self, letters: list[Letter]) -> None:

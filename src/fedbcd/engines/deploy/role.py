@@ -1,8 +1,9 @@
 """One actor of a deployment: its machine, its tensors and its store. No socket, no thread, no clock: time is passed in.
 
 A role takes one event at a time: what came from the network is checked, the machine handles it, tensors are computed, all of it is
-made durable, and only then the letters go out. A refused event has changed nothing. After a crash the role is made again from its
-store: the machine by its latest snapshot and the events stored since, the tensors from the files that the last transaction names.
+made durable, and only then the letters go out; several events may share one wait for the disk (`together`). A refused event has
+changed nothing. After a crash the role is made again from its store: the machine by its latest snapshot and the events stored since,
+the tensors from the files that the last transaction names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from fedbcd.engines.deploy.clock import HybridClock
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.store import Store
-from fedbcd.errors import LocalProtocolError, RecordError
+from fedbcd.errors import LocalProtocolError, ProtocolError, RecordError
 from fedbcd.eventlog import Transition
 from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.messages import Actor, Command, Event, RetryDue, Send
@@ -45,6 +46,7 @@ class Role:
         self._facts: dict[str, str] = {}  # that go with the next commit
         self._recovering = False
         self._broken = False
+        self._unseen: list[Transition] | None = None  # of a group that is not yet durable
         self._claim()
 
     def _claim(self) -> None:
@@ -77,6 +79,21 @@ class Role:
             raise LocalProtocolError(f"{self.actor} cannot be told {event}; it comes from the network or from its own work")
         return self._handle(event, None, self._clock.at(now))
 
+    def together(self, calls: Sequence[Callable[[], list[Letter]]]) -> list[list[Letter] | ProtocolError]:
+        """Several calls, one after the other, that become durable with one wait for the disk; each one's letters, or why it was refused."""
+        outcomes: list[list[Letter] | ProtocolError] = []
+        self._unseen = []
+        try:
+            with self.store.together():
+                outcomes += [_outcome(call) for call in calls]
+        except BaseException:
+            self._broken = True
+            raise
+        steps, self._unseen = self._unseen, None
+        for step in steps:
+            self._show(step)
+        return outcomes
+
     def hello(self) -> dict[str, Any]:
         """What it says of itself when it connects."""
         return {"actor": self.actor, "store": self.store.id, "run": self.store.facts["run"], "size": self.blueprint.size_F}
@@ -103,9 +120,15 @@ class Role:
         except BaseException:
             self._broken = True  # machine and memory are ahead of the disk
             raise
-        if self.watch is not None:
-            self.watch(step)
+        self._show(step)
         return self._letters(commands, time)
+
+    def _show(self, step: Transition) -> None:
+        """To `watch`, once it is durable."""
+        if self._unseen is not None:
+            self._unseen.append(step)
+        elif self.watch is not None:
+            self.watch(step)
 
     def _letters(self, commands: Sequence[Command], time: float) -> list[Letter]:
         letters = [
@@ -167,3 +190,10 @@ class Role:
     def _tensor(self, to: Actor, message: Event) -> Tensor | None:
         """The model that goes with a message."""
         raise NotImplementedError
+
+
+def _outcome(call: Callable[[], list[Letter]]) -> list[Letter] | ProtocolError:
+    try:
+        return call()
+    except ProtocolError as error:
+        return error

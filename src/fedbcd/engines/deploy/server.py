@@ -4,6 +4,7 @@ Memory is O(parameters): an upload adds gamma_i (after - before) to the sum, `be
 phase opens and when members change; after a crash the uploads since then are added again, in the same order, to the same bits.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from fedbcd.algorithm.cloud import absorb
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, is_counter, is_store_id
 from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.parts import in_parts, parts
 from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.snapshot import Parts
 from fedbcd.engines.deploy.store import Store
@@ -68,7 +70,7 @@ class ServerRole(Role):
         super().__init__(server_actor(server), store, blueprint, limits)
         self.machine = blueprint.server_machine(server)
         self.server = server
-        self.z = blueprint.start.clone()
+        self.z = blueprint.start
         self._weights = blueprint.weights()
         counts_members = blueprint.algorithm.counts == "members"
         self._sum = Sum(blueprint.start, [self._weights[device] for device in self.machine.members], counts_members)
@@ -143,7 +145,7 @@ class ServerRole(Role):
                     self._step(command, event, model)
                 case AdoptModel():
                     assert model is not None
-                    self.z, self._current = model.clone(), command.model
+                    self.z, self._current = model, command.model
                 case OpenPhase():
                     self._sum.open()
                 case Absorb():
@@ -162,7 +164,8 @@ class ServerRole(Role):
         """Eq. (6b), from what the coordinator has mixed, or alone."""
         mixed = model if isinstance(event, Mixed) and event.model == command.mixed else self.z
         assert mixed is not None
-        self.z = stepped(self.blueprint.algorithm, mixed.double(), self._sum.total, self._sum.weight, DTYPE)
+        algorithm, total, weight = self.blueprint.algorithm, self._sum.total, self._sum.weight
+        self.z = in_parts(len(mixed), DTYPE, lambda part: stepped(algorithm, mixed[part].double(), total[part], weight, DTYPE))
         self._current = command.result
 
     def _change(self, command: Admit | Dismiss) -> None:
@@ -287,33 +290,47 @@ class Sum:
 
     def __init__(self, start: Tensor, weights: Sequence[float], members: bool) -> None:
         self.members = members
+        self._vector: Callable[[], Tensor | None] = lambda: None  # the latest `vector`, as long as somebody holds it
         self.weight = float(sum(weights)) if members else 0.0
-        self.total = self.weight * start.double()
+        self.total = start.double().mul_(self.weight)
 
     def open(self) -> None:
         """A phase begins: where only the active ones count, there are none yet."""
         if not self.members:
+            self._changes()
             self.total.zero_()
             self.weight = 0.0
 
     def absorb(self, weight: float, after: Tensor, before: Tensor | None) -> None:
         """Count an upload."""
-        absorb(self.total, weight, after, before)
+        self._changes()
+        for part in parts(len(self.total)):
+            absorb(self.total[part], weight, after[part], None if before is None else before[part])
         if not self.members:
             self.weight += weight
 
     def change(self, weight: float, model: Tensor) -> None:
         """A member comes, or goes (`weight` is then negative)."""
         if self.members:
-            absorb(self.total, weight, model, None)
+            self._changes()
+            for part in parts(len(self.total)):
+                absorb(self.total[part], weight, model[part], None)
             self.weight += weight
 
     def vector(self) -> Tensor:
-        """Both as one float64 vector, the weight last."""
-        return torch.cat([self.total, torch.tensor([self.weight], dtype=torch.float64)])
+        """Both as one float64 vector, the weight last; the same one while it is on its way, however often it is sent."""
+        vector = self._vector()
+        if vector is None:
+            vector = torch.cat([self.total, torch.tensor([self.weight], dtype=torch.float64)])
+            self._vector = weakref.ref(vector)
+        return vector
+
+    def _changes(self) -> None:
+        self._vector = lambda: None
 
     def load(self, vector: Tensor) -> None:
         """The inverse of `vector`."""
+        self._changes()
         self.total, self.weight = vector[:-1].clone(), float(vector[-1])
 
 

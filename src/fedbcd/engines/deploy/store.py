@@ -2,6 +2,7 @@
 
 Tensor files come first: each is written under a temporary name, synced, renamed, and the folder synced. Then one transaction holds
 the transition, its time, the facts, and which files are current. Files that no transaction names are swept when a store is opened.
+Several transitions can become durable `together`: the disk is then waited for once, and nothing may be said of any before.
 """
 
 import fcntl
@@ -11,13 +12,13 @@ import math
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+import torch
 from torch import Tensor
 
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
@@ -26,6 +27,9 @@ from fedbcd.eventlog import Transition, decode, encode
 from fedbcd.protocol.messages import Command, Event
 
 VERSION = 1
+_DTYPES = {"F32": torch.float32, "F64": torch.float64}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+Piece = bytes | memoryview
 _SCHEMA = """
 CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE tensor (name TEXT PRIMARY KEY, file TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
@@ -43,7 +47,7 @@ class Store(Protocol):
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """Plain facts by key, as of the last commit."""
+        """Plain facts by key, as of the last commit, also one that is held."""
         ...
 
     @property
@@ -75,6 +79,10 @@ class Store(Protocol):
         """Make one transition, new facts, and all saves and drops since the last commit durable, together."""
         ...
 
+    def together(self) -> AbstractContextManager[None]:
+        """Hold every commit within, and make all of them durable at its end, or none."""
+        ...
+
     def close(self) -> None:
         """Let another process have it. What was not committed is gone."""
         ...
@@ -95,8 +103,12 @@ Saved = Mapping[str, tuple[str, bytes]]  # tensor -> its file, and the digest of
 class Files(Protocol):
     """The folder of tensor files as the operating system offers it: what is not synced may be lost or torn by a crash."""
 
-    def write(self, file: str, data: bytes, written: Callable[[], None]) -> None:
-        """Write a new file, call `written`, sync the file."""
+    def write(self, file: str, pieces: Sequence[Piece]) -> None:
+        """Write a new file, from these pieces in order."""
+        ...
+
+    def sync_file(self, file: str) -> None:
+        """Make the content of a file durable."""
         ...
 
     def rename(self, old: str, new: str) -> None:
@@ -107,7 +119,7 @@ class Files(Protocol):
         """Make names durable."""
         ...
 
-    def read(self, file: str) -> bytes:
+    def read(self, file: str) -> bytearray:
         """All of a file."""
         ...
 
@@ -139,8 +151,8 @@ class Ledger(Protocol):
         """The transitions from number `since` on, in order."""
         ...
 
-    def commit(self, number: int, step: Transition | None, facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
-        """Write all of this, or nothing."""
+    def commit(self, number: int, steps: Sequence[Transition], facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
+        """Write all of this, or nothing; `number` is that of the first step."""
         ...
 
     def close(self) -> None:
@@ -157,9 +169,13 @@ class StoreOn:
         self._place = place
         self._files = ledger.tensors()
         self._facts = ledger.facts()
-        self._length = ledger.length()
+        self._length = ledger.length()  # that are durable
         self._saved: dict[str, tuple[str, bytes]] = {}
         self._dropped: set[str] = set()
+        self._unsynced: dict[str, str] = {}  # file -> under which name it lies until the commit
+        self._overwritten: list[str] = []  # files of tensors that were saved again before the commit
+        self._held: list[Transition] | None = None  # that become durable together; None: each at once
+        self._held_facts: dict[str, str] = {}
         self._serial = 1 + max((_serial(file) for file, _ in self._files.values()), default=-1)
         if not read_only:
             self._sweep()
@@ -176,8 +192,8 @@ class StoreOn:
 
     @property
     def length(self) -> int:
-        """How many transitions there are."""
-        return self._length
+        """How many transitions there are, with those that are held."""
+        return self._length + len(self._held or ())
 
     def transitions(self, since: int = 0) -> Iterator[Transition]:
         """The transitions from number `since` on, in order."""
@@ -194,16 +210,15 @@ class StoreOn:
         file, digest = self._saved.get(name) or self._files[name]
         path = f"{self._place}/tensors/{file}"
         try:
-            data = self._folder.read(file)
-            if _digest(data) != digest:
+            data = self._folder.read(self._unsynced.get(file, file))
+            if _digest([data]) != digest:
                 raise RecordError(f"{path} is damaged: its digest is not the one that was recorded; restore the store from a backup")
-            tensor: Tensor = load(data)["tensor"]
-        except (OSError, SafetensorError, KeyError) as error:
+            return _unpacked(data)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise RecordError(f"{path} is missing or damaged ({error}); restore the store from a backup") from None
-        return tensor
 
     def save(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor to a new file, whole and synced; it is current from the next commit on."""
+        """Write a tensor to a new file; it is synced with the next commit, and current from then on."""
         try:
             self._save(name, tensor)
         except OSError as error:
@@ -213,16 +228,17 @@ class StoreOn:
         return RecordError(f"cannot write to the store {self._place} ({error}); make room or repair the disk, then start this role again")
 
     def _save(self, name: str, tensor: Tensor) -> None:
-        data = save({"tensor": tensor.detach().contiguous()})
+        pieces = _packed(tensor.detach().contiguous())
         file = f"{name.replace('/', '.')}-{self._serial}"
         self._serial += 1
         temporary = f"{file}.tmp"
         hit(Failpoint.BEFORE_WRITE, name)
-        self._folder.write(temporary, data, lambda: hit(Failpoint.AFTER_WRITE, name))
-        hit(Failpoint.AFTER_SYNC, name)
-        self._folder.rename(temporary, file)
-        hit(Failpoint.AFTER_RENAME, name)
-        self._saved[name] = (file, _digest(data))
+        self._folder.write(temporary, pieces)
+        hit(Failpoint.AFTER_WRITE, name)
+        self._unsynced[file] = temporary
+        if name in self._saved:
+            self._overwritten.append(self._saved[name][0])
+        self._saved[name] = (file, _digest(pieces))
         self._dropped.discard(name)
 
     def drop(self, name: str) -> None:
@@ -232,28 +248,57 @@ class StoreOn:
 
     def commit(self, step: Transition | None = None, facts: Mapping[str, str] | None = None) -> None:
         """Make one transition, new facts, and all saves and drops since the last commit durable, together."""
+        steps = [] if step is None else [step]
+        if self._held is None:
+            self._make_durable(steps, facts or {})
+        else:
+            self._held += steps
+            self._held_facts |= facts or {}
+        self._facts |= facts or {}
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Hold every commit within, and make all of them durable at its end; after an error the store must be opened again."""
+        self._held, self._held_facts = [], {}
+        yield
+        steps, facts = self._held, self._held_facts
+        self._held = None
+        if steps or facts or self._saved or self._dropped:
+            self._make_durable(steps, facts)
+
+    def _make_durable(self, steps: Sequence[Transition], facts: Mapping[str, str]) -> None:
         try:
-            self._commit(step, facts or {})
+            self._sync_files()
+            self._commit(steps, facts)
         except (OSError, sqlite3.Error) as error:
             raise self._full(error) from None
         self._let_go()
 
-    def _commit(self, step: Transition | None, facts: Mapping[str, str]) -> None:
-        if self._saved:
+    def _sync_files(self) -> None:
+        for file, temporary in self._unsynced.items():
+            self._folder.sync_file(temporary)
+            hit(Failpoint.AFTER_SYNC, file)
+            self._folder.rename(temporary, file)
+            hit(Failpoint.AFTER_RENAME, file)
+        if self._unsynced:
             self._folder.sync()
-        what = "" if step is None else type(step.event).__name__
-        hit(Failpoint.BEFORE_COMMIT, what)
-        self._ledger.commit(self._length, step, facts, self._saved, self._dropped)
-        hit(Failpoint.AFTER_COMMIT, what)
-        self._length += step is not None
-        self._facts |= facts
+        self._unsynced = {}
+
+    def _commit(self, steps: Sequence[Transition], facts: Mapping[str, str]) -> None:
+        names = [type(step.event).__name__ for step in steps] or [""]
+        for name in names:
+            hit(Failpoint.BEFORE_COMMIT, name)
+        self._ledger.commit(self._length, steps, facts, self._saved, self._dropped)
+        for name in names:
+            hit(Failpoint.AFTER_COMMIT, name)
+        self._length += len(steps)
 
     def _let_go(self) -> None:
         """After a commit: take over what is new, remove what nothing refers to."""
-        old = [self._files[name][0] for name in self._saved if name in self._files]
+        old = [*self._overwritten, *(self._files[name][0] for name in self._saved if name in self._files)]
         self._files |= self._saved
         old += [self._files.pop(name)[0] for name in self._dropped]
-        self._saved, self._dropped = {}, set()
+        self._saved, self._dropped, self._overwritten = {}, set(), []
         for file in old:
             self._folder.remove(file)
             hit(Failpoint.AFTER_REMOVE, file)
@@ -307,21 +352,27 @@ class _Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, file: str, data: bytes, written: Callable[[], None]) -> None:
+    def write(self, file: str, pieces: Sequence[Piece]) -> None:
         with (self._path / file).open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            written()
-            os.fsync(stream.fileno())
+            for piece in pieces:
+                stream.write(piece)
+
+    def sync_file(self, file: str) -> None:
+        _sync(self._path / file)
 
     def rename(self, old: str, new: str) -> None:
         (self._path / old).rename(self._path / new)
 
     def sync(self) -> None:
-        _sync_folder(self._path)
+        _sync(self._path)
 
-    def read(self, file: str) -> bytes:
-        return (self._path / file).read_bytes()
+    def read(self, file: str) -> bytearray:
+        with (self._path / file).open("rb", buffering=0) as stream:
+            data = bytearray(os.fstat(stream.fileno()).st_size)
+            view, done = memoryview(data), 0
+            while got := stream.readinto(view[done:]):
+                done += got
+        return data
 
     def remove(self, file: str) -> None:
         (self._path / file).unlink(missing_ok=True)
@@ -363,7 +414,7 @@ class _Database:
         fresh = f"('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}')"
         self._db.executescript(f"BEGIN; {_SCHEMA} INSERT INTO fact VALUES {fresh}; COMMIT;")
         for folder in (self._path, self._path.parent):
-            _sync_folder(folder)
+            _sync(folder)
 
     def tensors(self) -> dict[str, tuple[str, bytes]]:
         return {name: (file, digest) for name, file, digest in self._db.execute("SELECT name, file, digest FROM tensor")}
@@ -406,13 +457,13 @@ class _Database:
         except (sqlite3.Error, ValueError) as error:
             raise RecordError(f"the store {self._path} is damaged ({error}); restore a backup") from None
 
-    def commit(self, number: int, step: Transition | None, facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
+    def commit(self, number: int, steps: Sequence[Transition], facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany("INSERT OR REPLACE INTO tensor VALUES (?, ?, ?)", [(n, f, d) for n, (f, d) in saved.items()])
         self._db.executemany("DELETE FROM tensor WHERE name = ?", [(name,) for name in dropped])
         self._db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", [*facts.items()])
-        if step is not None:
-            self._db.execute("INSERT INTO transition VALUES (?, ?, ?, ?, ?)", (number, *_encoded(step)))
+        rows = [(number + k, *_encoded(step)) for k, step in enumerate(steps)]
+        self._db.executemany("INSERT INTO transition VALUES (?, ?, ?, ?, ?)", rows)
         self._db.execute("COMMIT")
 
     def close(self) -> None:
@@ -447,7 +498,7 @@ def _locked(path: Path) -> int:
     return handle
 
 
-def _sync_folder(path: Path) -> None:
+def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -455,8 +506,30 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=32).digest()
+def _digest(pieces: Sequence[Piece | bytearray]) -> bytes:
+    found = hashlib.blake2b(digest_size=32)
+    for piece in pieces:
+        found.update(piece)
+    return found.digest()
+
+
+def _packed(tensor: Tensor) -> list[Piece]:
+    """A file in the safetensors format with one tensor, of which no copy is made."""
+    entry = {"dtype": _CODES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [0, tensor.nbytes]}
+    header = json.dumps({"tensor": entry}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return [len(header).to_bytes(8, "little"), header, tensor.numpy().reshape(-1).view("u1").data]
+
+
+def _unpacked(data: bytearray) -> Tensor:
+    """The tensor of such a file; it lives in the memory that was read."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8:start])["tensor"]
+    dtype, shape = _DTYPES[entry["dtype"]], [int(length) for length in entry["shape"]]
+    if start + entry["data_offsets"][1] != len(data) or entry["data_offsets"][0] != 0:
+        raise ValueError("it is not as long as it says")
+    values = torch.frombuffer(data, dtype=dtype, offset=start) if len(data) > start else torch.empty(0, dtype=dtype)
+    return values.reshape(shape)
 
 
 def _serial(file: str) -> int:

@@ -25,7 +25,8 @@ from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_ac
 PORTS = (20_000, 30_000)  # below the ports that outgoing connections take, so that a restarted server finds its own free
 LOOK_S = 1.0  # between two looks at the children
 WEIGH_S = 30.0  # between two looks at their memory, which take longer
-SETTLE_S = 15.0  # how long the servers of the last mix have to take its answer
+SETTLE_S = 15.0  # how long the servers of the last mix have to take its answer, ...
+SLOW = 1e7  # ... and a second more for so many bytes of the model
 ASK_DEVICES = 20  # so many devices are asked at each look, in turn, how far their logs are
 
 
@@ -121,7 +122,7 @@ class Up:
             view = self.look(crashed)
             yield view
             if view.coordinator.get("finished"):
-                settled_by = settled_by or time.monotonic() + SETTLE_S
+                settled_by = settled_by or time.monotonic() + SETTLE_S + self._deployment.blueprint.start.nbytes / SLOW
             if view.finished or (settled_by is not None and time.monotonic() > settled_by):
                 return
             if any(not child.actor.startswith("device/") for child in crashed):
