@@ -107,10 +107,10 @@ class Shard:
         numbers = self._numbers
         where = numbers.total_VF.device
         numbers.models = {handle: unpacked(model).to(where) for handle, model in zip(handles, models, strict=True)}
-        numbers.clear_sums()
+        servers = sorted({server for server, _ in absorbing})
+        numbers.clear_sums(servers)
         with products_in(self._precision):
             numbers.compute([_job(row, handles) for row in jobs_N6.tolist()], absorbing)
-        servers = sorted({server for server, _ in absorbing})
         sums = numbers.total_VF[torch.tensor(servers, dtype=torch.int64, device=where)].cpu().numpy()
         return Done(servers, sums, [numbers.weight_V[n] for n in servers], time.perf_counter() - began)
 

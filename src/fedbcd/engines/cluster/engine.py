@@ -1,14 +1,15 @@
 """The numbers of a run on a cluster: the driver plays the schedule and steps the servers, actors hold and train the devices.
 
-Per round the driver puts each z_n that is asked for into the object store once, and gets back the servers' sums: V + A - 1 vectors for
-V servers and A actors. Personal models cross the network only when somebody asks for them: certificates, checkpoints, the end.
-An actor that dies is made anew from the last checkpoint, and what it had been asked since is asked again: the same bits.
+Per round the driver puts each z_n that is asked for into the object store once, and gets back sums: one vector from each of A actors on
+Sync-cloud, which steps one z towards all devices together; otherwise V + A - 1 vectors at most, for V servers. Personal models cross the
+network only when somebody asks for them: certificates, checkpoints, the end. While actors work, the driver plays on to where their
+sums are needed. An actor that dies is made anew from the last checkpoint, and what it had been asked since is asked again: the same bits.
 """
 
 import math
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +28,23 @@ from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.engines.simulate.rows import ManyModels, Rows
 from fedbcd.engines.simulate.store import StoredRows
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.protocol.messages import ModelRef
+from fedbcd.protocol.messages import (
+    Absorb,
+    Actor,
+    Admit,
+    Command,
+    Dismiss,
+    Event,
+    ModelRef,
+    OfflineTrained,
+    StepGlobal,
+    StepModel,
+    Trained,
+)
 
 OBJECT_STORE = 150 * 2**20  # bytes, of a Ray that is started for one run
+NEED_SUMS = (StepGlobal, StepModel, Admit, Dismiss)
+Transition = tuple[Actor, Event, Sequence[Command]]
 ATTEMPTS = 5  # to bring a shard back
 _idle: dict[tuple[float, float], list[Any]] | None = None  # actors by what they hold of a machine, within `actors_kept`
 
@@ -84,6 +99,7 @@ class Shards:
             self.of_device[shard.devices] = number
         self._checkpoint: Path | None = None
         self._keeps_journal = False
+        self._under_way = False
         self._kind = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_restarts=0, scheduling_strategy="SPREAD")(Shard)
         self._pool = None if _idle is None else _idle.setdefault((options.cpus, options.gpus), [])
         for number, ref in enumerate([self._start(shard) for shard in self.shards]):
@@ -116,13 +132,24 @@ class Shards:
 
     def ask(self, method: str, calls: dict[int, tuple[Any, ...]], changes: bool = False) -> dict[int, Any]:
         """Call several shards at once; those that die meanwhile are brought back and asked again."""
+        return self.begin(method, calls, changes)()
+
+    def begin(self, method: str, calls: dict[int, tuple[Any, ...]], changes: bool = False) -> Callable[[], dict[int, Any]]:
+        """As `ask`, without waiting: what is returned waits for the answers. Nothing else is asked before that."""
+        assert not self._under_way, "answers are to be fetched before something else is asked"
+        self._under_way = True
         refs = {number: self._call(number, method, arguments) for number, arguments in calls.items()}
-        found = {}
-        for number, ref in refs.items():
-            found[number] = self._answer(number, ref, method, calls[number])
-            if changes and self._keeps_journal:
-                self.shards[number].journal.append((method, calls[number]))
-        return found
+
+        def answers() -> dict[int, Any]:
+            self._under_way = False
+            found = {}
+            for number, ref in refs.items():
+                found[number] = self._answer(number, ref, method, calls[number])
+                if changes and self._keeps_journal:
+                    self.shards[number].journal.append((method, calls[number]))
+            return found
+
+        return answers
 
     def _call(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self.shards[number].actor, method).remote(*arguments)
@@ -275,14 +302,55 @@ class ClusterNumbers(StackedNumbers):
 
     shards: Shards
     _refs: dict[ModelRef, Any]
+    _answers: Callable[[], dict[int, Done]] | None = None  # of actors that are at work
+    _later: list[Transition]  # transitions since, in order; they are applied when the sums are there
+    _more: bool = False  # whether there is work for actors among those
 
     def use(self, shards: Shards) -> None:
         """After construction: where devices are."""
         self.shards = shards
         self._refs = {}
+        self._later = []
+
+    def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
+        """Take note of one transition. One that needs sums has actors work, and waits for them with all that follow it.
+
+        So the driver plays the next round while actors train for this one. Order and batches are as without waiting.
+        """
+        first = next((k for k, command in enumerate(commands) if isinstance(command, NEED_SUMS)), None)
+        if first is not None:
+            self._note(actor, event, commands[:first])
+            commands = commands[first:]
+            if self._answers is None or self._more:
+                self._collect()
+                self._send()
+        self._note(actor, event, commands)
+
+    def _note(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
+        """Apply at once, or when the actors have answered."""
+        if self._answers is None:
+            super().apply(actor, event, commands)
+            return
+        self._more |= isinstance(event, Trained | OfflineTrained) or any(isinstance(command, Absorb) for command in commands)
+        self._later.append((actor, event, commands))
 
     def flush(self) -> None:
-        """Have all pending work done, each shard's in one call."""
+        """Have all work done that has been asked for so far."""
+        self._collect()
+        self._send()
+        self._collect()
+
+    def _collect(self) -> None:
+        """Wait for the actors; add up their sums, and apply what has waited for them."""
+        answers, self._answers = self._answers, None
+        for number, done in ({} if answers is None else answers()).items():
+            self._add(number, done)
+        later, self._later, self._more = self._later, [], False
+        for transition in later:
+            super().apply(*transition)
+
+    def _send(self) -> None:
+        """Have actors do all pending work, each shard's in one call."""
         jobs, absorbing = self._pending, self._absorbing
         if not jobs and not absorbing:
             return
@@ -296,12 +364,15 @@ class ClusterNumbers(StackedNumbers):
         calls = {}
         for number in range(len(self.shards.shards)):
             mine = rows[shard_of_job == number]
-            uploads = [(server, device) for server, device in absorbing if self.shards.of_device[device] == number]
+            uploads = [(self._sum_of(server), device) for server, device in absorbing if self.shards.of_device[device] == number]
             if len(mine) or uploads:
                 calls[number] = (mine, uploads, handles, *refs)
                 self.shards.traffic.work += mine.nbytes + 16 * len(uploads)
-        for number, done in self.shards.ask("work", calls, changes=True).items():
-            self._add(number, done)
+        self._answers = self.shards.begin("work", calls, changes=True)
+
+    def _sum_of(self, server: int) -> int:
+        """In which sum a server's uploads are counted: eq. (5) needs only the total of all, which is kept with the first."""
+        return 0 if self.cloud.sync else server
 
     def _put(self, handles: Sequence[ModelRef]) -> list[Any]:
         """Each model once into the object store, from where every node takes it once."""
@@ -317,8 +388,9 @@ class ClusterNumbers(StackedNumbers):
         """A shard's part of the sums."""
         self.shards.shards[number].seconds += done.seconds
         self.shards.traffic.sums += done.sums.nbytes
+        total_VF = self.total_VF.numpy()
         for k, server in enumerate(done.servers):
-            self.total_VF[server] += torch.from_numpy(done.sums[k].copy()).to(self.total_VF.device)
+            total_VF[server] += done.sums[k]
             self.weight_V[server] += done.weights[k]
 
     def last_counted(self, device: int) -> Tensor:

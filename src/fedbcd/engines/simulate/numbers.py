@@ -398,10 +398,11 @@ class StackedNumbers:
             if self.algorithm.counts == "active":
                 self.weight_V[server] += weight
 
-    def clear_sums(self) -> None:
-        """Begin the servers' sums at 0: for a shard, which tells what is to be added."""
-        self.total_VF.zero_()
-        self.weight_V = [0.0] * self.servers
+    def clear_sums(self, servers: Iterable[int]) -> None:
+        """Begin these servers' sums at 0: for a shard, which tells what is to be added."""
+        for server in servers:
+            self.total_VF[server] = 0.0
+            self.weight_V[server] = 0.0
 
     # --------------------------------------------------------------------------------------------------------------- the state
     def global_NF(self) -> Tensor:
