@@ -101,9 +101,13 @@ class Shard:
         """The node that this actor is on."""
         return str(import_ray().get_runtime_context().get_node_id())
 
-    def work(self, jobs_N6: Array, absorbing: list[tuple[int, int]], handles: list[str], *models: tuple[Array, str]) -> Done:
-        """Train, and sum up what is uploaded. A job: device, session, steps, number of its model or -1, offline, activation."""
+    def work(self, jobs_N6: Array, uploads_N2: Array, handles: list[str], *models: tuple[Array, str]) -> Done:
+        """Train, and sum up what is uploaded, (server, device) in order.
+
+        A job: device, session, steps, number of its model or -1, offline, activation.
+        """
         began = time.perf_counter()
+        absorbing = [(server, device) for server, device in uploads_N2.tolist()]
         numbers = self._numbers
         where = numbers.total_VF.device
         numbers.models = {handle: unpacked(model).to(where) for handle, model in zip(handles, models, strict=True)}

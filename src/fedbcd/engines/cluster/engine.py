@@ -45,6 +45,7 @@ from fedbcd.protocol.messages import (
 OBJECT_STORE = 150 * 2**20  # bytes, of a Ray that is started for one run
 NEED_SUMS = (StepGlobal, StepModel, Admit, Dismiss)
 Transition = tuple[Actor, Event, Sequence[Command]]
+WITH_THE_CALL = 2**16  # bytes of a model; Ray sends arguments up to 100 KB without its object store
 ATTEMPTS = 5  # to bring a shard back
 _idle: dict[tuple[float, float], list[Any]] | None = None  # actors by what they hold of a machine, within `actors_kept`
 
@@ -66,7 +67,7 @@ def actors_kept() -> Iterator[None]:
 
 @dataclass
 class Traffic:
-    """Bytes that the driver has moved in rounds of training: models out (once per z_n), work out, sums in; and all other rows."""
+    """Bytes that the driver has moved in rounds of training: models out, work out, sums in; and all other rows."""
 
     models: int = 0
     work: int = 0
@@ -301,7 +302,7 @@ class ClusterNumbers(StackedNumbers):
     """As `StackedNumbers`, but personal models, training and sums over devices are in the actors."""
 
     shards: Shards
-    _refs: dict[ModelRef, Any]
+    _refs: dict[ModelRef, Any]  # models as actors get them: in the object store, or as they are
     _answers: Callable[[], dict[int, Done]] | None = None  # of actors that are at work
     _later: list[Transition]  # transitions since, in order; they are applied when the sums are there
     _more: bool = False  # whether there is work for actors among those
@@ -356,33 +357,42 @@ class ClusterNumbers(StackedNumbers):
             return
         self._pending, self._absorbing = [], []
         handles = sorted({job.model for job in jobs if job.model is not None})
-        refs = self._put(handles)
+        self._put(handles)
         number_of: dict[ModelRef | None, int] = {None: -1} | {handle: k for k, handle in enumerate(handles)}
         plain = [(j.device, j.session, j.steps, number_of[j.model], j.offline, j.activation) for j in jobs]
-        rows = np.array(plain, dtype=np.int64).reshape(-1, 6)
-        shard_of_job = self.shards.of_device[rows[:, 0]]
-        calls = {}
-        for number in range(len(self.shards.shards)):
-            mine = rows[shard_of_job == number]
-            uploads = [(self._sum_of(server), device) for server, device in absorbing if self.shards.of_device[device] == number]
-            if len(mine) or uploads:
-                calls[number] = (mine, uploads, handles, *refs)
-                self.shards.traffic.work += mine.nbytes + 16 * len(uploads)
+        jobs_N6 = np.array(plain, dtype=np.int64).reshape(-1, 6)
+        uploads_N2 = np.array([(self._sum_of(server), device) for server, device in absorbing], dtype=np.int64).reshape(-1, 2)
+        shard_of_job, shard_of_upload = (self.shards.of_device[devices] for devices in (jobs_N6[:, 0], uploads_N2[:, 1]))
+        calls = {
+            number: self._call_for(jobs_N6[shard_of_job == number], uploads_N2[shard_of_upload == number], handles)
+            for number in np.union1d(shard_of_job, shard_of_upload).tolist()
+        }
         self._answers = self.shards.begin("work", calls, changes=True)
+
+    def _call_for(self, jobs_N6: Array, uploads_N2: Array, handles: Sequence[ModelRef]) -> tuple[Any, ...]:
+        """What one shard is asked, with the models that its jobs need and no other."""
+        needed = np.unique(jobs_N6[jobs_N6[:, 3] >= 0, 3])
+        jobs_N6[:, 3] = np.where(jobs_N6[:, 3] < 0, -1, np.searchsorted(needed, jobs_N6[:, 3]))
+        names = [handles[k] for k in needed.tolist()]
+        models = [self._refs[name] for name in names]
+        traffic = self.shards.traffic
+        traffic.work += jobs_N6.nbytes + uploads_N2.nbytes
+        traffic.models += sum(model[0].nbytes for model in models if isinstance(model, tuple))
+        return (jobs_N6, uploads_N2, names, *models)
 
     def _sum_of(self, server: int) -> int:
         """In which sum a server's uploads are counted: eq. (5) needs only the total of all, which is kept with the first."""
         return 0 if self.cloud.sync else server
 
-    def _put(self, handles: Sequence[ModelRef]) -> list[Any]:
-        """Each model once into the object store, from where every node takes it once."""
+    def _put(self, handles: Sequence[ModelRef]) -> None:
+        """Each model once into the object store, from where every node takes it once; a small one goes with the calls."""
         for handle in handles:
             if handle not in self._refs:
                 model = packed(self.models[handle])
-                self.shards.traffic.models += model[0].nbytes
-                self._refs[handle] = self.shards.ray.put(model)
+                small = model[0].nbytes <= WITH_THE_CALL
+                self._refs[handle] = model if small else self.shards.ray.put(model)
+                self.shards.traffic.models += 0 if small else model[0].nbytes
         self._refs = {handle: ref for handle, ref in self._refs.items() if handle in self.models or handle in handles}
-        return [self._refs[handle] for handle in handles]
 
     def _add(self, number: int, done: Done) -> None:
         """A shard's part of the sums."""
