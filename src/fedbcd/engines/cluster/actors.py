@@ -17,7 +17,7 @@ from torch import Tensor
 from fedbcd.data.federation import Federation
 from fedbcd.data.samples import Samples
 from fedbcd.engines.cluster.options import import_ray
-from fedbcd.engines.settings import Settings, products_in
+from fedbcd.engines.settings import Settings, products_in, torch_device
 from fedbcd.engines.simulate.batch import Job
 from fedbcd.engines.simulate.evaluate import Evaluator
 from fedbcd.engines.simulate.rows import MakeRows, Rows
@@ -92,9 +92,10 @@ class Shard:
 
         make_rows: MakeRows = own_rows if state is None else stored_in(Path(state))
         self._precision = settings.precision
-        self._numbers = settings.numbers(part, torch.device(where), make_rows)
+        device = torch_device(where)  # of a GPU: the first of those that Ray has set aside for this actor
+        self._numbers = settings.numbers(part, device, make_rows)
         self._numbers.trainer.check_vectorised(self._numbers.global_NF()[0])
-        self._evaluator = Evaluator(part, self._numbers.trainer.objective, torch.device(where))
+        self._evaluator = Evaluator(part, self._numbers.trainer.objective, device)
         self._models = dict(zip(MODELS, (self._numbers.x_NF, self._numbers.prev_NP), strict=True))
 
     def node(self) -> str:

@@ -93,8 +93,7 @@ class Shards:
         self.ray = ray
         self.federation, self.settings, self.options, self.state = federation, settings, options, state
         self.traffic = Traffic()
-        actors = options.actors or _as_many_as_fit(ray, options)
-        self.shards = [_Shard(devices) for devices in shards_of(federation, settings, actors)]
+        self.shards = [_Shard(devices) for devices in shards_of(federation, settings, _number_of_actors(ray, options))]
         self.of_device = np.zeros(federation.devices, dtype=np.int64)
         for number, shard in enumerate(self.shards):
             self.of_device[shard.devices] = number
@@ -223,13 +222,19 @@ def rows_in(checkpoint: Path, devices: Collection[int]) -> Iterator[tuple[str, l
                 yield which, mine, packed(torch.stack([rows[place[device]] for device in mine]))
 
 
-def _as_many_as_fit(ray: Any, options: Cluster) -> int:
+def _number_of_actors(ray: Any, options: Cluster) -> int:
+    """As asked for, or as many as the cluster has room for; refused where they would wait for ever."""
     there = ray.cluster_resources()
-    wanted = ("GPU", options.gpus) if options.gpus else ("CPU", options.cpus)
-    fit = int(there.get(wanted[0], 0) / wanted[1])
-    if fit < 1:
-        raise ConfigError(f"the cluster has {there.get(wanted[0], 0):g} {wanted[0]}, but an actor asks for {wanted[1]:g}; ask for less")
-    return fit
+    wanted = {kind: each for kind, each in (("GPU", options.gpus), ("CPU", options.cpus)) if each}
+    fit = min(int(there.get(kind, 0) / each + 1e-9) for kind, each in wanted.items())
+    actors = options.actors or max(1, fit)
+    for kind, each in wanted.items():
+        if actors * each > there.get(kind, 0) + 1e-9:
+            raise ConfigError(
+                f"the cluster has {there.get(kind, 0):g} {kind}, but {actors} {'actor asks' if actors == 1 else 'actors ask'} for "
+                f"{each:g} each and would wait for ever; use fewer actors, ask for less, or add machines first"
+            )
+    return actors
 
 
 class RemoteRows(Rows):
