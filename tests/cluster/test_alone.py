@@ -21,6 +21,7 @@ from run_helpers import fedbcd, job_table, write_job
 
 pytestmark = QUIET
 ON_TWO = ("--engine", "cluster", "--actors", "2")
+killed: list[int] = []  # sessions of drivers that had no time to stop Ray
 
 
 def _processes_of(session: int) -> list[str]:
@@ -32,26 +33,44 @@ def _wait(condition: Callable[[], Any], process: "subprocess.Popen[str] | None",
     deadline = time.monotonic() + seconds
     while not condition():
         assert process is None or process.poll() is None, said.read_text()
-        assert time.monotonic() < deadline, said.read_text()
+        assert time.monotonic() < deadline, said.read_text() if said.is_file() else said
         time.sleep(0.05)
 
 
 @contextmanager
-def started(command: list[str], said: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A command in a session of its own, of which nothing is left in the end."""
+def started(command: list[str], said: Path, to_the_end: bool = True) -> Iterator["subprocess.Popen[str]"]:
+    """A command in a session of its own, of which nothing is left in the end; or in which Ray is left to clear up."""
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     with said.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, text=True, start_new_session=True, env=environment)
         try:
             yield process
         finally:
-            if process.poll() is None:
+            if to_the_end and _processes_of(process.pid):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
 
 
 def _run(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "fedbcd.cli", "run", *map(str, arguments)]
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_a_driver_that_is_killed_takes_its_actors_with_it_and_is_resumed_to_the_same_digest(tmp_path: Path) -> None:
+    changes = {"run.rounds": 400, "run.checkpoint_every": 20, "run.evaluate_every": 100}
+    job, out, said = write_job(tmp_path / "job.toml", **changes), tmp_path / "out", tmp_path / "said"
+    with started(_run(job, "--out", out, *ON_TWO), said, to_the_end=False) as process:
+        _wait((out / "checkpoint.safetensors").exists, process, said)
+        os.kill(process.pid, signal.SIGKILL)  # the driver alone: Ray has to notice
+        process.wait()
+        killed.append(process.pid)
+        _wait(lambda: not any("Shard" in line or "raylet" in line for line in _processes_of(process.pid)), None, said, 60)
+    assert not (out / "models.safetensors").exists(), "killed in the middle"
+    again = fedbcd("run", "--resume", "--out", out, *ON_TWO, "--json")
+    assert again.code == 0, again.err
+    whole = fedbcd("run", job, "--out", tmp_path / "whole", *ON_TWO, "--json")
+    assert again.summary["digest"] == whole.summary["digest"]
+    assert (out / "events.jsonl").read_bytes() == (tmp_path / "whole" / "events.jsonl").read_bytes()
 
 
 @pytest.mark.usefixtures("two_nodes")
@@ -68,23 +87,6 @@ def test_ctrl_c_stops_after_the_round_and_leaves_a_run_to_resume(tmp_path: Path)
     again = parse(job_table(**changes | {"run.rounds": rounds + 200}))[0].start(out, resume=True, engine=TWO)
     assert again.finished
     assert again.summary["rounds"] == rounds + 200
-
-
-@pytest.mark.usefixtures("two_nodes")
-def test_a_driver_that_is_killed_leaves_no_process_and_is_resumed_to_the_same_digest(tmp_path: Path) -> None:
-    changes = {"run.rounds": 400, "run.checkpoint_every": 20, "run.evaluate_every": 100}
-    job, out, said = write_job(tmp_path / "job.toml", **changes), tmp_path / "out", tmp_path / "said"
-    with started(_run(job, "--out", out, *ON_TWO), said) as process:
-        _wait((out / "checkpoint.safetensors").exists, process, said)
-        os.kill(process.pid, signal.SIGKILL)  # the driver alone: Ray has to notice
-        process.wait()
-        _wait(lambda: not _processes_of(process.pid), None, said, 60)
-    assert not (out / "models.safetensors").exists(), "killed in the middle"
-    again = fedbcd("run", "--resume", "--out", out, *ON_TWO, "--json")
-    assert again.code == 0, again.err
-    whole = fedbcd("run", job, "--out", tmp_path / "whole", *ON_TWO, "--json")
-    assert again.summary["digest"] == whole.summary["digest"]
-    assert (out / "events.jsonl").read_bytes() == (tmp_path / "whole" / "events.jsonl").read_bytes()
 
 
 def _free_port() -> int:
@@ -126,3 +128,13 @@ def test_a_job_on_a_cluster_that_was_started_before(tmp_path: Path) -> None:
     here = fedbcd("run", job, "--out", tmp_path / "here", *ON_TWO, "--json").summary
     assert joined["digest"] == here["digest"]
     assert joined["cluster"]["shards"][0]["node"] != here["cluster"]["shards"][0]["node"]
+
+
+def test_zz_nothing_is_left_of_a_driver_that_was_killed(tmp_path: Path) -> None:
+    """Last in this file: two idle processes of Ray go a minute after the others, when they have given up telling its store why."""
+    for session in killed:
+        try:
+            _wait(lambda session=session: not _processes_of(session), None, tmp_path, 120)
+        finally:
+            if _processes_of(session):
+                os.killpg(session, signal.SIGKILL)

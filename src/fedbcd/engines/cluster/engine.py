@@ -45,6 +45,11 @@ from fedbcd.protocol.messages import (
 OBJECT_STORE = 150 * 2**20  # bytes, of a Ray that is started for one run
 NEED_SUMS = (StepGlobal, StepModel, Admit, Dismiss)
 Transition = tuple[Actor, Event, Sequence[Command]]
+OF_A_RAY_FOR_ONE_RUN = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "120",  # 30, its default, is little on a machine that is busy
+    "RAY_worker_niceness": "0",  # 15, its default, has actors wait for everything else on the machine
+}
 WITH_THE_CALL = 2**16  # bytes of a model; Ray sends arguments up to 100 KB without its object store
 ATTEMPTS = 5  # to bring a shard back
 _idle: dict[tuple[float, float], list[Any]] | None = None  # actors by what they hold of a machine, within `actors_kept`
@@ -425,10 +430,11 @@ def ray_for(options: Cluster) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if options.address is None:
+            for name, value in OF_A_RAY_FOR_ONE_RUN.items():
+                os.environ.setdefault(name, value)
             cpus = None if options.actors is None else max(1, math.ceil(options.actors * options.cpus))
             ray.init(address="local", num_cpus=cpus, object_store_memory=OBJECT_STORE, include_dashboard=False, **quiet)
         else:
