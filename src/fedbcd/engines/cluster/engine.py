@@ -47,7 +47,6 @@ NEED_SUMS = (StepGlobal, StepModel, Admit, Dismiss)
 Transition = tuple[Actor, Event, Sequence[Command]]
 OF_A_RAY_FOR_ONE_RUN = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": "120",  # 30, its default, is little on a machine that is busy
     "RAY_worker_niceness": "0",  # 15, its default, has actors wait for everything else on the machine
 }
 WITH_THE_CALL = 2**16  # bytes of a model; Ray sends arguments up to 100 KB without its object store

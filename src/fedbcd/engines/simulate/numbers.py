@@ -17,7 +17,7 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.variants import Algorithm, cloud_weights
 from fedbcd.data.federation import Federation
 from fedbcd.engines.simulate.batch import Job, Trainer
-from fedbcd.engines.simulate.rows import TOGETHER, MakeRows, ManyModels, Rows, SomeRows, blocks, total_distance
+from fedbcd.engines.simulate.rows import TOGETHER, MakeRows, ManyModels, Rows, SomeRows, in_turn, total_distance
 from fedbcd.engines.simulate.workers import OneWorker, Workers
 from fedbcd.protocol.clouds import Cloud, GraphCloud
 from fedbcd.protocol.messages import (
@@ -449,7 +449,7 @@ class StackedNumbers:
         digest = hashlib.sha256()
         for models in (self.x_NF, self.prev_NP, self.global_NF()):
             digest.update(repr((str(models.dtype), tuple(models.shape))).encode())
-            for block in blocks(models):
+            for block in in_turn(models):
                 digest.update(block.contiguous().cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedbcd.engines.driver import Driver, Machines
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.outline import Outline, why_not_ahead
-from fedbcd.engines.simulate.rows import TOGETHER, MakeRows, Rows
+from fedbcd.engines.simulate.rows import AT_ONCE, TOGETHER, MakeRows, Rows
 from fedbcd.errors import RecordError
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Pull, Train, number_of
@@ -82,6 +82,17 @@ class StoredRows(Rows):
         for number in self._resident:
             self._maps[number].madvise(mmap.MADV_DONTNEED)
         self._resident.clear()
+
+    def in_turn(self) -> Iterator[Tensor]:
+        """All rows in order; in one piece of memory, which is x(0) but for the rows that were written."""
+        size = max(1, AT_ONCE // max(1, self.shape[1]))
+        buffer = self._start.repeat(min(size, len(self)), 1)
+        for first in range(0, len(self), size):
+            written = self._is_written[first : first + size].nonzero()[:, 0]
+            buffer[written] = self.index_select(0, written + first).cpu()
+            yield buffer[: len(self) - first]
+            buffer[written] = self._start
+            self.release()
 
     def total_distance(self, z_VF: Tensor, members: Sequence[tuple[int, int]]) -> float:
         """As for any rows, to the bit; but what is x(0) still is compared once for each server."""
