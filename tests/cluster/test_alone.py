@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -38,9 +39,9 @@ def _wait(condition: Callable[[], Any], process: "subprocess.Popen[str] | None",
 
 
 @contextmanager
-def started(command: list[str], said: Path, to_the_end: bool = True) -> Iterator["subprocess.Popen[str]"]:
+def started(command: list[str], said: Path, to_the_end: bool = True, **more: str) -> Iterator["subprocess.Popen[str]"]:
     """A command in a session of its own, of which nothing is left in the end; or in which Ray is left to clear up."""
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    environment = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_AUTH_MODE")} | more
     with said.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, text=True, start_new_session=True, env=environment)
         try:
@@ -96,7 +97,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def head_node(said: Path) -> Iterator[str]:
+def head_node(said: Path, **environment: str) -> Iterator[str]:
     """`ray start --head`, as on the first machine of a cluster; its address."""
     port, ray = _free_port(), Path(sys.executable).with_name("ray")
     options = ["--head", "--block", "--disable-usage-stats", "--include-dashboard=false", "--num-cpus=2", f"--port={port}"]
@@ -104,7 +105,7 @@ def head_node(said: Path) -> Iterator[str]:
     options += [f"--dashboard-agent-listen-port={_free_port()}", f"--object-store-memory={100 * 2**20}"]
     with (
         tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,  # short: sockets have short names
-        started([str(ray), "start", *options, f"--temp-dir={folder}"], said) as process,
+        started([str(ray), "start", *options, f"--temp-dir={folder}"], said, **environment) as process,
     ):
         _wait(lambda: "Ray runtime started" in said.read_text(), process, said)
         try:
@@ -119,11 +120,11 @@ def head_node(said: Path) -> Iterator[str]:
 def test_a_job_on_a_cluster_that_was_started_before(tmp_path: Path) -> None:
     """`ray start --head`, then `--address`: the digest of a local Ray with as many actors."""
     job, out, said = write_job(tmp_path / "job.toml"), tmp_path / "out", tmp_path / "said"
-    with (
-        head_node(tmp_path / "head") as address,
-        started(_run(job, "--out", out, *ON_TWO, "--address", address, "--json"), said) as process,
-    ):
-        assert process.wait(120) == 0, said.read_text()
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # a head node asks those who join for its token
+    with head_node(tmp_path / "head", **token) as address:
+        command = _run(job, "--out", out, *ON_TWO, "--address", address, "--json")
+        with started(command, said, **token) as process:
+            assert process.wait(120) == 0, said.read_text()
         joined = json.loads(said.read_text().splitlines()[-1])
     here = fedbcd("run", job, "--out", tmp_path / "here", *ON_TWO, "--json").summary
     assert joined["digest"] == here["digest"]
