@@ -1,16 +1,19 @@
 """statestore: populations of logistic regressions in memory and in files, 1,000 devices active in a round.
 
-usage: python benchmarks/statestore.py [--devices 10000,100000] [--largest 1000000] [--rounds 12] [--json] [--out FILE] [--repeats 2]
-Each measurement is a process of its own, so that its peak of resident memory is its own; kinds alternate. `--largest` is run from
-files only. Two copies of each model (x and x_prev) in float32 take 100,000 x 2 x 4 x 7,850 bytes = 5.8 GiB.
+usage: python benchmarks/statestore.py [--devices 10000,100000,1000000] [--rounds 12] [--json] [--out FILE] [--repeats 2]
+Each measurement is a process of its own, so that its peak of resident memory is its own; populations and kinds alternate. Up to
+--memory devices are also kept in memory. Two copies of each model (x and x_prev) in float32 take 100,000 x 2 x 4 x 7,850 bytes = 5.8 GiB;
+the files of those that have never trained take nothing. CPU time is that of all threads of the process.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -40,17 +43,19 @@ def federation(devices: int) -> fb.Federation:
 
 
 def measure(devices: int, rounds: int, kind: str) -> dict[str, Any]:
-    """One training: milliseconds of a round, the peak of resident memory, and the digest."""
-    ticks: list[float] = []
+    """One training: milliseconds of a round, the peak of resident memory, seconds before and after the rounds, and the digest."""
+    began = time.perf_counter()
+    data = federation(devices)
+    ticks: list[tuple[float, float]] = []
     peaks: list[float] = []
 
     def tick(_: fb.Progress) -> None:
-        ticks.append(time.perf_counter())
+        ticks.append((time.perf_counter(), time.process_time()))
         peaks.append(peak_memory_mib())
 
     with tempfile.TemporaryDirectory() as folder:
         run = fb.train(
-            federation(devices),
+            data,
             fb.FedBCD(batch=10),
             rounds=rounds + WARM_UP,
             active=ACTIVE,
@@ -59,9 +64,10 @@ def measure(devices: int, rounds: int, kind: str) -> dict[str, Any]:
             state=Path(folder) if kind == "files" else None,
             on_round=tick,
         )
-        last = ticks[WARM_UP - 1 : -1]  # the last round has a look after it
-        seconds = statistics.median(b - a for a, b in pairwise(last))
-        return {"ms": seconds * 1e3, "peak_mib": max(peaks), "peak_mib_whole_run": peak_memory_mib(), "digest": run.digest}
+    steady = ticks[WARM_UP - 1 : -1]  # the last round has a look after it
+    wall, cpu = (statistics.median(b[k] - a[k] for a, b in pairwise(steady)) * 1e3 for k in (0, 1))
+    times = {"ms": wall, "cpu_ms": cpu, "before_s": ticks[0][0] - began, "after_s": time.perf_counter() - ticks[-2][0]}
+    return times | {"peak_mib": peaks[-2], "peak_mib_whole_run": peak_memory_mib(), "digest": run.digest, "load": os.getloadavg()[0]}
 
 
 def in_a_process(devices: int, rounds: int, kind: str, threads: int) -> dict[str, Any]:
@@ -70,42 +76,51 @@ def in_a_process(devices: int, rounds: int, kind: str, threads: int) -> dict[str
     return found
 
 
-def compare(devices: int, rounds: int, kinds: tuple[str, ...], repeats: int, threads: int) -> list[dict[str, Any]]:
-    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+def compare(kinds: list[tuple[int, str]], rounds: int, repeats: int, threads: int) -> list[dict[str, Any]]:
+    """Each population in each way, in turn."""
+    found: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for _ in range(repeats):
-        for kind in kinds:
-            found[kind].append(in_a_process(devices, rounds, kind, threads))
-    assert len({one["digest"] for several in found.values() for one in several}) == 1, "not the same bits"
-    ms = {kind: min(one["ms"] for one in several) for kind, several in found.items()}
-    return [
-        {
-            "devices": devices,
-            "kept_in": kind,
-            "ms_per_round": round(ms[kind], 1),
-            "against_memory": round(ms[kind] / ms["memory"], 2) if "memory" in ms else None,
-            "peak_mib_in_rounds": round(max(one["peak_mib"] for one in several)),
-            "peak_mib": round(max(one["peak_mib_whole_run"] for one in several)),
-        }
-        for kind, several in found.items()
-    ]
+        for devices, kind in kinds:
+            found[devices, kind].append(in_a_process(devices, rounds, kind, threads))
+    for devices, _ in kinds:
+        digests = {one["digest"] for (number, _), runs in found.items() if number == devices for one in runs}
+        assert len(digests) == 1, f"not the same bits with {devices} devices"
+    return [row_of(devices, kind, found) for devices, kind in kinds]
+
+
+def row_of(devices: int, kind: str, found: dict[tuple[int, str], list[dict[str, Any]]]) -> dict[str, Any]:
+    runs = found[devices, kind]
+
+    def against(other: tuple[int, str], what: str) -> float | None:
+        pairs = zip(runs, found.get(other, []), strict=False)
+        ratios = [run[what] / one[what] for run, one in pairs]
+        return round(statistics.median(ratios), 3) if ratios else None
+
+    fewest = (min(number for number, of in found if of == kind), kind)
+    row: dict[str, Any] = {"devices": devices, "kept_in": kind}
+    row |= {f"{name}_per_round": round(statistics.median(run[name] for run in runs), 1) for name in ("ms", "cpu_ms")}
+    row |= {"against_memory": against((devices, "memory"), "ms"), "cpu_against_memory": against((devices, "memory"), "cpu_ms")}
+    row |= {"against_fewest": against(fewest, "ms"), "cpu_against_fewest": against(fewest, "cpu_ms")}
+    row |= {name: round(statistics.median(run[name] for run in runs), 1) for name in ("before_s", "after_s", "load")}
+    peaks = {"peak_mib_in_rounds": "peak_mib", "peak_mib": "peak_mib_whole_run"}
+    return row | {name: round(max(run[what] for run in runs)) for name, what in peaks.items()}
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--devices", default="10000,100000")
-    parser.add_argument("--largest", type=int, default=0, help="also this many devices, from files only")
+    parser.add_argument("--devices", default="10000,100000,1000000")
+    parser.add_argument("--memory", type=int, default=100_000, help="up to so many devices also in memory")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--child", choices=("memory", "files"), help="one measurement, in this process")
+    parser.set_defaults(repeats=2)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     if chosen.child:
         print(json.dumps(measure(int(chosen.devices), chosen.rounds, chosen.child)))
         return
-    rows: list[dict[str, Any]] = []
-    for devices in map(int, chosen.devices.split(",")):
-        rows += compare(devices, chosen.rounds, ("memory", "files"), chosen.repeats, chosen.threads)
-    if chosen.largest:
-        rows += compare(chosen.largest, chosen.rounds, ("files",), 1, chosen.threads)
+    populations = [int(number) for number in chosen.devices.split(",")]
+    kinds = [(devices, kind) for devices in populations for kind in ("memory", "files") if kind == "files" or devices <= chosen.memory]
+    rows = compare(kinds, chosen.rounds, chosen.repeats, chosen.threads)
     finish("statestore", chosen, rows, active=SERVERS * ACTIVE, rounds=chosen.rounds)
 
 

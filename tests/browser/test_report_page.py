@@ -160,3 +160,24 @@ def test_a_log_that_has_just_begun_shows_a_message(browser: Any, tmp_path: Path)
     browser.get((tmp_path / "report.html").as_uri())
     wait_until(lambda: "has no whole line yet" in text_of(browser, ".notice"))
     assert complaints(browser) == []
+
+
+def test_actors_of_a_cluster_are_shown_where_there_were_some(browser: Any, report: Path, tmp_path: Path) -> None:
+    run = train("fedbcd-sync", rounds=2, out=tmp_path / "run")
+    shards = [
+        {"node": "a1", "devices": 9, "expected_share": 0.5, "seconds": 3.0},
+        {"node": EVIL, "devices": 7, "expected_share": 0.5, "seconds": 1.0},
+    ]
+    run.summary["cluster"] = {"actors": 2, "shards": shards, "bytes": {"models": 1, "work": 2, "sums": 3000, "rows": 4}, "rebuilt": 1}
+    run.save(tmp_path / "run")
+    write_report([tmp_path / "run"], tmp_path / "report.html")
+    browser.get((tmp_path / "report.html").as_uri())
+    shown = wait_until(lambda: text_of(browser, "#cluster"))
+    assert "75 %" in shown
+    assert "1.5 times as long as the mean" in shown
+    assert "3 kB of sums in" in shown
+    assert EVIL in shown
+    assert complaints(browser) == []
+    browser.get(report.as_uri())
+    wait_until(lambda: text_of(browser, "#settings"))
+    assert not browser.find_element("css selector", "#cluster").is_displayed()

@@ -27,7 +27,7 @@ def two_nodes() -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False})
-        cluster.second = cluster.add_node(num_cpus=2, object_store_memory=STORE)
+        cluster.second = cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=STORE)  # a GPU on paper only
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     try:
         with actors_kept():

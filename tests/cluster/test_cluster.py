@@ -10,7 +10,7 @@ import torch
 
 import fedbcd as fb
 from cluster_helpers import QUIET, TWO
-from fedbcd.engines.cluster import options
+from fedbcd.engines.cluster import engine, options
 from fedbcd.engines.cluster.actors import part_of
 from fedbcd.engines.cluster.options import expected_work, shards_of
 from fedbcd.engines.settings import Settings
@@ -64,22 +64,31 @@ def test_personal_models_in_files_of_the_actors(tmp_path: Path) -> None:
     assert torch.equal(torch.cat(list(files.personal_NF.blocks())), memory.personal_NF)
 
 
+def moved_in(rounds: int, cloud: fb.Cloud, copies: int = 1) -> dict[str, int]:
+    """Bytes in a run of logistic regressions (650 parameters), with so many times the devices."""
+    few = federation(LOGISTIC)
+    data = [(few.pool.inputs[few.owned(i)].float() / 16, few.pool.targets[few.owned(i)]) for i in range(few.devices)] * copies
+    many = fb.Federation(LOGISTIC, torch.nn.functional.cross_entropy, data, SERVERS)
+    run = fb.train(many, BCD, cloud=cloud, rounds=rounds, active=2, engine=TWO, evaluate_every=rounds, certify_every=0)
+    found: dict[str, int] = run.summary["cluster"]["bytes"]
+    return found
+
+
 @pytest.mark.usefixtures("two_nodes")
-def test_the_driver_moves_servers_times_parameters_per_round_whatever_the_number_of_devices() -> None:
+def test_what_the_driver_moves_in_a_round_does_not_depend_on_the_number_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds, size, actors = 6, 650, 2
-    moved = []
-    for copies in (1, 5):
-        few = federation(LOGISTIC)
-        data = [(few.pool.inputs[few.owned(i)].float() / 16, few.pool.targets[few.owned(i)]) for i in range(few.devices)] * copies
-        many = fb.Federation(LOGISTIC, torch.nn.functional.cross_entropy, data, SERVERS)
-        run = fb.train(many, BCD, rounds=rounds, active=2, engine=TWO, evaluate_every=rounds, certify_every=0)
-        moved.append(run.summary["cluster"]["bytes"])
-    for found in moved:
-        assert 0 < found["sums"] <= rounds * (SERVERS + actors - 1) * size * 8
-        assert found["models"] == rounds * size * 4, "Sync-cloud: one z a round, once"
+    few, many = moved_in(rounds, fb.SyncCloud()), moved_in(rounds, fb.SyncCloud(), copies=5)
+    for found in (few, many):
+        assert found["sums"] == rounds * actors * size * 8, "Sync-cloud: one sum per actor"
+        assert found["models"] == rounds * actors * size * 4, "Sync-cloud: one z a round, small enough to go with the call"
         assert found["work"] <= rounds * SERVERS * 2 * 64, "a few numbers per active device"
-    assert moved[0]["models"] == moved[1]["models"]
-    assert moved[0]["work"] == moved[1]["work"]
+    assert few["work"] == many["work"]
+    monkeypatch.setattr(engine, "WITH_THE_CALL", 0)
+    large = moved_in(rounds, fb.SyncCloud())
+    assert large["models"] == rounds * size * 4, "once into the object store"
+    mixed = moved_in(rounds, fb.AsyncCloud(first=2))
+    assert 0 < mixed["sums"] <= (rounds + 1) * (SERVERS + actors - 1) * size * 8
+    assert mixed["models"] <= (SERVERS + rounds * 2) * size * 4, "each z_n once"
 
 
 @pytest.mark.usefixtures("two_nodes")
@@ -107,6 +116,21 @@ def test_log_and_progress_on_the_command_line(tmp_path: Path) -> None:
     assert log_lines(tmp_path / "here") == log_lines(tmp_path / "there")
     assert there.summary["cluster"]["actors"] == 1
     assert math.isclose(here.summary["global_accuracy"], there.summary["global_accuracy"], abs_tol=0.02)
+
+
+@pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize("wrong", [{"gpus": 2.0}, {"gpus": 0.5, "actors": 3}, {"actors": 9}, {"cpus": 64.0}])
+def test_actors_that_would_wait_for_ever_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"the cluster has [14] [CG]PU, but \d actors? asks? for [\d.]+ each"):
+        train("fedbcd-sync", engine=fb.Cluster(**wrong))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.usefixtures("two_nodes")
+def test_an_actor_uses_the_gpu_that_ray_gives_it_and_says_so_where_there_is_none() -> None:
+    """The second node says that it has a GPU. So the actor is placed there, and asks torch for it."""
+    with pytest.raises(ConfigError, match="device='cuda' cannot be used here"):
+        train("fedbcd-sync", engine=fb.Cluster(actors=1, cpus=0.25, gpus=1.0))
 
 
 # ------------------------------------------------------------------------------------------------------- without a cluster

@@ -115,3 +115,16 @@ def test_who_works_next_is_known_ahead(case: str) -> None:
         watcher.devices = set()
         simulation.play_round()
         assert watcher.devices == set(planned)
+
+
+@pytest.mark.parametrize("devices", [1, 3, 257, 700])
+@pytest.mark.parametrize("written", [0, 1, 2, 300])
+def test_distances_are_those_of_rows_in_memory_to_the_bit(devices: int, written: int, tmp_path: Path) -> None:
+    """Rows that nobody wrote are compared once; the sum is formed as if each had been."""
+    generator = torch.Generator().manual_seed(devices + written)
+    start, z_VF = torch.randn(301, generator=generator), torch.randn(3, 301, generator=generator)
+    rows = StoredRows(tmp_path, devices, start)
+    chosen = torch.randperm(devices, generator=generator)[:written]
+    rows.index_copy_(0, chosen, torch.randn(len(chosen), 301, generator=generator))
+    members = [(device, device % 3) for device in range(devices)]
+    assert rows.total_distance(z_VF, members) == Rows.total_distance(rows, z_VF, members)

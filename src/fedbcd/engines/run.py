@@ -410,6 +410,7 @@ class _Training:
         return round(seconds / max(self.seconds - self.resumed_at, seconds, 1e-9), 3)
 
     def _result(self, finished: bool) -> Run:
+        self._settle()
         numbers, last = self.numbers, self.history.last
         home = self.machines.home
         if isinstance(numbers.x_NF, Rows):

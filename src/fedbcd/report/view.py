@@ -106,6 +106,9 @@ def run_view(record: RunRecord, key: str, phases: int | None = None, still: dict
         "history": curves(record),
         **(still or devices_view(record)),
     }
+    cluster = cluster_view(extras.summary)
+    if cluster is not None:
+        view["cluster"] = cluster
     if story is not None and len(story.phases):
         view |= {
             "timeline": timeline(story) if phases is None else timeline(story, most=phases),
@@ -143,6 +146,20 @@ def summary(record: RunRecord) -> dict[str, Any]:
         "certificates": found.get("certificates", {}),
         "digest": (story.end or {}).get("digest") if story is not None else None,
     }
+
+
+def cluster_view(found: dict[str, Any]) -> dict[str, Any] | None:
+    """What each actor of a cluster did, and what travelled; None where the run was on none, or says so in another way."""
+    try:
+        cluster = found["cluster"]
+        shards = [
+            {"node": str(shard["node"])} | {key: float(shard[key]) for key in ("devices", "expected_share", "seconds")}
+            for shard in cluster["shards"]
+        ]
+        moved = {key: float(cluster["bytes"][key]) for key in ("models", "work", "sums", "rows")}
+        return {"shards": shards, "bytes": moved, "rebuilt": int(cluster["rebuilt"])} if shards else None
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _fraction(record: RunRecord) -> float | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedbcd.data.federation import Federation
 from fedbcd.data.samples import Samples
 from fedbcd.engines.cluster.options import import_ray
-from fedbcd.engines.settings import Settings, products_in
+from fedbcd.engines.settings import Settings, products_in, torch_device
 from fedbcd.engines.simulate.batch import Job
 from fedbcd.engines.simulate.evaluate import Evaluator
 from fedbcd.engines.simulate.rows import MakeRows, Rows
@@ -92,25 +92,30 @@ class Shard:
 
         make_rows: MakeRows = own_rows if state is None else stored_in(Path(state))
         self._precision = settings.precision
-        self._numbers = settings.numbers(part, torch.device(where), make_rows)
+        device = torch_device(where)  # of a GPU: the first of those that Ray has set aside for this actor
+        self._numbers = settings.numbers(part, device, make_rows)
         self._numbers.trainer.check_vectorised(self._numbers.global_NF()[0])
-        self._evaluator = Evaluator(part, self._numbers.trainer.objective, torch.device(where))
+        self._evaluator = Evaluator(part, self._numbers.trainer.objective, device)
         self._models = dict(zip(MODELS, (self._numbers.x_NF, self._numbers.prev_NP), strict=True))
 
     def node(self) -> str:
         """The node that this actor is on."""
         return str(import_ray().get_runtime_context().get_node_id())
 
-    def work(self, jobs_N6: Array, absorbing: list[tuple[int, int]], handles: list[str], *models: tuple[Array, str]) -> Done:
-        """Train, and sum up what is uploaded. A job: device, session, steps, number of its model or -1, offline, activation."""
+    def work(self, jobs_N6: Array, uploads_N2: Array, handles: list[str], *models: tuple[Array, str]) -> Done:
+        """Train, and sum up what is uploaded, (server, device) in order.
+
+        A job: device, session, steps, number of its model or -1, offline, activation.
+        """
         began = time.perf_counter()
+        absorbing = [(server, device) for server, device in uploads_N2.tolist()]
         numbers = self._numbers
         where = numbers.total_VF.device
         numbers.models = {handle: unpacked(model).to(where) for handle, model in zip(handles, models, strict=True)}
-        numbers.clear_sums()
+        servers = sorted({server for server, _ in absorbing})
+        numbers.clear_sums(servers)
         with products_in(self._precision):
             numbers.compute([_job(row, handles) for row in jobs_N6.tolist()], absorbing)
-        servers = sorted({server for server, _ in absorbing})
         sums = numbers.total_VF[torch.tensor(servers, dtype=torch.int64, device=where)].cpu().numpy()
         return Done(servers, sums, [numbers.weight_V[n] for n in servers], time.perf_counter() - began)
 

@@ -1,14 +1,15 @@
 """The numbers of a run on a cluster: the driver plays the schedule and steps the servers, actors hold and train the devices.
 
-Per round the driver puts each z_n that is asked for into the object store once, and gets back the servers' sums: V + A - 1 vectors for
-V servers and A actors. Personal models cross the network only when somebody asks for them: certificates, checkpoints, the end.
-An actor that dies is made anew from the last checkpoint, and what it had been asked since is asked again: the same bits.
+Per round the driver puts each z_n that is asked for into the object store once, and gets back sums: one vector from each of A actors on
+Sync-cloud, which steps one z towards all devices together; otherwise V + A - 1 vectors at most, for V servers. Personal models cross the
+network only when somebody asks for them: certificates, checkpoints, the end. While actors work, the driver plays on to where their
+sums are needed. An actor that dies is made anew from the last checkpoint, and what it had been asked since is asked again: the same bits.
 """
 
 import math
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +28,28 @@ from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.engines.simulate.rows import ManyModels, Rows
 from fedbcd.engines.simulate.store import StoredRows
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.protocol.messages import ModelRef
+from fedbcd.protocol.messages import (
+    Absorb,
+    Actor,
+    Admit,
+    Command,
+    Dismiss,
+    Event,
+    ModelRef,
+    OfflineTrained,
+    StepGlobal,
+    StepModel,
+    Trained,
+)
 
 OBJECT_STORE = 150 * 2**20  # bytes, of a Ray that is started for one run
+NEED_SUMS = (StepGlobal, StepModel, Admit, Dismiss)
+Transition = tuple[Actor, Event, Sequence[Command]]
+OF_A_RAY_FOR_ONE_RUN = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # 15, its default, has actors wait for everything else on the machine
+}
+WITH_THE_CALL = 2**16  # bytes of a model; Ray sends arguments up to 100 KB without its object store
 ATTEMPTS = 5  # to bring a shard back
 _idle: dict[tuple[float, float], list[Any]] | None = None  # actors by what they hold of a machine, within `actors_kept`
 
@@ -51,7 +71,7 @@ def actors_kept() -> Iterator[None]:
 
 @dataclass
 class Traffic:
-    """Bytes that the driver has moved in rounds of training: models out (once per z_n), work out, sums in; and all other rows."""
+    """Bytes that the driver has moved in rounds of training: models out, work out, sums in; and all other rows."""
 
     models: int = 0
     work: int = 0
@@ -77,13 +97,13 @@ class Shards:
         self.ray = ray
         self.federation, self.settings, self.options, self.state = federation, settings, options, state
         self.traffic = Traffic()
-        actors = options.actors or _as_many_as_fit(ray, options)
-        self.shards = [_Shard(devices) for devices in shards_of(federation, settings, actors)]
+        self.shards = [_Shard(devices) for devices in shards_of(federation, settings, _number_of_actors(ray, options))]
         self.of_device = np.zeros(federation.devices, dtype=np.int64)
         for number, shard in enumerate(self.shards):
             self.of_device[shard.devices] = number
         self._checkpoint: Path | None = None
         self._keeps_journal = False
+        self._under_way = False
         self._kind = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_restarts=0, scheduling_strategy="SPREAD")(Shard)
         self._pool = None if _idle is None else _idle.setdefault((options.cpus, options.gpus), [])
         for number, ref in enumerate([self._start(shard) for shard in self.shards]):
@@ -116,13 +136,24 @@ class Shards:
 
     def ask(self, method: str, calls: dict[int, tuple[Any, ...]], changes: bool = False) -> dict[int, Any]:
         """Call several shards at once; those that die meanwhile are brought back and asked again."""
+        return self.begin(method, calls, changes)()
+
+    def begin(self, method: str, calls: dict[int, tuple[Any, ...]], changes: bool = False) -> Callable[[], dict[int, Any]]:
+        """As `ask`, without waiting: what is returned waits for the answers. Nothing else is asked before that."""
+        assert not self._under_way, "answers are to be fetched before something else is asked"
+        self._under_way = True
         refs = {number: self._call(number, method, arguments) for number, arguments in calls.items()}
-        found = {}
-        for number, ref in refs.items():
-            found[number] = self._answer(number, ref, method, calls[number])
-            if changes and self._keeps_journal:
-                self.shards[number].journal.append((method, calls[number]))
-        return found
+
+        def answers() -> dict[int, Any]:
+            self._under_way = False
+            found = {}
+            for number, ref in refs.items():
+                found[number] = self._answer(number, ref, method, calls[number])
+                if changes and self._keeps_journal:
+                    self.shards[number].journal.append((method, calls[number]))
+            return found
+
+        return answers
 
     def _call(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self.shards[number].actor, method).remote(*arguments)
@@ -195,13 +226,19 @@ def rows_in(checkpoint: Path, devices: Collection[int]) -> Iterator[tuple[str, l
                 yield which, mine, packed(torch.stack([rows[place[device]] for device in mine]))
 
 
-def _as_many_as_fit(ray: Any, options: Cluster) -> int:
+def _number_of_actors(ray: Any, options: Cluster) -> int:
+    """As asked for, or as many as the cluster has room for; refused where they would wait for ever."""
     there = ray.cluster_resources()
-    wanted = ("GPU", options.gpus) if options.gpus else ("CPU", options.cpus)
-    fit = int(there.get(wanted[0], 0) / wanted[1])
-    if fit < 1:
-        raise ConfigError(f"the cluster has {there.get(wanted[0], 0):g} {wanted[0]}, but an actor asks for {wanted[1]:g}; ask for less")
-    return fit
+    wanted = {kind: each for kind, each in (("GPU", options.gpus), ("CPU", options.cpus)) if each}
+    fit = min(int(there.get(kind, 0) / each + 1e-9) for kind, each in wanted.items())
+    actors = options.actors or max(1, fit)
+    for kind, each in wanted.items():
+        if actors * each > there.get(kind, 0) + 1e-9:
+            raise ConfigError(
+                f"the cluster has {there.get(kind, 0):g} {kind}, but {actors} {'actor asks' if actors == 1 else 'actors ask'} for "
+                f"{each:g} each and would wait for ever; use fewer actors, ask for less, or add machines first"
+            )
+    return actors
 
 
 class RemoteRows(Rows):
@@ -274,51 +311,105 @@ class ClusterNumbers(StackedNumbers):
     """As `StackedNumbers`, but personal models, training and sums over devices are in the actors."""
 
     shards: Shards
-    _refs: dict[ModelRef, Any]
+    _refs: dict[ModelRef, Any]  # models as actors get them: in the object store, or as they are
+    _answers: Callable[[], dict[int, Done]] | None = None  # of actors that are at work
+    _later: list[Transition]  # transitions since, in order; they are applied when the sums are there
+    _more: bool = False  # whether there is work for actors among those
 
     def use(self, shards: Shards) -> None:
         """After construction: where devices are."""
         self.shards = shards
         self._refs = {}
+        self._later = []
+
+    def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
+        """Take note of one transition. One that needs sums has actors work, and waits for them with all that follow it.
+
+        So the driver plays the next round while actors train for this one. Order and batches are as without waiting.
+        """
+        first = next((k for k, command in enumerate(commands) if isinstance(command, NEED_SUMS)), None)
+        if first is not None:
+            self._note(actor, event, commands[:first])
+            commands = commands[first:]
+            if self._answers is None or self._more:
+                self._collect()
+                self._send()
+        self._note(actor, event, commands)
+
+    def _note(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
+        """Apply at once, or when the actors have answered."""
+        if self._answers is None:
+            super().apply(actor, event, commands)
+            return
+        self._more |= isinstance(event, Trained | OfflineTrained) or any(isinstance(command, Absorb) for command in commands)
+        self._later.append((actor, event, commands))
 
     def flush(self) -> None:
-        """Have all pending work done, each shard's in one call."""
+        """Have all work done that has been asked for so far."""
+        self._collect()
+        self._send()
+        self._collect()
+
+    def _collect(self) -> None:
+        """Wait for the actors; add up their sums, and apply what has waited for them."""
+        answers, self._answers = self._answers, None
+        for number, done in ({} if answers is None else answers()).items():
+            self._add(number, done)
+        later, self._later, self._more = self._later, [], False
+        for transition in later:
+            super().apply(*transition)
+
+    def _send(self) -> None:
+        """Have actors do all pending work, each shard's in one call."""
         jobs, absorbing = self._pending, self._absorbing
         if not jobs and not absorbing:
             return
         self._pending, self._absorbing = [], []
         handles = sorted({job.model for job in jobs if job.model is not None})
-        refs = self._put(handles)
+        self._put(handles)
         number_of: dict[ModelRef | None, int] = {None: -1} | {handle: k for k, handle in enumerate(handles)}
         plain = [(j.device, j.session, j.steps, number_of[j.model], j.offline, j.activation) for j in jobs]
-        rows = np.array(plain, dtype=np.int64).reshape(-1, 6)
-        shard_of_job = self.shards.of_device[rows[:, 0]]
-        calls = {}
-        for number in range(len(self.shards.shards)):
-            mine = rows[shard_of_job == number]
-            uploads = [(server, device) for server, device in absorbing if self.shards.of_device[device] == number]
-            if len(mine) or uploads:
-                calls[number] = (mine, uploads, handles, *refs)
-                self.shards.traffic.work += mine.nbytes + 16 * len(uploads)
-        for number, done in self.shards.ask("work", calls, changes=True).items():
-            self._add(number, done)
+        jobs_N6 = np.array(plain, dtype=np.int64).reshape(-1, 6)
+        uploads_N2 = np.array([(self._sum_of(server), device) for server, device in absorbing], dtype=np.int64).reshape(-1, 2)
+        shard_of_job, shard_of_upload = (self.shards.of_device[devices] for devices in (jobs_N6[:, 0], uploads_N2[:, 1]))
+        calls = {
+            number: self._call_for(jobs_N6[shard_of_job == number], uploads_N2[shard_of_upload == number], handles)
+            for number in np.union1d(shard_of_job, shard_of_upload).tolist()
+        }
+        self._answers = self.shards.begin("work", calls, changes=True)
 
-    def _put(self, handles: Sequence[ModelRef]) -> list[Any]:
-        """Each model once into the object store, from where every node takes it once."""
+    def _call_for(self, jobs_N6: Array, uploads_N2: Array, handles: Sequence[ModelRef]) -> tuple[Any, ...]:
+        """What one shard is asked, with the models that its jobs need and no other."""
+        needed = np.unique(jobs_N6[jobs_N6[:, 3] >= 0, 3])
+        jobs_N6[:, 3] = np.where(jobs_N6[:, 3] < 0, -1, np.searchsorted(needed, jobs_N6[:, 3]))
+        names = [handles[k] for k in needed.tolist()]
+        models = [self._refs[name] for name in names]
+        traffic = self.shards.traffic
+        traffic.work += jobs_N6.nbytes + uploads_N2.nbytes
+        traffic.models += sum(model[0].nbytes for model in models if isinstance(model, tuple))
+        return (jobs_N6, uploads_N2, names, *models)
+
+    def _sum_of(self, server: int) -> int:
+        """In which sum a server's uploads are counted: eq. (5) needs only the total of all, which is kept with the first."""
+        return 0 if self.cloud.sync else server
+
+    def _put(self, handles: Sequence[ModelRef]) -> None:
+        """Each model once into the object store, from where every node takes it once; a small one goes with the calls."""
         for handle in handles:
             if handle not in self._refs:
                 model = packed(self.models[handle])
-                self.shards.traffic.models += model[0].nbytes
-                self._refs[handle] = self.shards.ray.put(model)
+                small = model[0].nbytes <= WITH_THE_CALL
+                self._refs[handle] = model if small else self.shards.ray.put(model)
+                self.shards.traffic.models += 0 if small else model[0].nbytes
         self._refs = {handle: ref for handle, ref in self._refs.items() if handle in self.models or handle in handles}
-        return [self._refs[handle] for handle in handles]
 
     def _add(self, number: int, done: Done) -> None:
         """A shard's part of the sums."""
         self.shards.shards[number].seconds += done.seconds
         self.shards.traffic.sums += done.sums.nbytes
+        total_VF = self.total_VF.numpy()
         for k, server in enumerate(done.servers):
-            self.total_VF[server] += torch.from_numpy(done.sums[k].copy()).to(self.total_VF.device)
+            total_VF[server] += done.sums[k]
             self.weight_V[server] += done.weights[k]
 
     def last_counted(self, device: int) -> Tensor:
@@ -338,10 +429,11 @@ def ray_for(options: Cluster) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if options.address is None:
+            for name, value in OF_A_RAY_FOR_ONE_RUN.items():
+                os.environ.setdefault(name, value)
             cpus = None if options.actors is None else max(1, math.ceil(options.actors * options.cpus))
             ray.init(address="local", num_cpus=cpus, object_store_memory=OBJECT_STORE, include_dashboard=False, **quiet)
         else:

@@ -38,6 +38,7 @@ from fedbcd.protocol.messages import (
 )
 
 Devices = npt.NDArray[np.int64]
+SAMPLED = 16  # arrivals looked at first, for each that is wanted
 
 
 @dataclass
@@ -203,25 +204,38 @@ class _Arrivals:
 
     def __init__(self, start: float, delay: Floats, devices: Devices) -> None:
         self._start = start
-        self._delay = delay
+        self._delay = delay  # infinite: taken, or gone
         self._devices = devices
+        self._left = len(delay)
 
     def take(self, number: int) -> list[tuple[float, int]]:
         """The next arrivals, at most `number`: (time, device). Of equal delays the device with the smaller number comes first."""
-        number = min(number, len(self._delay))
+        number = min(number, self._left)
         if number == 0:
             return []
-        bound = np.partition(self._delay, number - 1)[number - 1]
-        early = np.flatnonzero(self._delay <= bound)
+        early = places_of_smallest(self._delay, number)
         chosen = early[np.lexsort((self._devices[early], self._delay[early]))[:number]]
         times = (self._start + self._delay[chosen]).tolist()
-        taken = [*zip(times, self._devices[chosen].tolist(), strict=True)]
-        self._keep(np.delete(np.arange(len(self._delay)), chosen))
-        return taken
+        self._delay[chosen] = np.inf
+        self._left -= number
+        return [*zip(times, self._devices[chosen].tolist(), strict=True)]
 
     def remove(self, device: int) -> None:
         """Forget a device that has gone."""
-        self._keep(np.flatnonzero(self._devices != device))
+        place = (self._devices == device) & np.isfinite(self._delay)
+        self._delay[place] = np.inf
+        self._left -= int(place.sum())
 
-    def _keep(self, places: Devices) -> None:
-        self._delay, self._devices = self._delay[places], self._devices[places]
+
+def places_of_smallest(values: Floats, number: int) -> Devices:
+    """Places of the `number` smallest, and of all that equal the largest of them.
+
+    A sample says how small those are, about, so that among very many only a few are compared.
+    """
+    near = np.arange(len(values))
+    if len(values) > SAMPLED * number:
+        sample = np.sort(values[:: len(values) // (SAMPLED * number) + 1])
+        close = np.flatnonzero(values <= sample[min(2 * number * len(sample) // len(values) + SAMPLED, len(sample) - 1)])
+        near = close if len(close) >= number else near
+    bound = np.partition(values[near], number - 1)[number - 1]
+    return near[values[near] <= bound]

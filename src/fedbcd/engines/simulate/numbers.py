@@ -17,7 +17,7 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.variants import Algorithm, cloud_weights
 from fedbcd.data.federation import Federation
 from fedbcd.engines.simulate.batch import Job, Trainer
-from fedbcd.engines.simulate.rows import TOGETHER, MakeRows, ManyModels, Rows, SomeRows, blocks, total_distance
+from fedbcd.engines.simulate.rows import TOGETHER, MakeRows, ManyModels, Rows, SomeRows, in_turn, total_distance
 from fedbcd.engines.simulate.workers import OneWorker, Workers
 from fedbcd.protocol.clouds import Cloud, GraphCloud
 from fedbcd.protocol.messages import (
@@ -398,10 +398,11 @@ class StackedNumbers:
             if self.algorithm.counts == "active":
                 self.weight_V[server] += weight
 
-    def clear_sums(self) -> None:
-        """Begin the servers' sums at 0: for a shard, which tells what is to be added."""
-        self.total_VF.zero_()
-        self.weight_V = [0.0] * self.servers
+    def clear_sums(self, servers: Iterable[int]) -> None:
+        """Begin these servers' sums at 0: for a shard, which tells what is to be added."""
+        for server in servers:
+            self.total_VF[server] = 0.0
+            self.weight_V[server] = 0.0
 
     # --------------------------------------------------------------------------------------------------------------- the state
     def global_NF(self) -> Tensor:
@@ -448,7 +449,7 @@ class StackedNumbers:
         digest = hashlib.sha256()
         for models in (self.x_NF, self.prev_NP, self.global_NF()):
             digest.update(repr((str(models.dtype), tuple(models.shape))).encode())
-            for block in blocks(models):
+            for block in in_turn(models):
                 digest.update(block.contiguous().cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 

@@ -15,12 +15,13 @@ import numpy.typing as npt
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.variants import FedBCDI
 from fedbcd.engines.simulate.delays import Constant, Trace
-from fedbcd.engines.simulate.engine import Schedule
+from fedbcd.engines.simulate.engine import Schedule, places_of_smallest
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 DRAWN_AHEAD = 2**18  # arrivals in one block
+MANY = 10_000  # members of a server, whose arrivals are looked at one server after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +238,10 @@ class _Block:
 def _earliest(delay: Floats, number: int) -> Ints:
     """The places of the smallest along the last axis, in order; of equal ones the first."""
     width = delay.shape[-1]
+    if width >= MANY:
+        rows = [(row, places_of_smallest(row, number)) for row in delay.reshape(-1, width)]
+        chosen = [near[np.argsort(row[near], kind="stable")[:number]] for row, near in rows]
+        return np.stack(chosen).reshape(*delay.shape[:-1], number)
     if number < width and width > 64:
         near = np.sort(np.argpartition(delay, number - 1, axis=-1)[..., :number], axis=-1)
         order = np.argsort(np.take_along_axis(delay, near, -1), axis=-1, kind="stable")

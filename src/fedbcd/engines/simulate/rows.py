@@ -71,6 +71,10 @@ class Rows(ABC):
                 yield self.index_select(0, part)
                 self.release()
 
+    def in_turn(self) -> Iterator[Tensor]:
+        """All rows in order, a few at a time, each few valid until the next."""
+        return self.blocks()
+
 
 ManyModels = Tensor | Rows
 MakeRows = Callable[[str, int, Tensor], Rows]  # by name (x, x_prev): so many rows, all like this model
@@ -82,9 +86,9 @@ def total_distance(models: ManyModels, z_VF: Tensor, members: Sequence[tuple[int
     return float((models.index_select(0, device).to(z_VF.dtype) - z_VF[server]).norm(dim=1).double().sum())
 
 
-def blocks(models: ManyModels) -> Iterator[Tensor]:
-    """All rows in order, a few at a time where they are not in memory."""
-    return models.blocks() if isinstance(models, Rows) else iter((models,))
+def in_turn(models: ManyModels) -> Iterator[Tensor]:
+    """All rows in order, a few at a time where they are not in memory, each few valid until the next."""
+    return models.in_turn() if isinstance(models, Rows) else iter((models,))
 
 
 class SomeRows:

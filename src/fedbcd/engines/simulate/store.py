@@ -16,7 +16,7 @@ from torch import Tensor
 from fedbcd.engines.driver import Driver, Machines
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.outline import Outline, why_not_ahead
-from fedbcd.engines.simulate.rows import MakeRows, Rows
+from fedbcd.engines.simulate.rows import AT_ONCE, TOGETHER, MakeRows, Rows
 from fedbcd.errors import RecordError
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Pull, Train, number_of
@@ -37,6 +37,7 @@ class StoredRows(Rows):
         sizes = [min(self._per_shard, rows - first) for first in range(0, rows, self._per_shard)]
         self._maps = [_mapped(folder, size * self._row_bytes) for size in sizes]
         self._shards = [torch.frombuffer(m, dtype=start.dtype).view(-1, len(start)) for m in self._maps]
+        self._resident: set[int] = set()  # shards that have been read or written since the last release
 
     def index_select(self, dim: int, index: Tensor, /) -> Tensor:
         """Copies of some rows."""
@@ -60,6 +61,7 @@ class StoredRows(Rows):
         shard_of = torch.where(wanted, index // self._per_shard, -1)
         for number in sorted(set(shard_of.tolist())):
             if number >= 0:
+                self._resident.add(number)
                 there = (shard_of == number).nonzero()[:, 0]
                 yield self._shards[number], there, index[there] - number * self._per_shard
 
@@ -77,8 +79,33 @@ class StoredRows(Rows):
 
     def release(self) -> None:
         """Give back the memory of all rows; the system writes them out in its own time."""
-        for shard in self._maps:
-            shard.madvise(mmap.MADV_DONTNEED)
+        for number in self._resident:
+            self._maps[number].madvise(mmap.MADV_DONTNEED)
+        self._resident.clear()
+
+    def in_turn(self) -> Iterator[Tensor]:
+        """All rows in order; in one piece of memory, which is x(0) but for the rows that were written."""
+        size = max(1, AT_ONCE // max(1, self.shape[1]))
+        buffer = self._start.repeat(min(size, len(self)), 1)
+        for first in range(0, len(self), size):
+            written = self._is_written[first : first + size].nonzero()[:, 0]
+            buffer[written] = self.index_select(0, written + first).cpu()
+            yield buffer[: len(self) - first]
+            buffer[written] = self._start
+            self.release()
+
+    def total_distance(self, z_VF: Tensor, members: Sequence[tuple[int, int]]) -> float:
+        """As for any rows, to the bit; but what is x(0) still is compared once for each server."""
+        device_N, server_N = torch.tensor(members).T
+        start_VF = self._start.to(z_VF).expand(max(2, len(z_VF)), -1)
+        norm_N = (start_VF - z_VF[torch.arange(len(start_VF)) % len(z_VF)]).norm(dim=1)[server_N]
+        written = self._is_written[device_N].nonzero()[:, 0]
+        for part in torch.split(written, TOGETHER):
+            pair = part.repeat(2)[: max(2, len(part))]  # one row alone would be summed up in another order
+            rows = self.index_select(0, device_N[pair]).to(z_VF.dtype)
+            norm_N[pair] = (rows - z_VF[server_N[pair]]).norm(dim=1)
+            self.release()
+        return sum(float(part.double().sum()) for part in torch.split(norm_N, TOGETHER))
 
 
 def _mapped(folder: Path, size: int) -> mmap.mmap:

@@ -748,6 +748,23 @@ const fedbcd = (() => {
     return { id: "plan", title: "Planner", el, update };
   };
 
+  sections.cluster = (app) => {
+    const el = section("cluster", "Actors of the cluster", "Each actor’s part of the devices, its expected share of the work, and how long it was busy. A round waits for the slowest, so one whose share of the busy time is well above its expected share holds up the others.");
+    const place = h("div");
+    el.append(place);
+    return { id: "cluster", title: "Cluster", el, uses: (run) => run.cluster, update: () => {
+      const runs = app.view.runs.filter((run) => run.cluster);
+      el.hidden = !runs.length;
+      place.replaceChildren(...runs.flatMap((run) => {
+        const { shards, bytes: moved, rebuilt } = run.cluster, all = shards.reduce((sum, shard) => sum + shard.seconds, 0) || 1;
+        const slow = Math.max(...shards.map((shard) => shard.seconds)) / (all / shards.length);
+        const rows = shards.map((shard, k) => [`actor ${k}`, shard.node, shard.devices, percent(shard.expected_share), percent(shard.seconds / all), short(shard.seconds)]);
+        return [table(`${run.name}: who did how much`, ["actor", "node", "devices", "expected share", "share of busy time", "busy seconds"], rows, [0, 1]),
+          h("p", {}, `The busiest actor worked ${short(slow)} times as long as the mean. Moved by the driver: ${bytes(moved.models)} of models and ${bytes(moved.work)} of work out, ${bytes(moved.sums)} of sums in, ${bytes(moved.rows)} of other rows. Actors brought back: ${rebuilt}.`)];
+      }));
+    } };
+  };
+
   sections.settings = (app) => {
     const el = section("settings", "What was run", "Settings in which the runs differ, then every setting, seed, version and machine.");
     const place = h("div");
@@ -781,7 +798,7 @@ const fedbcd = (() => {
     set("auto");
     return button;
   }
-  const ORDER = ["summary", "next", "curves", "devices", "distances", "certificates", "protocol", "time", "partition", "plan", "settings"];
+  const ORDER = ["summary", "next", "curves", "devices", "distances", "certificates", "protocol", "time", "partition", "cluster", "plan", "settings"];
   const TESTED = ["curves", "devices", "distances", "certificates", "partition"];  // a deployment seen from outside says nothing about these
   // Puts the views into `root`. `source.timeline(run, begin, end)`, where given, fetches details of a stretch of the timeline.
   // `more` are further sections: [the id before which it stands, a function that makes it].
