@@ -324,11 +324,8 @@ def phases_wait_for_those_who_left() -> Any:
     whole = Server._device_left
 
     def left(self: Server, event: Event) -> list[Command]:
-        ended, self._end_if_complete = self._end_if_complete, list  # type: ignore[method-assign]
-        try:
+        with patch.object(Server, "_end_if_complete", lambda _: []):
             return whole(self, event)
-        finally:
-            self._end_if_complete = ended  # type: ignore[method-assign]
 
     states = (servers.ServerState.COLLECTING, servers.ServerState.WAITING)
     return patch.dict(servers.TRANSITIONS, {(s, servers.DeviceLeft): left for s in states})
