@@ -137,11 +137,11 @@ class GrowingLog:
             last[line.actor] = line.time
         for actor, time in last.items():
             self._reader.begin_after(actor, time)
-        size = self.path.stat().st_size
-        if reader.end is None and reader.cut is None:
-            return size
+        keep = self.path.stat().st_size
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            return view.rfind(b"\n", 0, size - 1) + 1
+            for _ in [line for line in (reader.cut, reader.end) if line is not None]:
+                keep = view.rfind(b"\n", 0, keep - 1) + 1
+        return keep
 
     # ---------------------------------------------------------------------------------------------------------------- growing
     def grow(self, settled: Mapping[Actor, Settled]) -> None:
