@@ -238,4 +238,5 @@ def places_of_smallest(values: Floats, number: int) -> Devices:
         close = np.flatnonzero(values <= sample[min(2 * number * len(sample) // len(values) + SAMPLED, len(sample) - 1)])
         near = close if len(close) >= number else near
     bound = np.partition(values[near], number - 1)[number - 1]
-    return near[values[near] <= bound]
+    found: Devices = near[values[near] <= bound]
+    return found

@@ -114,7 +114,9 @@ def _mapped(folder: Path, size: int) -> mmap.mmap:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.truncate(size)
-            return mmap.mmap(file.fileno(), size)  # shared: what does not fit into memory goes to the file
+            shared = mmap.mmap(file.fileno(), size)  # what does not fit into memory goes to the file
+            shared.madvise(mmap.MADV_RANDOM)  # who touches a row wants that row, not megabytes around it
+            return shared
     except OSError as error:
         raise RecordError(f"cannot keep {size} bytes of models in {folder}: {error.strerror}; choose another folder for `state`") from None
 
