@@ -119,6 +119,7 @@ class World:
         self._serial = 0
         self._windows: list[Planned] = []
         self._connected: set[tuple[Actor, Actor]] = set()  # guest and host
+        self._greeted: Counter[tuple[Actor, Actor]] = Counter()  # how often; a letter does not outlive the connection that it was sent on
         size = self.plan.size_F
         self._limits = Limits(frozenset({("F32", size), ("F64", size + 1)}))
 
@@ -289,6 +290,10 @@ class World:
     def _greet(self, host: Node, guest: Actor, hello: dict[str, Any]) -> None:
         if isinstance(host.role, ServerRole) and host.role.machine.state is ServerState.NEW:
             return
+        self._handle_inbox(host)  # what came before is handled before
+        if host.role is None:
+            return
+        self._greeted[guest, host.actor] += 1
         before = len(self.refused)
         belongs = host.actor == COORDINATOR or host.role.machine.last_of(number_of(guest)) is not None
         self._connected.add((guest, host.actor))
@@ -335,12 +340,18 @@ class World:
             delay = self.chance.uniform(0.001, 0.03)
             delay += self.chance.uniform(0.3, 3.0) if self._hits(Fault.DELAY, letter) else 0
             delay += self.chance.uniform(0.0, 0.5) if self._hits(Fault.REORDER, letter) else 0
-            self.after(delay, lambda: self._deliver(letter))
+            self.after(delay, partial(self._deliver, letter, self._connections(letter)))
 
-    def _deliver(self, letter: Letter) -> None:
+    def _connections(self, letter: Letter) -> int:
+        """How often these two have connected."""
+        return self._greeted[letter.sender, letter.to] + self._greeted[letter.to, letter.sender]
+
+    def _deliver(self, letter: Letter, connections: int) -> None:
         node = self.nodes[letter.to]
+        if self._connections(letter) != connections:
+            return
         if node.paused_until > self.now:
-            self.after(node.paused_until - self.now, lambda: self._deliver(letter))
+            self.after(node.paused_until - self.now, partial(self._deliver, letter, connections))
         elif self._hits(Fault.RESET, letter):
             self._cut(letter)
         elif node.role is not None and self.schedule.together:
@@ -353,7 +364,8 @@ class World:
     def _handle_inbox(self, node: Node) -> None:
         """What has come meanwhile, with one wait for the disk."""
         letters, node.inbox = node.inbox, []
-        self._do(node, lambda: self._together(node, letters))
+        if letters:
+            self._do(node, lambda: self._together(node, letters))
 
     def _together(self, node: Node, letters: list[Letter]) -> list[Letter]:
         calls = [partial(node.role.receive, letter, self._time(node)) for letter in letters]
