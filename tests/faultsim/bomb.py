@@ -6,6 +6,7 @@ FOLDER holds its certificates. It reads the port from its input and prints one o
 import asyncio
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -22,11 +23,10 @@ async def throw(credentials: Credentials, peer: str, port: int, size: int) -> No
     for kind in (grpc.Compression.Gzip, grpc.Compression.Deflate, grpc.Compression.NoCompression):
         async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials.for_dialler()[0], options=options) as channel:
             call = channel.stream_stream(f"/{SERVICE}/Link")(compression=kind)
-            try:
+            with suppress(grpc.aio.AioRpcError):  # the call may have ended while it writes
                 await call.write(bomb)
-                answer = str(await call.read())
-            except grpc.aio.AioRpcError as error:
-                answer = f"{error.code().name}: {error.details()}"
+                await call.read()
+            answer = f"{(await call.code()).name}: {await call.details()}"
         print(json.dumps({"compression": kind.name, "bytes": len(bomb), "answer": answer}), flush=True)
 
 
