@@ -26,6 +26,7 @@ import fedbcd as fb
 from fedbcd.algorithm.params import Layout
 from fedbcd.data.partition import Partition
 from fedbcd.engines.cluster.engine import actors_kept, ray_for
+from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.models import logistic, mlp
 
 SERVERS, SAMPLES, POOL = 10, 60, 20_000
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="per run; default: 30, with 10,000 devices or more 10")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as `fedbcd run` does
     rows: list[dict[str, Any]] = []
     with ray_for(fb.Cluster(actors=3)), actors_kept():
         for devices in map(int, chosen.devices.split(",")):

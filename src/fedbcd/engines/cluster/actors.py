@@ -18,6 +18,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.data.samples import Samples
 from fedbcd.engines.cluster.options import import_ray
 from fedbcd.engines.settings import Settings, products_in, torch_device
+from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.engines.simulate.batch import Job
 from fedbcd.engines.simulate.evaluate import Evaluator
 from fedbcd.engines.simulate.rows import MakeRows, Rows
@@ -86,6 +87,7 @@ class Shard:
     def hold(self, part: Federation, settings: Settings, devices: Sequence[int], where: str, state: str | None) -> None:
         """Begin: all models of these devices at x(0)."""
         torch.set_num_threads(1)
+        keep_freed_memory()  # this process does nothing else
 
         def own_rows(_: str, rows: int, start: Tensor) -> Rows:
             return OwnRows(devices, rows, start)
