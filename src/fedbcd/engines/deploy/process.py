@@ -224,6 +224,11 @@ class Process(ABC):
         if not self._ended.done():
             self._ended.set_result(code)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has been told to stop, or has failed: what is asked of it now does not happen."""
+        return self._ended.done()
+
     async def _open(self, health: Health) -> None:
         port = await health.start(*split_address(self.options.health, "deploy.health"))
         folder = self.options.folder_of(self.role.actor)
