@@ -19,7 +19,7 @@ from fedbcd.engines.deploy.clock import TICK
 from fedbcd.engines.deploy.growing import GrowingLog, Settled
 from fedbcd.engines.deploy.nursery import Child, Nursery
 from fedbcd.engines.deploy.process import run_process
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.errors import ConfigError, FedBCDError
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
 
 PORTS = (20_000, 30_000)  # below the ports that outgoing connections take, so that a restarted server finds its own free
@@ -156,7 +156,7 @@ class Up:
             known[child.actor] = said if said is not None and pid == child.pid else Settled(self._log.clock, -1)
         try:
             self._log.grow(known)
-        except RecordError as error:
+        except (FedBCDError, OSError) as error:  # the run is worth more than its log, which can be made from the stores later
             sys.stderr.write(f"the log does not grow any more: {error}\n")
             self._grows = False
 
