@@ -182,6 +182,13 @@ class FakeListener:
         self.connected = frozenset(peers)
         self.told: list[tuple[Actor, str, dict[str, Any]]] = []
         self.refused: list[tuple[Actor, str]] = []
+        self.moved, self.model = -math.inf, -math.inf
+
+    def moved_at(self, _peer: Actor) -> float:
+        return self.moved
+
+    def model_sent_at(self, _peer: Actor) -> float:
+        return self.model
 
     async def notice(self, peer: Actor, kind: str, body: dict[str, Any]) -> bool:
         self.told.append((peer, kind, body))
@@ -230,6 +237,38 @@ def test_listeners_learn_how_long_peers_take_to_answer_and_hang_up_on_those_that
         process.drop("ping")
 
     play(folder, actor, scene)
+
+
+def test_nobody_is_hung_up_on_while_a_model_is_under_way_or_dealt_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ping, or its answer, may wait behind a model of a gigabyte."""
+
+    async def scene(process: ServerProcess) -> None:
+        now = 1000.0
+        monkeypatch.setattr("fedbcd.engines.deploy.process.time.monotonic", lambda: now)
+        process.listener = links = FakeListener("device/0")  # type: ignore[assignment]
+
+        async def beat() -> None:
+            process.beat()
+            await asyncio.gather(*process._tasks)
+
+        await beat()
+        await process.heard("device/0", "pong", links.told[-1][2])
+        await beat()
+        for _ in range(10):  # parts come, or go
+            now += 9.0
+            links.moved = now
+            now += 9.0
+            await beat()
+        links.model = links.moved  # a part of ours was the last; the device writes it to its disk
+        now += 100.0
+        await beat()
+        assert links.refused == []
+        now += 20.0
+        await beat()
+        assert links.refused == [("device/0", "gone")]
+        process.drop("ping")
+
+    play(folder, "server/0", scene)
 
 
 def test_a_coordinator_that_begins_to_look_late_invents_no_staleness() -> None:
