@@ -144,6 +144,18 @@ def test_an_onlooker_sees_every_line_once_and_in_order(folder: Path, towns: list
         stores_in(folder / "nowhere")
 
 
+def test_two_do_not_write_the_same_log(folder: Path, towns: list[Town], monkeypatch: pytest.MonkeyPatch) -> None:
+    world = watched(folder, towns, "fedbcd-sync", 11)
+    half = world.path.read_bytes()[:-5]
+    world.path.write_bytes(half)  # the other one is in the middle of a line
+    monkeypatch.setattr("fedbcd.engines.deploy.growing.ALONE_S", 0.1)
+    with pytest.raises(RecordError, match="another process writes .*events.jsonl; stop the other"):
+        world._opened()
+    assert world.path.read_bytes() == half
+    world.log.close()
+    world._opened().close()
+
+
 def test_a_log_that_cannot_be_written_does_not_end_the_run(folder: Path, towns: list[Town], capsys: pytest.CaptureFixture[str]) -> None:
     world = watched(folder, towns, "fedbcd-sync", 10)
     town = world.town
