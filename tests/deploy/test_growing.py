@@ -149,7 +149,7 @@ def test_two_do_not_write_the_same_log(folder: Path, towns: list[Town], monkeypa
     half = world.path.read_bytes()[:-5]
     world.path.write_bytes(half)  # the other one is in the middle of a line
     monkeypatch.setattr("fedbcd.engines.deploy.growing.ALONE_S", 0.1)
-    with pytest.raises(RecordError, match="another process writes .*events.jsonl; stop the other"):
+    with pytest.raises(RecordError, match="another process writes"):
         world._opened()
     assert world.path.read_bytes() == half
     world.log.close()

@@ -9,10 +9,10 @@ import fcntl
 import math
 import mmap
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from fedbcd.engines.deploy.ask import ask_status, pid_in
@@ -22,7 +22,6 @@ from fedbcd.engines.deploy.store import FileStore, read_tail
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import LogReader, LogWriter, Transition, header_line, transition_line
 from fedbcd.protocol.messages import Actor, number_of
-
 
 ALONE_S = 10.0  # how long to wait for another process that writes the log: one that was killed leaves children, who end soon
 
@@ -212,13 +211,13 @@ class GrowingLog:
 
 def _alone(path: Path) -> int | None:
     """A lock on the folder of a log: two that wrote it would cut off and repeat each other's lines."""
-    handle, until = os.open(path.parent, os.O_RDONLY), time.monotonic() + ALONE_S
+    handle, until = os.open(path.parent, os.O_RDONLY), monotonic() + ALONE_S
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return handle
         except OSError:
-            if time.monotonic() > until:
+            if monotonic() > until:
                 os.close(handle)
                 raise RecordError(f"another process writes {path}; stop the other 'fedbcd up' of this folder first") from None
-            time.sleep(0.1)
+            sleep(0.1)
