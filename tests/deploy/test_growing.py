@@ -156,12 +156,18 @@ def test_two_do_not_write_the_same_log(folder: Path, towns: list[Town], monkeypa
     world._opened().close()
 
 
-def test_a_log_that_cannot_be_written_does_not_end_the_run(folder: Path, towns: list[Town], capsys: pytest.CaptureFixture[str]) -> None:
-    world = watched(folder, towns, "fedbcd-sync", 10)
+def up_of(world: Watched, folder: Path) -> Up:
+    """A parent whose children are but names."""
     town = world.town
     plan = Deployment.of(town.federation, town.settings, Deploy(folder=str(town.folder), plain=True))
     up = Up(plan, folder, world.log)
     up.nursery.children = {actor: Child(actor) for actor in actors_of(town.blueprint)}
+    return up
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_run(folder: Path, towns: list[Town], capsys: pytest.CaptureFixture[str]) -> None:
+    world = watched(folder, towns, "fedbcd-sync", 10)
+    up = up_of(world, folder)
     for error in (OSError(28, "No space left on device"), LocalProtocolError("what cannot be")):
         up._grows = True
         world.log.grow = Mock(side_effect=error)  # type: ignore[method-assign]
@@ -169,6 +175,20 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(folder: Path, towns: 
         up._grow({})
         assert world.log.grow.call_count == 1
         assert f"the log does not grow any more: {error}" in capsys.readouterr().err
+    world.log.close()
+
+
+def test_the_store_of_a_new_process_is_read_whatever_its_length(folder: Path, towns: list[Town]) -> None:
+    """It may have lost its disk and have done as much since as before."""
+    world = watched(folder, towns, "fedbcd-sync", 12)
+    up = up_of(world, folder)
+    world.log.grow = Mock()  # type: ignore[method-assign]
+    told = []
+    for pid in (7, 7, 8, 8):
+        up.nursery.children["server/0"].pid = pid
+        up._grow({"server/0": {"settled": 5.0, "events": 40, "pid": pid}})
+        told.append(world.log.grow.call_args.args[0]["server/0"])
+    assert told == [Settled(5.0, -1), Settled(5.0, 40)] * 2
     world.log.close()
 
 

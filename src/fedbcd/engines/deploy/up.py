@@ -149,7 +149,8 @@ class Up:
         for actor, status in {**statuses, **{actor: self._ask(actor) for actor in chosen}}.items():
             pid, said = self.nursery.children[actor].pid, Settled.of(status)
             if said is not None and pid is not None and status.get("pid") == pid:
-                self._settled[actor] = (pid, said)
+                is_new = self._settled.get(actor, (None, said))[0] != pid  # its store may be another one, with as many events
+                self._settled[actor] = (pid, said._replace(events=-1) if is_new else said)
         known: dict[Actor, Settled] = {}
         for child in self.nursery.running:
             pid, said = self._settled.get(child.actor, (None, None))
