@@ -4,18 +4,23 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import fedbcd as fb
 from deploy_helpers import CASES, Town, Unkind, federation
 from fedbcd.cli_deploy import LOOK_S
+from fedbcd.engines.deploy.assemble import Deployment
 from fedbcd.engines.deploy.blueprint import Blueprint
 from fedbcd.engines.deploy.growing import GrowingLog, Onlooker, Settled, stores_in
 from fedbcd.engines.deploy.merge import header_of, merge
+from fedbcd.engines.deploy.nursery import Child
+from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.store import FileStore
+from fedbcd.engines.deploy.up import Up, actors_of
 from fedbcd.engines.settings import Settings
-from fedbcd.errors import RecordError
+from fedbcd.errors import LocalProtocolError, RecordError
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Actor, device_actor
@@ -137,6 +142,54 @@ def test_an_onlooker_sees_every_line_once_and_in_order(folder: Path, towns: list
     assert seen == [line for line in out.read_bytes().splitlines(keepends=True)[1:-1] if b'"on":"coordinator"' not in line]
     with pytest.raises(RecordError, match="is no store of a role and holds none"):
         stores_in(folder / "nowhere")
+
+
+def test_two_do_not_write_the_same_log(folder: Path, towns: list[Town], monkeypatch: pytest.MonkeyPatch) -> None:
+    world = watched(folder, towns, "fedbcd-sync", 11)
+    half = world.path.read_bytes()[:-5]
+    world.path.write_bytes(half)  # the other one is in the middle of a line
+    monkeypatch.setattr("fedbcd.engines.deploy.growing.ALONE_S", 0.1)
+    with pytest.raises(RecordError, match="another process writes"):
+        world._opened()
+    assert world.path.read_bytes() == half
+    world.log.close()
+    world._opened().close()
+
+
+def up_of(world: Watched, folder: Path) -> Up:
+    """A parent whose children are but names."""
+    town = world.town
+    plan = Deployment.of(town.federation, town.settings, Deploy(folder=str(town.folder), plain=True))
+    up = Up(plan, folder, world.log)
+    up.nursery.children = {actor: Child(actor) for actor in actors_of(town.blueprint)}
+    return up
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_run(folder: Path, towns: list[Town], capsys: pytest.CaptureFixture[str]) -> None:
+    world = watched(folder, towns, "fedbcd-sync", 10)
+    up = up_of(world, folder)
+    for error in (OSError(28, "No space left on device"), LocalProtocolError("what cannot be")):
+        up._grows = True
+        world.log.grow = Mock(side_effect=error)  # type: ignore[method-assign]
+        up._grow({})
+        up._grow({})
+        assert world.log.grow.call_count == 1
+        assert f"the log does not grow any more: {error}" in capsys.readouterr().err
+    world.log.close()
+
+
+def test_the_store_of_a_new_process_is_read_whatever_its_length(folder: Path, towns: list[Town]) -> None:
+    """It may have lost its disk and have done as much since as before."""
+    world = watched(folder, towns, "fedbcd-sync", 12)
+    up = up_of(world, folder)
+    world.log.grow = Mock()  # type: ignore[method-assign]
+    told = []
+    for pid in (7, 7, 8, 8):
+        up.nursery.children["server/0"].pid = pid
+        up._grow({"server/0": {"settled": 5.0, "events": 40, "pid": pid}})
+        told.append(world.log.grow.call_args.args[0]["server/0"])
+    assert told == [Settled(5.0, -1), Settled(5.0, 40)] * 2
+    world.log.close()
 
 
 def stores_of(out: Path, actors: list[Actor]) -> dict[Actor, FileStore]:

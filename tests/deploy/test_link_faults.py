@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +164,36 @@ def test_a_line_that_is_slow_is_not_taken_for_one_that_is_dead(certs: Path) -> N
         device = dialer(there, Credentials(certs, DEVICE), proxy.port, options=options, model=declared(len(model)))
         async with running(device.run()):
             await eventually(lambda: device.connected)
+            began, times = time.monotonic(), set()
             await device.send(up(model))
-            await eventually(lambda: here.letters or here.disconnects or there.disconnects)
+            await eventually(lambda: times.add(server.moved_at(DEVICE)) or here.letters or here.disconnects or there.disconnects)
+            assert len(times) >= 3  # both ends see that it moves
+            assert device.model_sent_at(SERVER) > began
+            assert server.model_sent_at(DEVICE) < began
             assert (len(here.letters), here.disconnects, there.disconnects) == (1, [], [])
         await proxy.stop()
         await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_is_not_called_silent_while_nobody_listens_to_it(certs: Path) -> None:
+    async def scenario() -> None:
+        ear, silent = Ear(), []
+
+        async def slow(_letter: Any) -> None:
+            await asyncio.sleep(0.5)
+            silent.append(time.monotonic() - server.moved_at(DEVICE))
+
+        ear.letter = slow  # type: ignore[method-assign]
+        server = listener(ear, Credentials(certs, SERVER))
+        device = dialer(Ear(), Credentials(certs, DEVICE), await server.start())
+        async with running(device.run()):
+            await eventually(lambda: device.connected)
+            await device.send(up(None))
+            await eventually(lambda: silent)
+        await server.stop()
+        assert silent[0] < 0.4
 
     asyncio.run(scenario())
 

@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 from fedbcd.cli import app
 from fedbcd.config import read_toml
 from fedbcd.engines.deploy.link import ask_change
-from fedbcd.engines.deploy.options import settle
+from fedbcd.engines.deploy.options import Deploy, settle
 from fedbcd.engines.deploy.refusals import Refused, RefusedForGood
 from fedbcd.engines.deploy.tls import Credentials
 from fedbcd.errors import ConfigError
 from fedbcd.eventlog import LogReader
+from fedbcd.experiments.deployed import one_job, settings_of
 from fedbcd.protocol.messages import DeviceJoined, DeviceLeft, Restored, Uploaded
 from process_helpers import job, kill, run, running, status_of, wait_for, write_job
 
@@ -82,3 +83,5 @@ def test_commands_refuse_what_cannot_be(tmp_path: Path) -> None:
     late = write_job(tmp_path, job(deploy={"late": [6], "plain": True, "servers": ["127.0.0.1:1", "127.0.0.1:1"]}))
     with pytest.raises(ConfigError, match="late names device 6; the devices of this job are 0 to 5"):
         CliRunner().invoke(app, ["admit", str(late), "1"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="late names every device of server 1; keep at least one"):
+        settings_of(one_job(job()), Deploy(late=(5, 3, 4), samples=20))

@@ -60,6 +60,14 @@ def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
     assert all((_pace(one, device).arrival(0, 0) is None) == (device not in first) for device in range(8))
 
 
+def test_a_device_that_joins_late_is_available_now_and_then() -> None:
+    (one,) = parse(job(algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 2}))
+    late = Drawn(3, range(3), one.algorithm, one.clock, 1, one.run.seed, SCALE)
+    available = [late.trains_offline(round_) for round_ in range(100)]
+    assert 30 <= sum(available) <= 70
+    assert [late.arrival(0, round_) is not None for round_ in range(100)] == available
+
+
 def test_a_real_device_asks_at_once_and_takes_as_long_as_it_takes() -> None:
     assert (Real().arrival(3, 1), Real().work(0, 5), Real().trains_offline(2)) == (0.0, 0.0, False)
 

@@ -22,6 +22,7 @@ from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.process import Process
 from fedbcd.engines.deploy.server_process import ServerProcess
 from fedbcd.engines.settings import Settings
+from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import COORDINATOR, Activated, Actor, MixModels, ServerReady, Started, Woke
 
 
@@ -111,6 +112,48 @@ def test_a_device_does_not_start_the_same_work_twice(folder: Path) -> None:
     play(folder, "device/0", scene)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_an_operator_is_not_told_of_a_change_that_is_not_durable(first: bool, folder: Path) -> None:
+    """The disk fails in the middle of a group, whoever's turn it was; or the server has been told to stop."""
+
+    async def scene(process: ServerProcess) -> None:
+        def full(_: float) -> list[Letter]:
+            raise RecordError("the disk is full")
+
+        await process.tell(Started())
+        asks = [lambda: process.change("dismiss", 0), lambda: process.do(full)]
+        async with process._turn:
+            waiting = [asyncio.create_task(ask()) for ask in (asks if first else asks[::-1])]
+            await asyncio.sleep(0.01)
+        told = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(told[0 if first else 1], RecordError | CheckFailed)
+        with pytest.raises(CheckFailed, match="server/0 is ending, so this may not have happened; ask again"):
+            await process.change("dismiss", 1)
+
+    play(folder, "server/0", scene)
+
+
+def test_devices_are_told_of_a_phase_once_it_is_durable(folder: Path) -> None:
+    async def scene(process: ServerProcess) -> None:
+        go, seen = threading.Event(), threading.Event()
+
+        def slow(now: float) -> list[Letter]:
+            letters = process.role.tell(Started(), now)
+            seen.set()
+            go.wait(20)
+            return letters
+
+        task = asyncio.create_task(process.do(slow))
+        await until(seen.is_set)
+        assert process.role.machine.phase == 0
+        assert (process.status()["phase"], process._notice()["phase"], process._notice()["open"]) == (-1, -1, False)
+        go.set()
+        await task
+        assert (process.status()["phase"], process._notice()["phase"], process._notice()["open"]) == (0, 0, True)
+
+    play(folder, "server/0", scene)
+
+
 NOTICES = [{}, {"phase": 1}, {"round": 1, "phase": "1"}, {"round": math.inf, "phase": 0}, {"round": 0, "phase": 0, "elapsed": math.nan}]
 
 
@@ -139,6 +182,13 @@ class FakeListener:
         self.connected = frozenset(peers)
         self.told: list[tuple[Actor, str, dict[str, Any]]] = []
         self.refused: list[tuple[Actor, str]] = []
+        self.moved, self.model = -math.inf, -math.inf
+
+    def moved_at(self, _peer: Actor) -> float:
+        return self.moved
+
+    def model_sent_at(self, _peer: Actor) -> float:
+        return self.model
 
     async def notice(self, peer: Actor, kind: str, body: dict[str, Any]) -> bool:
         self.told.append((peer, kind, body))
@@ -187,6 +237,38 @@ def test_listeners_learn_how_long_peers_take_to_answer_and_hang_up_on_those_that
         process.drop("ping")
 
     play(folder, actor, scene)
+
+
+def test_nobody_is_hung_up_on_while_a_model_is_under_way_or_dealt_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ping, or its answer, may wait behind a model of a gigabyte."""
+
+    async def scene(process: ServerProcess) -> None:
+        now = 1000.0
+        monkeypatch.setattr("fedbcd.engines.deploy.process.time.monotonic", lambda: now)
+        process.listener = links = FakeListener("device/0")  # type: ignore[assignment]
+
+        async def beat() -> None:
+            process.beat()
+            await asyncio.gather(*process._tasks)
+
+        await beat()
+        await process.heard("device/0", "pong", links.told[-1][2])
+        await beat()
+        for _ in range(10):  # parts come, or go
+            now += 9.0
+            links.moved = now
+            now += 9.0
+            await beat()
+        links.model = links.moved  # a part of ours was the last; the device writes it to its disk
+        now += 100.0
+        await beat()
+        assert links.refused == []
+        now += 20.0
+        await beat()
+        assert links.refused == [("device/0", "gone")]
+        process.drop("ping")
+
+    play(folder, "server/0", scene)
 
 
 def test_a_coordinator_that_begins_to_look_late_invents_no_staleness() -> None:

@@ -1,5 +1,6 @@
 """The store: all of a commit or none of it, one process at a time, and nothing damaged is read."""
 
+import math
 import sqlite3
 from pathlib import Path
 from random import Random
@@ -9,7 +10,7 @@ import torch
 
 from fedbcd.engines.deploy import failpoints
 from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
-from fedbcd.engines.deploy.store import FileStore
+from fedbcd.engines.deploy.store import FileStore, Tail, read_tail
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import Transition
 from fedbcd.protocol.messages import Started, TrainOffline, Woke
@@ -260,3 +261,20 @@ def test_a_store_without_its_database_is_not_mistaken_for_a_new_one(damage: str,
 def test_others_cannot_read_a_store(folder: Path) -> None:
     FileStore(folder / "state" / "device-1").close()
     assert (folder / "state" / "device-1").stat().st_mode & 0o077 == 0
+
+
+def test_a_store_that_is_being_made_is_empty_for_those_who_look_on(folder: Path) -> None:
+    """Roles make theirs while the log of the deployment begins to follow them."""
+    assert read_tail(folder, 0, -math.inf) == Tail(0, [], True)
+    folder.mkdir(exist_ok=True)
+    half = sqlite3.connect(folder / "store.sqlite", isolation_level=None)
+    half.execute("PRAGMA journal_mode=WAL")
+    assert read_tail(folder, 0, -math.inf) == Tail(0, [], True)
+    assert not read_tail(folder, 3, 1.5).is_same
+    with pytest.raises(RecordError, match="its role has just begun"):
+        FileStore(folder, read_only=True)
+    half.close()
+    store = FileStore(folder)
+    store.commit(STEP)
+    assert read_tail(folder, 0, -math.inf) == Tail(1, [STEP], True)
+    store.close()

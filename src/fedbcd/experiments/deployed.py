@@ -37,10 +37,14 @@ def one_job(table: Mapping[str, Any]) -> Job:
 
 def settings_of(job: Job, options: Deploy) -> Settings:
     """What a simulation of this deployment would be set to: devices that are admitted late join in some round, the log says when."""
-    devices = job.federation.servers * job.federation.devices
+    each, late = job.federation.devices, {*options.late}
+    devices = job.federation.servers * each
     for device in options.late:
         if not 0 <= device < devices:
             raise ConfigError(f"deploy.late names device {device}; the devices of this job are 0 to {devices - 1}")
+    for n in range(job.federation.servers):
+        if late.issuperset(range(n * each, (n + 1) * each)):
+            raise ConfigError(f"deploy.late names every device of server {n}; keep at least one that is a member from the beginning")
     return replace(job.settings(), joins=dict.fromkeys(options.late, 1))
 
 

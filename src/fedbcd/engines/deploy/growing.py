@@ -5,11 +5,14 @@ A line is written once nothing can come before it any more: every role that runs
 """
 
 import contextlib
+import fcntl
 import math
 import mmap
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from fedbcd.engines.deploy.ask import ask_status, pid_in
@@ -19,6 +22,8 @@ from fedbcd.engines.deploy.store import FileStore, read_tail
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import LogReader, LogWriter, Transition, header_line, transition_line
 from fedbcd.protocol.messages import Actor, number_of
+
+ALONE_S = 10.0  # how long to wait for another process that writes the log: one that was killed leaves children, who end soon
 
 
 class Settled(NamedTuple):
@@ -104,15 +109,20 @@ def stores_in(folder: Path) -> list[Path]:
 
 
 class GrowingLog:
-    """The log of a deployment in a folder. A log that is there already is gone on with."""
+    """The log of a deployment in a folder, which one process writes. A log that is there already is gone on with."""
 
     def __init__(self, path: Path, header: dict[str, Any], blueprint: Blueprint, folders: Mapping[Actor, Path]) -> None:
         self.path = path
         self._folders = folders
         self._merger = Merger(blueprint)
         self._reader = Reader(folders)
-        keep = self._read_back(header)
-        self._log = LogWriter(path, keep=keep) if keep else LogWriter(path, header)
+        self._lock = _alone(path)
+        try:
+            keep = self._read_back(header)
+            self._log = LogWriter(path, keep=keep) if keep else LogWriter(path, header)
+        except BaseException:
+            self._unlock()
+            raise
 
     @property
     def clock(self) -> float:
@@ -188,5 +198,26 @@ class GrowingLog:
             yield found
 
     def close(self) -> None:
-        """Make everything durable, and close the file."""
+        """Make everything durable, close the file, and let others write it."""
         self._log.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # also for children, who have the same handle
+            os.close(self._lock)
+            self._lock = None
+
+
+def _alone(path: Path) -> int | None:
+    """A lock on the folder of a log: two that wrote it would cut off and repeat each other's lines."""
+    handle, until = os.open(path.parent, os.O_RDONLY), monotonic() + ALONE_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except OSError:
+            if monotonic() > until:
+                os.close(handle)
+                raise RecordError(f"another process writes {path}; stop the other 'fedbcd up' of this folder first") from None
+            sleep(0.1)

@@ -137,6 +137,16 @@ class _End:
         peer = self._peers.get(to)
         return peer is not None and peer.session.notice(kind, body)
 
+    def moved_at(self, peer: Actor) -> float:
+        """When something last moved between a peer and us, by the monotonic clock; see `Session.moved_at`."""
+        entry = self._peers.get(peer)
+        return -math.inf if entry is None else entry.session.moved_at
+
+    def model_sent_at(self, peer: Actor) -> float:
+        """When a part of a model last went to a peer on this connection."""
+        entry = self._peers.get(peer)
+        return -math.inf if entry is None else entry.session.model_sent_at
+
     def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
         """Tell a peer why, and hang up."""
         entry = self._peers.get(peer)

@@ -81,7 +81,7 @@ class Process(ABC):
         self._attempt = 0
         self._cause: tuple[str, float] | None = None  # what it waits for, since when
         self._pings: dict[Actor, tuple[int, float]] = {}  # peer -> the ping that it has not answered, and when that went out
-        self._ponged: set[Actor] = set()  # peers that have answered one on this connection; older software does not
+        self._ponged: dict[Actor, float] = {}  # peers that have answered on this connection, and when that ping went out; older ones do not
         self._beats = 0
 
     # ---------------------------------------------------------------------------------------------------------- for subclasses
@@ -223,6 +223,11 @@ class Process(ABC):
         """Stop: what is durable stays, what is under way is started again next time."""
         if not self._ended.done():
             self._ended.set_result(code)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has been told to stop, or has failed: what is asked of it now does not happen."""
+        return self._ended.done()
 
     async def _open(self, health: Health) -> None:
         port = await health.start(*split_address(self.options.health, "deploy.health"))
@@ -407,8 +412,15 @@ class Process(ABC):
         if waiting is None:
             if await end.notice(peer, PING, {"number": self._beats}):
                 self._pings[peer] = (self._beats, now)
-        elif peer in self._ponged and now - waiting[1] >= self.timeouts.peer.seconds():
-            end.refuse(peer, "gone", f"{peer} has not answered for {now - waiting[1]:.0f} s")
+            return
+        silent_s = now - max(waiting[1], end.moved_at(peer))  # a ping, or its answer, may wait behind a large model
+        if peer in self._ponged and silent_s >= self._patience_s(peer, end):
+            end.refuse(peer, "gone", f"{peer} has not answered for {silent_s:.0f} s")
+
+    def _patience_s(self, peer: Actor, end: Dialer | Listener) -> float:
+        """How long a peer may be silent; longest while it may deal with a model of ours, since it hears nothing else meanwhile."""
+        is_busy = end.model_sent_at(peer) > self._ponged[peer]
+        return self.timeouts.peer.most if is_busy else self.timeouts.peer.seconds()
 
     async def heard(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
         """A notice came."""
@@ -421,12 +433,12 @@ class Process(ABC):
             await end.notice(sender, PONG, {"number": body["number"]})
         elif kind == PONG and waiting is not None and waiting[0] == body["number"]:
             self.timeouts.peer.observe(time.monotonic() - waiting[1])
-            self._ponged.add(sender)
+            self._ponged[sender] = waiting[1]
             del self._pings[sender]
 
     def _forget_pings(self, peer: Actor) -> None:
         self._pings.pop(peer, None)
-        self._ponged.discard(peer)
+        self._ponged.pop(peer, None)
 
     # ---------------------------------------------------------------------------------------------------------------- watching
     def _note_wait(self) -> None:

@@ -41,7 +41,7 @@ class ServerProcess(Process):
         self._opened_at = time.monotonic()
         self._said: tuple[object, ...] = ()  # the latest notice
         self._activated_at: dict[tuple[int, int], float] = {}  # (device, activation) -> when
-        self._last_phase = -1
+        self._phase, self._is_open = role.machine.phase, False  # as of the last event that is durable; the machine may be ahead of the disk
 
     async def open_links(self) -> None:
         """Listen for the devices, dial the coordinator."""
@@ -60,9 +60,10 @@ class ServerProcess(Process):
     def after(self, letters: list[Letter]) -> None:
         """Watch the devices that were let in, wait for the coordinator's answer, tell devices what has changed."""
         machine = self.role.machine
-        if machine.phase != self._last_phase:
-            self._last_phase, self._opened_at = machine.phase, time.monotonic()
-            self.metrics.rounds.set(machine.phase)
+        if machine.phase != self._phase:
+            self._opened_at = time.monotonic()
+        self._phase, self._is_open = machine.phase, machine.places > 0
+        self.metrics.rounds.set(max(machine.phase, 0))
         for letter in letters:
             if isinstance(letter.event, Activated):
                 self._watch(number_of(letter.to), letter.event.activation)
@@ -77,7 +78,7 @@ class ServerProcess(Process):
     def status(self) -> dict[str, Any]:
         """What the machine is doing."""
         machine = self.role.machine
-        numbers = {"phase": machine.phase, "round": self._round, "received": machine.received, "active": machine.active}
+        numbers = {"phase": self._phase, "round": self._round, "received": machine.received, "active": machine.active}
         devices = sum(peer != COORDINATOR for peer in self.peers())
         return {"state": machine.state.value, **numbers, "members": len(machine.members), "devices": devices}
 
@@ -101,6 +102,8 @@ class ServerProcess(Process):
             return letters
 
         await self.do(act)
+        if self.is_ending:  # it may have come too late, or not have reached the disk
+            raise CheckFailed("ending", f"{self.role.actor} is ending, so this may not have happened; ask again once it runs")
         if changed:
             self.journal.info({"admit": "admitted", "dismiss": "dismissed"}[what], device=device, members=len(machine.members))
         if changed and what == "dismiss" and self.listener is not None:
@@ -146,10 +149,9 @@ class ServerProcess(Process):
             await self.listener.notice(peer, "phase", self._notice())
 
     def _notice(self) -> dict[str, Any]:
-        machine = self.role.machine
-        is_open = machine.places > 0 and not self._finished
+        is_open = self._is_open and not self._finished
         elapsed = round(time.monotonic() - self._opened_at, 6)
-        return {"phase": machine.phase, "round": self._round, "open": is_open, "finished": self._finished, "elapsed": elapsed}
+        return {"phase": self._phase, "round": self._round, "open": is_open, "finished": self._finished, "elapsed": elapsed}
 
     def _tell_devices(self) -> None:
         notice = self._notice()

@@ -7,6 +7,7 @@ control makes their senders wait too). A letter that is refused is answered with
 
 import asyncio
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -141,6 +142,14 @@ class Session:
         self._ending: Closed | None = None
         self._number = 0
         self._room = 0  # bytes taken for the model that arrives
+        self.model_sent_at = -math.inf  # when a part of a model last went out, by the monotonic clock
+        self._heard_at = time.monotonic()
+        self._is_listening = True
+
+    @property
+    def moved_at(self) -> float:
+        """When a frame last came, or a part of a model last went; now, while a frame is dealt with, since nobody listens meanwhile."""
+        return max(self._heard_at, self.model_sent_at) if self._is_listening else time.monotonic()
 
     # ------------------------------------------------------------------------------------------------------------------ sending
     def send(self, letter: Letter) -> bool:
@@ -185,6 +194,8 @@ class Session:
         self._number += 1
         for frame in encode(item, self._number):
             await self._write_counted(frame)
+            if frame.HasField("chunk"):  # those of a peer that does not read soon find no room; small frames always do
+                self.model_sent_at = time.monotonic()
             if self._ending is not None:
                 return  # the peer is told in the middle of a letter, not after it
         self._traffic.counts.letters_out += 1
@@ -200,11 +211,13 @@ class Session:
             if frame is None:
                 raise Closed("hung up", f"{self.peer} has ended the connection")
             self._traffic.counts.bytes_in += frame.ByteSize()
+            self._is_listening = False
             try:
                 await self._receive(frame)
             except ProtocolError as error:  # what the peer said cannot be; other errors are our own and end the session
                 self._refuse(reason_of(error), str(error))
             finally:
+                self._heard_at, self._is_listening = time.monotonic(), True
                 if not self._assembler.is_open:
                     self._give_room_back()
 

@@ -381,6 +381,10 @@ class _Folder:
         return [path.name for path in self._path.iterdir()]
 
 
+class _NotMade(RecordError):
+    """There is a database, but nothing in it: its role is making it, or was stopped while it did."""
+
+
 class _Database:
     """A `Ledger` in SQLite."""
 
@@ -401,7 +405,9 @@ class _Database:
         if not read_only:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=FULL")
-        if not read_only and not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'fact'").fetchone():
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'fact'").fetchone():
+            if read_only:
+                raise _NotMade(f"the store {self._path} is empty: its role has just begun, or it was damaged")
             self._make()
         (version,) = db.execute("SELECT value FROM fact WHERE key = 'version'").fetchone()
         if version != str(VERSION):
@@ -484,6 +490,8 @@ def read_tail(path: Path, number: int | None, time: float) -> Tail:
             return database.tail(number, time)
         finally:
             database.close()
+    except _NotMade:
+        return Tail(0, [], time == -math.inf)
     except sqlite3.Error as error:
         raise RecordError(f"the store {path} cannot be read ({error}); is its disk full, or is it damaged?") from None
 

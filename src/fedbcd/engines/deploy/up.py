@@ -19,7 +19,7 @@ from fedbcd.engines.deploy.clock import TICK
 from fedbcd.engines.deploy.growing import GrowingLog, Settled
 from fedbcd.engines.deploy.nursery import Child, Nursery
 from fedbcd.engines.deploy.process import run_process
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.errors import ConfigError, FedBCDError
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
 
 PORTS = (20_000, 30_000)  # below the ports that outgoing connections take, so that a restarted server finds its own free
@@ -149,14 +149,15 @@ class Up:
         for actor, status in {**statuses, **{actor: self._ask(actor) for actor in chosen}}.items():
             pid, said = self.nursery.children[actor].pid, Settled.of(status)
             if said is not None and pid is not None and status.get("pid") == pid:
-                self._settled[actor] = (pid, said)
+                is_new = self._settled.get(actor, (None, said))[0] != pid  # its store may be another one, with as many events
+                self._settled[actor] = (pid, said._replace(events=-1) if is_new else said)
         known: dict[Actor, Settled] = {}
         for child in self.nursery.running:
             pid, said = self._settled.get(child.actor, (None, None))
             known[child.actor] = said if said is not None and pid == child.pid else Settled(self._log.clock, -1)
         try:
             self._log.grow(known)
-        except RecordError as error:
+        except (FedBCDError, OSError) as error:  # the run is worth more than its log, which can be made from the stores later
             sys.stderr.write(f"the log does not grow any more: {error}\n")
             self._grows = False
 
