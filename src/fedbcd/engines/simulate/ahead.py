@@ -30,7 +30,7 @@ TOGETHER = 512  # jobs of a round that train as one masked batch; more are group
 GROUP, BLOCK = 1024, 8  # ... at most so many at a time, in blocks of one server each
 # Kernels are chosen without trying some on the spot: bits that do not change from run to run, and no copies of all models to try them on.
 UNTRIED = {"deterministic": True, "triton.autotune_pointwise": False}
-FEW_ROWS = 8
+FEW_ROWS = 8  # that are added one by one
 CHECKED = 256  # models looked at together for numbers that are not finite
 
 
