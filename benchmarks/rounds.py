@@ -31,8 +31,18 @@ WARM_UP = 3  # measurements, until the shapes that come up have been traced
 class Setting:
     """The data of a federation, and draws of who does what for the two contestants without a protocol."""
 
-    def __init__(self, devices: int, servers: int, samples: int, active: int, steps: tuple[int, int], seed: int = 0) -> None:
+    def __init__(
+        self,
+        devices: int,
+        servers: int,
+        samples: int,
+        active: int,
+        steps: tuple[int, int],
+        make_model: Callable[[], Any] = mlp,
+        seed: int = 0,
+    ) -> None:
         self.devices, self.servers, self.samples, self.active, self.steps = devices, servers, samples, active, steps
+        self.make_model = make_model
         self.rng = np.random.default_rng(seed)
         pool = min(devices * samples, 60_000)
         self.inputs = self.rng.integers(0, 256, (pool, 784), dtype=np.uint8)
@@ -44,7 +54,7 @@ class Setting:
         partition = Partition(tuple(self.owned), tuple((0, 1, 2) for _ in self.owned))
         pool = fb.Samples(torch.from_numpy(self.inputs), torch.from_numpy(self.targets))
         return fb.Federation.from_partition(
-            mlp, torch.nn.functional.cross_entropy, pool, partition, self.servers, transform=lambda x, dtype: x.to(dtype) / 255
+            self.make_model, torch.nn.functional.cross_entropy, pool, partition, self.servers, transform=lambda x, dtype: x.to(dtype) / 255
         )
 
     def work(self, count: int) -> list[tuple[int, np.ndarray]]:

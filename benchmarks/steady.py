@@ -1,11 +1,12 @@
 """steady: what a round costs when the population grows and the active devices do not, and whether memory grows with rounds.
 
-usage: python benchmarks/steady.py [--rounds 1000] [--json] [--out FILE] [--repeats 3] [--threads 2]
+usage: python benchmarks/steady.py [--rounds 1000] [--hidden 2] [--json] [--out FILE] [--repeats 3] [--threads 2]
 FedBCD on the MLP, 30 active devices under 10 servers, in a population of 100, 500 and 2,000; then `--rounds` rounds with 100 devices,
 with the resident memory of the process on the way and its slope.
 """
 
 import resource
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from harness import Contestant, alternate, finish, options
 from rounds import Setting, ours
 
 from fedbcd.engines.simulate.allocator import keep_freed_memory
+from fedbcd.models import mlp
 
 POPULATIONS = (100, 500, 2_000)
 
@@ -27,14 +29,16 @@ def resident_mib() -> float:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=1_000)
+    parser.add_argument("--hidden", type=int, help="units of the only hidden layer, for many short rounds; otherwise the paper's MLP")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     keep_freed_memory()
-    contestants = [Contestant(str(n), ours(Setting(n, 10, 60, 3, (1, 5)), "fedbcd", 10)) for n in POPULATIONS]
+    model = mlp if chosen.hidden is None else partial(mlp, 784, 10, (chosen.hidden,))
+    contestants = [Contestant(str(n), ours(Setting(n, 10, 60, 3, (1, 5), model), "fedbcd", 10)) for n in POPULATIONS]
     measured = alternate(contestants, chosen.repeats)
     rows = [{"devices": int(name), "ms_per_round": round(1e3 * m.median, 2)} for name, m in measured.items()]
     del contestants
-    run = ours(Setting(100, 10, 60, 3, (1, 5)), "fedbcd", 10)
+    run = ours(Setting(100, 10, 60, 3, (1, 5), model), "fedbcd", 10)
     seen = []
     for k in range(chosen.rounds // 10):
         run()
