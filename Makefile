@@ -58,7 +58,7 @@ torture: $(VENV)/dev.stamp
 	cd tests && ../$(BIN)/python -m faultsim.killing --all
 	cd tests && ../$(BIN)/python -m faultsim.chaos --seconds 300
 	cd tests && ../$(BIN)/python -m faultsim.fuzz --seconds 120
-	FEDBCD_HALF_OPEN=9500 $(BIN)/python -m pytest tests/faults/test_hostile.py
+	FEDBCD_HALF_OPEN=10000 $(BIN)/python -m pytest tests/faults/test_hostile.py
 	cd tests && ../$(BIN)/python -m faultsim.hosts --seconds 8
 	cd tests && ../$(BIN)/python -m faultsim.big --megabytes 1000 --active 1 --no-replay
 	cd tests && ../$(BIN)/python -m faultsim.load --devices 1000 --seconds 60
