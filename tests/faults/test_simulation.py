@@ -59,6 +59,11 @@ def test_every_seed_holds(first: int) -> None:
     assert "torn files" in done.stdout
 
 
+@pytest.mark.parametrize("seed", [189, 32544])
+def test_seeds_that_have_found_something_hold(seed: int) -> None:
+    assert run(Schedule.of(seed)).sentence == ""
+
+
 def test_a_seed_is_a_run() -> None:
     """The same seed gives the same letters, faults and rounds."""
     for seed in (3, 1004):

@@ -562,3 +562,15 @@ def test_a_late_copy_of_a_device_that_left_does_not_put_it_in_step() -> None:
     server = server_after([DeviceReset(device=0), DeviceLeft(device=0)])
     assert_ignored(server, DeviceReset(device=0))
     assert_ignored(server, Resumed(device=0, incarnation=1))
+
+
+def test_one_that_left_before_it_confirmed_is_put_in_step_again_when_it_comes_back() -> None:
+    server = server_in(S.COLLECTING)
+    assert server.handle(DeviceReset(device=0)) == [restore(0, 1, 1)]
+    assert server.handle(DeviceLeft(device=0)) == [Dismiss(device=0)]
+    assert server.handle(Resumed(device=0, incarnation=1)) == []  # whatever it says now, it is no member
+    again = restore(0, 1, 2, model="z/3/1")
+    assert server.handle(DeviceJoined(device=0)) == [Admit(device=0, model="z/3/1"), again]
+    assert server.handle(asks(0)) == [again]  # it has heard nothing, and asks as before
+    assert server.handle(Resumed(device=0, incarnation=2)) == []
+    assert server.handle(asks(0, 1)) == [activate(0, 1, "z/3/1")]

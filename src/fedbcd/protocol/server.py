@@ -197,8 +197,10 @@ class Server:
             self._lives[event.device] = -1  # what it is sent to start from begins its first life
         self._last[event.device] = self._left.pop(event.device, -1)
         self._start[event.device] = self.model
-        admit = Admit(device=event.device, model=self.model)
-        return [admit, *self._activate_next()] if self.state is ServerState.COLLECTING else [admit]
+        commands: list[Command] = [Admit(device=event.device, model=self.model)]
+        if event.device in self._restoring:  # it left before it had confirmed what it was sent, and may have missed it
+            commands.append(self._put_in_step(event.device))
+        return [*commands, *self._activate_next()] if self.state is ServerState.COLLECTING else commands
 
     def _device_left(self, event: Event) -> list[Command]:
         assert isinstance(event, DeviceLeft)
@@ -210,7 +212,6 @@ class Server:
             )
         self._left[event.device] = self._last.pop(event.device)
         self._asking.pop(event.device, None)
-        self._restoring.discard(event.device)
         if event.device in self._working:
             self._lost[event.device] = self._working.pop(event.device)  # it may come back and finish
         self._held = [(device, activation) for device, activation in self._held if device != event.device]
@@ -223,12 +224,17 @@ class Server:
         assert isinstance(event, DeviceReset)
         if self._is_gone(event.device):
             return []
-        if event.device not in self._restoring:
-            self._incarnation[event.device] = self.incarnation_of(event.device) + 1
-            self._lives[event.device] = self._lives.get(event.device, 0) + 1
-            self._restoring.add(event.device)
-            self._asking.pop(event.device, None)
-        return [self._restore(event.device)]
+        if event.device in self._restoring:
+            return [self._restore(event.device)]
+        return [self._put_in_step(event.device)]
+
+    def _put_in_step(self, device: DeviceId) -> Send:
+        """Begin a new incarnation of a device, which it has to confirm."""
+        self._incarnation[device] = self.incarnation_of(device) + 1
+        self._lives[device] = self._lives.get(device, 0) + 1
+        self._restoring.add(device)
+        self._asking.pop(device, None)
+        return self._restore(device)
 
     def _restore(self, device: DeviceId) -> Send:
         incarnation, last = self._incarnation[device], self._last[device]
