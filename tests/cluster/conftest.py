@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine, for all tests of the engine; runs share its actors, so that each starts at once."""
+"""A Ray cluster of two nodes on this machine, one for each file of tests; runs share its actors, so that each starts at once."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ from fedbcd.engines.cluster.engine import actors_kept
 STORE = 100 * 2**20
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Any]:
     """The cluster. Its second node can be removed."""
     ray = pytest.importorskip("ray")
