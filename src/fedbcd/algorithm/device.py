@@ -39,6 +39,11 @@ def extrapolate(x: Tensor, x_prev: Tensor, momentum: float) -> Tensor:
     return torch.lerp(x_prev, x, 1.0 + momentum)
 
 
+def _extrapolate_(x: Tensor, x_prev: Tensor, momentum: float) -> Tensor:
+    """`extrapolate` in the memory of x_prev, which nobody reads again."""
+    return x_prev.lerp_(x, 1.0 + momentum)
+
+
 def aspg_step(
     ex: Tensor, gradient: Gradient, anchor: Tensor | None, penalty: Tensor | float, step: float, projection: Projection
 ) -> Tensor:
@@ -79,7 +84,8 @@ def aspg(rows: Rows, work: Work, step: float, momentum: float, projection: Proje
 
     def one_step(k: int, now: Rows) -> Tensor:
         n = len(now.x_NP)
-        ex = extrapolate(now.x_NP, now.prev_NP, momentum)
+        given = k < 2  # x_prev is the caller's: as it came, or the x that came
+        ex = extrapolate(now.x_NP, now.prev_NP, momentum) if given else _extrapolate_(now.x_NP, now.prev_NP, momentum)
         anchor = None if work.anchor_NP is None else work.anchor_NP[:n]
         return _aspg_step_(ex, work.gradient(k, ex), anchor, work.penalty_of(n), step, projection)
 
