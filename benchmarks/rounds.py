@@ -4,6 +4,8 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,14 @@ from plain import PlainLoop
 
 import fedbcd as fb
 from fedbcd.data.partition import Partition
-from fedbcd.engines.driver import Driver
+from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.settings import products_in
-from fedbcd.engines.simulate.ahead import Ahead
+from fedbcd.engines.simulate.ahead import Ahead, AheadWithEvents
 from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.outline import Outline
 from fedbcd.engines.simulate.workers import workers
+from fedbcd.eventlog import LogWriter
 from fedbcd.models import mlp
 
 ALGORITHMS = {"fedbcd": fb.FedBCD, "fedbcd-i": fb.FedBCDI, "fedprox": fb.FedProx}
@@ -117,6 +120,32 @@ def ours_ahead(
     return run
 
 
+def ours_logged(setting: Setting, algorithm: str, rounds: int, device: str, ahead: bool = True) -> Callable[[], tuple[float, float]]:
+    """The same with an event log, as `train` does it with `out`: events beside rounds planned ahead, or event by event."""
+    federation = setting.federation()
+    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps), active=setting.active)
+    numbers = settings.numbers(federation, torch.device(device))
+    numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
+    handles = NoNumbers()
+    log = LogWriter(Path(mkdtemp()) / "events.jsonl", {})
+    simulation: Any = Simulation(Driver(settings.machines(federation), handles if ahead else numbers, log), schedule)
+    if ahead:
+        planned = Ahead(numbers, Outline(federation.servers, schedule, settings.cloud), compile=True)
+        simulation = AheadWithEvents(planned, simulation, handles)
+
+    def run() -> tuple[float, float]:
+        def all_rounds() -> float:
+            for _ in range(rounds):
+                simulation.play_round()
+            synchronise(device)
+            return rounds
+
+        return timed(all_rounds)
+
+    return run
+
+
 def plain(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") -> Callable[[], tuple[float, float]]:
     inputs = (torch.from_numpy(setting.inputs).float() / 255).to(device)
     targets = torch.from_numpy(setting.targets).to(device)
@@ -201,6 +230,8 @@ def main(
                 "ours": ours_ahead,
                 "ours, tf32": partial(ours_ahead, precision="tf32"),
                 "ours, not compiled": partial(ours_ahead, compile=False),
+                "ours, with a log": ours_logged,
+                "ours, event by event, with a log": partial(ours_logged, ahead=False),
             }
         chosen_makers = {who: make for who, make in makers.items() if who in (chosen.only or makers)}
         contestants = [Contestant(who, make(setting, algorithm, chosen.rounds, chosen.device)) for who, make in chosen_makers.items()]

@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,10 +140,51 @@ def test_what_cannot_be_is_refused_with_the_reason(digits, options, words) -> No
         fb.train(digits, fb.FedBCD(), rounds=2, active=2, **options)
 
 
-def test_a_log_needs_events(digits, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="writes a log"):
-        fb.train(digits, fb.FedBCD(), rounds=2, active=2, ahead=True, out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+LOGGED = [CASES[0], CASES[3], CASES[4], CASES[6], CASES[8]]
+
+
+def log_of(folder: Path) -> list[str]:
+    """All lines but the last, which says how the run ended."""
+    return (folder / "events.jsonl").read_text().splitlines()[:-1]
+
+
+@pytest.mark.parametrize(("algorithm", "cloud"), LOGGED, ids=lambda value: value.name)
+def test_the_log_is_that_of_the_event_loop(digits, algorithm, cloud, tmp_path) -> None:
+    folders = [tmp_path / "events", tmp_path / "ahead"]
+    options = {"active": 2, "rounds": 9, "cloud": cloud, "dtype": torch.float64, "certify_every": 0, "looks": 3}
+    one, other = (fb.train(digits, algorithm, ahead=k == 1, out=folder, **options) for k, folder in enumerate(folders))
+    assert_alike(one, other)
+    assert log_of(folders[0]) == log_of(folders[1])
+    replayed = fb.replay(folders[1] / "events.jsonl", digits)
+    assert (replayed["rounds"], replayed["clock"], replayed["complete"]) == (9, one.history.last.clock, True)
+
+
+@pytest.mark.parametrize(("algorithm", "cloud"), LOGGED, ids=lambda value: value.name)
+@pytest.mark.parametrize("ways", [(True, True), (True, False), (False, True)], ids=["ahead", "then events", "then ahead"])
+def test_a_run_goes_on_from_its_checkpoint(digits, algorithm, cloud, ways, tmp_path) -> None:
+    options = {"active": 2, "rounds": 11, "cloud": cloud, "dtype": torch.float64, "certify_every": 0, "evaluate_every": 4}
+    whole = fb.train(digits, algorithm, ahead=False, out=tmp_path / "whole", **options)
+    rounds = iter(range(100))
+    first, then = ways
+    stopped = fb.train(digits, algorithm, ahead=first, out=tmp_path / "run", should_stop=lambda: next(rounds) == 5, **options)
+    assert stopped.summary["rounds"] == 6
+    resumed = fb.train(digits, algorithm, ahead=then, out=tmp_path / "run", resume=True, **options)
+    assert_alike(whole, resumed)
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "run")
+
+
+def test_checkpoints_between_looks_hold_the_models_of_their_round(digits, tmp_path) -> None:
+    options = {"active": 2, "dtype": torch.float64, "certify_every": 0, "evaluate_every": 50, "cloud": fb.AsyncCloud(first=2)}
+    killed = iter(range(100))
+
+    def on_round(_: object) -> None:
+        if next(killed) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fb.train(digits, fb.FedBCD(), ahead=True, rounds=12, checkpoint_every=3, out=tmp_path, on_round=on_round, **options)
+    resumed = fb.train(digits, fb.FedBCD(), ahead=True, rounds=12, checkpoint_every=3, out=tmp_path, resume=True, **options)
+    assert_alike(fb.train(digits, fb.FedBCD(), ahead=False, rounds=12, **options), resumed)
 
 
 def test_exact_gradients_need_events(digits) -> None:

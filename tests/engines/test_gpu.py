@@ -1,5 +1,7 @@
 """On a GPU: the same schedule and draws exactly, numbers within the stated rounding bound."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -60,3 +62,16 @@ def test_recorded_and_compiled_rounds_agree_with_events(cloud) -> None:
         assert run.summary["clock"] == events.summary["clock"]
         assert float((run.personal_NF - events.personal_NF).abs().max()) < 1e-11
         assert float((run.global_VF - events.global_VF).abs().max()) < 1e-11
+
+
+@pytest.mark.parametrize("cloud", [fb.SyncCloud(), fb.AsyncCloud(first=2)], ids=lambda c: c.name)
+def test_a_logged_run_is_recorded_too_and_goes_on_from_its_checkpoint(cloud, tmp_path: Path) -> None:
+    options = {"cloud": cloud, "rounds": 25, "dtype": torch.float64, "device": "cuda", "evaluate_every": 10}
+    federation, rounds = _federation(torch.float64), iter(range(100))
+    events = fb.train(federation, fb.FedBCD(), ahead=False, out=tmp_path / "events", **options)
+    fb.train(federation, fb.FedBCD(), out=tmp_path / "run", should_stop=lambda: next(rounds) == 12, **options)
+    resumed = fb.train(federation, fb.FedBCD(), out=tmp_path / "run", resume=True, **options)
+    assert float((resumed.personal_NF - events.personal_NF).abs().max()) < 1e-11
+    logs = [(tmp_path / name / "events.jsonl").read_text().splitlines() for name in ("events", "run")]
+    assert logs[0][:-1] == logs[1][:-1]
+    assert '"engine":"ahead"' in logs[1][-1]

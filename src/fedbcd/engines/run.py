@@ -20,7 +20,7 @@ from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.look import members_of, row_of, scores_of
 from fedbcd.engines.result import Progress, Run, notes_of
 from fedbcd.engines.settings import Precision, Settings, products_in, rounds_between_looks, samples_per_round, torch_device
-from fedbcd.engines.simulate.ahead import Ahead
+from fedbcd.engines.simulate.ahead import Ahead, AheadWithEvents
 from fedbcd.engines.simulate.certify import CALL, DEVICES, Certificates, Certifier, Ration
 from fedbcd.engines.simulate.delays import Clock
 from fedbcd.engines.simulate.engine import Schedule, Simulation
@@ -95,7 +95,7 @@ def train(
     state             a folder to keep personal models in, where they are more than memory holds; only active ones are then resident
     precision         "tf32" or "bfloat16": products of less precise factors, several times as fast on a GPU; steps stay in `dtype`
     ahead             without events between rounds, which are then recorded once and replayed: by default on a GPU, where the schedule
-                      allows it and no log is written (no `out`)
+                      allows it; with `out` their events are played beside them, for the log
     compile           with `ahead`: fuse what is between the matrix products by torch.compile; takes a minute at first, for long runs
     record            plain data to keep at the head of the event log, e.g. the job file
     on_round, on_notice, should_stop   progress, remarks in a sentence (without it, what will diverge is a `DivergenceWarning`), and a
@@ -114,7 +114,7 @@ def train(
         raise ConfigError(f"device={str(where)!r}: on a cluster actors have GPUs, the driver needs none; use Cluster(gpus=1.0)")
     with products_in(precision), _numbers(federation, settings, where, cluster, kept_in) as numbers:
         session = _Training(federation, settings, plan, numbers, on_notice, kept_in)
-        session.choose_player(ahead, compile, out is not None)
+        session.choose_player(ahead, compile)
         folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
         return session.run(folder, resume, on_round or (lambda _: None), should_stop or (lambda: False))
 
@@ -216,24 +216,35 @@ class _Training:
         self.ration = Ration(federation.sizes, work)
         self.machines = settings.machines(federation)
         self.driver = Driver(self.machines, self.numbers)
-        self.simulation: Simulation | Ahead = Simulation(self.driver, self._schedule())
+        self.simulation: Simulation | Ahead | AheadWithEvents = Simulation(self.driver, self._schedule())
+        self.ahead = self.compile = False
         self.history = History()
         self.scores = Scores((), {})
         self.seconds = 0.0
         self.resumed_at = 0.0  # seconds that went before a resume
         self.looking = 0.0  # seconds since then that went into evaluation
 
-    def choose_player(self, ahead: bool | None, compile: bool, logged: bool) -> None:
+    def choose_player(self, ahead: bool | None, compile: bool) -> None:
         """Without events between rounds if that can be, and pays or is asked for."""
-        reason = "it writes a log (`out`)" if logged else self._why_not_ahead()
+        reason = self._why_not_ahead()
         if ahead and reason is not None:
             raise ConfigError(f"ahead=True: this run cannot be planned ahead, because {reason}; leave `ahead` out")
         if compile and (reason is not None or ahead is False):
             raise ConfigError(f"compile=True needs rounds that are planned ahead, which cannot be: {reason or 'ahead=False'}; leave it out")
         on_gpu = self.numbers.total_VF.device.type == "cuda"
-        if reason is None and (ahead or compile or (ahead is None and on_gpu)):
-            outline = Outline(self.federation.servers, self._schedule(), self.settings.cloud)
-            self.simulation = Ahead(self.numbers, outline, compile)
+        self.ahead = reason is None and bool(ahead or compile or (ahead is None and on_gpu))
+        self.compile = compile
+
+    def _plan_ahead(self, handles: NoNumbers) -> None:
+        """From where the run stands, rounds planned ahead; their events are played as well if they are logged."""
+        events = self.simulation
+        assert isinstance(events, Simulation)
+        outline = Outline(self.federation.servers, self._schedule(), self.settings.cloud)
+        outline.go_to(events.round)
+        self.simulation = Ahead(self.numbers, outline, self.compile)
+        if self.driver.log is not None:
+            self.driver.numbers = handles
+            self.simulation = AheadWithEvents(self.simulation, events, handles)
 
     def _why_not_ahead(self) -> str | None:
         trainer, schedule = self.numbers.trainer, self._schedule()
@@ -266,16 +277,20 @@ class _Training:
         driver = self.driver
         if folder is not None and isinstance(self.numbers, ClusterNumbers):
             self.numbers.shards.keep_journal()
+        handles = NoNumbers()
         if checkpoint is not None:
-            self._fast_forward(driver, checkpoint)
+            self._fast_forward(driver, checkpoint, handles)
             self._saved(folder)
         log = driver.log = None if folder is None else folder.open(checkpoint, resume)  # only now does anything change on disk
         try:
+            if self.ahead:
+                self._plan_ahead(handles)
             finished = self._play(folder, log, on_round, should_stop)
             result = self._result(finished)
             if log is not None and finished:
                 ended = {key: result.summary[key] for key in ("rounds", "clock", "digest")}
                 ended |= {"engine": "cluster"} if isinstance(self.numbers, ClusterNumbers) else {}
+                ended |= {"engine": "ahead"} if self.ahead else {}
                 log.end({"transitions": driver.transitions, **ended})
         finally:
             if log is not None:
@@ -292,16 +307,16 @@ class _Training:
         s = self.settings
         return Schedule(s.algorithm, s.clock, s.seed, s.active_of(self.federation), s.joins, s.leaves)
 
-    def _fast_forward(self, driver: Driver, checkpoint: Checkpoint) -> None:
+    def _fast_forward(self, driver: Driver, checkpoint: Checkpoint, handles: NoNumbers) -> None:
         """Time does not depend on numbers: play the schedule alone up to the checkpoint, then put its tensors in place."""
         assert isinstance(self.simulation, Simulation)
-        driver.numbers = outline = NoNumbers()
+        driver.numbers = handles
         while self.simulation.round < checkpoint.round:
             self.simulation.play_round()
         driver.numbers = self.numbers
         self.numbers.load_state(dict(checkpoint.tensors))
-        held = [outline.server_models.get(n, handle) for n, handle in enumerate(self.numbers.server_models)]
-        self.numbers.resume_at(held, outline.at_work)
+        held = [handles.server_models.get(n, handle) for n, handle in enumerate(self.numbers.server_models)]
+        self.numbers.resume_at(held, dict(handles.at_work))
         if self.numbers.digest() != checkpoint.digest:
             raise RecordError("the checkpoint is damaged: its tensors do not have the digest it names; remove it to start over")
         self.history = checkpoint.history
@@ -353,6 +368,7 @@ class _Training:
             self.next_workers = islice(ahead, self.simulation.round + 1, None)
 
     def _checkpoint(self, log: LogWriter) -> Checkpoint:
+        self._settle()
         digest = self.numbers.digest()
         notes = notes_of(self.federation, self.scores.devices, self.scores.homes)
         return Checkpoint(self.simulation.round, log.sync(), self.seconds, digest, self.history, self.numbers.state(), notes)
@@ -369,7 +385,7 @@ class _Training:
     def _settle(self) -> None:
         """Have all work done that has been asked for so far."""
         self.numbers.flush()
-        if isinstance(self.simulation, Ahead):
+        if not isinstance(self.simulation, Simulation):
             self.simulation.settle()
 
     def _scores(self) -> Scores:

@@ -133,6 +133,8 @@ class RunPart:
     storage: Literal["float32", "bfloat16"] | None = None  # of personal models between sessions
     state: str | None = None  # a folder to keep personal models in, where memory is too small for them
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"  # of products of float32 numbers
+    ahead: bool | None = None  # rounds planned ahead, without events between them; by default on a GPU, where the schedule allows it
+    compile: bool = False  # with rounds planned ahead: fused by torch.compile, which takes a minute at first
     threads: int | None = None  # of torch; by default 1 for small models, where more only wait for each other
 
     def __post_init__(self) -> None:
@@ -241,6 +243,8 @@ class Job:
             storage=self._storage(),
             state=run.state,
             precision=run.precision,
+            ahead=run.ahead,
+            compile=run.compile,
             record=self.to_table(),
             **callbacks,
         )

@@ -20,6 +20,8 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.device import Rows, Work
 from fedbcd.algorithm.objective import Gradients
 from fedbcd.algorithm.variants import FedBCDI
+from fedbcd.engines.driver import NoNumbers
+from fedbcd.engines.simulate.engine import Simulation
 from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.engines.simulate.outline import Jobs, Outline
 from fedbcd.errors import ConfigError, NumericalError
@@ -49,7 +51,7 @@ class Ahead:
     """Plays rounds like `engine.Simulation`: `now`, `round` and `activations` are where it stands."""
 
     def __init__(self, numbers: StackedNumbers, outline: Outline, compile: bool = False) -> None:
-        self._numbers = numbers
+        self.numbers = numbers
         self._outline = outline
         self._compile = compile
         self._algorithm = numbers.algorithm
@@ -98,15 +100,15 @@ class Ahead:
         """Bring the numbers up to this moment of the clock, and see that they are finite."""
         late = self._outline.settle()
         if late is not None:
-            self._run(_Shape(self._most, self._algorithm.steps[1], False, True, self._numbers.servers), late.packed)
-        numbers = self._numbers
+            self._run(_Shape(self._most, self._algorithm.steps[1], False, True, self.numbers.servers), late.packed)
+        numbers = self.numbers
         for n, handle in enumerate(numbers.server_models):
             numbers.models[handle] = self._z_VF[min(n, len(self._z_VF) - 1)]
         numbers.weight_V = self._weight_V.tolist()
         self._check()
 
     def _check(self) -> None:
-        numbers = self._numbers
+        numbers = self.numbers
         assert isinstance(numbers.x_NF, Tensor)
         rows = torch.cat([~torch.isfinite(part).all(1) for part in torch.split(numbers.x_NF, CHECKED)]) if len(numbers.x_NF) else None
         advice = f"use a smaller device_step (now {self._algorithm.device_step:g})"
@@ -140,13 +142,13 @@ class Ahead:
         """At most `GROUP`, so that the jobs of a round with one number of steps, whole blocks of them, just fill a few groups."""
         low, high = self._algorithm.steps
         expected = self._most / (high - low + 1)
-        usual = expected + 1.5 * expected**0.5 + self._numbers.servers * (BLOCK - 1) / 2
+        usual = expected + 1.5 * expected**0.5 + self.numbers.servers * (BLOCK - 1) / 2
         groups = -(-usual // GROUP)
         return int(-(-usual // (groups * BLOCK))) * BLOCK
 
     def _in_blocks(self, packed: Packed) -> Packed:
         """Jobs by server, each server's filled up to whole blocks."""
-        of_server = (packed[:, packed[3] == server] for server in range(self._numbers.servers))
+        of_server = (packed[:, packed[3] == server] for server in range(self.numbers.servers))
         return np.concatenate([self._filled(part, -(-part.shape[1] // BLOCK) * BLOCK) for part in of_server], axis=1)
 
     def _run(self, shape: _Shape, packed: Packed, then_cloud: bool = False) -> None:
@@ -192,7 +194,7 @@ class Ahead:
             self._loss.add_(torch.stack(losses).sum())
             if not self._algorithm.personal:
                 return x
-            kept, kept_prev = self._numbers.with_nobody, self._numbers.prev_with_nobody
+            kept, kept_prev = self.numbers.with_nobody, self.numbers.prev_with_nobody
             kept.index_copy_(0, jobs_4N[0], x.to(kept.dtype))
             kept_prev.index_copy_(0, jobs_4N[0], prev.to(kept.dtype))
             return None
@@ -220,7 +222,7 @@ class Ahead:
         return self._trainer.penalty_of(owner), per_step
 
     def _models(self, device: Tensor, z_NF: Tensor, jobs: int) -> tuple[Tensor, Tensor]:
-        numbers = self._numbers
+        numbers = self.numbers
         if not self._algorithm.personal:
             x = z_NF.expand(jobs, -1)
             return x, x[:, : numbers.size_P]
@@ -232,7 +234,7 @@ class Ahead:
         pull = isinstance(self._algorithm, FedBCDI) and not shape.offline  # takes no gradients
         gradient = None if pull else self._trainer.traced_gradients(shape.jobs)
         plan = self._algorithm.offline_round if isinstance(self._algorithm, FedBCDI) and shape.offline else self._algorithm.device_round
-        p = self._numbers.size_P
+        p = self.numbers.size_P
 
         def step(
             x_NF: Tensor, prev_NP: Tensor, z_NF: Tensor, penalty: Any, positions: Tensor, hashes: Tensor | None, active: Tensor | None
@@ -283,19 +285,19 @@ class Ahead:
         """Add these models, or those kept, to the servers' sums, in float64; a job without steps has been counted before."""
         device, _, steps, server = jobs_4N
         if x_NF is None:
-            x_NF = self._numbers.with_nobody.index_select(0, device)
+            x_NF = self.numbers.with_nobody.index_select(0, device)
         share_N = sign * self._share_N[device] * (steps > 0)
         sums_BF = _sum_of_rows((share_N[:, None] * x_NF.double()).view(blocks, -1, x_NF.shape[1]))
-        of_server_VB = (server.view(blocks, -1)[:, 0] == torch.arange(self._numbers.servers, device=server.device)[:, None]).double()
-        self._numbers.total_VF.add_(of_server_VB @ sums_BF)
+        of_server_VB = (server.view(blocks, -1)[:, 0] == torch.arange(self.numbers.servers, device=server.device)[:, None]).double()
+        self.numbers.total_VF.add_(of_server_VB @ sums_BF)
         if self._algorithm.counts == "active":
             self._weight_V.add_(of_server_VB @ share_N.view(blocks, -1).sum(1))
 
     # ------------------------------------------------------------------------------------------------------------------ the cloud
     def _mix(self, servers: Tensor) -> None:
         """Eqs. (5) and (6) for the servers of this round."""
-        total_VF, dtype = self._numbers.total_VF, self._numbers.dtype
-        if self._numbers.cloud.sync:
+        total_VF, dtype = self.numbers.total_VF, self.numbers.dtype
+        if self.numbers.cloud.sync:
             ones_1V = torch.ones(1, len(total_VF), dtype=total_VF.dtype, device=total_VF.device)
             total, weight = ones_1V @ total_VF, self._weight_V.sum().view(1, 1)
             z = self._z_VF.double()
@@ -326,10 +328,50 @@ class Ahead:
     def _program(self, key: Any, function: Callable[[Tensor], None], given: Tensor) -> None:
         program = self._programs.get(key)
         if program is None:
-            changes = (self._z_VF, self._numbers.total_VF, self._weight_V, self._loss)
+            changes = (self._z_VF, self.numbers.total_VF, self._weight_V, self._loss)
             idle = torch.from_numpy(self._filled(np.zeros((4, 0), dtype=np.int64), given.shape[-1])) if given.ndim == 2 else given
             program = self._programs[key] = _Program(function, idle.to(self._where), changes)
         program.run(given)
+
+
+class AheadWithEvents:
+    """Rounds planned ahead, and beside them their events, for the log: time does not depend on numbers, so each goes its own way.
+
+    On a GPU a round is under way while its events are played.
+    """
+
+    def __init__(self, ahead: Ahead, events: Simulation, handles: NoNumbers) -> None:
+        """`handles` follows the events, and knows which model each server holds."""
+        self._ahead = ahead
+        self._events = events
+        self._handles = handles
+
+    @property
+    def now(self) -> float:
+        """The virtual clock."""
+        return self._events.now
+
+    @property
+    def round(self) -> int:
+        """Rounds played."""
+        return self._events.round
+
+    @property
+    def activations(self) -> int:
+        """Uploads so far."""
+        return self._events.activations
+
+    def play_round(self) -> None:
+        """One more round."""
+        self._ahead.play_round()
+        self._events.play_round()
+        assert self._ahead.round == self._events.round, "the outline of this schedule is not that of its events"
+
+    def settle(self) -> None:
+        """Bring the numbers up to this moment of the clock, under the handles that the log has for them."""
+        self._ahead.settle()
+        numbers = self._ahead.numbers
+        numbers.rename_models([self._handles.server_models.get(n, handle) for n, handle in enumerate(numbers.server_models)])
 
 
 def _sum_of_rows(blocks_BRF: Tensor) -> Tensor:

@@ -443,6 +443,11 @@ class StackedNumbers:
         self.server_models = list(server_models)
         self._at_work = dict(at_work)
 
+    def rename_models(self, server_models: list[ModelRef]) -> None:
+        """The same z_n under other handles, one for each server; others are forgotten. For numbers that no transition has led."""
+        self.models = {new: self.models[old] for new, old in zip(server_models, self.server_models, strict=True)}
+        self.server_models = server_models
+
     def digest(self) -> str:
         """A hash of all x_i, x_prev and z_n, bit for bit."""
         self.flush()

@@ -126,6 +126,12 @@ class Outline:
         self.round += 1
         return PlannedRound(self.now, np.array(servers, dtype=np.int64), jobs, None)
 
+    def go_to(self, round_: int) -> None:
+        """Be where the models of a checkpoint are: after so many rounds, with all uploads until then counted."""
+        while self.round < round_:
+            self.next_round()
+        self.settle()
+
     def _next_of_all(self) -> PlannedRound:
         """Sync-cloud: all servers open their phases at the same time, and the round ends with the last of them."""
         drawn, row = self._drawn(self.round)
