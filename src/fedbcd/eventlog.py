@@ -81,6 +81,9 @@ class Log(Protocol):
         ...
 
 
+_json = json.JSONEncoder(separators=(",", ":"))  # made once: there are hundreds of lines a round
+
+
 class LogWriter:
     """Appends to a log file. Lines are buffered; `sync` makes what was written so far durable and returns its length."""
 
@@ -129,7 +132,7 @@ def transition_line(time: float, actor: Actor, event: Event, commands: Sequence[
 
 
 def _as_line(line: dict[str, Any]) -> bytes:
-    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    return _json.encode(line).encode() + b"\n"
 
 
 class LogReader:
