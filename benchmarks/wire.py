@@ -19,8 +19,9 @@ from harness import Contestant, alternate, finish, options
 
 from fedbcd.engines.deploy.certs import Authority
 from fedbcd.engines.deploy.codec import Declared, Limits, decode, encode
+from fedbcd.engines.deploy.dialer import Dialer
 from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.link import Dialer, Listener, only
+from fedbcd.engines.deploy.listener import Listener, only
 from fedbcd.engines.deploy.session import LinkOptions
 from fedbcd.engines.deploy.tls import Credentials, Plain, Security
 from fedbcd.protocol.messages import Acknowledged, UpdateRequested, Uploaded

@@ -17,10 +17,10 @@ from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
 from fedbcd.engines.deploy.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.device import DeviceRole
 from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
+from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.merge import header_of, merge
 from fedbcd.engines.deploy.server import ServerRole
-from fedbcd.engines.deploy.store import FileStore
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import ProtocolError
 from fedbcd.models import logistic

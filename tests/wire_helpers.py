@@ -13,8 +13,9 @@ import torch
 
 from fedbcd.engines.deploy.certs import Authority
 from fedbcd.engines.deploy.codec import Declared
+from fedbcd.engines.deploy.dialer import Dialer
 from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.link import Dialer, Listener, only
+from fedbcd.engines.deploy.listener import Listener, only
 from fedbcd.engines.deploy.session import LinkOptions
 from fedbcd.engines.deploy.tls import Credentials, Security
 from fedbcd.protocol.messages import Acknowledged, Activated, Event, UpdateRequested, Uploaded

@@ -351,7 +351,7 @@ def dismiss_command(file: Deployed, devices: Devices, certificates: Certificates
 def _change_members(file: Path, devices: list[int], flags: dict[str, Any], what: str) -> None:
     import asyncio
 
-    from fedbcd.engines.deploy.link import ask_change
+    from fedbcd.engines.deploy.operator import ask_change
 
     job, options = _resumed(file) if file.is_dir() else read_job(file, {})
     options = replace(options, **{name: value for name, value in flags.items() if value is not None})
@@ -400,7 +400,7 @@ def status_command(
     """Ask the coordinator and the servers of a running deployment how they are doing; needs the certificate of 'operator'."""
     import asyncio
 
-    from fedbcd.engines.deploy.link import ask_status
+    from fedbcd.engines.deploy.operator import ask_status
     from fedbcd.engines.deploy.refusals import Refused
 
     path = file / "deploy.toml" if file.is_dir() else file

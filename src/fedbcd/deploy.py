@@ -64,7 +64,7 @@ def device(
 def personal_model(job: str | Path, number: int, *, model: Callable[[], nn.Module] | None = None, **options: Any) -> nn.Module:
     """The personal model x_i of a device as a module, from its store; the device may be running."""
     from fedbcd.algorithm.params import Layout
-    from fedbcd.engines.deploy.store import FileStore
+    from fedbcd.engines.deploy.filestore import FileStore
 
     parsed, settled = read_job(Path(job), options)
     module = make_module(model or parsed.model.factory(None), parsed.run.seed)

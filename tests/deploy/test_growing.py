@@ -13,11 +13,11 @@ from deploy_helpers import CASES, Town, Unkind, federation
 from fedbcd.cli_deploy import LOOK_S
 from fedbcd.engines.deploy.assemble import Deployment
 from fedbcd.engines.deploy.blueprint import Blueprint
+from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.growing import GrowingLog, Onlooker, Settled, stores_in
 from fedbcd.engines.deploy.merge import header_of, merge
 from fedbcd.engines.deploy.nursery import Child
 from fedbcd.engines.deploy.options import Deploy
-from fedbcd.engines.deploy.store import FileStore
 from fedbcd.engines.deploy.up import Up, actors_of
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import LocalProtocolError, RecordError

@@ -13,9 +13,9 @@ from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
 from fedbcd.engines.deploy.checks import CheckFailed, Limits
 from fedbcd.engines.deploy.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.device import DeviceRole
+from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.server import ServerRole
-from fedbcd.engines.deploy.store import FileStore
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError, DataError, LocalProtocolError, ProtocolError, RecordError
 from fedbcd.protocol import DeviceState

@@ -15,7 +15,9 @@ import torch
 
 from fedbcd.engines.deploy.codec import CHUNK_BYTES, encode
 from fedbcd.engines.deploy.fedbcd_pb2 import Frame, Hello, TensorShape
-from fedbcd.engines.deploy.link import Listener, ask_status, split_address
+from fedbcd.engines.deploy.link import split_address
+from fedbcd.engines.deploy.listener import Listener
+from fedbcd.engines.deploy.operator import ask_status
 from fedbcd.engines.deploy.refusals import Refused, RefusedForGood
 from fedbcd.engines.deploy.session import Room
 from fedbcd.engines.deploy.tls import Credentials, Plain, host_name

@@ -297,7 +297,7 @@ def test_pauses_between_attempts_grow_and_vary(certs: Path, monkeypatch: pytest.
                 raise asyncio.CancelledError
             await sleep(0)
 
-        monkeypatch.setattr("fedbcd.engines.deploy.link.asyncio.sleep", note)
+        monkeypatch.setattr("fedbcd.engines.deploy.dialer.asyncio.sleep", note)
         with pytest.raises(asyncio.CancelledError):
             await device.run()
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedbcd.cli import app
 from fedbcd.config import read_toml
-from fedbcd.engines.deploy.link import ask_change
+from fedbcd.engines.deploy.operator import ask_change
 from fedbcd.engines.deploy.options import Deploy, settle
 from fedbcd.engines.deploy.refusals import Refused, RefusedForGood
 from fedbcd.engines.deploy.tls import Credentials

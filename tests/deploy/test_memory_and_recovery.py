@@ -10,9 +10,9 @@ import torch
 import fedbcd as fb
 from deploy_helpers import Town, Unkind, federation
 from fedbcd.engines.deploy.blueprint import Blueprint
+from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.server import ServerRole
-from fedbcd.engines.deploy.store import FileStore
 from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import DeviceLost, Mixed, Started, UpdateRequested, Uploaded, upload_ref
 

@@ -11,9 +11,9 @@ import torch
 
 from deploy_helpers import CASES, AnyRole, Town, Unkind, federation
 from fedbcd.engines.deploy import snapshot
+from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.server import ServerRole
-from fedbcd.engines.deploy.store import FileStore
 from fedbcd.engines.settings import Settings
 from fedbcd.protocol import Server
 from fedbcd.protocol.messages import Started, UpdateRequested

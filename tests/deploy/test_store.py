@@ -10,7 +10,7 @@ import torch
 
 from fedbcd.engines.deploy import failpoints
 from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
-from fedbcd.engines.deploy.store import FileStore, Tail, read_tail
+from fedbcd.engines.deploy.filestore import FileStore, Tail, read_tail
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import Transition
 from fedbcd.protocol.messages import Started, TrainOffline, Woke

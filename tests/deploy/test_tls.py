@@ -18,8 +18,9 @@ import pytest
 
 from fedbcd.engines.deploy import certs as certs_module
 from fedbcd.engines.deploy.certs import Authority
+from fedbcd.engines.deploy.dialer import Dialer
 from fedbcd.engines.deploy.fedbcd_pb2 import Frame
-from fedbcd.engines.deploy.link import Dialer, Listener
+from fedbcd.engines.deploy.listener import Listener
 from fedbcd.engines.deploy.refusals import CredentialsError, Refused, RefusedForGood
 from fedbcd.engines.deploy.tls import Credentials, host_name, identity_of, is_loopback
 from wire_helpers import DEVICE, SERVER, Ear, dialer, down, eventually, linked, listener, make_authority, running, up

@@ -12,9 +12,9 @@ import fedbcd as fb
 from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
 from fedbcd.engines.deploy.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.device import DeviceRole
+from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.merge import header_of, merge
 from fedbcd.engines.deploy.server import ServerRole
-from fedbcd.engines.deploy.store import FileStore
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import COORDINATOR, RetryDue, number_of

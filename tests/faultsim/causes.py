@@ -13,6 +13,7 @@ LOOK_S = 0.01
 CAUSES = {  # part of a file's path -> cause; the innermost frame that has one decides
     "safetensors": "store and sync",
     "deploy/store": "store and sync",
+    "deploy/filestore": "store and sync",
     "fedbcd/eventlog": "store and sync",
     "deploy/codec": "encode and decode",
     "deploy/checks": "checks",
@@ -28,6 +29,8 @@ CAUSES = {  # part of a file's path -> cause; the innermost frame that has one d
     "grpc": "event loop, with the Python side of gRPC",
     "deploy/session": "links",
     "deploy/link": "links",
+    "deploy/listener": "links",
+    "deploy/dialer": "links",
     "deploy/process": "event loop, with the Python side of gRPC",
     "asyncio": "event loop, with the Python side of gRPC",
     "faultsim": "this look",

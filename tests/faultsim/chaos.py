@@ -24,7 +24,7 @@ from faultsim.model import check_logs
 from faultsim.processes import Here, Hurt, start, tables
 from faultsim.told import environment
 from fedbcd.engines.deploy.ask import ask_status
-from fedbcd.engines.deploy.store import FileStore
+from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.up import actors_of, free_ports
 from fedbcd.protocol.messages import COORDINATOR, Actor, server_actor
 

@@ -23,7 +23,7 @@ import torch
 from faultsim.model import check_logs
 from faultsim.processes import Here, Hurt, start, tables
 from fedbcd.engines.deploy.ask import ask_status
-from fedbcd.engines.deploy.store import FileStore
+from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.up import actors_of
 from fedbcd.protocol.messages import COORDINATOR, Actor
 

@@ -30,8 +30,8 @@ import fedbcd as fb
 from faultsim.causes import Causes, shares
 from faultsim.processes import Hurt
 from fedbcd.engines.deploy.assemble import Deployment
+from fedbcd.engines.deploy.dialer import Dialer
 from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.link import Dialer
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.session import LinkOptions

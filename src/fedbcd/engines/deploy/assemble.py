@@ -16,13 +16,14 @@ from fedbcd.engines.deploy.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.coordinator_process import CoordinatorProcess
 from fedbcd.engines.deploy.device import DeviceRole
 from fedbcd.engines.deploy.device_process import DeviceProcess
+from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.pace import Drawn, Pace, Real
 from fedbcd.engines.deploy.process import Process
 from fedbcd.engines.deploy.server import ServerRole
 from fedbcd.engines.deploy.server_process import ServerProcess
-from fedbcd.engines.deploy.store import FileStore, Store
+from fedbcd.engines.deploy.store import Store
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.delays import Clock
 from fedbcd.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.link import only
+from fedbcd.engines.deploy.listener import only
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.metrics import Mixing
 from fedbcd.engines.deploy.options import Deploy

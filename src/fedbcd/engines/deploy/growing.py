@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from fedbcd.engines.deploy.ask import ask_status, pid_in
 from fedbcd.engines.deploy.blueprint import Blueprint
+from fedbcd.engines.deploy.filestore import FileStore, read_tail
 from fedbcd.engines.deploy.merge import Merger, in_order
-from fedbcd.engines.deploy.store import FileStore, read_tail
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import LogReader, LogWriter, Transition, header_line, transition_line
 from fedbcd.protocol.messages import Actor, number_of

@@ -23,11 +23,12 @@ from typing import Any, ClassVar
 
 from fedbcd.engines.deploy.checks import check_notice
 from fedbcd.engines.deploy.codec import Declared
+from fedbcd.engines.deploy.dialer import Dialer
 from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.health import Health
 from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.link import Change, Dialer, Listener, Welcomes
+from fedbcd.engines.deploy.listener import Change, Listener, Welcomes
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.metrics import Metrics, totals
 from fedbcd.engines.deploy.options import Deploy, split_address

@@ -7,7 +7,7 @@ from typing import Any
 from fedbcd.engines.deploy.checks import CheckFailed, check_notice
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.link import only
+from fedbcd.engines.deploy.listener import only
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.process import Process

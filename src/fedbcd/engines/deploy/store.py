@@ -5,36 +5,23 @@ the transition, its time, the facts, and which files are current. Files that no 
 Several transitions can become durable `together`: the disk is then waited for once, and nothing may be said of any before.
 """
 
-import fcntl
 import hashlib
 import json
-import math
-import os
-import secrets
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
 from fedbcd.errors import RecordError
-from fedbcd.eventlog import Transition, decode, encode
-from fedbcd.protocol.messages import Command, Event
+from fedbcd.eventlog import Transition
 
-VERSION = 1
 _DTYPES = {"F32": torch.float32, "F64": torch.float64}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 Piece = bytes | memoryview
-_SCHEMA = """
-CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE tensor (name TEXT PRIMARY KEY, file TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE transition (number INTEGER PRIMARY KEY, time REAL NOT NULL, actor TEXT NOT NULL, event TEXT NOT NULL, commands TEXT NOT NULL);
-"""
 
 
 class Store(Protocol):
@@ -86,15 +73,6 @@ class Store(Protocol):
     def close(self) -> None:
         """Let another process have it. What was not committed is gone."""
         ...
-
-
-@dataclass(frozen=True)
-class Tail:
-    """The latest part of a store: how many transitions it has, and those that came after a given place."""
-
-    length: int
-    steps: list[Transition]
-    is_same: bool  # whether the transition before that place is the one that was there
 
 
 Saved = Mapping[str, tuple[str, bytes]]  # tensor -> its file, and the digest of that
@@ -315,205 +293,6 @@ class StoreOn:
         self._ledger.close()
 
 
-class FileStore(StoreOn):
-    """A `Store` in a folder of its own: `store.sqlite` and one file per tensor under `tensors`."""
-
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open or make a store. One process at a time; `read_only` looks without a lock, and finds a store or fails."""
-        self.path = path
-        self._lock: int | None = None
-        try:
-            if not read_only:
-                path.mkdir(parents=True, exist_ok=True, mode=0o700)  # personal models are nobody else's business
-                (path / "tensors").mkdir(exist_ok=True, mode=0o700)
-                self._lock = _locked(path)
-            super().__init__(_Folder(path / "tensors"), _Database(path, read_only), str(path), read_only=read_only)
-        except (OSError, sqlite3.Error, ValueError, TypeError) as error:  # the last two: what is left of a damaged database
-            self._unlock()
-            raise RecordError(f"the store {path} cannot be used ({error}); restore a backup, or begin with an empty folder") from None
-        except BaseException:
-            self._unlock()
-            raise
-
-    def close(self) -> None:
-        """Let another process have it."""
-        super().close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-
-class _Folder:
-    """`Files` in a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def write(self, file: str, pieces: Sequence[Piece]) -> None:
-        with (self._path / file).open("wb") as stream:
-            for piece in pieces:
-                stream.write(piece)
-
-    def sync_file(self, file: str) -> None:
-        _sync(self._path / file)
-
-    def rename(self, old: str, new: str) -> None:
-        (self._path / old).rename(self._path / new)
-
-    def sync(self) -> None:
-        _sync(self._path)
-
-    def read(self, file: str) -> bytearray:
-        with (self._path / file).open("rb", buffering=0) as stream:
-            data = bytearray(os.fstat(stream.fileno()).st_size)
-            view, done = memoryview(data), 0
-            while got := stream.readinto(view[done:]):
-                done += got
-        return data
-
-    def remove(self, file: str) -> None:
-        (self._path / file).unlink(missing_ok=True)
-
-    def names(self) -> list[str]:
-        return [path.name for path in self._path.iterdir()]
-
-
-class _NotMade(RecordError):
-    """There is a database, but nothing in it: its role is making it, or was stopped while it did."""
-
-
-class _Database:
-    """A `Ledger` in SQLite."""
-
-    def __init__(self, path: Path, read_only: bool) -> None:
-        self._path = path
-        file = path / "store.sqlite"
-        if read_only and not file.is_file():
-            raise RecordError(f"there is no store at {path}")
-        self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-        try:
-            self._prepare(read_only)
-        except BaseException:
-            self._db.close()
-            raise
-
-    def _prepare(self, read_only: bool) -> None:
-        db = self._db
-        if not read_only:
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=FULL")
-        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'fact'").fetchone():
-            if read_only:
-                raise _NotMade(f"the store {self._path} is empty: its role has just begun, or it was damaged")
-            self._make()
-        (version,) = db.execute("SELECT value FROM fact WHERE key = 'version'").fetchone()
-        if version != str(VERSION):
-            raise RecordError(f"{self._path} is a store of version {version}; this fedbcd reads version {VERSION}")
-
-    def _make(self) -> None:
-        """A new store; never where an old one has lost its database, since the tensors that are left would be swept."""
-        if any((self._path / "tensors").iterdir()):
-            raise RecordError(f"{self._path} has tensors but an empty store.sqlite: it was damaged; restore a backup, or empty the folder")
-        fresh = f"('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}')"
-        self._db.executescript(f"BEGIN; {_SCHEMA} INSERT INTO fact VALUES {fresh}; COMMIT;")
-        for folder in (self._path, self._path.parent):
-            _sync(folder)
-
-    def tensors(self) -> dict[str, tuple[str, bytes]]:
-        return {name: (file, digest) for name, file, digest in self._db.execute("SELECT name, file, digest FROM tensor")}
-
-    def facts(self) -> dict[str, str]:
-        return dict(self._db.execute("SELECT key, value FROM fact"))
-
-    def length(self) -> int:
-        (last,) = self._db.execute("SELECT MAX(number) FROM transition").fetchone()
-        return 0 if last is None else int(last) + 1
-
-    def tail(self, number: int | None, time: float) -> Tail:
-        """See `read_tail`."""
-        if time == -math.inf:
-            place = 0
-        else:
-            where = "time = ?" if number is None else "number = ? AND time = ?"
-            values = (time,) if number is None else (number - 1, time)
-            found = self._db.execute(f"SELECT number FROM transition WHERE {where}", values).fetchone()
-            place = -1 if found is None else int(found[0]) + 1
-        length = self.length()
-        chosen = ("number >= ? AND number < ?", (place, length)) if place >= 0 else ("time > ? AND number < ?", (time, length))
-        return Tail(length, [*self._steps(*chosen)], place >= 0)
-
-    def transitions(self, since: int = 0) -> Iterator[Transition]:
-        return self._steps("number >= ?", (since,))
-
-    def _steps(self, where: str, values: tuple[float, ...]) -> Iterator[Transition]:
-        for number, time, actor, event, commands in self._rows(where, values):
-            try:
-                step = _decoded(time, actor, event, commands)
-            except (ValueError, TypeError, RecursionError) as error:
-                raise RecordError(f"transition {number} of the store {self._path} is damaged ({error}); restore a backup") from None
-            yield step
-
-    def _rows(self, where: str, values: tuple[float, ...]) -> Iterator[tuple[Any, ...]]:
-        query = f"SELECT number, time, actor, event, commands FROM transition WHERE {where} ORDER BY number"
-        try:
-            yield from self._db.execute(query, values)
-        except (sqlite3.Error, ValueError) as error:
-            raise RecordError(f"the store {self._path} is damaged ({error}); restore a backup") from None
-
-    def commit(self, number: int, steps: Sequence[Transition], facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany("INSERT OR REPLACE INTO tensor VALUES (?, ?, ?)", [(n, f, d) for n, (f, d) in saved.items()])
-        self._db.executemany("DELETE FROM tensor WHERE name = ?", [(name,) for name in dropped])
-        self._db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", [*facts.items()])
-        rows = [(number + k, *_encoded(step)) for k, step in enumerate(steps)]
-        self._db.executemany("INSERT INTO transition VALUES (?, ?, ?, ?, ?)", rows)
-        self._db.execute("COMMIT")
-
-    def close(self) -> None:
-        self._db.close()
-
-
-def read_tail(path: Path, number: int | None, time: float) -> Tail:
-    """What a store has after its transition `number - 1`, which happened at `time`; its role may be running.
-
-    Without `number` the place is found by the time. If that transition is not there any more, the store is another, or an old copy of
-    it; then all transitions after that time are given.
-    """
-    if not (path / "store.sqlite").is_file():
-        return Tail(0, [], time == -math.inf)
-    try:
-        database = _Database(path, read_only=True)
-        try:
-            return database.tail(number, time)
-        finally:
-            database.close()
-    except _NotMade:
-        return Tail(0, [], time == -math.inf)
-    except sqlite3.Error as error:
-        raise RecordError(f"the store {path} cannot be read ({error}); is its disk full, or is it damaged?") from None
-
-
-def _locked(path: Path) -> int:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise RecordError(f"another process uses the store {path}; stop it, or give this one a folder of its own") from None
-    return handle
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _digest(pieces: Sequence[Piece | bytearray]) -> bytes:
     found = hashlib.blake2b(digest_size=32)
     for piece in pieces:
@@ -542,16 +321,3 @@ def _unpacked(data: bytearray) -> Tensor:
 
 def _serial(file: str) -> int:
     return int(file.rpartition("-")[2])
-
-
-def _encoded(step: Transition) -> tuple[float, str, str, str]:
-    commands = json.dumps([encode(command) for command in step.commands], separators=(",", ":"))
-    return step.time, step.actor, json.dumps(encode(step.event), separators=(",", ":")), commands
-
-
-def _decoded(time: float, actor: str, event: str, commands: str) -> Transition:
-    happened, ordered = decode(json.loads(event)), [decode(data) for data in json.loads(commands)]
-    known = tuple(command for command in ordered if isinstance(command, Command))
-    if not isinstance(happened, Event) or len(known) < len(ordered):
-        raise ValueError("an event and commands are expected")
-    return Transition(time, actor, happened, known)
