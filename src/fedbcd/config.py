@@ -103,7 +103,10 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     if origin is not None and issubclass(origin, Sequence) and isinstance(value, list | tuple):
         return _items(value, origin, arguments, where)
     if hint is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} has {len(str(abs(value)))} digits; a number must be below 1.8e308") from None
     if type(value) is not hint:
         raise ConfigError(f"{where} = {value!r} must be {_in_words(hint)}")
     return value

@@ -87,6 +87,21 @@ def test_a_job_file_of_brackets_or_digits_is_a_sentence(text: str, tmp_path: Pat
         read_toml(file)
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400), [0.1, 10**400]], ids=["above", "below", "in a list"])
+def test_a_number_that_no_float_can_hold_is_a_sentence(value: object) -> None:
+    """It was an OverflowError."""
+    key = "penalty" if isinstance(value, list) else "device_step"
+    with pytest.raises(ConfigError, match=rf"algorithm.{key}.*(401 digits|must be)"):
+        one_job({"algorithm": {"name": "fedbcd", key: value}})
+
+
+@pytest.mark.parametrize("threads", [4097, 10**400])
+def test_more_threads_than_a_machine_has_are_refused(threads: int) -> None:
+    """It was a ValueError of torch's."""
+    with pytest.raises(ConfigError, match=r"run.threads = .* 4096 or less"):
+        one_job({"run": {"rounds": 1, "threads": threads}})
+
+
 @pytest.mark.parametrize("servers", [2**31 - 1, 2**63, 10**400])
 def test_more_servers_than_there_can_be_are_refused(servers: int) -> None:
     """A coordinator of 2,147,483,647 servers took all memory while the job was read."""

@@ -61,6 +61,7 @@ class DataPart:
 
 
 MOST_DEVICES = 100_000_000  # a slip of the pen must not take all memory
+MOST_THREADS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +143,8 @@ class RunPart:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"run.{name} = {value} must be 1 or more")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise ConfigError(f"run.threads = {self.threads} must be {MOST_THREADS} or less; more than there are cores do not help")
         if self.certify_every is not None and self.certify_every < 0:
             raise ConfigError(f"run.certify_every = {self.certify_every} must be 0 (never) or more")
         if self.until_clock is not None and not 0 < self.until_clock < math.inf:
