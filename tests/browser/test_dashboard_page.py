@@ -17,16 +17,9 @@ from fedbcd.dashboard.deployment import Deployment
 from fedbcd.dashboard.library import Library
 from role_helpers import Roles
 from run_helpers import train
-from web_helpers import complaints, serving, start_browser, text_of, wait_until
+from web_helpers import complaints, serving, text_of, wait_until
 
 TOKEN = "a-token-of-some-length"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    found = start_browser()
-    yield found
-    found.quit()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The report in a real browser: every view is drawn, nothing complains, the keyboard works, texts stay texts."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +7,13 @@ import pytest
 
 from fedbcd.report.page import write_report
 from run_helpers import fedbcd, train, write_job
-from web_helpers import complaints, start_browser, text_of, wait_until
+from web_helpers import complaints, text_of, wait_until
 
 SECTIONS = ("summary", "next", "curves", "devices", "distances", "certificates", "protocol", "time", "partition", "plan", "settings")
 EVIL = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 # How many different colours a canvas shows: a blank one has one.
 COLOURS = """const c = document.querySelector(arguments[0]), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, s = new Set();
 for (let k = 0; k < d.length; k += 16) s.add((d[k] << 16) + (d[k + 1] << 8) + d[k + 2]); return s.size"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    found = start_browser()
-    yield found
-    found.quit()
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,18 @@ def test_devices_are_admitted_and_dismissed_while_rounds_go_on(tmp_path: Path) -
     assert json.loads(again.stdout)["digest"] == json.loads(printed.splitlines()[-1])["digest"]
 
 
+def test_who_is_available_is_drawn_among_those_who_are_left(tmp_path: Path) -> None:
+    """It was drawn among the first members: with two of three left and two to be active, Sync-cloud waited for ever in most rounds."""
+    out = tmp_path / "run"
+    table = job(run={"rounds": 12}, algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 2})
+    with running("up", write_job(tmp_path, table), "--time-scale", "0.05", "--out", out, "--json") as up:
+        wait_for(lambda: status_of(out, "coordinator").get("round", 0) >= 1, "no round")
+        assert change(out, "dismiss", 5, 1)
+        printed, said = up.communicate(timeout=120)
+        assert up.returncode == 0, said
+    assert json.loads(printed.splitlines()[-1])["rounds"] == 12
+
+
 def test_commands_refuse_what_cannot_be(tmp_path: Path) -> None:
     file = write_job(tmp_path, job(deploy={"plain": True, "servers": ["127.0.0.1:1", "127.0.0.1:1"]}))
     for arguments, words in (

@@ -76,6 +76,10 @@ def test_numbers_of_a_notice_are_checked() -> None:
     for other in (None, 1.0, "1", -2, 2**53, True):
         with pytest.raises(CheckFailed):
             check_notice("server/0", {"round": other}, "round")
+    check_notice("server/0", {"round": 1, "members": [0, 7]}, "round")
+    for members in (None, 3, "3", [-1], [1.0], [[1]], {"0": 1}):
+        with pytest.raises(CheckFailed):
+            check_notice("server/0", {"round": 1, "members": members}, "round")
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "9" * 5000], ids=["brackets", "digits"])

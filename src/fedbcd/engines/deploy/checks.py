@@ -71,9 +71,10 @@ def is_store_id(value: object) -> bool:
 
 
 def check_notice(sender: Actor, body: Mapping[str, Any], *counters: str) -> None:
-    """Whether a notice holds these counters (-1 stands for none yet) and, if it tells how long ago, a believable time."""
-    elapsed = body.get("elapsed", 0.0)
+    """Whether a notice holds these counters (-1 stands for none yet) and, if it tells how long ago or who belongs, what can be."""
+    elapsed, members = body.get("elapsed", 0.0), body.get("members", [])
     wrong = [name for name in counters if not (is_counter(body.get(name)) or body.get(name) == -1)]
+    wrong += [] if isinstance(members, list) and all(map(is_counter, members)) else ["members"]
     if wrong or not (type(elapsed) in (int, float) and 0 <= elapsed < MOST):
         raise CheckFailed("notice", f"{sender} gave a notice that cannot be: {body!r:.200}")
 

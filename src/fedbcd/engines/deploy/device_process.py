@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fedbcd.engines.deploy.checks import check_notice
@@ -13,7 +14,7 @@ from fedbcd.engines.deploy.device import DeviceRole, Done
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.options import Deploy
-from fedbcd.engines.deploy.pace import Pace, Real
+from fedbcd.engines.deploy.pace import Drawn, Pace, Real
 from fedbcd.engines.deploy.process import Process
 from fedbcd.protocol.device import DeviceState
 from fedbcd.protocol.messages import Actor, OfflineDue, TrainOffline, Woke
@@ -108,6 +109,8 @@ class DeviceProcess(Process):
         if body["phase"] != self._phase.get("phase") or not self._phase.get("open"):
             self._heard_at = time.monotonic() - float(body.get("elapsed", 0.0))
         self._phase = body
+        if isinstance(self.pace, Drawn) and "members" in body:
+            self.pace = replace(self.pace, members=body["members"])
         self._new_round(body["round"])
         self._see_when_to_ask()
 

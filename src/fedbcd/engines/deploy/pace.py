@@ -55,7 +55,7 @@ class Drawn:
     """The clock model of the paper's experiments, on a real clock of `scale` seconds per unit."""
 
     device: int
-    members: Sequence[int]  # of its server, at the beginning
+    members: Sequence[int]  # of its server, as far as it has been told
     algorithm: Algorithm
     clock: Clock
     active: int
@@ -77,7 +77,7 @@ class Drawn:
         return isinstance(self.algorithm, FedBCDI) and self._is_available(round_)
 
     def _is_available(self, round_: int) -> bool:
-        """Q~_n(t), as `engines.simulate.engine` draws it; one that joined later draws among the first members and itself."""
+        """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the members and itself."""
         assert isinstance(self.algorithm, FedBCDI)
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
         keep = max(self.algorithm.available_of(len(members)), min(self.active, len(members)))

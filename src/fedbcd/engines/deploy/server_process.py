@@ -42,6 +42,8 @@ class ServerProcess(Process):
         self._said: tuple[object, ...] = ()  # the latest notice
         self._activated_at: dict[tuple[int, int], float] = {}  # (device, activation) -> when
         self._phase, self._is_open = role.machine.phase, False  # as of the last event that is durable; the machine may be ahead of the disk
+        self._tells_members = role.blueprint.algorithm.offline and options.time_scale is not None  # it is drawn which of them are available
+        self._members: list[int] = []  # likewise, if they are told
 
     async def open_links(self) -> None:
         """Listen for the devices, dial the coordinator."""
@@ -63,6 +65,7 @@ class ServerProcess(Process):
         if machine.phase != self._phase:
             self._opened_at = time.monotonic()
         self._phase, self._is_open = machine.phase, machine.places > 0
+        self._members = sorted(machine.members) if self._tells_members else []
         self.metrics.rounds.set(max(machine.phase, 0))
         for letter in letters:
             if isinstance(letter.event, Activated):
@@ -151,12 +154,16 @@ class ServerProcess(Process):
     def _notice(self) -> dict[str, Any]:
         is_open = self._is_open and not self._finished
         elapsed = round(time.monotonic() - self._opened_at, 6)
-        return {"phase": self._phase, "round": self._round, "open": is_open, "finished": self._finished, "elapsed": elapsed}
+        notice: dict[str, Any] = {"phase": self._phase, "round": self._round, "open": is_open}
+        notice |= {"finished": self._finished, "elapsed": elapsed}
+        if self._members:
+            notice["members"] = self._members
+        return notice
 
     def _tell_devices(self) -> None:
         notice = self._notice()
         round_ = self._round if self.role.blueprint.algorithm.offline else 0  # only offline rounds follow the coordinator's
-        what = (notice["phase"], round_, notice["open"], notice["finished"])
+        what = (notice["phase"], round_, notice["open"], notice["finished"], *notice.get("members", ()))
         if what != self._said:
             self._said = what
             self.spawn(self.broadcast("phase", notice))

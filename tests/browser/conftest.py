@@ -1,0 +1,15 @@
+"""A browser for the tests of a file."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from web_helpers import start_browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    found = start_browser()
+    yield found
+    found.quit()
