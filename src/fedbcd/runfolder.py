@@ -59,6 +59,7 @@ class Checkpoint:
     history: History
     tensors: Mapping[str, Any]  # tensors, or `Blocks` to be written
     notes: Mapping[str, str] = field(default_factory=dict)  # for those who look on: scores of devices and the like; resuming needs none
+    engine: str = ""  # that added up sums in an order of its own until here, if one did
 
 
 class RunFolder:
@@ -160,6 +161,7 @@ class RunFolder:
             "seconds": repr(checkpoint.seconds),
             "digest": checkpoint.digest,
             "history": json.dumps([astuple(row) for row in checkpoint.history]),
+            "engine": checkpoint.engine,
         }
         write_tensors(self.checkpoint, checkpoint.tensors, metadata)
 
@@ -170,7 +172,7 @@ class RunFolder:
         try:
             history = History([Row(*values) for values in json.loads(metadata["history"])])
             numbers = int(metadata["round"]), int(metadata["log_bytes"]), float(metadata["seconds"])
-            return Checkpoint(*numbers, metadata["digest"], history, tensors)
+            return Checkpoint(*numbers, metadata["digest"], history, tensors, engine=metadata.get("engine", ""))
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"{self.checkpoint} is not a checkpoint of this version ({error}); remove it to start over") from None
 

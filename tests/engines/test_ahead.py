@@ -157,6 +157,7 @@ def test_the_log_is_that_of_the_event_loop(digits, algorithm, cloud, tmp_path) -
     assert log_of(folders[0]) == log_of(folders[1])
     replayed = fb.replay(folders[1] / "events.jsonl", digits)
     assert (replayed["rounds"], replayed["clock"], replayed["complete"]) == (9, one.history.last.clock, True)
+    assert replayed["engine"] == "ahead"
 
 
 @pytest.mark.parametrize(("algorithm", "cloud"), LOGGED, ids=lambda value: value.name)
@@ -171,6 +172,7 @@ def test_a_run_goes_on_from_its_checkpoint(digits, algorithm, cloud, ways, tmp_p
     resumed = fb.train(digits, algorithm, ahead=then, out=tmp_path / "run", resume=True, **options)
     assert_alike(whole, resumed)
     assert log_of(tmp_path / "whole") == log_of(tmp_path / "run")
+    assert fb.replay(tmp_path / "run" / "events.jsonl", digits)["engine"] == "ahead"
 
 
 def test_checkpoints_between_looks_hold_the_models_of_their_round(digits, tmp_path) -> None:

@@ -36,6 +36,15 @@ def test_every_algorithm_on_every_cloud_replays_from_the_command_line(name: str,
         assert "the same models after 4 rounds" in again.err
 
 
+def test_of_a_run_planned_ahead_the_schedule_is_compared_and_that_is_said(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job.toml", **{"run.ahead": True})
+    assert fedbcd("run", job, "--out", tmp_path / "run").code == 0
+    again = fedbcd("replay", tmp_path / "run")
+    assert again.code == 0, again.err
+    assert "the same schedule after 4 rounds" in again.err
+    assert "digests were not compared: rounds planned ahead" in " ".join(again.err.split())
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("options", [{}, {"max_batch": 1, "seed": 5}], ids=["together", "one-by-one"])
 def test_every_algorithm_on_every_cloud_replays_from_the_api(case: str, options: dict[str, int], tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ class _Training:
         self.driver = Driver(self.machines, self.numbers)
         self.simulation: Simulation | Ahead | AheadWithEvents = Simulation(self.driver, self._schedule())
         self.ahead = self.compile = False
+        self.resumed_engine = ""
         self.history = History()
         self.scores = Scores((), {})
         self.seconds = 0.0
@@ -289,8 +290,7 @@ class _Training:
             result = self._result(finished)
             if log is not None and finished:
                 ended = {key: result.summary[key] for key in ("rounds", "clock", "digest")}
-                ended |= {"engine": "cluster"} if isinstance(self.numbers, ClusterNumbers) else {}
-                ended |= {"engine": "ahead"} if self.ahead else {}
+                ended |= {"engine": self._engine()} if self._engine() else {}
                 log.end({"transitions": driver.transitions, **ended})
         finally:
             if log is not None:
@@ -298,6 +298,10 @@ class _Training:
         if folder is not None:
             result.save(folder.path)
         return result
+
+    def _engine(self) -> str:
+        """The engine that has added up sums in an order of its own, now or before a resume."""
+        return "cluster" if isinstance(self.numbers, ClusterNumbers) else "ahead" if self.ahead else self.resumed_engine
 
     def _worker_count(self) -> int:
         on_cpu = self.numbers.x_NF.device.type == "cpu"
@@ -320,6 +324,7 @@ class _Training:
         if self.numbers.digest() != checkpoint.digest:
             raise RecordError("the checkpoint is damaged: its tensors do not have the digest it names; remove it to start over")
         self.history = checkpoint.history
+        self.resumed_engine = checkpoint.engine
         self.scores = self._scores()
         self.seconds = self.resumed_at = checkpoint.seconds
 
@@ -371,7 +376,9 @@ class _Training:
         self._settle()
         digest = self.numbers.digest()
         notes = notes_of(self.federation, self.scores.devices, self.scores.homes)
-        return Checkpoint(self.simulation.round, log.sync(), self.seconds, digest, self.history, self.numbers.state(), notes)
+        return Checkpoint(
+            self.simulation.round, log.sync(), self.seconds, digest, self.history, self.numbers.state(), notes, self._engine()
+        )
 
     def _warn(self) -> None:
         """Say before a run starts what will make it diverge, as far as a glance can tell."""
