@@ -45,6 +45,7 @@ from fedbcd.engines.cluster.options import Cluster
 from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress as RunProgress
 from fedbcd.engines.result import Run
+from fedbcd.engines.settings import torch_device
 from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.errors import ConfigError, FedBCDError, RecordError
 from fedbcd.eventlog import LogReader
@@ -127,7 +128,7 @@ def replay_command(
     federation = job.make_federation()
     job.use_threads(federation)
     with console.status("replaying ..."):
-        result = replay(path, federation, exact=exact)
+        result = replay(path, federation, exact=exact, device="cpu" if exact else _device_of(job))
     if not result["complete"]:
         console.print("the log has no end: the run was stopped or killed. What it holds was replayed.")
     else:
@@ -138,6 +139,16 @@ def replay_command(
         console.print(f"digests were not compared: {order} may add up sums in another order than events do, so that last bits differ")
     if as_json:
         print(json.dumps(result))
+
+
+def _device_of(job: Job) -> str:
+    """Where the job ran, if this machine has that; otherwise a CPU, and that is said."""
+    try:
+        torch_device(job.run.device)
+    except ConfigError:
+        console.print(f"there is no {job.run.device!r} here, so this is computed on the CPU, where last bits may differ")
+        return "cpu"
+    return job.run.device
 
 
 @app.command("models")

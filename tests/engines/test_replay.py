@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedbcd as fb
 from fedbcd.errors import RecordError, ReplayMismatch
@@ -34,6 +35,19 @@ def test_every_algorithm_on_every_cloud_replays_from_the_command_line(name: str,
         assert again.code == 0, again.err
         assert again.summary == {"rounds": 4, "clock": run.summary["clock"], "digest": run.summary["digest"], "complete": True}
         assert "the same models after 4 rounds" in again.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_run_of_a_gpu_that_is_not_here_replays_on_the_cpu_and_that_is_said(tmp_path: Path) -> None:
+    assert fedbcd("run", write_job(tmp_path / "job.toml"), "--out", tmp_path / "run").code == 0
+    log = tmp_path / "run" / "events.jsonl"
+    header, *lines = log.read_text().splitlines(keepends=True)
+    table = json.loads(header)
+    table["job"]["run"]["device"] = "cuda"
+    log.write_text(json.dumps(table) + "\n" + "".join(lines))
+    again = fedbcd("replay", log)
+    assert again.code == 0, again.err
+    assert "there is no 'cuda' here" in again.err
 
 
 def test_of_a_run_planned_ahead_the_schedule_is_compared_and_that_is_said(tmp_path: Path) -> None:
