@@ -67,6 +67,14 @@ class Setting:
         return [(int(i), self.rng.choice(self.owned[i], (self.rng.integers(low, high + 1), BATCH))) for i in chosen]
 
 
+def play(simulation: Any, rounds: int, device: str) -> float:
+    """So many rounds, to the end of the last; how many."""
+    for _ in range(rounds):
+        simulation.play_round()
+    synchronise(device)
+    return rounds
+
+
 def ours(setting: Setting, algorithm: str, rounds: int, device: str = "cpu", **options: Any) -> Callable[[], tuple[float, float]]:
     """Rounds of a simulation, protocol and all, as in the middle of a run."""
     federation = setting.federation()
@@ -78,13 +86,8 @@ def ours(setting: Setting, algorithm: str, rounds: int, device: str = "cpu", **o
     simulation = Simulation(Driver(settings.machines(federation), numbers), schedule)
 
     def run() -> tuple[float, float]:
-        def all_rounds() -> float:
-            for _ in range(rounds):
-                simulation.play_round()
-            return rounds
-
         with workers(torch.get_num_threads() if device == "cpu" else 1) as numbers.workers:
-            return timed(all_rounds)
+            return timed(lambda: play(simulation, rounds, device))
 
     for _ in range(WARM_UP):
         run()
@@ -108,14 +111,8 @@ def ours_ahead(
         print(f"{algorithm}, {precision}, compile={compile}: first round {time.perf_counter() - began:.1f} s", file=sys.stderr)
 
     def run() -> tuple[float, float]:
-        def all_rounds() -> float:
-            for _ in range(rounds):
-                simulation.play_round()
-            synchronise(device)
-            return rounds
-
         with products_in(precision):
-            return timed(all_rounds)
+            return timed(lambda: play(simulation, rounds, device))
 
     return run
 
@@ -134,16 +131,7 @@ def ours_logged(setting: Setting, algorithm: str, rounds: int, device: str, ahea
         planned = Ahead(numbers, Outline(federation.servers, schedule, settings.cloud), compile=True)
         simulation = AheadWithEvents(planned, simulation, handles)
 
-    def run() -> tuple[float, float]:
-        def all_rounds() -> float:
-            for _ in range(rounds):
-                simulation.play_round()
-            synchronise(device)
-            return rounds
-
-        return timed(all_rounds)
-
-    return run
+    return lambda: timed(lambda: play(simulation, rounds, device))
 
 
 def plain(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") -> Callable[[], tuple[float, float]]:
