@@ -3,7 +3,7 @@
 import gc
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ def two_nodes() -> Iterator[Any]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False})
-        cluster.second = cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=STORE)  # a GPU on paper only
+        cluster = _started(Cluster)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     try:
         with actors_kept():
@@ -42,3 +41,19 @@ def two_nodes() -> Iterator[Any]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+def _started(make: Callable[[], Any]) -> Any:
+    """Two nodes. On a busy machine one of Ray's processes now and then does not come up within Ray's 30 s, so this tries again."""
+    for tries_left in (2, 1, 0):
+        cluster = make()
+        try:
+            cluster.add_node(num_cpus=2, object_store_memory=STORE, include_dashboard=False)  # the first is the head
+            cluster.second = cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=STORE)  # a GPU on paper only
+        except Exception:
+            cluster.shutdown()
+            if not tries_left:
+                raise
+        else:
+            return cluster
+    raise AssertionError
