@@ -1,6 +1,7 @@
 """One scenario on two engines: `simulate` and `deploy` let in the same devices, mix the same servers, and reach the same models.
 
-Real time jitters, so the scenarios are those among many seeds in which no two things that matter happen close together.
+Real time jitters, so the scenarios are those among many seeds in which no two things that matter happen close together. A machine that
+stalls for longer than they are apart changes their order all the same; then time goes slower, and it is tried again.
 """
 
 from pathlib import Path
@@ -17,7 +18,8 @@ from fedbcd.planner.record import Record, read_record
 from fedbcd.runfolder import read_tensors
 from process_helpers import job, run, write_job
 
-ROUNDS, SCALE = 3, 0.4
+ROUNDS = 3
+SCALES = (0.4, 0.8, 1.6)  # seconds per unit of the clock
 
 
 def _job(cloud: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -66,12 +68,17 @@ CASES = [pytest.param({"name": "sync"}, 51, id="sync"), pytest.param({"name": "a
 
 @pytest.mark.parametrize(("cloud", "seed"), CASES)
 def test_a_deployment_does_what_the_simulation_did(cloud: dict[str, Any], seed: int, tmp_path: Path) -> None:
-    table, simulated, deployed = _job(cloud, seed), tmp_path / "simulated", tmp_path / "deployed"
+    table, simulated = _job(cloud, seed), tmp_path / "simulated"
     parse(table)[0].start(simulated)
-    assert _closest(table, simulated) * SCALE > 0.13, "another seed has become better; look for it"
-    done = run("up", write_job(tmp_path, table), "--time-scale", str(SCALE), "--plain", "--out", deployed)
-    assert done.returncode == 0, done.stderr
-    assert _story(read_record(deployed)) == _story(read_record(simulated))
+    assert _closest(table, simulated) * SCALES[0] > 0.13, "another seed has become better; look for it"
+    for scale in SCALES:
+        deployed = tmp_path / f"deployed-{scale}"
+        done = run("up", write_job(tmp_path, table), "--time-scale", str(scale), "--plain", "--out", deployed)
+        assert done.returncode == 0, done.stderr
+        if _story(read_record(deployed)) == _story(read_record(simulated)):
+            break
+    else:
+        pytest.fail(f"the devices came in another order, however slow the clock: {_story(read_record(deployed))}")
     ours, theirs = (read_tensors(folder / "models.safetensors")[0]["z"] for folder in (deployed, simulated))
     assert torch.equal(ours, theirs)
     assert LogReader(deployed / "events.jsonl").header["identity"] == LogReader(simulated / "events.jsonl").header["identity"]
