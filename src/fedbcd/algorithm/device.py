@@ -4,7 +4,7 @@ Every function takes one model (P,) or a stack of models (N, P) alike.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,18 @@ class Rows(NamedTuple):
     prev_NP: Tensor
 
 
+class FusedSteps(Protocol):
+    """Takes all steps of a session by itself."""
+
+    def aspg(self, rows: Rows, anchor_NP: Tensor | None, step: float, momentum: float, projection: Projection) -> Rows:
+        """As `aspg`."""
+        ...
+
+    def penalty_steps(self, rows: Rows, anchor_NP: Tensor, projection: Projection) -> Rows:
+        """As `penalty_steps`."""
+        ...
+
+
 class Work(NamedTuple):
     """What the devices of one batch are to do. Rows are in descending order of `steps` (K_i)."""
 
@@ -28,6 +40,7 @@ class Work(NamedTuple):
     gradient: Callable[[int, Tensor], Gradient]  # (k, ex) -> gradients in step k of the first len(ex) rows, in memory of their own
     anchor_NP: Tensor | None  # z_n of each device's server; None takes steps without the penalty
     penalty: Tensor | float  # gamma_i: one for all, or (N, 1)
+    fused: FusedSteps | None = None  # instead of `gradient` and what is here
 
     def penalty_of(self, n: int) -> Tensor | float:
         """gamma_i of the first n rows."""
@@ -81,6 +94,8 @@ def penalty_step(x: Tensor, anchor: Tensor, penalty: Tensor | float, projection:
 
 def aspg(rows: Rows, work: Work, step: float, momentum: float, projection: Projection) -> Rows:
     """Algorithm 1, lines 5-11 (with an anchor), and Algorithm 2, lines 5-11 (without), for a stack of devices."""
+    if work.fused is not None:
+        return work.fused.aspg(rows, work.anchor_NP, step, momentum, projection)
 
     def one_step(k: int, now: Rows) -> Tensor:
         n = len(now.x_NP)
@@ -94,6 +109,9 @@ def aspg(rows: Rows, work: Work, step: float, momentum: float, projection: Proje
 
 def penalty_steps(rows: Rows, work: Work, projection: Projection) -> Rows:
     """Algorithm 2, lines 14-18, for a stack of devices; x_prev ends as the last iterate but one."""
+    assert work.anchor_NP is not None
+    if work.fused is not None:
+        return work.fused.penalty_steps(rows, work.anchor_NP, projection)
 
     def one_step(_: int, now: Rows) -> Tensor:
         assert work.anchor_NP is not None

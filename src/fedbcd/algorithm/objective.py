@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedbcd.algorithm.fused.chain import LinearLayer, chain_of
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.traced import Operations, trace
 
@@ -150,6 +151,17 @@ class Objective:
             self._own.module = self.module if main else _sharing_parameters(self.module)
         module: nn.Module = self._own.module
         return module
+
+    def chain(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> tuple[LinearLayer, ...] | None:
+        """The layers, if module and loss are a chain of them (`fused/chain.py`); the rest is an example of what they take."""
+        if self.arithmetic is not None or self.layout.buffers or self.layout.counters:
+            return None
+        names = [slot.name for slot in self.layout.parameters]
+
+        def loss(parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor) -> Tensor:
+            return self._loss(dict(zip(names, parameters, strict=True)), {}, inputs, targets)[0]
+
+        return chain_of(loss, self.layout.parameters, flat, inputs, targets)
 
     def why_not_vectorised(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
         """Try a small vectorised gradient. None: it works (`stochastic` is set on the way). Otherwise: the reason, in a sentence."""

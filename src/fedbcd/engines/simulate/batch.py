@@ -11,14 +11,18 @@ from torch import Tensor
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.device import Rows, Work
+from fedbcd.algorithm.fused.library import ChainTrainer, Pool, Sessions
 from fedbcd.algorithm.objective import Gradients, Objective
 from fedbcd.algorithm.variants import Algorithm, FedBCDI, penalties
 from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
+from fedbcd.engines.simulate.fused import FusedSession, InPlace, fused_for, pool_of
+from fedbcd.engines.simulate.workers import OneWorker, Workers
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.protocol.messages import ModelRef
 
 IN_CACHE = 2**20  # parameters of the models that train together on a CPU: few enough for its cache, enough to share the overhead
+IN_ONE_CALL = 2**24  # the same of compiled code, which has one of them in the cache at a time: so many as memory for the new ones allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class Trainer:
         self._same_penalty = float(gamma[0]) if bool((gamma == gamma[0]).all()) else None
         self._penalty_N1 = gamma.to(start)[:, None]
         self._size_list = federation.sizes
+        self.fused: ChainTrainer | None = None  # whole sessions in compiled code
+        self._pool: Pool | None = None  # what it can take samples from
 
     def check_vectorised(self, start: Tensor) -> str | None:
         """Try a gradient. Fall back to one device at a time when the model cannot be vectorised; returns the reason, if so."""
@@ -102,7 +108,16 @@ class Trainer:
         reason = self.objective.why_not_vectorised(start, inputs, targets)
         if reason is not None:
             self.one_by_one, self.max_batch = True, 1
+        else:
+            self._fuse(start, inputs, targets)
         return reason
+
+    def _fuse(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        """Let compiled code do the work, if it can."""
+        self._pool = pool_of(self._inputs, self._targets, None if self._augment is not None else self._transform)
+        self.fused = fused_for(self.objective, self.algorithm.projection, start, inputs, targets, self._targets)
+        if self.works_together:
+            self.together = max(1, IN_ONE_CALL // self.objective.layout.size_P)
 
     def _check_fit(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
         p = self.objective.layout.size_P
@@ -121,6 +136,11 @@ class Trainer:
         """Whether parts may run at the same time; not if they draw from torch's one generator on the way."""
         return not (self.objective.stochastic or self.one_by_one)
 
+    @property
+    def works_together(self) -> bool:
+        """Whether all workers share each part; otherwise each worker takes a part by itself."""
+        return self.fused is not None and self._pool is not None
+
     def parts(self, jobs: list[Job]) -> list[list[Job]]:
         """Split jobs into batches that can run together, in descending order of steps.
 
@@ -128,31 +148,62 @@ class Trainer:
         rows together that finish apart.
         """
         groups: dict[tuple[int, int], list[Job]] = {}
-        exact, alike = self.algorithm.batch == "all", self.together is not None and len(jobs) > self.together
+        exact, alike = self.algorithm.batch == "all", self.together is not None and self.fused is None and len(jobs) > self.together
         for job in sorted(jobs, key=lambda job: -job.steps):
             groups.setdefault((self._size_list[job.device] if exact else 0, job.steps if alike else 0), []).append(job)
         size = self.max_batch or self.together or len(jobs)
         return [group[k : k + size] for group in groups.values() for k in range(0, len(group), size)]
 
-    def run(self, jobs: list[Job], x_NF: Tensor, prev_NP: Tensor, anchor_NP: Tensor | None) -> tuple[Tensor, Tensor]:
+    def run(
+        self, jobs: list[Job], x_NF: Tensor, prev_NP: Tensor, anchor_NP: Tensor | None, workers: Workers | None = None
+    ) -> tuple[Tensor, Tensor]:
         """New (x, x_prev) of these devices. Rows are in the order of `jobs`, which is descending in steps."""
         p = self.objective.layout.size_P
         session = _Session(self, jobs, x_NF[:, p:])
-        work = Work(
-            [job.steps for job in jobs],
-            session.gradient,
-            anchor_NP,
-            self.penalty_of(torch.tensor([job.device for job in jobs], device=x_NF.device)),
-        )
-        rows = Rows(x_NF[:, :p], prev_NP)
-        if jobs[0].offline:
-            assert isinstance(self.algorithm, FedBCDI)
-            rows = self.algorithm.offline_round(rows, work)
-        else:
-            rows = self.algorithm.device_round(rows, work)
-        session.check(rows.x_NP)
+        fused = self._fused_session(jobs, workers or OneWorker())
+        rows = self._round(jobs, Rows(x_NF[:, :p], prev_NP), self._work(jobs, session, anchor_NP, fused))
+        if fused is None or fused.went_wrong(session.losses):
+            session.check(rows.x_NP)
         x_NF = torch.cat([rows.x_NP, session.buffers_NB], dim=1) if session.buffers_NB.shape[1] else rows.x_NP
         return x_NF, rows.prev_NP
+
+    def run_in_place(
+        self, jobs: list[Job], x_NP: Tensor, prev_NP: Tensor, anchor_NP: Tensor | None, workers: Workers, copies: InPlace
+    ) -> None:
+        """The same by compiled code in the memory of all models."""
+        session, fused = _Session(self, jobs, x_NP[:0]), self._fused_session(jobs, workers)
+        assert fused is not None
+        fused.in_place = copies
+        self._round(jobs, Rows(x_NP, prev_NP), self._work(jobs, session, anchor_NP, fused))
+        if fused.went_wrong(session.losses):
+            session.check(x_NP[copies.device_N])
+
+    def _round(self, jobs: list[Job], rows: Rows, work: Work) -> Rows:
+        if not jobs[0].offline:
+            return self.algorithm.device_round(rows, work)
+        assert isinstance(self.algorithm, FedBCDI)
+        return self.algorithm.offline_round(rows, work)
+
+    def _work(self, jobs: list[Job], session: "_Session", anchor_NP: Tensor | None, fused: FusedSession | None) -> Work:
+        penalty = self.penalty_of(torch.tensor([job.device for job in jobs], device=self._starts.device))
+        return Work([job.steps for job in jobs], session.gradient, anchor_NP, penalty, fused)
+
+    def _fused_session(self, jobs: list[Job], workers: Workers) -> FusedSession | None:
+        if self.fused is None:
+            return None
+        penalty = self.penalty_of(torch.tensor([job.device for job in jobs]))
+        penalty_N = penalty[:, 0] if isinstance(penalty, Tensor) else torch.tensor([penalty]).expand(len(jobs))
+        return FusedSession(self.fused, [job.steps for job in jobs], lambda: self._sessions(jobs), penalty_N, workers)
+
+    def _sessions(self, jobs: list[Job]) -> Sessions:
+        """Steps and mini-batches of these jobs for compiled code."""
+        positions, hashes = self.batches(jobs)
+        pool = self._pool
+        if pool is None:
+            inputs, targets = self._fetch(positions, torch.float32, hashes)
+            pool = Pool(inputs.contiguous(), None, targets.contiguous())
+            positions = torch.arange(positions.numel()).reshape(positions.shape)
+        return Sessions([job.steps for job in jobs], pool, positions.contiguous())
 
     def penalty_of(self, device_N: Tensor) -> Tensor | float:
         """gamma_i of these devices: one for all, or (N, 1)."""
@@ -227,7 +278,7 @@ class _Session:
         self.trainer = trainer
         self.jobs = jobs
         self.buffers_NB = buffers_NB.clone()
-        self._losses: list[Tensor] = []
+        self.losses: list[Tensor] = []  # of each step, one per job
         self._batches: Batches | None = None
 
     def gradient(self, k: int, ex: Tensor) -> tuple[Tensor, ...]:
@@ -240,7 +291,7 @@ class _Session:
         with self._own_randomness(k, ex) if seeded else nullcontext():
             gradients = self.trainer.gradients(ex, self.buffers_NB[:n], positions, hashes)
         self.buffers_NB[:n] = gradients.buffers_NB
-        self._losses.append(gradients.loss_N)
+        self.losses.append(gradients.loss_N)
         return gradients.parts
 
     @contextmanager
@@ -253,10 +304,10 @@ class _Session:
 
     def check(self, x_NP: Tensor) -> None:
         """Refuse values that are not finite, and say where the first one came from."""
-        total = torch.stack([x_NP.sum(), *(loss.sum() for loss in self._losses)]).sum()
+        total = torch.stack([x_NP.sum(), *(loss.sum() for loss in self.losses)]).sum()
         if bool(torch.isfinite(total)):  # a sum of finite values can overflow, so only a finite one decides
             return
-        for k, loss in enumerate(self._losses):
+        for k, loss in enumerate(self.losses):
             bad = (~torch.isfinite(loss)).nonzero()
             if len(bad):
                 job = self.jobs[int(bad[0])]

@@ -17,6 +17,7 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.variants import Algorithm, cloud_weights
 from fedbcd.data.federation import Federation
 from fedbcd.engines.simulate.batch import Job, Trainer
+from fedbcd.engines.simulate.fused import InPlace
 from fedbcd.engines.simulate.rows import TOGETHER, MakeRows, ManyModels, Rows, SomeRows, in_turn, total_distance
 from fedbcd.engines.simulate.workers import OneWorker, Workers
 from fedbcd.protocol.clouds import Cloud, GraphCloud
@@ -346,29 +347,52 @@ class StackedNumbers:
     def _run(self, jobs: list[Job]) -> None:
         """Train these devices, each once; parts share nothing, so workers take them as they come."""
         parts = self.trainer.parts(jobs)
-        for uploads in self.workers.map(self._run_part, parts):
+        if self.trainer.works_together:
+            found = [self._run_part(part, self.workers) for part in parts]
+        else:
+            found = [*self.workers.map(self._run_part, parts)]
+        for uploads in found:
             self._uploads |= uploads
 
-    def _run_part(self, jobs: list[Job]) -> dict[int, _Upload]:
-        if not self.algorithm.personal:
-            return self._run_from_anchor(jobs)
+    def _run_part(self, jobs: list[Job], workers: Workers | None = None) -> dict[int, _Upload]:
         anchor_NF = self._anchors(jobs)
+        if not self.algorithm.personal:
+            return self._run_from_anchor(jobs, anchor_NF, workers)
         rows = torch.tensor([job.device for job in jobs], device=self.x_NF.device)
+        if workers is not None and isinstance(self.x_NF, Tensor) and self.x_NF.dtype == self.dtype:
+            before, after = self._run_in_place(jobs, rows, anchor_NF, workers)
+        else:
+            before, after = self._run_copies(jobs, rows, anchor_NF, workers)
+        if after is None:
+            return {}
+        return {job.device: _Upload(job.activation, None if before is None else before[k], after[k]) for k, job in enumerate(jobs)}
+
+    def _run_copies(
+        self, jobs: list[Job], rows: Tensor, anchor_NF: Tensor | None, workers: Workers | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """What is uploaded, and what it replaces in the sum of a server."""
         before, prev = self.x_NF.index_select(0, rows), self.prev_NP.index_select(0, rows)
-        after, prev = self.trainer.run(jobs, before.to(self.dtype), prev.to(self.dtype), self._parameters(anchor_NF))
+        after, prev = self.trainer.run(jobs, before.to(self.dtype), prev.to(self.dtype), self._parameters(anchor_NF), workers)
         after = after.to(self.x_NF.dtype)
         self.x_NF.index_copy_(0, rows, after)
         self.prev_NP.index_copy_(0, rows, prev.to(self.prev_NP.dtype))
-        if jobs[0].offline:
-            return {}
-        keep = self.algorithm.counts == "members"
-        return {job.device: _Upload(job.activation, before[k] if keep else None, after[k]) for k, job in enumerate(jobs)}
+        return (None, None) if jobs[0].offline else (before if self.algorithm.counts == "members" else None, after)
 
-    def _run_from_anchor(self, jobs: list[Job]) -> dict[int, _Upload]:
+    def _run_in_place(
+        self, jobs: list[Job], rows: Tensor, anchor_NF: Tensor | None, workers: Workers
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The same by compiled code, which needs no copies but what is uploaded, and what that replaces."""
+        assert isinstance(self.x_NF, Tensor)
+        assert isinstance(self.prev_NP, Tensor)
+        after = None if jobs[0].offline else self.x_NF.new_empty(len(jobs), self.size_P)
+        before = None if after is None or self.algorithm.counts != "members" else torch.empty_like(after)
+        self.trainer.run_in_place(jobs, self.x_NF, self.prev_NP, anchor_NF, workers, InPlace(rows, before, after))
+        return before, after
+
+    def _run_from_anchor(self, jobs: list[Job], anchor_NF: Tensor | None, workers: Workers | None) -> dict[int, _Upload]:
         """FedAvg and FedProx: no device has a model of its own; all start from z."""
-        anchor_NF = self._anchors(jobs)
         assert anchor_NF is not None
-        after, _ = self.trainer.run(jobs, anchor_NF, anchor_NF[:, : self.size_P], self._parameters(anchor_NF))
+        after, _ = self.trainer.run(jobs, anchor_NF, anchor_NF[:, : self.size_P], self._parameters(anchor_NF), workers)
         return {job.device: _Upload(job.activation, None, after[k]) for k, job in enumerate(jobs)}
 
     def _parameters(self, models_NF: Tensor | None) -> Tensor | None:
@@ -394,7 +418,9 @@ class StackedNumbers:
     def _absorb_at(self, server: int, devices: list[int]) -> None:
         for device in devices:
             upload, weight = self._uploads.pop(device), self.weights[device]
-            cloud_step.absorb(self.total_VF[server], weight, upload.after, upload.before)
+            fused = self.trainer.fused if upload.after.dtype == torch.float32 else None
+            add = cloud_step.absorb if fused is None else fused.absorb
+            add(self.total_VF[server], weight, upload.after, upload.before)
             if self.algorithm.counts == "active":
                 self.weight_V[server] += weight
 

@@ -16,6 +16,11 @@ T = TypeVar("T")
 class Workers(Protocol):
     """Calls a function on many things and gives the results in their order."""
 
+    @property
+    def count(self) -> int:
+        """How many work at the same time."""
+        ...
+
     def map(self, function: Callable[..., T], /, *things: Iterable[object]) -> Iterable[T]:
         """As the built-in `map`."""
         ...
@@ -24,9 +29,19 @@ class Workers(Protocol):
 class OneWorker:
     """One after another."""
 
+    count = 1
+
     def map(self, function: Callable[..., T], /, *things: Iterable[object]) -> Iterable[T]:
         """The built-in `map`."""
         return map(function, *things)
+
+
+class Crew(ThreadPoolExecutor):
+    """Threads that know how many they are."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, thread_name_prefix="fedbcd-worker")
+        self.count = count
 
 
 @contextmanager
@@ -38,7 +53,7 @@ def workers(count: int) -> Iterator[Workers]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(count, thread_name_prefix="fedbcd-worker") as pool:
-            yield pool
+        with Crew(count) as crew:
+            yield crew
     finally:
         torch.set_num_threads(before)

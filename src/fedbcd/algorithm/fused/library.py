@@ -1,0 +1,190 @@
+"""The compiled library: found, loaded and called. A call sets the interpreter free, so threads compute at the same time."""
+
+import ctypes
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedbcd.algorithm.fused.chain import LinearLayer
+from fedbcd.algorithm.projection import Box, NoProjection, Projection
+
+_BUILDS = {"AVX512": ("_chain_avx512", "_chain_avx2"), "AVX2": ("_chain_avx2",)}  # by what torch has found the processor to know
+_Int, _Float, _Pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [(name, _Int) for name in ("inputs", "outputs", "weight", "bias", "relu")]
+
+
+class _Task(ctypes.Structure):
+    _fields_ = [
+        *[("layers", ctypes.POINTER(_Layer)), ("depth", _Int), ("parameters", _Int), ("samples", _Int)],
+        *[(name, _Pointer) for name in ("bytes", "number_of", "floats", "targets")],
+        *[(name, _Float) for name in ("step", "momentum", "low", "high")],
+    ]
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = [("first", _Pointer), ("distance", _Int), ("rows", _Pointer)]
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        *[("devices", _Int), ("steps", _Pointer), ("positions", _Pointer), ("most", _Int)],
+        *[(name, _Rows) for name in ("x", "prev", "z", "penalty", "new_x", "new_prev", "before", "after")],
+        *[("losses", _Pointer), ("finite", _Pointer)],
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The build for this processor; None if there is none, or if FEDBCD_FUSED=0 asks to do without."""
+    if os.environ.get("FEDBCD_FUSED") == "0":
+        return None
+    here = Path(__file__).parent
+    for name in (*_BUILDS.get(torch.backends.cpu.get_cpu_capability(), ()), "_chain"):
+        for path in here.glob(f"{name}.*"):
+            try:
+                found = ctypes.CDLL(str(path))
+            except OSError:
+                continue
+            found.fedbcd_scratch.restype = _Int
+            found.fedbcd_train.restype = found.fedbcd_absorb.restype = None
+            return found
+    return None
+
+
+class Pool(NamedTuple):
+    """Samples to train on: inputs as bytes, with the number that each of the 256 stands for, or as float32; targets are classes."""
+
+    inputs: Tensor  # one sample after the other: uint8 or float32
+    number_of: Tensor | None  # (256,) float32, for bytes
+    targets: Tensor  # int64
+
+
+class Sessions(NamedTuple):
+    """K_i of each device, and where its mini-batches are; those without take steps of the penalty alone."""
+
+    steps: list[int]
+    pool: Pool | None = None
+    positions_NKR: Tensor | None = None
+
+
+class Models(NamedTuple):
+    """Where the models of some devices are, and where they are to be. All float32, no gaps within a row."""
+
+    x: Tensor
+    prev: Tensor
+    new_x: Tensor  # may be x ...
+    new_prev: Tensor  # ... and x_prev
+    rows: Tensor | None = None  # which rows of these four are theirs; None: the first, the second, ...
+    before: Tensor | None = None  # if given, x as it was ...
+    after: Tensor | None = None  # ... and as it is then are copied there
+
+
+class Outcome(NamedTuple):
+    """What is known of sessions when they are over."""
+
+    losses_NK: Tensor  # before each step; 0 where a device had no more
+    finite: bool  # all losses and models are
+
+
+class Together(Protocol):
+    """Several threads, or one."""
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        ...
+
+    def map(self, function: Callable[..., None], /, *things: Iterable[object]) -> Iterable[None]:
+        """As the built-in `map`."""
+        ...
+
+
+def bounds_of(projection: Projection) -> tuple[float, float] | None:
+    """The box that is projected onto, if it is one."""
+    if isinstance(projection, NoProjection):
+        return -math.inf, math.inf
+    return (projection.low, projection.high) if isinstance(projection, Box) else None
+
+
+class ChainTrainer:
+    """Trains models of one kind."""
+
+    def __init__(self, layers: tuple[LinearLayer, ...], parameters: int, compiled: ctypes.CDLL) -> None:
+        self._layers = (_Layer * len(layers))(*(_Layer(*layer) for layer in layers))
+        self._parameters = parameters
+        self._compiled = compiled
+        self._own = threading.local()
+
+    def train(
+        self,
+        models: Models,
+        sessions: Sessions,
+        anchor_NP: Tensor | None,
+        penalty_N: Tensor,
+        together: Together,
+        *,
+        step: float = 0.0,
+        momentum: float = 0.0,
+        bounds: tuple[float, float],
+    ) -> Outcome:
+        """Eq. (4) or the steps of the penalty, K_i times for each device."""
+        n, positions = len(sessions.steps), sessions.positions_NKR
+        most, samples = (0, 1) if positions is None else positions.shape[1:]
+        steps_N, losses_NK, finite_N = torch.tensor(sessions.steps), torch.zeros(n, most), torch.zeros(n, dtype=torch.bool)
+        given = (models.x, models.prev, anchor_NP, penalty_N, models.new_x, models.new_prev)
+        of_their_own = (True, True, False, False, True, True)
+        tables = [_table(tensor, models.rows if own else None) for tensor, own in zip(given, of_their_own, strict=True)]
+        tables += [_table(models.before, None), _table(models.after, None)]
+        task = _Task(self._layers, len(self._layers), self._parameters, samples, *_places(sessions.pool), step, momentum, *bounds)
+        batch = _Batch(n, steps_N.data_ptr(), _place(positions), most, *tables, losses_NK.data_ptr(), finite_N.data_ptr())
+        taken = _Int(0)
+
+        def take_part(_: object) -> None:
+            scratch = _Pointer(self._scratch(task).data_ptr())
+            self._compiled.fedbcd_train(ctypes.byref(task), ctypes.byref(batch), ctypes.byref(taken), scratch)
+
+        for _ in together.map(take_part, range(together.count)):
+            pass  # raises what a thread raised
+        return Outcome(losses_NK, bool(finite_N.all()) and bool(losses_NK.isfinite().all()))
+
+    def _scratch(self, task: _Task) -> Tensor:
+        """Memory of this thread; its layout depends on the number of samples, and what is between is expected to be 0."""
+        known: tuple[int, Tensor] | None = getattr(self._own, "scratch", None)
+        if known is None or known[0] != task.samples:
+            known = self._own.scratch = task.samples, torch.zeros(self._compiled.fedbcd_scratch(ctypes.byref(task)))
+        return known[1]
+
+    def absorb(self, total: Tensor, weight: float, after: Tensor, before: Tensor | None) -> None:
+        """As `cloud.absorb`, in one pass."""
+        size = _Int(len(total))
+        self._compiled.fedbcd_absorb(_Pointer(total.data_ptr()), ctypes.c_double(weight), _Pointer(after.data_ptr()), _Pointer(_place(before)), size)
+
+
+def _place(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _places(pool: Pool | None) -> tuple[int | None, ...]:
+    """Where bytes, their numbers, floats and targets begin."""
+    if pool is None:
+        return (None,) * 4
+    inputs, targets = pool.inputs.data_ptr(), pool.targets.data_ptr()
+    return (None, None, inputs, targets) if pool.number_of is None else (inputs, pool.number_of.data_ptr(), None, targets)
+
+
+def _table(rows_NP: Tensor | None, chosen: Tensor | None) -> _Rows:
+    if rows_NP is None:
+        return _Rows(None, 0, None)
+    assert rows_NP.dtype == torch.float32
+    assert rows_NP.ndim == 1 or rows_NP.stride(1) == 1
+    return _Rows(rows_NP.data_ptr(), rows_NP.stride(0), _place(chosen))

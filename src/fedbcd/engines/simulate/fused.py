@@ -1,0 +1,96 @@
+"""Sessions in compiled code, where there is some for the model: what of the engine's it takes, and where it leaves the models."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedbcd.algorithm.device import Rows
+from fedbcd.algorithm.fused.library import ChainTrainer, Models, Outcome, Pool, Sessions, bounds_of, library
+from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.projection import Projection
+from fedbcd.data.federation import Transform, as_dtype
+from fedbcd.data.samples import Scale
+from fedbcd.engines.simulate.workers import Workers
+
+
+def fused_for(objective: Objective, projection: Projection, start: Tensor, inputs: Tensor, targets: Tensor, all_targets: Tensor) -> ChainTrainer | None:
+    """Compiled code that trains these models, if it was built and can do what is asked for: on a CPU, in float32.
+
+    inputs, targets: an example of what the model takes.
+    """
+    compiled = library()
+    if compiled is None or start.is_cuda or start.dtype != torch.float32 or bounds_of(projection) is None:
+        return None
+    layers = objective.chain(start, inputs, targets)
+    if layers is None or not _are_classes(all_targets, layers[-1].outputs):
+        return None
+    return ChainTrainer(layers, objective.layout.size_P, compiled)
+
+
+def pool_of(inputs: Tensor, targets: Tensor, transform: Transform | None) -> Pool | None:
+    """Samples as they are in memory, if each number of an input can be made by itself; None if only `transform` knows how."""
+    if not (inputs.is_contiguous() and (isinstance(transform, Scale) or transform is as_dtype)):
+        return None
+    if inputs.dtype == torch.uint8:
+        return Pool(inputs, transform(torch.arange(256, dtype=torch.uint8), torch.float32).contiguous(), targets.contiguous())
+    return Pool(inputs, None, targets.contiguous()) if inputs.dtype == torch.float32 and transform is as_dtype else None
+
+
+def _are_classes(targets: Tensor, classes: int) -> bool:
+    return targets.dtype == torch.int64 and targets.ndim == 1 and 0 <= int(targets.min()) and int(targets.max()) < classes
+
+
+class InPlace(NamedTuple):
+    """Models that are rows of the tables of all models, and stay there; copies of x may be kept, before and after."""
+
+    device_N: Tensor
+    before_NP: Tensor | None
+    after_NP: Tensor | None
+
+
+class FusedSession:
+    """The sessions of some devices, by all workers together. New models come in memory of their own, unless `in_place`."""
+
+    in_place: InPlace | None = None
+
+    def __init__(
+        self, chain: ChainTrainer, steps: list[int], sessions: Callable[[], Sessions], penalty_N: Tensor, workers: Workers
+    ) -> None:
+        self._chain = chain
+        self._steps = steps
+        self._sessions = sessions
+        self._penalty_N = penalty_N
+        self._workers = workers
+        self.outcome: Outcome | None = None
+
+    def aspg(self, rows: Rows, anchor_NP: Tensor | None, step: float, momentum: float, projection: Projection) -> Rows:
+        """Eq. (4)."""
+        return self._train(rows, self._sessions(), anchor_NP, step, momentum, projection)
+
+    def penalty_steps(self, rows: Rows, anchor_NP: Tensor, projection: Projection) -> Rows:
+        """Algorithm 2, lines 14-18."""
+        return self._train(rows, Sessions(self._steps), anchor_NP, 0.0, 0.0, projection)
+
+    def _train(
+        self, rows: Rows, sessions: Sessions, anchor_NP: Tensor | None, step: float, momentum: float, projection: Projection
+    ) -> Rows:
+        models, bounds = self._models(rows), bounds_of(projection)
+        assert bounds is not None
+        self.outcome = self._chain.train(
+            models, sessions, anchor_NP, self._penalty_N, self._workers, step=step, momentum=momentum, bounds=bounds
+        )
+        return Rows(models.new_x, models.new_prev)
+
+    def went_wrong(self, losses: list[Tensor]) -> bool:
+        """Whether something is not finite; then `losses` gets what is known of each step."""
+        assert self.outcome is not None
+        if not self.outcome.finite:
+            losses += self.outcome.losses_NK.T
+        return not self.outcome.finite
+
+    def _models(self, rows: Rows) -> Models:
+        if self.in_place is not None:
+            return Models(*rows, *rows, *self.in_place)
+        return Models(*rows, torch.empty(rows.x_NP.shape), torch.empty(rows.x_NP.shape))
