@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from fedbcd.algorithm.fused.library import library
+
 torch.set_num_threads(1)  # the tensors of the tests are small: more threads only wait for each other
 
 
@@ -15,3 +17,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def record(request: pytest.FixtureRequest) -> bool:
     """Whether recorded texts are to be rewritten."""
     return bool(request.config.getoption("--record"))
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Once with compiled code for the models that it knows, if it was built, and once without."""
+    if request.param == "torch":
+        monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
+    elif library() is None:
+        pytest.skip("the compiled code was not built")
+    return str(request.param)

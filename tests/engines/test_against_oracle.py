@@ -1,6 +1,7 @@
 """Every algorithm x protocol against the float64 oracle, which shares nothing with the package (SPEC, DESIGN decision 4)."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 import fedbcd as fb
 import oracle
+from fedbcd.algorithm.fused.library import ChainTrainer, library
 
 DEVICES, SERVERS, FEATURES, CLASSES = 15, 3, 5, 3
 SIZES = [4 + (3 * i) % 7 for i in range(DEVICES)]
@@ -21,13 +23,21 @@ def _data(device: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Net(nn.Module):
+    activation = staticmethod(torch.tanh)
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(FEATURES, 4)
         self.second = nn.Linear(4, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(self.first(x)))
+        return self.second(self.activation(self.first(x)))
+
+
+class ReluNet(Net):
+    """There is compiled code for this one."""
+
+    activation = staticmethod(torch.relu)
 
 
 @dataclass
@@ -68,30 +78,31 @@ CASES |= {
 }
 
 
-def _federation(dtype: torch.dtype) -> fb.Federation:
+def _federation(dtype: torch.dtype, model: type[Net] = Net) -> fb.Federation:
     data = [(x.to(dtype), y) for x, y in map(_data, range(DEVICES))]
-    return fb.Federation(model=Net, loss=nn.functional.cross_entropy, devices=data, servers=SERVERS)
+    return fb.Federation(model=model, loss=nn.functional.cross_entropy, devices=data, servers=SERVERS)
 
 
-def _gradient(device: int, params: np.ndarray, positions: list[int] | None) -> np.ndarray:
-    """Softmax regression with one tanh layer, by hand in NumPy: not even autograd is shared."""
+def _gradient(device: int, params: np.ndarray, positions: list[int] | None, relu: bool = False) -> np.ndarray:
+    """Softmax regression with one tanh or ReLU layer, by hand in NumPy: not even autograd is shared."""
     x, y = (t.numpy() for t in _data(device))
     if positions is not None:
         x, y = x[positions], y[positions]
     w1, rest = params[: 4 * FEATURES].reshape(4, FEATURES), params[4 * FEATURES :]
     b1, w2, b2 = rest[:4], rest[4 : 4 + 4 * CLASSES].reshape(CLASSES, 4), rest[4 + 4 * CLASSES :]
-    h = np.tanh(x @ w1.T + b1)
+    h = x @ w1.T + b1
+    h = np.maximum(h, 0) if relu else np.tanh(h)
     logits = h @ w2.T + b2
     p = np.exp(logits - logits.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
     d = (p - np.eye(CLASSES)[y]) / len(y)
-    dh = (d @ w2) * (1 - h**2)
+    dh = (d @ w2) * ((h > 0) if relu else (1 - h**2))
     return np.concatenate([(dh.T @ x).ravel(), dh.sum(0), (d.T @ h).ravel(), d.sum(0)])
 
 
-def _expected(case: Case, seed: int) -> oracle.Result:
+def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
     a = case.algorithm
-    federation = _federation(torch.float64)
+    federation = _federation(torch.float64, model)
     module = federation.make_model(seed).double()
     start = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     penalty = a.penalty if isinstance(a.penalty, tuple) else [a.penalty] * DEVICES
@@ -99,7 +110,8 @@ def _expected(case: Case, seed: int) -> oracle.Result:
     def project(v: np.ndarray) -> np.ndarray:
         return a.projection.project(torch.from_numpy(v)).numpy()
 
-    problem = oracle.Problem(federation.servers, dict(enumerate(SIZES)), _gradient, project(start.numpy()), project)
+    gradient = partial(_gradient, relu=model is ReluNet)
+    problem = oracle.Problem(federation.servers, dict(enumerate(SIZES)), gradient, project(start.numpy()), project)
     settings = oracle.Settings(
         algorithm=a.name,
         cloud=case.cloud.name,
@@ -124,9 +136,9 @@ def _expected(case: Case, seed: int) -> oracle.Result:
     return oracle.run(problem, settings)
 
 
-def _actual(case: Case, seed: int, dtype: torch.dtype, max_batch: int | None) -> fb.Run:
+def _actual(case: Case, seed: int, dtype: torch.dtype, max_batch: int | None, model: type[Net] = Net) -> fb.Run:
     return fb.train(
-        _federation(dtype),
+        _federation(dtype, model),
         case.algorithm,
         cloud=case.cloud,
         rounds=case.rounds,
@@ -162,3 +174,19 @@ def test_float32_agrees_with_the_oracle_within_rounding(name: str) -> None:
     """Twelve rounds of at most five contracting steps: a few hundred roundings of 6e-8."""
     run = _actual(CASES[name], 0, torch.float32, None)
     assert _largest_difference(run, _expected(CASES[name], 0)) < 2e-5
+
+
+@pytest.mark.skipif(library() is None, reason="the compiled code was not built")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_sessions_agree_with_the_oracle_within_rounding(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    train = ChainTrainer.train
+    monkeypatch.setattr(ChainTrainer, "train", lambda self, *given, **more: calls.append(given) or train(self, *given, **more))
+    torch.set_num_threads(threads)
+    try:
+        run = _actual(CASES[name], 0, torch.float32, None, ReluNet)
+    finally:
+        torch.set_num_threads(1)
+    assert bool(calls) == (not isinstance(CASES[name].algorithm.projection, fb.Ball)), "compiled code knows boxes"
+    assert _largest_difference(run, _expected(CASES[name], 0, ReluNet)) < 2e-5

@@ -17,6 +17,8 @@ from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.protocol.messages import Actor, Command, Event
 from run_helpers import BCD, BCDI, CASES, LOGISTIC, federation, largest_difference, log_lines, train
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 ROUNDING = 1e-5  # docs/determinism.md, section 3: float32, 30 rounds of at most five steps
 
 

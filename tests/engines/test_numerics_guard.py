@@ -11,6 +11,8 @@ import fedbcd as fb
 from fedbcd.errors import ConfigError, DataError, NumericalError
 from run_helpers import fedbcd, write_job
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 SICK = 5
 
 

@@ -16,6 +16,8 @@ from fedbcd.engines.simulate.store import StoredRows, _Watcher, workers_ahead
 from fedbcd.errors import ConfigError, RecordError
 from run_helpers import CASES, fedbcd, federation, train, write_job
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def all_rows(models: torch.Tensor | Rows) -> torch.Tensor:
     return torch.cat(list(models.blocks())) if isinstance(models, Rows) else models

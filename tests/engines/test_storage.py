@@ -9,6 +9,8 @@ import fedbcd as fb
 from fedbcd.errors import ConfigError
 from run_helpers import LOGISTIC, federation, train
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 HALF = torch.bfloat16
 
 

@@ -13,6 +13,8 @@ from fedbcd.engines.simulate.workers import workers
 from fedbcd.errors import NumericalError
 from run_helpers import CASES, MLP, federation, train
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:

@@ -112,6 +112,7 @@ def test_every_public_module_class_and_function_has_a_docstring(name: str) -> No
 
 def test_every_module_can_be_imported_alone() -> None:
     found = {module.name for module in pkgutil.walk_packages(fb.__path__, "fedbcd.") if not module.name.endswith("_pb2")}
+    found = {name for name in found if not name.startswith("fedbcd.algorithm.fused._chain")}  # compiled, and loaded by ctypes
     assert found == {name for name in MODULES if name != "fedbcd"}
     for name in found:
         importlib.import_module(name)

@@ -16,6 +16,7 @@ from fedbcd.algorithm.params import Slot
 
 _aten = torch.ops.aten
 _SAME_VALUES = (_aten.view.default, _aten._unsafe_view.default, _aten.detach.default, _aten.alias.default, _aten.clone.default)
+_TRANSPOSES = ((_aten.t.default,), (_aten.permute.default, "[1, 0]"), (_aten.transpose.int, "0", "1"), (_aten.transpose.int, "1", "0"))
 _MEAN, _IGNORED = 1, -100  # how cross_entropy reduces, and the target that it leaves out, unless asked otherwise
 
 LossOf = Callable[[tuple[Tensor, ...], Tensor, Tensor], Tensor]  # (parameters, inputs, targets)
@@ -72,9 +73,9 @@ class _Reader:
     def _continues(self, node: Node) -> bool:
         """Whether this operation takes what the last one gave, and is the next of a chain."""
         if node.target is _aten.addmm.default:
-            return self._linear(node, node.args[0], node.args[1:])
+            return self._linear(node.args[0], node.args[1:])
         if node.target is _aten.mm.default:
-            return self._linear(node, None, node.args)
+            return self._linear(None, node.args)
         if not node.args or node.args[0] is not self._at:
             return False
         rest = node.args[1:]
@@ -85,16 +86,17 @@ class _Reader:
         if node.target is _aten.relu.default:
             return self._relu()
         if node.target is _aten._log_softmax.default:
-            return self._is_of_last_layer() and not self._layers[-1].relu and rest == (1, False)
+            return self._is_of_last_layer() and not self._layers[-1].relu and rest in ((1, False), (-1, False))
         return node.target in _SAME_VALUES and _size(node)[:1] == (self._samples,)
 
     def _is_transposed(self, node: Node) -> bool:
-        return node.target is _aten.t.default and node.args[0] in self._slot_of
+        spelled = (node.target, *map(repr, node.args[1:]))  # x.t(), x.T or x.transpose(0, 1)
+        return spelled in _TRANSPOSES and node.args[0] in self._slot_of and len(self._slot_of[node.args[0]].shape) == 2
 
     def _is_of_last_layer(self) -> bool:
         return bool(self._layers) and _size(self._at) == (self._samples, self._layers[-1].outputs)
 
-    def _linear(self, node: Node, bias: Any, factors: tuple[Any, ...]) -> bool:
+    def _linear(self, bias: Any, factors: tuple[Any, ...]) -> bool:
         if len(factors) != 2 or factors[0] is not self._at or not self._is_transposed(factors[1]):
             return False
         weight = self._slot_of[factors[1].args[0]]

@@ -16,18 +16,21 @@ from fedbcd.algorithm.fused.chain import LinearLayer
 from fedbcd.algorithm.projection import Box, NoProjection, Projection
 
 _BUILDS = {"AVX512": ("_chain_avx512", "_chain_avx2"), "AVX2": ("_chain_avx2",)}  # by what torch has found the processor to know
+PORTABLE = "_chain"
 _Int, _Float, _Pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
+# The structures of chain.c.
 class _Layer(ctypes.Structure):
     _fields_ = [(name, _Int) for name in ("inputs", "outputs", "weight", "bias", "relu")]
 
 
 class _Task(ctypes.Structure):
     _fields_ = [
-        *[("layers", ctypes.POINTER(_Layer)), ("depth", _Int), ("parameters", _Int), ("samples", _Int)],
-        *[(name, _Pointer) for name in ("bytes", "number_of", "floats", "targets")],
-        *[(name, _Float) for name in ("step", "momentum", "low", "high")],
+        ("layers", _Pointer),
+        *((name, _Int) for name in ("depth", "parameters", "samples")),
+        *((name, _Pointer) for name in ("bytes", "number_of", "floats", "targets")),
+        *((name, _Float) for name in ("step", "momentum", "low", "high")),
     ]
 
 
@@ -37,9 +40,13 @@ class _Rows(ctypes.Structure):
 
 class _Batch(ctypes.Structure):
     _fields_ = [
-        *[("devices", _Int), ("steps", _Pointer), ("positions", _Pointer), ("most", _Int)],
-        *[(name, _Rows) for name in ("x", "prev", "z", "penalty", "new_x", "new_prev", "before", "after")],
-        *[("losses", _Pointer), ("finite", _Pointer)],
+        ("devices", _Int),
+        ("steps", _Pointer),
+        ("positions", _Pointer),
+        ("most", _Int),
+        *((name, _Rows) for name in ("x", "prev", "z", "penalty", "new_x", "new_prev", "before", "after")),
+        ("losses", _Pointer),
+        ("finite", _Pointer),
     ]
 
 
@@ -48,16 +55,20 @@ def library() -> ctypes.CDLL | None:
     """The build for this processor; None if there is none, or if FEDBCD_FUSED=0 asks to do without."""
     if os.environ.get("FEDBCD_FUSED") == "0":
         return None
-    here = Path(__file__).parent
-    for name in (*_BUILDS.get(torch.backends.cpu.get_cpu_capability(), ()), "_chain"):
-        for path in here.glob(f"{name}.*"):
-            try:
-                found = ctypes.CDLL(str(path))
-            except OSError:
-                continue
-            found.fedbcd_scratch.restype = _Int
-            found.fedbcd_train.restype = found.fedbcd_absorb.restype = None
-            return found
+    able = _BUILDS.get(torch.backends.cpu.get_cpu_capability(), ())
+    return next((found for name in (*able, PORTABLE) if (found := load(name)) is not None), None)
+
+
+def load(build: str) -> ctypes.CDLL | None:
+    """One build by its name, if it is there."""
+    for path in Path(__file__).parent.glob(f"{build}.*"):
+        try:
+            found = ctypes.CDLL(str(path))
+        except OSError:
+            continue
+        found.fedbcd_scratch.restype = _Int
+        found.fedbcd_train.restype = found.fedbcd_absorb.restype = None
+        return found
     return None
 
 
@@ -145,7 +156,8 @@ class ChainTrainer:
         of_their_own = (True, True, False, False, True, True)
         tables = [_table(tensor, models.rows if own else None) for tensor, own in zip(given, of_their_own, strict=True)]
         tables += [_table(models.before, None), _table(models.after, None)]
-        task = _Task(self._layers, len(self._layers), self._parameters, samples, *_places(sessions.pool), step, momentum, *bounds)
+        layers = ctypes.cast(self._layers, _Pointer)
+        task = _Task(layers, len(self._layers), self._parameters, samples, *_places(sessions.pool), step, momentum, *bounds)
         batch = _Batch(n, steps_N.data_ptr(), _place(positions), most, *tables, losses_NK.data_ptr(), finite_N.data_ptr())
         taken = _Int(0)
 
@@ -166,8 +178,8 @@ class ChainTrainer:
 
     def absorb(self, total: Tensor, weight: float, after: Tensor, before: Tensor | None) -> None:
         """As `cloud.absorb`, in one pass."""
-        size = _Int(len(total))
-        self._compiled.fedbcd_absorb(_Pointer(total.data_ptr()), ctypes.c_double(weight), _Pointer(after.data_ptr()), _Pointer(_place(before)), size)
+        sum_, new, old = (_Pointer(_place(tensor)) for tensor in (total, after, before))
+        self._compiled.fedbcd_absorb(sum_, ctypes.c_double(weight), new, old, _Int(len(total)))
 
 
 def _place(tensor: Tensor | None) -> int | None:

@@ -15,16 +15,18 @@ from fedbcd.data.samples import Scale
 from fedbcd.engines.simulate.workers import Workers
 
 
-def fused_for(objective: Objective, projection: Projection, start: Tensor, inputs: Tensor, targets: Tensor, all_targets: Tensor) -> ChainTrainer | None:
+def fused_for(
+    objective: Objective, projection: Projection, start: Tensor, example: tuple[Tensor, Tensor], targets: Tensor
+) -> ChainTrainer | None:
     """Compiled code that trains these models, if it was built and can do what is asked for: on a CPU, in float32.
 
-    inputs, targets: an example of what the model takes.
+    example: inputs and targets as the model takes them; targets: those of all samples.
     """
     compiled = library()
     if compiled is None or start.is_cuda or start.dtype != torch.float32 or bounds_of(projection) is None:
         return None
-    layers = objective.chain(start, inputs, targets)
-    if layers is None or not _are_classes(all_targets, layers[-1].outputs):
+    layers = objective.chain(start, *example)
+    if layers is None or not _are_classes(targets, layers[-1].outputs):
         return None
     return ChainTrainer(layers, objective.layout.size_P, compiled)
 
@@ -39,7 +41,7 @@ def pool_of(inputs: Tensor, targets: Tensor, transform: Transform | None) -> Poo
 
 
 def _are_classes(targets: Tensor, classes: int) -> bool:
-    return targets.dtype == torch.int64 and targets.ndim == 1 and 0 <= int(targets.min()) and int(targets.max()) < classes
+    return targets.dtype == torch.int64 and targets.ndim == 1 and bool(((targets >= 0) & (targets < classes)).all())
 
 
 class InPlace(NamedTuple):

@@ -1,0 +1,394 @@
+"""Compiled sessions (`algorithm/fused`): which models they are for, and that they compute eq. (4) and nothing else."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fedbcd as fb
+from fedbcd.algorithm.cloud import absorb
+from fedbcd.algorithm.device import Rows, Work, aspg, penalty_steps
+from fedbcd.algorithm.fused.chain import LinearLayer
+from fedbcd.algorithm.fused.library import PORTABLE, ChainTrainer, Models, Pool, Sessions, library, load
+from fedbcd.algorithm.objective import Objective
+from fedbcd.data.samples import BYTES, Scale
+from fedbcd.engines.simulate.workers import Crew, OneWorker
+from fedbcd.models import logistic, mlp
+from run_helpers import CASES, federation, largest_difference, train
+
+needs_library = pytest.mark.skipif(library() is None, reason="the compiled code was not built")
+BUILDS = ("_chain_avx512", "_chain_avx2", PORTABLE)
+
+
+# ------------------------------------------------------------------------------------------------------------- which models
+class OwnStyle(nn.Module):
+    """A chain, written by somebody who likes functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3, bias=False)
+        self.first = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.relu(self.first(x.view(len(x), -1)))
+        return (hidden.reshape(-1, 2, 2).flatten(1)) @ self.last.weight.T
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.b(x + torch.relu(self.a(x)))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(torch.relu(self.a(x.flatten(1))))))
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x.flatten(1))
+
+
+def _frozen() -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    module[1].weight.requires_grad_(False)
+    return module
+
+
+def _layers(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def _chain(module: nn.Module, loss: Callable[..., Tensor] = functional.cross_entropy) -> tuple[LinearLayer, ...] | None:
+    objective = Objective(module, loss)
+    flat = objective.layout.flatten(module, torch.float32)
+    return objective.chain(flat, torch.randn(5, 2, 3), torch.tensor([0, 1, 2, 1, 0]))
+
+
+def test_a_chain_is_known_however_it_is_written() -> None:
+    expected = (LinearLayer(6, 4, 0, 24, True), LinearLayer(4, 3, 28, 40, False))
+    assert _chain(mlp(6, 3, (4,))) == expected
+    assert _chain(mlp(6, 3, (4,)), nn.CrossEntropyLoss()) == expected
+    assert _chain(mlp(6, 3, (4,)), lambda out, y: functional.nll_loss(functional.log_softmax(out, -1), y)) == expected
+    assert _chain(logistic(6, 3)) == (LinearLayer(6, 3, 0, 18, False),)
+    assert _chain(_layers(nn.Linear(6, 4), nn.Linear(4, 3))) == (LinearLayer(6, 4, 0, 24, False), LinearLayer(4, 3, 28, 40, False))
+    assert _chain(OwnStyle()) == (LinearLayer(6, 4, 12, 36, True), LinearLayer(4, 3, 0, -1, False))
+
+
+OTHERS = {
+    "another activation": _layers(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)),
+    "dropout": _layers(nn.Linear(6, 4), nn.Dropout(), nn.Linear(4, 3)),
+    "batch norm": _layers(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
+    "relu at the end": _layers(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU()),
+    "a convolution": nn.Sequential(nn.Unflatten(1, (1, 2)), nn.Conv2d(1, 3, (2, 3)), nn.Flatten()),
+    "layers on parts of a sample": nn.Sequential(nn.Linear(3, 2), nn.Flatten(), nn.Linear(4, 3)),
+    "two ways": Branching(),
+    "a layer twice": Tied(),
+    "a layer never": Unused(),
+    "a layer that stays": _frozen(),
+}
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "smoothed labels": nn.CrossEntropyLoss(label_smoothing=0.1),
+    "weights of classes": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
+    "the sum": nn.CrossEntropyLoss(reduction="sum"),
+    "an ignored class": nn.CrossEntropyLoss(ignore_index=2),
+    "a scaled loss": lambda out, y: 2 * functional.cross_entropy(out, y),
+    "temperature": lambda out, y: functional.cross_entropy(out / 2, y),
+    "a regulariser": lambda out, y: functional.cross_entropy(out, y) + out.square().mean(),
+    "other targets": lambda out, y: functional.cross_entropy(out, y.flip(0)),
+    "squares": lambda out, y: functional.mse_loss(out, functional.one_hot(y, 3).float()),
+    "softmax over samples": lambda out, y: functional.nll_loss(functional.log_softmax(out, 0), y),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_are_left_to_torch(name: str) -> None:
+    assert _chain(OTHERS[name]) is None
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_other_losses_are_left_to_torch(name: str) -> None:
+    assert _chain(mlp(6, 3, (4,)), LOSSES[name]) is None
+
+
+def test_products_in_bfloat16_are_left_to_torch() -> None:
+    module = mlp(6, 3, (4,))
+    objective = Objective(module, functional.cross_entropy, torch.bfloat16)
+    assert objective.chain(objective.layout.flatten(module, torch.float32), torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])) is None
+
+
+@needs_library
+@pytest.mark.parametrize("targets", [[0, 1, 2, -100], [0, 1, 2, 3]])
+def test_targets_that_are_no_class_are_left_to_torch(targets: list[int]) -> None:
+    """-100 is cross_entropy's own way to leave a sample out; 3 of 3 classes is an error, and torch tells it."""
+    devices = [(torch.randn(4, 6), torch.tensor(targets))] * 2
+    setting = fb.Settings(fb.FedBCD(batch=2), active=1)
+    numbers = setting.numbers(fb.Federation(lambda: mlp(6, 3, (4,)), functional.cross_entropy, devices, 1), torch.device("cpu"))
+    numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    assert numbers.trainer.fused is None
+
+
+# ------------------------------------------------------------------------------------------------------------- what it computes
+class Example:
+    """Some devices with some work, and the way torch would do it in float64."""
+
+    def __init__(self, widths: list[int], samples: int, steps: list[int], bytes_: bool, anchored: bool, bias: bool, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        relu = [module for a, b in pairwise(widths) for module in (nn.Linear(a, b, bias=bias), nn.ReLU())]
+        self.module = nn.Sequential(*relu[:-1])
+        self.objective = Objective(self.module.double(), functional.cross_entropy)
+        size, n = self.objective.layout.size_P, len(steps)
+        self.rows = Rows(0.3 * normal(n, size), 0.3 * normal(n, size))
+        self.anchor = normal(n, size) if anchored else None
+        self.penalty = 0.5 + torch.rand(n, 1, generator=generator)
+        self.steps = steps
+        inputs = torch.randint(256, (40, widths[0]), generator=generator).to(torch.uint8) if bytes_ else normal(40, widths[0])
+        targets = torch.randint(widths[-1], (40,), generator=generator)
+        number_of = BYTES(torch.arange(256, dtype=torch.uint8), torch.float32) if bytes_ else None
+        self.pool = Pool(inputs, number_of, targets)
+        self.inputs = inputs.double() if number_of is None else number_of.double()[inputs.long()]
+        self.positions = torch.randint(40, (n, max(steps), samples), generator=generator)
+        self.layers = self.objective.chain(self.rows.x_NP[0].double(), self.inputs[:4], targets[:4])
+
+    def fused(self, compiled: ctypes.CDLL, threads: int = 1, how: str = "apart") -> tuple[Tensor, ...]:
+        """New x, new x_prev, losses."""
+        assert self.layers is not None
+        trainer = ChainTrainer(self.layers, self.rows.x_NP.shape[1], compiled)
+        sessions = Sessions(self.steps, self.pool, self.positions)
+        x, prev = self.rows.x_NP.clone(), self.rows.prev_NP.clone()
+        models = Models(x, prev, torch.empty_like(x), torch.empty_like(x)) if how == "apart" else Models(x, prev, x, prev)
+        more: dict[str, Any] = {"step": 0.05, "momentum": 0.9, "bounds": (-0.6, 0.7)}
+        with Crew(threads) as crew:
+            outcome = trainer.train(models, sessions, self.anchor, self.penalty[:, 0], crew if threads > 1 else OneWorker(), **more)
+        assert outcome.finite
+        return models.new_x, models.new_prev, outcome.losses_NK
+
+    def expected(self) -> tuple[Tensor, Tensor, Tensor]:
+        """By torch, in float64."""
+        losses = torch.zeros(len(self.steps), max(self.steps))
+        order = sorted(range(len(self.steps)), key=lambda i: -self.steps[i])
+
+        def gradient(k: int, ex: Tensor) -> Tensor:
+            chosen = order[: len(ex)]
+            at = self.positions[chosen, k]
+            found = self.objective.gradients_one_by_one(ex, ex[:, :0], self.inputs[at], self.pool.targets[at])
+            losses[chosen, k] = found.loss_N.float()
+            return found.gradient_NP
+
+        anchor = None if self.anchor is None else self.anchor[order].double()
+        work = Work([self.steps[i] for i in order], gradient, anchor, self.penalty[order].double())
+        rows = aspg(Rows(*(part[order].double() for part in self.rows)), work, 0.05, 0.9, fb.Box(-0.6, 0.7))
+        back = torch.tensor(order).argsort()
+        return rows.x_NP[back], rows.prev_NP[back], losses
+
+
+EXAMPLES = st.builds(
+    Example,
+    widths=st.lists(st.integers(1, 50), min_size=2, max_size=5),
+    samples=st.integers(1, 70),
+    steps=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    bytes_=st.booleans(),
+    anchored=st.booleans(),
+    bias=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+
+
+@needs_library
+@settings(max_examples=60, deadline=None)
+@given(example=EXAMPLES)
+def test_every_build_takes_the_steps_of_eq_4(example: Example) -> None:
+    """Widths, batches and steps of every kind; ten times the rounding of a float32 step, six times."""
+    x, prev, losses = example.expected()
+    for name in BUILDS:
+        build = load(name)
+        if build is None or not _runs_here(name):
+            continue
+        new_x, new_prev, found = example.fused(build)
+        torch.testing.assert_close(new_x.double(), x, rtol=0, atol=3e-5)
+        torch.testing.assert_close(new_prev.double(), prev, rtol=0, atol=3e-5)
+        torch.testing.assert_close(found, losses, rtol=1e-4, atol=1e-4)
+
+
+def _runs_here(build: str) -> bool:
+    able = torch.backends.cpu.get_cpu_capability()
+    return build == PORTABLE or able == "AVX512" or (able == "AVX2" and build == "_chain_avx2")
+
+
+@needs_library
+@settings(max_examples=25, deadline=None)
+@given(example=EXAMPLES)
+def test_neither_threads_nor_the_memory_nor_the_vectors_of_the_processor_change_a_bit(example: Example) -> None:
+    compiled = library()
+    assert compiled is not None
+    alone = example.fused(compiled)
+    wide, narrow = load("_chain_avx512"), load("_chain_avx2")
+    others = [
+        example.fused(compiled, threads=3),
+        example.fused(compiled, how="in place"),
+        example.fused(compiled, threads=2, how="in place"),
+    ]
+    if wide is not None and narrow is not None and _runs_here("_chain_avx512"):
+        others += [example.fused(wide), example.fused(narrow)]
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(alone, other, strict=True))
+
+
+@needs_library
+def test_a_device_is_trained_alike_whoever_else_is() -> None:
+    many = Example([20, 9, 4], 8, [3, 1, 4, 2, 5], True, True, True, seed=3)
+    compiled = library()
+    assert compiled is not None
+    together = many.fused(compiled)
+    for i in range(5):
+        alone = Example([20, 9, 4], 8, [3, 1, 4, 2, 5], True, True, True, seed=3)
+        alone.rows = Rows(*(part[i : i + 1] for part in alone.rows))
+        alone.steps, alone.positions, alone.penalty = alone.steps[i : i + 1], alone.positions[i : i + 1], alone.penalty[i : i + 1]
+        assert alone.anchor is not None
+        alone.anchor = alone.anchor[i : i + 1]
+        x, prev, _ = alone.fused(compiled)
+        assert torch.equal(x[0], together[0][i])
+        assert torch.equal(prev[0], together[1][i])
+
+
+@needs_library
+def test_only_the_rows_of_the_devices_change_and_copies_are_kept() -> None:
+    example = Example([20, 9, 4], 8, [3, 1, 4], False, True, True, seed=5)
+    compiled = library()
+    assert compiled is not None
+    assert example.layers is not None
+    expected_x, expected_prev, _ = example.fused(compiled)
+    size = example.rows.x_NP.shape[1]
+    x_table, prev_table = torch.full((9, size), 7.0), torch.full((9, size), 8.0)
+    devices = torch.tensor([6, 0, 3])
+    x_table[devices], prev_table[devices] = example.rows
+    before, after = torch.empty(3, size), torch.empty(3, size)
+    ChainTrainer(example.layers, size, compiled).train(
+        Models(x_table, prev_table, x_table, prev_table, devices, before, after),
+        Sessions(example.steps, example.pool, example.positions),
+        example.anchor,
+        example.penalty[:, 0],
+        OneWorker(),
+        step=0.05,
+        momentum=0.9,
+        bounds=(-0.6, 0.7),
+    )
+    assert torch.equal(before, example.rows.x_NP)
+    assert torch.equal(after, expected_x)
+    assert torch.equal(x_table[devices], expected_x)
+    assert torch.equal(prev_table[devices], expected_prev)
+    others = torch.tensor([1, 2, 4, 5, 7, 8])
+    assert bool((x_table[others] == 7).all())
+    assert bool((prev_table[others] == 8).all())
+
+
+@needs_library
+@pytest.mark.parametrize("steps", [[1, 2, 3], [5, 1, 1]])
+def test_steps_of_the_penalty_alone(steps: list[int]) -> None:
+    """Algorithm 2, lines 14-18."""
+    example = Example([20, 9, 4], 8, steps, False, True, True, seed=8)
+    compiled = library()
+    assert compiled is not None
+    assert example.layers is not None
+    assert example.anchor is not None
+    order = sorted(range(3), key=lambda i: -steps[i])
+    x, prev = example.rows.x_NP[order], example.rows.prev_NP[order]
+    work = Work(sorted(steps, reverse=True), lambda _, ex: ex, example.anchor[order].double(), example.penalty[order].double())
+    expected = penalty_steps(Rows(x.double(), prev.double()), work, fb.Box(-0.6, 0.7))
+    models = Models(x, prev, torch.empty_like(x), torch.empty_like(x))
+    trainer = ChainTrainer(example.layers, x.shape[1], compiled)
+    trainer.train(models, Sessions(work.steps), example.anchor[order], example.penalty[order][:, 0], OneWorker(), bounds=(-0.6, 0.7))
+    torch.testing.assert_close(models.new_x.double(), expected.x_NP, rtol=0, atol=1e-6)
+    torch.testing.assert_close(models.new_prev.double(), expected.prev_NP, rtol=0, atol=1e-6)
+
+
+@needs_library
+@pytest.mark.parametrize("with_before", [True, False])
+def test_sums_have_the_bits_of_the_general_way(with_before: bool) -> None:
+    compiled = library()
+    assert compiled is not None
+    total, after, before = torch.randn(1001, dtype=torch.float64), torch.randn(1001), torch.randn(1001) if with_before else None
+    expected = total.clone()
+    absorb(expected, 0.37, after, before)
+    ChainTrainer((LinearLayer(1, 1, 0, -1, False),), 1, compiled).absorb(total, 0.37, after, before)
+    assert torch.equal(total, expected)
+
+
+# -------------------------------------------------------------------------------------------------------------- in whole runs
+@needs_library
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_is_the_same_but_for_rounding(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = train(case, rounds=15)
+    monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
+    by_torch = train(case, rounds=15)
+    assert compiled.digest != by_torch.digest, "another way to round"
+    assert largest_difference(compiled, by_torch) < 2e-5
+    assert compiled.summary["clock"] == by_torch.summary["clock"]
+
+
+@needs_library
+def test_samples_may_come_as_bytes_as_numbers_or_by_a_function_of_the_user() -> None:
+    """Three ways to the same inputs: all in compiled code, with the same bits."""
+    given = federation()
+    as_bytes = given.pool
+    numbers = fb.Samples(given.transform(as_bytes.inputs, torch.float32), as_bytes.targets)
+    digests = set()
+    for pool, transform in ((as_bytes, given.transform), (as_bytes, lambda x, dtype: given.transform(x, dtype)), (numbers, None)):
+        other = federation()
+        other.pool = pool
+        if transform is not None:
+            other.transform = transform
+        else:
+            other.transform = fb.Federation(
+                lambda: mlp(6, 3), functional.cross_entropy, [(torch.randn(2, 6), torch.zeros(2).long())], 1
+            ).transform
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            digests.add(fb.train(other, fb.FedBCD(batch=8), rounds=5, active=2, evaluate_every=5).digest)
+    torch.set_num_threads(1)
+    assert isinstance(given.transform, Scale)
+    assert len(digests) == 1
+
+
+def test_it_can_be_turned_off_and_is_then_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own, in which FEDBCD_FUSED=0."""
+    program = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from fedbcd.algorithm.fused.library import library\n"
+        "from run_helpers import train\n"
+        "assert library() is None\n"
+        "print(train('fedbcd-sync', rounds=3).digest)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "FEDBCD_FUSED": "0"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
+    assert done.stdout.strip() == train("fedbcd-sync", rounds=3).digest
