@@ -18,7 +18,7 @@ $(VENV)/python.stamp:
 	$(PIP) torch numpy
 	touch $@
 
-$(VENV)/run.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
+$(VENV)/run.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt src/fedbcd/algorithm/fused/chain.c
 	$(PIP) -e '.[report]'
 	touch $@
 
@@ -30,7 +30,7 @@ $(VENV)/browser.stamp: $(VENV)/python.stamp
 	|| echo "no headless Chromium, so tests in a browser will be skipped; as root: $(BROWSER)"
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
+$(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt src/fedbcd/algorithm/fused/chain.c
 	$(PIP) -e '.[dev]'
 	touch $@ $(VENV)/run.stamp
 

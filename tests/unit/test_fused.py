@@ -19,9 +19,10 @@ import fedbcd as fb
 from fedbcd.algorithm.cloud import absorb
 from fedbcd.algorithm.device import Rows, Work, aspg, penalty_steps
 from fedbcd.algorithm.fused.chain import LinearLayer
-from fedbcd.algorithm.fused.library import PORTABLE, ChainTrainer, Models, Pool, Sessions, library, load
+from fedbcd.algorithm.fused.library import PORTABLE, ChainTester, ChainTrainer, Models, Pool, Sessions, library, load
 from fedbcd.algorithm.objective import Objective
 from fedbcd.data.samples import BYTES, Scale
+from fedbcd.engines.simulate.evaluate import Evaluator, Scores
 from fedbcd.engines.simulate.workers import Crew, OneWorker
 from fedbcd.models import logistic, mlp
 from run_helpers import CASES, federation, largest_difference, train
@@ -339,6 +340,70 @@ def test_sums_have_the_bits_of_the_general_way(with_before: bool) -> None:
     absorb(expected, 0.37, after, before)
     ChainTrainer((LinearLayer(1, 1, 0, -1, False),), 1, compiled).absorb(total, 0.37, after, before)
     assert torch.equal(total, expected)
+
+
+# ------------------------------------------------------------------------------------------------------------------- testing
+@needs_library
+@settings(max_examples=25, deadline=None)
+@given(widths=st.lists(st.integers(1, 50), min_size=2, max_size=5), samples=st.integers(1, 100), seed=st.integers(0, 2**31))
+def test_every_build_gives_the_outputs_of_the_model(widths: list[int], samples: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    relu = [module for a, b in pairwise(widths) for module in (nn.Linear(a, b), nn.ReLU())]
+    module = nn.Sequential(*relu[:-1])
+    objective = Objective(module, functional.cross_entropy)
+    flat, inputs = objective.layout.flatten(module, torch.float32), torch.randn(samples, widths[0])
+    layers = objective.chain(flat, inputs[[0, 0]], torch.zeros(2, dtype=torch.int64), testing=True)
+    assert layers is not None
+    found = []
+    for name in BUILDS:
+        build = load(name)
+        if build is not None and _runs_here(name):
+            tester = ChainTester(layers, len(flat), build)
+            blocks = tester.blocks_of(inputs)
+            chosen = torch.arange(len(blocks)).flip(0)
+            found.append(tester.outputs(flat, blocks, chosen).flip(0).flatten(0, 1)[:samples])
+    with torch.no_grad():
+        expected = module.double()(inputs.double())
+    for outputs in found:
+        torch.testing.assert_close(outputs.double(), expected, rtol=0, atol=2e-5)
+
+
+@needs_library
+def test_scores_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several labels, which begin with new blocks, and test sets too large to keep."""
+    given = federation()
+    assert given.labels is not None
+    objective = Objective(given.make_model(0), functional.cross_entropy)
+    start = objective.layout.flatten(given.make_model(0), torch.float32)
+    models = start + 0.05 * torch.randn(16, len(start), generator=torch.Generator().manual_seed(1))
+
+    def scores(where: str) -> Scores:
+        evaluator = Evaluator(given, objective, torch.device("cpu"))
+        evaluator.keep = 0 if where == "in parts" else evaluator.keep
+        found = evaluator.scores(models[:4], dict(enumerate(models)), OneWorker(), {i: i // 4 for i in range(16)})
+        assert (evaluator._tester is not None) == (where == "compiled")
+        return found
+
+    compiled, in_parts = scores("compiled"), scores("in parts")
+    monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
+    assert compiled == in_parts == scores("by torch")
+
+
+class OtherwiseInTests(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x.flatten(1))
+        return out if self.training else out.tanh()
+
+
+def test_a_module_that_is_a_chain_in_training_only_is_tested_by_torch() -> None:
+    objective = Objective(OtherwiseInTests(), functional.cross_entropy)
+    example = (objective.layout.flatten(OtherwiseInTests(), torch.float32), torch.randn(2, 6), torch.tensor([0, 1]))
+    assert objective.chain(*example) is not None
+    assert objective.chain(*example, testing=True) is None
 
 
 # -------------------------------------------------------------------------------------------------------------- in whole runs

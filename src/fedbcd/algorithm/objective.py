@@ -152,14 +152,15 @@ class Objective:
         module: nn.Module = self._own.module
         return module
 
-    def chain(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> tuple[LinearLayer, ...] | None:
-        """The layers, if module and loss are a chain of them (`fused/chain.py`); the rest is an example of what they take."""
-        if self.arithmetic is not None or self.layout.buffers or self.layout.counters:
+    def chain(self, flat: Tensor, inputs: Tensor, targets: Tensor, testing: bool = False) -> tuple[LinearLayer, ...] | None:
+        """The layers, if module and loss are a chain of them (`fused/chain.py`); flat, inputs and targets are an example."""
+        module = self.to_test if testing else self.module
+        if self.layout.buffers or self.layout.counters or (self.arithmetic is not None and not testing):
             return None
         names = [slot.name for slot in self.layout.parameters]
 
         def loss(parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor) -> Tensor:
-            return self._loss(dict(zip(names, parameters, strict=True)), {}, inputs, targets)[0]
+            return self.loss(functional_call(module, dict(zip(names, parameters, strict=True)), (inputs,)), targets)
 
         return chain_of(loss, self.layout.parameters, flat, inputs, targets)
 

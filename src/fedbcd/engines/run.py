@@ -37,7 +37,7 @@ from fedbcd.history import History
 from fedbcd.protocol.clouds import Cloud, SyncCloud
 from fedbcd.runfolder import Checkpoint, RunFolder
 
-MOST_LOOKS, FEWEST_LOOKS = 20, 5  # where the user has not said
+MOST_LOOKS, FEWEST_LOOKS = 20, 4  # where the user has not said
 ON_GPU = 10.0  # so many times as long as a look is the training between two; a GPU tests faster than it takes small steps
 
 

@@ -144,7 +144,7 @@ def rounds_between_looks(federation: Federation, settings: Settings, longer: flo
     """How many rounds train for about `longer` times as long as it takes to test all models once.
 
     Counted, not timed, so that it is the same everywhere: to train on a sample (a small batch, forward and backward, a step) takes
-    about ten times as long as to test on one.
+    at least four times as long as to test on one.
     """
     if federation.test is None:
         return 1
@@ -154,15 +154,16 @@ def rounds_between_looks(federation: Federation, settings: Settings, longer: flo
         found = torch.unique(federation.test.targets, return_counts=True)
         count = dict(zip(*(values.tolist() for values in found), strict=True))
         tested += sum(count.get(label, 0) for labels in federation.labels for label in labels)
-    return math.ceil(longer * tested / (10 * samples_per_round(federation, settings)))
+    return math.ceil(longer * tested / (4 * samples_per_round(federation, settings)))
 
 
 def samples_per_round(federation: Federation, settings: Settings) -> float:
     """On how many samples a round trains, about."""
     servers, (low, high), batch = len(federation.servers), settings.algorithm.steps, settings.algorithm.batch
     at_work = settings.active_of(federation) * int(getattr(settings.cloud, "first", servers))
-    if isinstance(settings.algorithm, FedBCDI):
-        at_work += sum(settings.algorithm.available_of(len(members)) for members in federation.servers)
+    if isinstance(settings.algorithm, FedBCDI):  # activations take no samples; who was not in contact for long does not go on offline
+        available = sum(settings.algorithm.available_of(len(members)) for members in federation.servers)
+        at_work = min(available, at_work * settings.algorithm.offline_limit)
     batch = sum(federation.sizes) // federation.devices if batch == "all" else batch
     return at_work * batch * (low + high) / 2
 

@@ -357,3 +357,20 @@ void fedbcd_absorb(double *total, double weight, const float *after, const float
     else
         for (int64_t j = 0; j < n; j++) total[j] += weight * (double)after[j];
 }
+
+/* -------------------------------------------------------------------------------------------------------------------------- testing */
+
+/* The outputs of one model, a row for each sample. Inputs are blocks of `samples` each, by features: of these the chosen ones, in order. */
+void fedbcd_outputs(const Task *task, const float *parameters, const float *blocks, const int64_t *chosen, int64_t count, float *outputs,
+                    float *scratch) {
+    const int64_t samples = task->samples, classes = task->layers[task->depth - 1].outputs;
+    float *const pieces[2] = {scratch, scratch + by_features(task, widest(task))};
+    for (int64_t b = 0; b < count; b++) {
+        const float *now = blocks + chosen[b] * by_features(task, task->layers[0].inputs);
+        for (int64_t l = 0; l < task->depth; l++) {
+            forward(task->layers + l, parameters, now, samples, pieces[l % 2]);
+            now = pieces[l % 2];
+        }
+        transpose(now, padded(samples), classes, samples, outputs + b * samples * classes, classes);
+    }
+}

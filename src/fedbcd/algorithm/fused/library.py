@@ -17,6 +17,7 @@ from fedbcd.algorithm.projection import Box, NoProjection, Projection
 
 _BUILDS = {"AVX512": ("_chain_avx512", "_chain_avx2"), "AVX2": ("_chain_avx2",)}  # by what torch has found the processor to know
 PORTABLE = "_chain"
+Bounds = tuple[float, float]
 _Int, _Float, _Pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
@@ -67,7 +68,7 @@ def load(build: str) -> ctypes.CDLL | None:
         except OSError:
             continue
         found.fedbcd_scratch.restype = _Int
-        found.fedbcd_train.restype = found.fedbcd_absorb.restype = None
+        found.fedbcd_train.restype = found.fedbcd_absorb.restype = found.fedbcd_outputs.restype = None
         return found
     return None
 
@@ -120,21 +121,58 @@ class Together(Protocol):
         ...
 
 
-def bounds_of(projection: Projection) -> tuple[float, float] | None:
+def bounds_of(projection: Projection) -> Bounds | None:
     """The box that is projected onto, if it is one."""
     if isinstance(projection, NoProjection):
         return -math.inf, math.inf
     return (projection.low, projection.high) if isinstance(projection, Box) else None
 
 
-class ChainTrainer:
-    """Trains models of one kind."""
+class _OfChain:
+    """What training and testing share."""
 
     def __init__(self, layers: tuple[LinearLayer, ...], parameters: int, compiled: ctypes.CDLL) -> None:
+        self.classes = layers[-1].outputs
         self._layers = (_Layer * len(layers))(*(_Layer(*layer) for layer in layers))
         self._parameters = parameters
         self._compiled = compiled
         self._own = threading.local()
+
+    def _task(self, samples: int, pool: Pool | None = None, step: float = 0.0, momentum: float = 0.0, bounds: Bounds = (0.0, 0.0)) -> _Task:
+        layers = ctypes.cast(self._layers, _Pointer)
+        return _Task(layers, len(self._layers), self._parameters, samples, *_places(pool), step, momentum, *bounds)
+
+    def _scratch(self, task: _Task) -> Tensor:
+        """Memory of this thread; its layout depends on the number of samples, and what is between is expected to be 0."""
+        known: tuple[int, Tensor] | None = getattr(self._own, "scratch", None)
+        if known is None or known[0] != task.samples:
+            known = self._own.scratch = task.samples, torch.zeros(self._compiled.fedbcd_scratch(ctypes.byref(task)))
+        return known[1]
+
+
+class ChainTester(_OfChain):
+    """Outputs of models of one kind."""
+
+    BLOCK = 32  # samples that go through the layers together
+
+    def blocks_of(self, inputs: Tensor) -> Tensor:
+        """Inputs as `outputs` takes them: (blocks, features, BLOCK); the last one is filled up."""
+        flat = inputs.flatten(1)
+        missing = -len(flat) % self.BLOCK
+        return torch.nn.functional.pad(flat, (0, 0, 0, missing)).reshape(-1, self.BLOCK, flat.shape[1]).transpose(1, 2).contiguous()
+
+    def outputs(self, flat: Tensor, blocks: Tensor, chosen: Tensor) -> Tensor:
+        """Of one model for these blocks: (chosen, BLOCK, classes)."""
+        assert flat.dtype == blocks.dtype == torch.float32
+        found, task = torch.empty(len(chosen), self.BLOCK, self.classes), self._task(self.BLOCK)
+        given = [_Pointer(tensor.data_ptr()) for tensor in (flat.contiguous(), blocks, chosen)]
+        scratch = _Pointer(self._scratch(task).data_ptr())
+        self._compiled.fedbcd_outputs(ctypes.byref(task), *given, _Int(len(chosen)), _Pointer(found.data_ptr()), scratch)
+        return found
+
+
+class ChainTrainer(_OfChain):
+    """Trains models of one kind."""
 
     def train(
         self,
@@ -146,7 +184,7 @@ class ChainTrainer:
         *,
         step: float = 0.0,
         momentum: float = 0.0,
-        bounds: tuple[float, float],
+        bounds: Bounds,
     ) -> Outcome:
         """Eq. (4) or the steps of the penalty, K_i times for each device."""
         n, positions = len(sessions.steps), sessions.positions_NKR
@@ -156,8 +194,7 @@ class ChainTrainer:
         of_their_own = (True, True, False, False, True, True)
         tables = [_table(tensor, models.rows if own else None) for tensor, own in zip(given, of_their_own, strict=True)]
         tables += [_table(models.before, None), _table(models.after, None)]
-        layers = ctypes.cast(self._layers, _Pointer)
-        task = _Task(layers, len(self._layers), self._parameters, samples, *_places(sessions.pool), step, momentum, *bounds)
+        task = self._task(samples, sessions.pool, step, momentum, bounds)
         batch = _Batch(n, steps_N.data_ptr(), _place(positions), most, *tables, losses_NK.data_ptr(), finite_N.data_ptr())
         taken = _Int(0)
 
@@ -168,13 +205,6 @@ class ChainTrainer:
         for _ in together.map(take_part, range(together.count)):
             pass  # raises what a thread raised
         return Outcome(losses_NK, bool(finite_N.all()) and bool(losses_NK.isfinite().all()))
-
-    def _scratch(self, task: _Task) -> Tensor:
-        """Memory of this thread; its layout depends on the number of samples, and what is between is expected to be 0."""
-        known: tuple[int, Tensor] | None = getattr(self._own, "scratch", None)
-        if known is None or known[0] != task.samples:
-            known = self._own.scratch = task.samples, torch.zeros(self._compiled.fedbcd_scratch(ctypes.byref(task)))
-        return known[1]
 
     def absorb(self, total: Tensor, weight: float, after: Tensor, before: Tensor | None) -> None:
         """As `cloud.absorb`, in one pass."""

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedbcd.algorithm.fused.library import ChainTester
 from fedbcd.algorithm.objective import Objective
 from fedbcd.data.federation import Federation
+from fedbcd.engines.simulate.fused import tester_for
 from fedbcd.engines.simulate.workers import OneWorker, Workers
 
 AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
@@ -34,12 +36,18 @@ class Evaluator:
         """`together` tests all models that want a label in one vectorised call, if there are many; for a GPU."""
         self._together = together
         self._federation = federation
+        self._objective = objective
         self._layout = objective.layout
         self._template = copy.deepcopy(objective.to_test)
         self._own = threading.local()
         self.chunk = 1_000 if where.type == "cpu" else 10_000  # samples in one forward pass
         self._test = federation.test
-        self._ready: Tensor | None = None  # the test inputs as the model wants them
+        self._where = where
+        self._ready: Tensor | None = None  # the test inputs as the model wants them, or ...
+        self._tester: ChainTester | None = None  # ... as compiled code wants them, where there is some for the model
+        self._blocks = torch.empty(0)
+        self._blocks_of: dict[int, Tensor] = {}  # label -> numbers of its blocks
+        self._asked_for: torch.dtype | None = None
         if self._test is not None:
             order = torch.arange(len(self._test)) if federation.labels is None else self._test.targets.argsort(stable=True)
             self._inputs, self._targets = self._test.inputs[order].to(where), self._test.targets[order].to(where)
@@ -68,7 +76,6 @@ class Evaluator:
         asked += [(x, owned[i]) for i, x in devices.items() if owned is not None]
         at_home = {device: server for device, server in (homes or {}).items() if device in devices}
         asked += [(rows[server], owned[device]) for device, server in at_home.items() if owned is not None]
-        self._prepared(0, 0, global_VF.dtype)  # before several workers want it
         found = self._score_all(asked, workers)
         of_devices, of_homes = found[len(rows) : len(rows) + len(devices)], found[len(rows) + len(devices) :]
         return Scores(tuple(found[: len(rows)]), dict(zip(devices, of_devices, strict=True)), dict(zip(at_home, of_homes, strict=True)))
@@ -92,6 +99,7 @@ class Evaluator:
 
     def _score_all(self, asked: list[tuple[Tensor, tuple[int, ...]]], workers: Workers) -> list[float]:
         """The mean metric of each model on its labels."""
+        self._prepare(asked[0][0].dtype)
         models: dict[int, Tensor] = {}
         wanted: dict[int, dict[int, None]] = {}  # per model: the labels, in order and once
         for flat, labels in asked:
@@ -141,16 +149,27 @@ class Evaluator:
         """The sum of the metric over each label's samples."""
         if not labels:
             return {}
-        p = self._layout.size_P
-        state = (self._layout.parameters_of(flat[:p]), self._layout.buffers_of(flat[p:]), self._layout.counters)
         targets = torch.cat([self._targets[slice(*self._spans[label])] for label in labels])
         with torch.no_grad():
-            stretches = (self._prepared(start, stop, flat.dtype) for start, stop in self._stretches(labels))
-            parts = (part for stretch in stretches for part in torch.split(stretch, self.chunk))
-            outputs = torch.cat([functional_call(self._module(), state, (part,)) for part in parts])
+            outputs = self._outputs(flat, labels) if self._tester is None else self._fused_outputs(self._tester, flat, labels)
             metric = self._federation.metric(outputs, targets).double()
         sizes = [stop - start for start, stop in (self._spans[label] for label in labels)]
         return {label: float(part.sum()) for label, part in zip(labels, torch.split(metric, sizes), strict=True)}
+
+    def _outputs(self, flat: Tensor, labels: list[int]) -> Tensor:
+        """Of one model on the samples of these labels."""
+        p = self._layout.size_P
+        state = (self._layout.parameters_of(flat[:p]), self._layout.buffers_of(flat[p:]), self._layout.counters)
+        stretches = (self._prepared(start, stop, flat.dtype) for start, stop in self._stretches(labels))
+        parts = (part for stretch in stretches for part in torch.split(stretch, self.chunk))
+        return torch.cat([functional_call(self._module(), state, (part,)) for part in parts])
+
+    def _fused_outputs(self, tester: ChainTester, flat: Tensor, labels: list[int]) -> Tensor:
+        """The same by compiled code; blocks of samples begin anew with each label, and are filled up."""
+        chosen = [self._blocks_of[label] for label in labels]
+        found = torch.split(tester.outputs(flat, self._blocks, torch.cat(chosen)), [len(blocks) for blocks in chosen])
+        sizes = (stop - start for start, stop in (self._spans[label] for label in labels))
+        return torch.cat([blocks.flatten(0, 1)[:size] for blocks, size in zip(found, sizes, strict=True)])
 
     def _stretches(self, labels: list[int]) -> list[tuple[int, int]]:
         """The samples of these labels as few stretches, in the order of the labels."""
@@ -168,9 +187,24 @@ class Evaluator:
         module: nn.Module = self._own.module
         return module
 
+    def _prepare(self, dtype: torch.dtype) -> None:
+        """Have the test set ready, if it is not too large, before several workers want it."""
+        if dtype == self._asked_for:
+            return
+        self._asked_for, self._tester = dtype, None
+        if self._inputs.numel() * dtype.itemsize > self.keep:
+            return
+        ready = self._federation.transform(self._inputs, dtype)
+        if not self._together:
+            self._tester = tester_for(self._objective, self._where, dtype, (ready[:2], self._targets[:2]))
+        if self._tester is None:
+            self._ready = ready
+            return
+        parts = [self._tester.blocks_of(ready[start:stop]) for start, stop in self._spans.values()]
+        numbers = torch.split(torch.arange(sum(map(len, parts))), [len(part) for part in parts])
+        self._blocks, self._blocks_of = torch.cat(parts), dict(zip(self._spans, numbers, strict=True))
+
     def _prepared(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        if self._ready is None and self._inputs.numel() * dtype.itemsize <= self.keep:
-            self._ready = self._federation.transform(self._inputs, dtype)
         if self._ready is not None and self._ready.dtype in (dtype, self._inputs.dtype):
             return self._ready[start:stop]
         return self._federation.transform(self._inputs[start:stop], dtype)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.device import Rows
-from fedbcd.algorithm.fused.library import ChainTrainer, Models, Outcome, Pool, Sessions, bounds_of, library
+from fedbcd.algorithm.fused.library import ChainTester, ChainTrainer, Models, Outcome, Pool, Sessions, bounds_of, library
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.projection import Projection
 from fedbcd.data.federation import Transform, as_dtype
@@ -29,6 +29,15 @@ def fused_for(
     if layers is None or not _are_classes(targets, layers[-1].outputs):
         return None
     return ChainTrainer(layers, objective.layout.size_P, compiled)
+
+
+def tester_for(objective: Objective, where: torch.device, dtype: torch.dtype, example: tuple[Tensor, Tensor]) -> ChainTester | None:
+    """The same for outputs of models."""
+    compiled = library()
+    if compiled is None or where.type != "cpu" or dtype != torch.float32:
+        return None
+    layers = objective.chain(objective.layout.flatten(objective.to_test, dtype), *example, testing=True)
+    return None if layers is None else ChainTester(layers, objective.layout.size_P, compiled)
 
 
 def pool_of(inputs: Tensor, targets: Tensor, transform: Transform | None) -> Pool | None:
