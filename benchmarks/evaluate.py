@@ -26,9 +26,7 @@ def main() -> None:
     owned = tuple(tuple(sorted(rng.choice(10, LABELS, replace=False).tolist())) for _ in range(DEVICES))
     test = fb.Samples(torch.from_numpy(rng.integers(0, 256, (TEST, 784), dtype=np.uint8)), torch.arange(TEST) % 10)
     partition = Partition(tuple(np.arange(10) for _ in range(DEVICES)), owned)
-    federation = fb.Federation.from_partition(
-        mlp, nn.functional.cross_entropy, test, partition, 10, test=test, transform=lambda x, dtype: x.to(dtype) / 255
-    )
+    federation = fb.Federation.from_partition(mlp, nn.functional.cross_entropy, test, partition, 10, test=test, transform=fb.Scale(255.0))
     objective = Objective(mlp(), nn.functional.cross_entropy)
     models = torch.stack([objective.layout.flatten(mlp(), torch.float32) for _ in range(DEVICES)])
     contestants = [

@@ -16,7 +16,6 @@ from plain import PlainLoop
 
 import fedbcd as fb
 from fedbcd.data.partition import Partition
-from fedbcd.data.samples import Scale
 from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.settings import products_in
 from fedbcd.engines.simulate.ahead import Ahead, AheadWithEvents
@@ -58,7 +57,7 @@ class Setting:
         partition = Partition(tuple(self.owned), tuple((0, 1, 2) for _ in self.owned))
         pool = fb.Samples(torch.from_numpy(self.inputs), torch.from_numpy(self.targets))
         return fb.Federation.from_partition(
-            self.make_model, torch.nn.functional.cross_entropy, pool, partition, self.servers, transform=Scale(255.0)
+            self.make_model, torch.nn.functional.cross_entropy, pool, partition, self.servers, transform=fb.Scale(255.0)
         )
 
     def work(self, count: int) -> list[tuple[int, np.ndarray]]:

@@ -28,9 +28,7 @@ def federation(task: Task) -> fb.Federation:
     owned = [range(len(task.targets))[task.owned(i)] for i in range(task.workload.devices)]
     partition = Partition(tuple(torch.tensor(rows).numpy() for rows in owned), tuple(tuple(range(10)) for _ in owned))
     pool = fb.Samples(torch.from_numpy(task.bytes), torch.from_numpy(task.targets))
-    return fb.Federation.from_partition(
-        model, torch.nn.functional.cross_entropy, pool, partition, SERVERS, transform=lambda x, dtype: x.to(dtype) / 255
-    )
+    return fb.Federation.from_partition(model, torch.nn.functional.cross_entropy, pool, partition, SERVERS, transform=fb.Scale(255.0))
 
 
 def main() -> None:

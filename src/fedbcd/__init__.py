@@ -7,6 +7,7 @@ from fedbcd.algorithm.variants import Algorithm, FedAvg, FedBCD, FedBCDI, FedPro
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.data.partition import IID, Dirichlet, Diversity, Natural, Partition, QuantitySkew, Shards, diversity
+from fedbcd.data.samples import Scale
 from fedbcd.engines.cluster.options import Cluster
 from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress, Run
@@ -51,6 +52,7 @@ __all__ = [
     "Row",
     "Run",
     "Samples",
+    "Scale",
     "Settings",
     "Shards",
     "Simplex",

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy
 import torch
 
+from fedbcd.algorithm.fused.library import build_name
+
 
 @cache
 def environment() -> dict[str, str]:
@@ -21,6 +23,7 @@ def environment() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": str(os.cpu_count() or 1),
+        "compiled": build_name(),
     }
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
