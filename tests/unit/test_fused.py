@@ -152,6 +152,16 @@ def test_targets_that_are_no_class_are_left_to_torch(targets: list[int]) -> None
     assert numbers.trainer.fused is None
 
 
+@needs_library
+@pytest.mark.parametrize(("features", "fused"), [(2**18, True), (2**21, False)])
+def test_very_large_batches_are_left_to_torch(features: int, fused: bool) -> None:
+    devices = [(torch.zeros(3, features), torch.tensor([0, 1, 2]))] * 2
+    setting = fb.Settings(fb.FedBCD(batch="all"), active=1)
+    numbers = setting.numbers(fb.Federation(lambda: logistic(features, 3), functional.cross_entropy, devices, 1), torch.device("cpu"))
+    numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    assert (numbers.trainer.fused is not None) is fused
+
+
 # ------------------------------------------------------------------------------------------------------------- what it computes
 class Example:
     """Some devices with some work, and the way torch would do it in float64."""

@@ -115,7 +115,9 @@ class Trainer:
     def _fuse(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
         """Let compiled code do the work, if it can."""
         self._pool = pool_of(self._inputs, self._targets, None if self._augment is not None else self._transform)
-        self.fused = fused_for(self.objective, self.algorithm.projection, start, (inputs, targets), self._targets)
+        batch = self.algorithm.batch
+        samples = max(self._size_list) if batch == "all" else batch
+        self.fused = fused_for(self.objective, self.algorithm.projection, start, (inputs, targets), self._targets, samples)
         if self.works_together:
             self.together = max(1, IN_ONE_CALL // self.objective.layout.size_P)
 

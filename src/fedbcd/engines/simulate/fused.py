@@ -14,19 +14,21 @@ from fedbcd.data.federation import Transform, as_dtype
 from fedbcd.data.samples import Scale
 from fedbcd.engines.simulate.workers import Workers
 
+LARGEST = 2**22  # numbers of a mini-batch; beyond, it is no longer the overhead that takes the time, and every thread keeps it twice
+
 
 def fused_for(
-    objective: Objective, projection: Projection, start: Tensor, example: tuple[Tensor, Tensor], targets: Tensor
+    objective: Objective, projection: Projection, start: Tensor, example: tuple[Tensor, Tensor], targets: Tensor, samples: int
 ) -> ChainTrainer | None:
     """Compiled code that trains these models, if it was built and can do what is asked for: on a CPU, in float32.
 
-    example: inputs and targets as the model takes them; targets: those of all samples.
+    example: inputs and targets as the model takes them; targets: those of all samples; samples: in the largest mini-batch.
     """
     compiled = library()
-    if compiled is None or start.is_cuda or start.dtype != torch.float32 or bounds_of(projection) is None:
+    if compiled is None or start.device.type != "cpu" or start.dtype != torch.float32 or bounds_of(projection) is None:
         return None
     layers = objective.chain(start, *example)
-    if layers is None or not _are_classes(targets, layers[-1].outputs):
+    if layers is None or samples * layers[0].inputs > LARGEST or not _are_classes(targets, layers[-1].outputs):
         return None
     return ChainTrainer(layers, objective.layout.size_P, compiled)
 
