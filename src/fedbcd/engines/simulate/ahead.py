@@ -284,14 +284,27 @@ class Ahead:
     def _count(self, blocks: int, x_NF: Tensor | None, jobs_4N: Tensor, sign: float) -> None:
         """Add these models, or those kept, to the servers' sums, in float64; a job without steps has been counted before."""
         device, _, steps, server = jobs_4N
-        if x_NF is None:
-            x_NF = self.numbers.with_nobody.index_select(0, device)
-        share_N = sign * self._share_N[device] * (steps > 0)
-        sums_BF = _sum_of_rows((share_N[:, None] * x_NF.double()).view(blocks, -1, x_NF.shape[1]))
-        of_server_VB = (server.view(blocks, -1)[:, 0] == torch.arange(self.numbers.servers, device=server.device)[:, None]).double()
-        self.numbers.total_VF.add_(of_server_VB @ sums_BF)
+        share_BR = (sign * self._share_N[device] * (steps > 0)).view(blocks, -1)
+        of_server_VB = server.view(blocks, -1)[:, 0] == torch.arange(self.numbers.servers, device=server.device)[:, None]
+        if blocks <= self.numbers.servers and share_BR.shape[1] <= FEW_ROWS:
+            self._count_rows(x_NF, device.view(blocks, -1), share_BR, of_server_VB)
+        else:
+            x_NF = self.numbers.with_nobody.index_select(0, device) if x_NF is None else x_NF
+            sums_BF = _sum_of_rows((share_BR.view(-1, 1) * x_NF.double()).view(blocks, -1, x_NF.shape[1]))
+            self.numbers.total_VF.add_(of_server_VB.double() @ sums_BF)
         if self._algorithm.counts == "active":
-            self._weight_V.add_(of_server_VB @ share_N.view(blocks, -1).sum(1))
+            self._weight_V.add_(of_server_VB.double() @ share_BR.sum(1))
+
+    def _count_rows(self, x_NF: Tensor | None, device_BR: Tensor, share_BR: Tensor, of_server_VB: Tensor) -> None:
+        """With one block for each server at most, and then blocks of nobody: every server reads the few rows of its own."""
+        block_V, has_block_V = of_server_VB.to(torch.int64).argmax(1), of_server_VB.any(1)
+        share_VR = share_BR.index_select(0, block_V) * has_block_V[:, None]
+        rows = self.numbers.with_nobody if x_NF is None else x_NF
+        places_BR = device_BR if x_NF is None else torch.arange(len(x_NF), device=device_BR.device).view(device_BR.shape)
+        places_VR, total_VF = places_BR.index_select(0, block_V), self.numbers.total_VF
+        for r in range(share_VR.shape[1]):
+            total_VF = total_VF + share_VR[:, r, None] * rows.index_select(0, places_VR[:, r]).double()
+        self.numbers.total_VF.copy_(total_VF)
 
     # ------------------------------------------------------------------------------------------------------------------ the cloud
     def _mix(self, servers: Tensor) -> None:
