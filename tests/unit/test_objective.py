@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import fedbcd as fb
 from fedbcd.algorithm.objective import Gradients, Loss, Objective, _generators
 from fedbcd.algorithm.params import Layout
-from fedbcd.algorithm.traced import _does_nothing, trace
+from fedbcd.algorithm.traced import LONG, _does_nothing, product_in_two, trace
 from fedbcd.errors import ConfigError, DataError
 
 N, R, CLASSES = 3, 4, 3
@@ -347,6 +347,27 @@ def test_a_trace_is_a_shorter_list_of_the_same_operations(name: str) -> None:
     nodes = [node for node in traced.__self__.graph.nodes if node.op == "call_function"]  # type: ignore[attr-defined]
     assert not any(_does_nothing(node) for node in nodes)
     assert all(torch.equal(a, b) for a, b in zip(traced(*given), objective._vectorised(*given), strict=True))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_in_two_is_the_product(transposed: bool) -> None:
+    a = torch.randn(3, 5, 20, dtype=torch.float64)
+    b = torch.randn(3, 7, 20, dtype=torch.float64).transpose(1, 2) if transposed else torch.randn(3, 20, 7, dtype=torch.float64)
+    torch.testing.assert_close(product_in_two(a, b), torch.bmm(a, b), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("inputs", "models", "halved"), [(LONG, 2, 1), (LONG - 2, 2, 0), (LONG + 1, 2, 0), (LONG, 3, 0)])
+def test_only_long_and_small_products_are_taken_in_two(inputs: int, models: int, halved: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedbcd.algorithm.traced.SMALL", 2 * 5 * 8)
+    module = nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    objective = Objective(module, F.cross_entropy)
+    flat = objective.layout.flatten(module, torch.float64).repeat(models, 1)
+    given = (flat, flat[:, :0], torch.randn(models, 5, inputs, dtype=torch.float64), torch.randint(3, (models, 5)))
+    operations = trace(objective._vectorised, given, halve=True)
+    found = [node for node in operations.__self__.graph.nodes if node.target is product_in_two]  # type: ignore[attr-defined]
+    assert len(found) == halved
+    for ours, expected in zip(operations(*given), objective._vectorised(*given), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
 
 
 def test_a_module_that_is_no_function_of_its_input_is_not_traced() -> None:

@@ -103,7 +103,8 @@ class Objective:
     def _trace(self, shapes: Shapes, tensors: tuple[Tensor, ...]) -> Operations | None:
         before = _generators()
         try:
-            operations = trace(self._vectorised, tensors)
+            halve = tensors[0].is_cuda and torch.get_float32_matmul_precision() == "highest"
+            operations = trace(self._vectorised, tensors, halve)
         except Exception:  # noqa: BLE001 - whatever a user's module does to a tracer, it still works without
             self.traceable = False
             return None
