@@ -2,9 +2,11 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import distributions
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +31,14 @@ from run_helpers import CASES, federation, largest_difference, train
 
 needs_library = pytest.mark.skipif(library() is None, reason="the compiled code was not built")
 BUILDS = ("_chain_avx512", "_chain_avx2", PORTABLE)
+
+
+def test_it_was_built_where_it_can_be() -> None:
+    """An installation without a compiler does without; with one, a build that fails must not go unnoticed."""
+    installed = any(found.metadata["Name"] == "fedbcd" for found in distributions())
+    if not installed or shutil.which("cc") is None or os.environ.get("FEDBCD_FUSED") == "0":
+        pytest.skip("not installed, or no C compiler, or not wanted")
+    assert library() is not None
 
 
 # ------------------------------------------------------------------------------------------------------------- which models
