@@ -1,13 +1,27 @@
 """population: 100,000 personal MLPs resident on one GPU, 10,000 of them active in a round.
 
 usage: python benchmarks/population.py [--device cuda] [--devices 100000] [--storage bfloat16] [--json] [--out FILE] [--repeats 3]
-Two copies of each model (x and x_prev) in float32 take 81 GiB, in bfloat16 half of it. Device-steps per second, and the floor that
-bandwidth and matrix units allow.
+Two copies of each model (x and x_prev) in float32 take 81 GiB, in bfloat16 half of it. Device-steps per second: ours; a plain loop,
+which does a hundredth of the work on a hundredth of the devices; and the floor that bandwidth and matrix units allow.
 """
+
+from collections.abc import Callable
 
 import torch
 from harness import alternate, finish, options
-from rounds import Contestant, Setting, hardware_floor, ours, ours_ahead
+from rounds import Contestant, Setting, hardware_floor, ours, ours_ahead, plain
+
+
+def plain_loop(setting: Setting, device: str) -> Callable[[], tuple[float, float]]:
+    """A round of a hundredth of the federation, as so much of a whole round."""
+    part = Setting(max(10, setting.devices // 100), 10, 600, max(1, setting.active // 100), setting.steps)
+    run = plain(part, "fedbcd", 1, device)
+
+    def share() -> tuple[float, float]:
+        seconds, rounds = run()
+        return seconds, rounds * part.q / setting.q
+
+    return share
 
 
 def main() -> None:
@@ -24,7 +38,11 @@ def main() -> None:
         run = ours(setting, "fedbcd", 2, chosen.device, storage=storage)
     else:
         run = ours_ahead(setting, "fedbcd", 5, chosen.device, chosen.precision, storage=storage)
-    contestants = [Contestant("ours", run), Contestant("floor", lambda: (hardware_floor(setting, "fedbcd", chosen.device), 1))]
+    contestants = [
+        Contestant("ours", run),
+        Contestant("plain loop", plain_loop(setting, chosen.device)),
+        Contestant("floor", lambda: (hardware_floor(setting, "fedbcd", chosen.device), 1)),
+    ]
     measured = alternate(contestants, chosen.repeats)
     steps = setting.q * sum(setting.steps) / 2
     rows = [
