@@ -78,6 +78,7 @@ class Settings:
     step_quantile: Callable[[float], float]
     joins: dict[int, int] = field(default_factory=dict)
     leaves: dict[int, int] = field(default_factory=dict)
+    momentum_after_contact: str = "kept"
 
 
 @dataclass
@@ -153,12 +154,18 @@ def train(
 
 
 def pull_to_server(
-    problem: Problem, steps: int, x: np.ndarray, x_prev: np.ndarray, z: np.ndarray, penalty: float
+    problem: Problem, steps: int, x: np.ndarray, x_prev: np.ndarray, z: np.ndarray, penalty: float, momentum: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A2.14-18, the penalty loop; it also writes x_prev (SPEC 7). Returns (x, x_prev)."""
+    """A2.14-18, the penalty loop, and what becomes of the momentum x - x_prev (SPEC 7). Returns (x, x_prev)."""
+    before, iterates = x, [x]
     for _ in range(steps):  # A2.15
-        x, x_prev = problem.project(x - penalty * (x - z)), x  # A2.16
-    return x, x_prev  # A2.18
+        x = problem.project(x - penalty * (x - z))  # A2.16
+        iterates.append(x)
+    if momentum == "kept":  # what offline training had gathered
+        return x, x - (before - x_prev)  # A2.18
+    if momentum == "pull":  # the last step of the pull
+        return x, iterates[-2]
+    return x, x  # none
 
 
 def weighted_mean(weights: Sequence[float], models: Sequence[np.ndarray]) -> Mean:
@@ -178,6 +185,8 @@ def check(problem: Problem, settings: Settings) -> None:
     """Refuse what the paper does not define."""
     if settings.algorithm not in ("fedbcd", "fedbcd-i", "fedavg", "fedprox"):
         raise ValueError(f"unknown algorithm {settings.algorithm!r}")
+    if settings.momentum_after_contact not in ("kept", "pull", "restart"):
+        raise ValueError(f"unknown momentum_after_contact {settings.momentum_after_contact!r}")
     if settings.cloud not in ("sync", "async", "rigorous"):
         raise ValueError(f"unknown cloud {settings.cloud!r}")
     if settings.algorithm in ("fedavg", "fedprox") and settings.cloud != "sync":
@@ -308,7 +317,7 @@ class Simulation:
         d, s, z = self.devices[i], self.settings, self.servers[n].z
         if s.algorithm == "fedbcd-i":  # A2.13-19, with K_i of the device's latest session
             k = steps_of(s, i, max(d.sessions - 1, 0))
-            return (k, *pull_to_server(self.problem, k, d.x, d.x_prev, z, s.penalty[i]))
+            return (k, *pull_to_server(self.problem, k, d.x, d.x_prev, z, s.penalty[i], s.momentum_after_contact))
         session = d.sessions
         d.sessions += 1
         k = steps_of(s, i, session)

@@ -1,6 +1,6 @@
 """Every algorithm x protocol against the float64 oracle, which shares nothing with the package (SPEC, DESIGN decision 4)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -74,6 +74,9 @@ CASES |= {
     "join-and-leave-fedbcd-i": Case(BCDI_3, fb.SyncCloud(), joins=((3, 4),), leaves=((7, 3),), active=1),
     "join-async": Case(BCD, fb.AsyncCloud(first=2), joins=((3, 4), (9, 2))),
     "other-delays": Case(BCD, fb.AsyncCloud(first=2), clock=fb.Clock(fb.Weibull(0.7, 2.0), fb.Uniform(0.5, 2.0))),
+    "pull-as-momentum": Case(replace(BCDI, momentum_after_contact="pull"), fb.AsyncCloud(first=2)),
+    "momentum-restarted": Case(replace(BCDI, momentum_after_contact="restart"), fb.AsyncCloud(first=2)),
+    "momentum-kept-free": Case(replace(BCDI, projection=fb.NoProjection()), fb.RigorousCloud(first=2)),
     "one-step-each": Case(fb.FedBCDI(device_step=0.1, batch=3, steps=(1, 1)), fb.AsyncCloud(first=2)),
 }
 
@@ -132,6 +135,7 @@ def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
         step_quantile=lambda u: float(case.clock.step.quantile(np.array([u]))[0]),
         joins=dict(case.joins),
         leaves=dict(case.leaves),
+        momentum_after_contact=getattr(a, "momentum_after_contact", "kept"),
     )
     return oracle.run(problem, settings)
 

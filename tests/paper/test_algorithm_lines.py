@@ -102,18 +102,19 @@ def test_algorithm_2_line_16_moves_towards_the_server() -> None:
     assert float(penalty_step(number(4.0), number(0.0), 0.25, fb.Box())) == 2.0
 
 
-def test_algorithm_2_lines_14_to_18_repeat_k_times_and_write_x_prev() -> None:
-    """K_i = 3, gamma_i = 0.5, z_n = 0: 8 -> 4 -> 2 -> 1, and x_prev = 2 (SPEC item 7). Momentum plays no part."""
-    fedbcd_i = fb.FedBCDI(momentum=0.9, projection=FREE)
-    assert values(fedbcd_i.device_round(rows(8.0, 77.0), work(3, 0.0, 0.5))) == (1.0, 2.0)
+@pytest.mark.parametrize(("momentum", "expected"), [("kept", (1.0, 3.0)), ("pull", (1.0, 2.0)), ("restart", (1.0, 1.0))])
+def test_algorithm_2_lines_14_to_18_repeat_k_times(momentum: str, expected: tuple[float, float]) -> None:
+    """K_i = 3, gamma_i = 0.5, z_n = 0: 8 -> 4 -> 2 -> 1. x - x_prev was 8 - 10 = -2; the three readings of what it is then."""
+    fedbcd_i = fb.FedBCDI(momentum=0.9, projection=FREE, momentum_after_contact=momentum)
+    assert values(fedbcd_i.device_round(rows(8.0, 10.0), work(3, 0.0, 0.5))) == expected
 
 
-def test_algorithm_2_offline_rounds_go_on_with_the_momentum_of_the_penalty_loop() -> None:
-    """Line 5 after line 18: x = 2, x_prev = 4 from the penalty loop give ex = 1, so x = 0.75."""
+def test_algorithm_2_offline_rounds_go_on_with_the_momentum_of_offline_training() -> None:
+    """Line 5 after line 18: x = 2 with x - x_prev = 8 - 6 as before the contact, so ex = 3 and x = 2.25."""
     fedbcd_i = fb.FedBCDI(device_step=0.25, momentum=0.5, projection=FREE)
-    pulled = fedbcd_i.device_round(rows(8.0, 8.0), work(2, 0.0, 0.5))
-    assert values(pulled) == (2.0, 4.0)
-    assert values(fedbcd_i.offline_round(pulled, work(1, 0.0, 0.5))) == (0.75, 2.0)
+    pulled = fedbcd_i.device_round(rows(8.0, 6.0), work(2, 0.0, 0.5))
+    assert values(pulled) == (2.0, 0.0)
+    assert values(fedbcd_i.offline_round(pulled, work(1, 0.0, 0.5))) == (2.25, 2.0)
 
 
 # --------------------------------------------------------------------------------------------------------------------- baselines

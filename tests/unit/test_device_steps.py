@@ -113,9 +113,8 @@ def test_the_model_is_feasible_after_every_step(name: str, seed: int, scale: flo
         online = aspg(begin, work, 0.3, momentum, projection)
         offline = aspg(begin, work._replace(anchor_NP=None), 0.3, momentum, projection)
         pulled = penalty_steps(offline, work, projection)
-        for rows in (online, offline, pulled):
-            assert projection.contains(rows.x_NP)
-            assert projection.contains(rows.prev_NP)
+        assert all(projection.contains(rows.x_NP) for rows in (online, offline, pulled))
+        assert all(projection.contains(rows.prev_NP) for rows in (online, offline))  # momentum that is kept may point out of X
 
 
 def test_rows_with_fewer_steps_stop_changing() -> None:
@@ -180,13 +179,47 @@ def test_rounds_leave_their_rows_alone() -> None:
     assert all(torch.equal(a, b) for a, b in zip(begin, copies, strict=True))
 
 
-def test_the_penalty_loop_ends_with_the_last_iterate_but_one_in_x_prev() -> None:
-    """SPEC item 7: 'the penalty loop also writes x_prev'."""
+def test_the_momentum_of_offline_training_is_kept_over_a_contact() -> None:
+    """x_prev moves with x: x - x_prev is what it was before the penalty steps, so the pull is no momentum."""
+    begin, anchor = Rows(*(normal(seed, N, P).clamp(-2, 2) for seed in (3, 5))), normal(4, N, P).clamp(-2, 2)
+    for k in (1, 2, 3):
+        after = penalty_steps(begin, work_of([k] * N, drawn_gradient(0), anchor, 0.3), Box())
+        torch.testing.assert_close(after.x_NP - after.prev_NP, begin.x_NP - begin.prev_NP, rtol=0, atol=1e-14)
+
+
+def test_momentum_that_is_kept_may_be_kept_step_by_step() -> None:
+    """Two contacts of one step each are one contact of two."""
+    begin, anchor = Rows(*(normal(seed, N, P).clamp(-2, 2) for seed in (3, 5))), normal(4, N, P).clamp(-2, 2)
+    one, two = (work_of([k] * N, drawn_gradient(0), anchor, 0.3) for k in (1, 2))
+    twice, at_once = penalty_steps(penalty_steps(begin, one, Box()), one, Box()), penalty_steps(begin, two, Box())
+    assert torch.equal(twice.x_NP, at_once.x_NP)
+    torch.testing.assert_close(twice.prev_NP, at_once.prev_NP, rtol=0, atol=1e-14)
+
+
+def test_the_pull_as_momentum_ends_with_the_last_iterate_but_one_in_x_prev() -> None:
+    """What version 0.1.0 did."""
     begin, anchor = start(3, Box()), normal(4, N, P).clamp(-2, 2)
-    after = {k: penalty_steps(begin, work_of([k] * N, drawn_gradient(0), anchor, 0.3), Box()) for k in (1, 2, 3)}
+    after = {k: penalty_steps(begin, work_of([k] * N, drawn_gradient(0), anchor, 0.3), Box(), "pull") for k in (1, 2, 3)}
     assert torch.equal(after[1].prev_NP, begin.x_NP)
     assert torch.equal(after[2].prev_NP, after[1].x_NP)
     assert torch.equal(after[3].prev_NP, after[2].x_NP)
+
+
+def test_momentum_that_restarts_is_nothing() -> None:
+    after = penalty_steps(start(3, Box()), work_of([3] * N, drawn_gradient(0), normal(4, N, P), 0.3), Box(), "restart")
+    assert torch.equal(after.prev_NP, after.x_NP)
+
+
+def test_a_pull_that_is_momentum_overshoots_z_and_one_that_is_not_does_not() -> None:
+    """At rest (no gradient, no momentum) and away from z_n, what follows a contact must not pass z_n."""
+    rest, anchor = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    size: dict[str, float] = {}
+    for momentum in ("kept", "pull", "restart"):
+        pulled = penalty_steps(Rows(rest, rest), work_of([3], drawn_gradient(0), anchor, 0.2), Box(), momentum)
+        on = aspg(pulled, work_of([20], lambda _, ex: torch.zeros_like(ex), None), 0.1, 0.9, Box())
+        size[momentum] = float(on.x_NP)
+    assert size["kept"] == size["restart"] == pytest.approx(0.8**3, abs=1e-15)
+    assert size["pull"] < 0
 
 
 def test_penalty_rows_with_fewer_steps_stop_changing() -> None:

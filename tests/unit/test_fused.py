@@ -19,9 +19,9 @@ from torch.nn import functional
 
 import fedbcd as fb
 from fedbcd.algorithm.cloud import absorb
-from fedbcd.algorithm.device import Rows, Work, aspg, penalty_steps
+from fedbcd.algorithm.device import Contact, Rows, Work, aspg, penalty_steps
 from fedbcd.algorithm.fused.chain import LinearLayer
-from fedbcd.algorithm.fused.library import PORTABLE, ChainTester, ChainTrainer, Models, Pool, Sessions, library, load
+from fedbcd.algorithm.fused.library import PORTABLE, ChainTester, ChainTrainer, Models, Pool, Sessions, _Task, library, load
 from fedbcd.algorithm.objective import Objective
 from fedbcd.data.samples import BYTES, Scale
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
@@ -331,8 +331,10 @@ def test_only_the_rows_of_the_devices_change_and_copies_are_kept() -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("momentum", ["kept", "pull", "restart"])
 @pytest.mark.parametrize("steps", [[1, 2, 3], [5, 1, 1]])
-def test_steps_of_the_penalty_alone(steps: list[int]) -> None:
+def test_steps_of_the_penalty_alone(steps: list[int], momentum: Contact, in_place: bool) -> None:
     """Algorithm 2, lines 14-18."""
     example = Example([20, 9, 4], 8, steps, False, True, True, seed=8)
     compiled = library()
@@ -342,10 +344,11 @@ def test_steps_of_the_penalty_alone(steps: list[int]) -> None:
     order = sorted(range(3), key=lambda i: -steps[i])
     x, prev = example.rows.x_NP[order], example.rows.prev_NP[order]
     work = Work(sorted(steps, reverse=True), lambda _, ex: ex, example.anchor[order].double(), example.penalty[order].double())
-    expected = penalty_steps(Rows(x.double(), prev.double()), work, fb.Box(-0.6, 0.7))
-    models = Models(x, prev, torch.empty_like(x), torch.empty_like(x))
-    trainer = ChainTrainer(example.layers, x.shape[1], compiled)
-    trainer.train(models, Sessions(work.steps), example.anchor[order], example.penalty[order][:, 0], OneWorker(), bounds=(-0.6, 0.7))
+    expected = penalty_steps(Rows(x.double(), prev.double()), work, fb.Box(-0.6, 0.7), momentum)
+    models = Models(x, prev, x, prev) if in_place else Models(x, prev, torch.empty_like(x), torch.empty_like(x))
+    trainer, bounds = ChainTrainer(example.layers, x.shape[1], compiled), (-0.6, 0.7)
+    given = (models, Sessions(work.steps), example.anchor[order], example.penalty[order][:, 0], OneWorker())
+    trainer.train(*given, bounds=bounds, contact=momentum)
     torch.testing.assert_close(models.new_x.double(), expected.x_NP, rtol=0, atol=1e-6)
     torch.testing.assert_close(models.new_prev.double(), expected.prev_NP, rtol=0, atol=1e-6)
 
@@ -360,6 +363,15 @@ def test_sums_have_the_bits_of_the_general_way(with_before: bool) -> None:
     absorb(expected, 0.37, after, before)
     ChainTrainer((LinearLayer(1, 1, 0, -1, False),), 1, compiled).absorb(total, 0.37, after, before)
     assert torch.equal(total, expected)
+
+
+def test_a_library_of_another_version_of_its_source_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation in place whose source has been updated keeps the old library until it is built again."""
+    assert any(load(name) is not None for name in BUILDS) == (library() is not None)
+    monkeypatch.setattr(
+        "fedbcd.algorithm.fused.library._Task", type("_Later", (ctypes.Structure,), {"_fields_": [*_Task._fields_, ("x", ctypes.c_int64)]})
+    )
+    assert all(load(name) is None for name in BUILDS)
 
 
 # ------------------------------------------------------------------------------------------------------------------- testing

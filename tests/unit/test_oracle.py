@@ -303,25 +303,27 @@ def test_rigorous_and_async_agree_when_all_servers_are_first() -> None:
 
 
 def test_fedbcd_i_trains_without_penalty_then_pulls_towards_z() -> None:
-    """SPEC 7: K_i steps with no penalty, then K_i penalty steps; the penalty loop also writes x_prev."""
+    """SPEC 7: K_i steps with no penalty, then K_i penalty steps; x - x_prev stays what offline training has left."""
     two = settings(algorithm="fedbcd-i", penalty={0: 0.2}, momentum=0.5, steps=(2, 2))
     result = run(quadratic([[0]], {0: 1.0}), two)
-    # offline: 0.1, ex 0.15 -> 0.235; penalty: 0.188, 0.1504
-    assert scalars([result.x_prev[0], result.x[0], result.z[0]]) == pytest.approx([0.188, 0.1504, 0.0752], abs=1e-15)
+    # offline: 0.1, ex 0.15 -> 0.235, which is 0.135 more; penalty: 0.188, 0.1504
+    assert scalars([result.x_prev[0], result.x[0], result.z[0]]) == pytest.approx([0.0154, 0.1504, 0.0752], abs=1e-15)
     assert result.activations == [(3.0, 0, 0, 2)]
 
 
-def test_fedbcd_i_single_penalty_step_leaves_the_trained_model_in_x_prev() -> None:
-    """With K_i = 1, x_prev is the value before the one penalty step."""
-    result = run(quadratic([[0]], {0: 1.0}), settings(algorithm="fedbcd-i", penalty={0: 0.2}))
-    assert scalars([result.x_prev[0], result.x[0]]) == pytest.approx([0.1, 0.08], abs=1e-15)
+@pytest.mark.parametrize(("momentum", "x_prev"), [("kept", -0.02), ("pull", 0.1), ("restart", 0.08)])
+def test_fedbcd_i_three_readings_of_the_momentum_after_a_contact(momentum: str, x_prev: float) -> None:
+    """K_i = 1: offline 0 -> 0.1, then one penalty step to 0.08."""
+    one = settings(algorithm="fedbcd-i", penalty={0: 0.2}, momentum_after_contact=momentum)
+    result = run(quadratic([[0]], {0: 1.0}), one)
+    assert scalars([result.x_prev[0], result.x[0]]) == pytest.approx([x_prev, 0.08], abs=1e-15)
 
 
 def test_fedbcd_i_projects_every_penalty_step() -> None:
     """A2.16: x <- P_X(x - gamma (x - z)); with gamma = 2 the step overshoots z and leaves the set."""
     problem = quadratic([[0]], {0: 1.0}, project=lambda x: np.clip(x, -0.02, 0.05))
     result = run(problem, settings(algorithm="fedbcd-i", penalty={0: 2.0}))
-    assert scalars([result.x_prev[0], result.x[0]]) == [0.05, -0.02]
+    assert scalars([result.x_prev[0], result.x[0]]) == pytest.approx([-0.07, -0.02], abs=1e-15)
 
 
 def test_fedbcd_i_mean_counts_the_active_devices_only() -> None:
@@ -381,7 +383,7 @@ def test_fedbcd_i_offline_rounds_go_on_until_the_device_asks_but_not_while_it_is
     trained.clear()
     done = run(problem, settings(**base, rounds=4, **clock))
     assert trained.count(1) == 3  # not in round 3, which starts at 6
-    assert scalars([done.x[1], done.x_prev[1]]) == pytest.approx([0.8 * (1 - 0.9**3), 1 - 0.9**3], abs=1e-15)
+    assert scalars([done.x[1], done.x_prev[1]]) == pytest.approx([0.8 * (1 - 0.9**3), 0.8 * (1 - 0.9**3) - (0.9**2 - 0.9**3)], abs=1e-15)
     assert (6.5, 1, 0, 1) in done.activations
 
 

@@ -4,7 +4,7 @@ Every function takes one model (P,) or a stack of models (N, P) alike.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedbcd.algorithm.projection import Projection, project_
 
 Gradient = Tensor | tuple[Tensor, ...]  # whole, or in pieces of columns
+Contact = Literal["kept", "pull", "restart"]  # what the momentum is after the steps of the penalty
 
 
 class Rows(NamedTuple):
@@ -28,7 +29,7 @@ class FusedSteps(Protocol):
         """As `aspg`."""
         ...
 
-    def penalty_steps(self, rows: Rows, anchor_NP: Tensor, projection: Projection) -> Rows:
+    def penalty_steps(self, rows: Rows, anchor_NP: Tensor, projection: Projection, momentum: Contact) -> Rows:
         """As `penalty_steps`."""
         ...
 
@@ -107,18 +108,25 @@ def aspg(rows: Rows, work: Work, step: float, momentum: float, projection: Proje
     return _steps(rows, work.steps, one_step)
 
 
-def penalty_steps(rows: Rows, work: Work, projection: Projection) -> Rows:
-    """Algorithm 2, lines 14-18, for a stack of devices; x_prev ends as the last iterate but one."""
+def penalty_steps(rows: Rows, work: Work, projection: Projection, momentum: Contact = "kept") -> Rows:
+    """Algorithm 2, lines 14-18, for a stack of devices, and what x - x_prev is after them.
+
+    kept: what it was, so x_prev moves with x. pull: the last of these steps, so offline training goes on towards z_n and beyond.
+    restart: nothing.
+    """
     assert work.anchor_NP is not None
     if work.fused is not None:
-        return work.fused.penalty_steps(rows, work.anchor_NP, projection)
+        return work.fused.penalty_steps(rows, work.anchor_NP, projection, momentum)
 
     def one_step(_: int, now: Rows) -> Tensor:
         assert work.anchor_NP is not None
         n = len(now.x_NP)
         return penalty_step(now.x_NP, work.anchor_NP[:n], work.penalty_of(n), projection)
 
-    return _steps(rows, work.steps, one_step)
+    after = _steps(rows, work.steps, one_step)
+    if momentum == "kept":
+        return Rows(after.x_NP, after.x_NP - (rows.x_NP - rows.prev_NP))
+    return after if momentum == "pull" else Rows(after.x_NP, after.x_NP.clone())
 
 
 def _steps(rows: Rows, steps: list[int], one_step: Callable[[int, Rows], Tensor]) -> Rows:

@@ -8,12 +8,12 @@ the step of length 1.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.device import Rows, Work, aspg, penalty_steps
+from fedbcd.algorithm.device import Contact, Rows, Work, aspg, penalty_steps
 from fedbcd.algorithm.projection import PROJECTIONS, Box, Projection
 from fedbcd.config import NESTED
 from fedbcd.errors import ConfigError
@@ -81,6 +81,7 @@ class FedBCDI(_DeviceSettings):
     cloud_iterations: int = 1
     available: int | None = None  # |Q~_n(t)|; by default 0.8 of a server's members, as in the paper
     offline_limit: int = 4  # offline rounds in a row without contact
+    momentum_after_contact: Contact = "kept"  # x - x_prev after penalty steps: as before, "pull": the last step, "restart": none
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +90,9 @@ class FedBCDI(_DeviceSettings):
             raise ConfigError(f"available={self.available} must be 1 or more; leave it out for 0.8 of the members")
         if self.offline_limit < 1:
             raise ConfigError(f"offline_limit={self.offline_limit} must be 1 or more; use FedBCD for devices that never train offline")
+        if self.momentum_after_contact not in get_args(Contact):
+            known = ", ".join(map(repr, get_args(Contact)))
+            raise ConfigError(f"momentum_after_contact={self.momentum_after_contact!r} is unknown; known: {known}")
 
     def available_of(self, members: int) -> int:
         """How many of a server's members can train in a round."""
@@ -99,8 +103,8 @@ class FedBCDI(_DeviceSettings):
         return aspg(rows, work._replace(anchor_NP=None), self.device_step, self.momentum, self.projection)
 
     def device_round(self, rows: Rows, work: Work) -> Rows:
-        """Algorithm 2, lines 14-18: penalty steps; x_prev is the last iterate but one."""
-        return penalty_steps(rows, work, self.projection)
+        """Algorithm 2, lines 14-18."""
+        return penalty_steps(rows, work, self.projection, self.momentum_after_contact)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,10 @@ typedef struct {
     const float *floats;    /* ... as it is; the other is NULL */
     const int64_t *targets; /* 0 .. outputs of the last layer - 1 */
     float step, momentum, low, high;
+    int64_t contact; /* what x - x_prev is after steps of the penalty alone: KEPT, PULL or RESTART */
 } Task;
+
+enum { KEPT, PULL, RESTART };
 
 typedef struct {
     const float *a;
@@ -226,6 +229,9 @@ static int64_t working_memory(const Task *task) {
     return size;
 }
 
+/* So that a library built from another version of this file is not called. */
+int64_t fedbcd_task_size(void) { return sizeof(Task); }
+
 /* How many floats of scratch, all 0 before the first use, `fedbcd_train` needs; at the end is room for one model. */
 int64_t fedbcd_scratch(const Task *task) { return working_memory(task) + task->parameters; }
 
@@ -284,8 +290,11 @@ static void session(const Task *task, int64_t steps, const int64_t *positions, c
     if (steps == 1) memcpy(new_prev, prev, task->parameters * sizeof *prev);
 }
 
-/* Algorithm 2, lines 14-18: K times x <- P_X(x - gamma_i (x - z_n)). No entry depends on another, so all steps are taken in one pass. */
-static void pull_session(const Task *task, int64_t steps, const float *x, const float *z, float penalty, float *new_x, float *new_prev) {
+/* Algorithm 2, lines 14-18: K times x <- P_X(x - gamma_i (x - z_n)), and then x_prev. No entry depends on another, so all steps are taken in
+ * one pass. new_prev may be the memory of prev. */
+static inline __attribute__((always_inline)) void pull_entries(const Task *task, int64_t contact, int64_t steps, const float *x,
+                                                               const float *prev, const float *z, float penalty, float *new_x,
+                                                               float *new_prev) {
     const float low = task->low, high = task->high;
     for (int64_t j = 0; j < task->parameters; j++) {
         float now = x[j], last = now;
@@ -296,8 +305,18 @@ static void pull_session(const Task *task, int64_t steps, const float *x, const 
             now = now > high ? high : now;
         }
         new_x[j] = now;
-        new_prev[j] = last;
+        new_prev[j] = contact == KEPT ? now - (x[j] - prev[j]) : contact == PULL ? last : now;
     }
+}
+
+static void pull_session(const Task *task, int64_t steps, const float *x, const float *prev, const float *z, float penalty, float *new_x,
+                         float *new_prev) {
+    if (task->contact == KEPT)
+        pull_entries(task, KEPT, steps, x, prev, z, penalty, new_x, new_prev);
+    else if (task->contact == PULL)
+        pull_entries(task, PULL, steps, x, prev, z, penalty, new_x, new_prev);
+    else
+        pull_entries(task, RESTART, steps, x, prev, z, penalty, new_x, new_prev);
 }
 
 static int is_finite(const float *x, int64_t n) {
@@ -344,7 +363,7 @@ void fedbcd_train(const Task *task, const Batch *batch, int64_t *next, float *sc
             session(task, batch->steps[i], batch->positions + i * batch->most * task->samples, x, row(&batch->prev, i), z, penalty, new_x,
                     row(&batch->new_prev, i), batch->losses + i * batch->most, scratch);
         else
-            pull_session(task, batch->steps[i], x, z, penalty, new_x, row(&batch->new_prev, i));
+            pull_session(task, batch->steps[i], x, row(&batch->prev, i), z, penalty, new_x, row(&batch->new_prev, i));
         if (batch->after.first) memcpy(row(&batch->after, i), new_x, size);
         batch->finite[i] = is_finite(new_x, task->parameters);
     }

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
 
+from fedbcd.algorithm.device import Contact
 from fedbcd.algorithm.fused.chain import LinearLayer
 from fedbcd.algorithm.projection import Box, NoProjection, Projection
 
@@ -32,6 +33,7 @@ class _Task(ctypes.Structure):
         *((name, _Int) for name in ("depth", "parameters", "samples")),
         *((name, _Pointer) for name in ("bytes", "number_of", "floats", "targets")),
         *((name, _Float) for name in ("step", "momentum", "low", "high")),
+        ("contact", _Int),
     ]
 
 
@@ -71,7 +73,9 @@ def load(build: str) -> ctypes.CDLL | None:
     for path in Path(__file__).parent.glob(f"{build}.*"):
         try:
             found = ctypes.CDLL(str(path))
-        except OSError:
+            if found.fedbcd_task_size() != ctypes.sizeof(_Task):
+                continue
+        except (OSError, AttributeError):  # of another processor, or of another version of chain.c
             continue
         found.fedbcd_scratch.restype = _Int
         found.fedbcd_train.restype = found.fedbcd_absorb.restype = found.fedbcd_outputs.restype = None
@@ -144,9 +148,17 @@ class _OfChain:
         self._compiled = compiled
         self._own = threading.local()
 
-    def _task(self, samples: int, pool: Pool | None = None, step: float = 0.0, momentum: float = 0.0, bounds: Bounds = (0.0, 0.0)) -> _Task:
-        layers = ctypes.cast(self._layers, _Pointer)
-        return _Task(layers, len(self._layers), self._parameters, samples, *_places(pool), step, momentum, *bounds)
+    def _task(
+        self,
+        samples: int,
+        pool: Pool | None = None,
+        step: float = 0.0,
+        momentum: float = 0.0,
+        bounds: Bounds = (0.0, 0.0),
+        contact: Contact = "kept",
+    ) -> _Task:
+        layers, place = ctypes.cast(self._layers, _Pointer), get_args(Contact).index(contact)
+        return _Task(layers, len(self._layers), self._parameters, samples, *_places(pool), step, momentum, *bounds, place)
 
     def _scratch(self, task: _Task) -> Tensor:
         """Memory of this thread; its layout depends on the number of samples, and what is between is expected to be 0."""
@@ -191,6 +203,7 @@ class ChainTrainer(_OfChain):
         step: float = 0.0,
         momentum: float = 0.0,
         bounds: Bounds,
+        contact: Contact = "kept",
     ) -> Outcome:
         """Eq. (4) or the steps of the penalty, K_i times for each device."""
         n, positions = len(sessions.steps), sessions.positions_NKR
@@ -200,7 +213,7 @@ class ChainTrainer(_OfChain):
         of_their_own = (True, True, False, False, True, True)
         tables = [_table(tensor, models.rows if own else None) for tensor, own in zip(given, of_their_own, strict=True)]
         tables += [_table(models.before, None), _table(models.after, None)]
-        task = self._task(samples, sessions.pool, step, momentum, bounds)
+        task = self._task(samples, sessions.pool, step, momentum, bounds, contact)
         batch = _Batch(n, steps_N.data_ptr(), _place(positions), most, *tables, losses_NK.data_ptr(), finite_N.data_ptr())
         taken = _Int(0)
 

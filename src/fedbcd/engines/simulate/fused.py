@@ -1,12 +1,12 @@
 """Sessions in compiled code, where there is some for the model: what of the engine's it takes, and where it leaves the models."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.device import Rows
+from fedbcd.algorithm.device import Contact, Rows
 from fedbcd.algorithm.fused.library import ChainTester, ChainTrainer, Models, Outcome, Pool, Sessions, bounds_of, library
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.projection import Projection
@@ -80,20 +80,16 @@ class FusedSession:
 
     def aspg(self, rows: Rows, anchor_NP: Tensor | None, step: float, momentum: float, projection: Projection) -> Rows:
         """Eq. (4)."""
-        return self._train(rows, self._sessions(), anchor_NP, step, momentum, projection)
+        return self._train(rows, self._sessions(), anchor_NP, projection, step=step, momentum=momentum)
 
-    def penalty_steps(self, rows: Rows, anchor_NP: Tensor, projection: Projection) -> Rows:
+    def penalty_steps(self, rows: Rows, anchor_NP: Tensor, projection: Projection, momentum: Contact) -> Rows:
         """Algorithm 2, lines 14-18."""
-        return self._train(rows, Sessions(self._steps), anchor_NP, 0.0, 0.0, projection)
+        return self._train(rows, Sessions(self._steps), anchor_NP, projection, contact=momentum)
 
-    def _train(
-        self, rows: Rows, sessions: Sessions, anchor_NP: Tensor | None, step: float, momentum: float, projection: Projection
-    ) -> Rows:
+    def _train(self, rows: Rows, sessions: Sessions, anchor_NP: Tensor | None, projection: Projection, **settings: Any) -> Rows:
         models, bounds = self._models(rows), bounds_of(projection)
         assert bounds is not None
-        self.outcome = self._chain.train(
-            models, sessions, anchor_NP, self._penalty_N, self._workers, step=step, momentum=momentum, bounds=bounds
-        )
+        self.outcome = self._chain.train(models, sessions, anchor_NP, self._penalty_N, self._workers, bounds=bounds, **settings)
         return Rows(models.new_x, models.new_prev)
 
     def went_wrong(self, losses: list[Tensor]) -> bool:
