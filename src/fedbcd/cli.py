@@ -55,7 +55,7 @@ from fedbcd.experiments.pool import without_none
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.report.page import write_report
-from fedbcd.runfolder import write_whole
+from fedbcd.runfolder import recorded_in, write_whole
 from fedbcd.trackers import Tracker, tracker
 
 app = typer.Typer(
@@ -101,9 +101,9 @@ def run_command(
         raise ConfigError("--resume needs --out DIR, the folder of the run to go on with")
     table = _job_table(file, out if resume else None)
     _override(table, rounds=rounds, seed=seed, folder=data)
-    jobs = parse(table)
     folder = out if out is not None else _new_folder(file)
-    runs = _train_all(jobs, table, folder, resume, track or [], _engine(engine, address, actors, gpus))
+    jobs = _jobs(table, folder, resume, recorded=file is None)
+    runs = _train_all(jobs, folder, resume, track or [], _engine(engine, address, actors, gpus))
     _show(jobs, runs, folder, as_json)
 
 
@@ -124,7 +124,7 @@ def replay_command(
     table = LogReader(path).header.get("job")
     if not (table and isinstance(table, dict)):
         raise RecordError(f"{path} was not made by 'fedbcd run', so it does not name its data and model; use fedbcd.replay()")
-    job = parse(without_none(table))[0]
+    job = parse(without_none(table), recorded=True)[0]
     federation = job.make_federation()
     job.use_threads(federation)
     with console.status("replaying ..."):
@@ -225,6 +225,16 @@ def _job_table(file: Path | None, resumed: Path | None) -> dict[str, Any]:
     return default_table() if file is None else read_toml(file)
 
 
+def _jobs(table: dict[str, Any], folder: Path, resume: bool, recorded: bool) -> list[Job]:
+    """The jobs of a table; where they go on and say nothing, they are as the folder says."""
+    if not resume:
+        return parse(table)
+    jobs, there = parse(table, recorded), recorded_in(folder)
+    runs = {job.name: job.to_table() for job in parse(there, recorded=True)} if "runs" in there else {}
+    places = zip(jobs, _places(jobs, folder), strict=True)
+    return [job.going_on(recorded_in(place)).going_on(runs.get(job.name, {})) for job, place in places]
+
+
 def _override(table: dict[str, Any], rounds: int | None, seed: int | None, folder: Path | None) -> None:
     """What the command line says goes before what the file says, in every run of it. Checking the result is `parse`'s work."""
     if rounds is not None:
@@ -261,13 +271,13 @@ def _engine(engine: str, address: str | None, actors: int | None, gpus: float) -
     return engine
 
 
-def _train_all(jobs: list[Job], table: dict[str, Any], folder: Path, resume: bool, track: list[str], engine: str | Cluster) -> list[Run]:
+def _train_all(jobs: list[Job], folder: Path, resume: bool, track: list[str], engine: str | Cluster) -> list[Run]:
     """Train the jobs one after another; stop politely on Ctrl-C."""
     places = _places(jobs, folder)
     trackers = [[tracker(wish, place, job.name, job.to_table()) for wish in track] for job, place in zip(jobs, places, strict=True)]
     if len(jobs) > 1:
         _check_all(jobs, places, folder, resume)
-        _claim(folder, table)
+        _claim(folder, {"runs": [job.to_table() for job in jobs]})
     runs: list[Run] = []
     with _stop_on_interrupt() as stopped, _progress() as progress:
         for job, place, told in zip(jobs, places, trackers, strict=True):
@@ -327,7 +337,7 @@ def _check_all(jobs: list[Job], places: list[Path], folder: Path, resume: bool) 
 
 
 def _claim(folder: Path, table: dict[str, Any]) -> None:
-    """Make the folder of several runs."""
+    """Make the folder of several runs, with all that they are set to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "config.toml", dump_toml(table).encode())

@@ -208,7 +208,7 @@ def _resumed(out: Path) -> tuple[Job, Deploy]:
     """The job and options of the deployment in a folder, as they were."""
     if not (out / "deploy.toml").is_file():
         raise RecordError(f"{out} holds no deployment to go on with; start a new one without --resume")
-    job = one_job(read_toml(out / "config.toml"))
+    job = one_job(read_toml(out / "config.toml"), recorded=True)
     return job, settle(read_toml(out / "deploy.toml").get("deploy", {}), {}, {})
 
 

@@ -65,7 +65,7 @@ def export_run(folder: Path, choice: Choice, out: Path | None = None, formats: S
             f"{folder} was not made by 'fedbcd run', so it does not name its data and model; "
             "load it with fedbcd.Run.load and use fedbcd.export.write_model"
         )
-    federation = parse(without_none(table))[0].make_federation()
+    federation = parse(without_none(table), recorded=True)[0].make_federation()
     run = Run.load(folder, federation)
     module, sample = _chosen(run, choice), _sample(federation, run.global_VF.dtype)
     place = out or folder / "export"

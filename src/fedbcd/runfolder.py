@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedbcd.config import dump_toml
+from fedbcd.config import dump_toml, read_toml
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import LogReader, LogWriter, header_line
 from fedbcd.history import History, Row
@@ -178,6 +178,20 @@ class RunFolder:
 
     def _fingerprint(self) -> str:
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+
+
+def recorded_in(folder: Path) -> dict[str, Any]:
+    """What the run in a folder was set to, by its log, or by its config.toml where the log was not begun; empty where there is neither."""
+    log, config = folder / "events.jsonl", folder / "config.toml"
+    try:
+        with log.open("rb") as file:
+            begun = file.readline().endswith(b"\n")
+    except FileNotFoundError:
+        begun = False
+    if begun:
+        identity = LogReader(log).header.get("identity")
+        return identity if isinstance(identity, dict) else {}
+    return read_toml(config) if config.is_file() else {}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | Blocks], metadata: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, 
 
 # Imports point down only. Siblings of row 1 do not know each other; row 2 may look sideways only where it is said here.
 ROWS = {
-    **dict.fromkeys(("errors", "config", "describe"), 0),
+    **dict.fromkeys(("errors", "config", "describe", "recorded"), 0),
     **dict.fromkeys(("algorithm", "protocol", "theory"), 1),
     **dict.fromkeys(("data", "models", "eventlog", "history", "runfolder"), 2),
     "engines": 3,
@@ -37,7 +37,14 @@ ROWS = {
     "": 6,  # fedbcd/__init__.py, the public API
 }
 SIDEWAYS = {
-    *(("runfolder", "eventlog"), ("runfolder", "history"), ("config", "errors"), ("planner", "experiments")),
+    *(
+        ("runfolder", "eventlog"),
+        ("runfolder", "history"),
+        ("config", "errors"),
+        ("recorded", "config"),
+        ("recorded", "describe"),
+        ("planner", "experiments"),
+    ),
     *(("report", "planner"), ("export", "experiments")),
     *(
         ("cli", "cli_certs"),

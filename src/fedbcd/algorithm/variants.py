@@ -17,13 +17,14 @@ from fedbcd.algorithm.device import Contact, Rows, Work, aspg, penalty_steps
 from fedbcd.algorithm.projection import PROJECTIONS, Box, Projection
 from fedbcd.config import NESTED
 from fedbcd.errors import ConfigError
+from fedbcd.recorded import Said
 
 Batch = int | Literal["all"]
 Form = Literal["relative", "absolute"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DeviceSettings:
+class _DeviceSettings(Said):
     """Settings that all four share."""
 
     device_step: float = 0.005  # eta_x

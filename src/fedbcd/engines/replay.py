@@ -18,6 +18,7 @@ from fedbcd.errors import ProtocolError, RecordError, ReplayMismatch
 from fedbcd.eventlog import LogReader, Transition
 from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trained, number_of
+from fedbcd.recorded import completed
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -141,7 +142,7 @@ def _parsed_settings(reader: LogReader) -> Settings:
     try:
         identity = reader.header["identity"]
         return Settings(
-            algorithm=choose(ALGORITHMS, identity["algorithm"], "algorithm"),
+            algorithm=choose(ALGORITHMS, completed(identity["algorithm"]), "algorithm"),
             cloud=choose(CLOUDS, identity["cloud"], "cloud"),
             active=int(identity["active"]),
             clock=Clock(*(choose(DELAYS, identity["clock"][key], f"clock.{key}") for key in ("arrival", "step"))),

@@ -35,7 +35,8 @@ from fedbcd.errors import ConfigError, DivergenceWarning, RecordError
 from fedbcd.eventlog import LogWriter
 from fedbcd.history import History
 from fedbcd.protocol.clouds import Cloud, SyncCloud
-from fedbcd.runfolder import Checkpoint, RunFolder
+from fedbcd.recorded import going_on
+from fedbcd.runfolder import Checkpoint, RunFolder, recorded_in
 
 MOST_LOOKS, FEWEST_LOOKS = 20, 4  # where the user has not said
 ON_GPU = 10.0  # so many times as long as a look is the training between two; a GPU tests faster than it takes small steps
@@ -88,7 +89,8 @@ def train(
                       as add under 4 % to the work so far, and the summary at the end
     certify_devices   how many devices the gap is taken on: it needs their exact gradients; 8 by default, fewer in a very short run
     checkpoint_every  rounds between two checkpoints (with `out`); by default as often as evaluations
-    out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there
+    out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there,
+                      and as it was set, where `algorithm` was not told otherwise
     engine            "cluster", or a Cluster(...), spreads the devices over the actors of a Ray cluster (docs/cluster.md)
     max_batch         how many devices train together at most; 1 gives results that do not depend on batching
     storage           torch.bfloat16 keeps personal models in half the memory; arithmetic stays in `dtype`
@@ -102,6 +104,8 @@ def train(
                       polite way to end early
     """
     changes = (joins or {}, leaves or {})
+    if out is not None and resume:
+        algorithm = going_on(algorithm, recorded_in(Path(out)).get("algorithm"))
     settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, *changes, dtype, max_batch, storage, precision)
     plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every, looks, certify_every, certify_devices)
     settings.check(federation)

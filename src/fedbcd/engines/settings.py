@@ -22,6 +22,7 @@ from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.engines.simulate.rows import MakeRows
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
+from fedbcd.recorded import in_record
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 Kind = TypeVar("Kind", bound=StackedNumbers)
@@ -96,7 +97,7 @@ class Settings:
     def identity(self, federation: Federation) -> dict[str, Any]:
         """What makes this run this run and no other, as plain data. How long it runs is not part of it."""
         return {
-            "algorithm": describe(self.algorithm),
+            "algorithm": in_record(self.algorithm),
             "cloud": describe(self.cloud),
             "clock": {"arrival": describe(self.clock.arrival), "step": describe(self.clock.step)},
             "active": self.active_of(federation),

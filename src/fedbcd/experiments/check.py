@@ -15,6 +15,7 @@ from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.delays import Constant
 from fedbcd.engines.smoothness import diameter, estimate, sigma
 from fedbcd.errors import ConfigError, RecordError
+from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
 from fedbcd.theory import assumptions
@@ -88,6 +89,7 @@ def _is_random(settings: Settings) -> bool:
 
 def recorded_jobs(jobs: Sequence[Job], log: Path) -> tuple[list[Job], list[str]]:
     """Those of the jobs whose run the log records, and a sentence for each other one; an error if it records none of them."""
+    jobs = [job.going_on(LogReader(log).header.get("identity") or {}) for job in jobs]
     others = {job.name: other_schedule(log, job.settings(), job.make_federation()) for job in jobs}
     if all(others.values()):
         reasons = "; ".join(f"{name!r}: {other}" for name, other in others.items())

@@ -26,9 +26,9 @@ def read_job(file: Path, flags: Mapping[str, Any]) -> tuple[Job, Deploy]:
     return one_job(table), settle(table.get("deploy", {}), os.environ, flags)
 
 
-def one_job(table: Mapping[str, Any]) -> Job:
+def one_job(table: Mapping[str, Any], recorded: bool = False) -> Job:
     """The job of a table that has one. Devices train one at a time, so that a replay, also one at a time, gives the same bits."""
-    jobs = parse(table)
+    jobs = parse(table, recorded)
     if len(jobs) != 1:
         names = ", ".join(repr(job.name) for job in jobs)
         raise ConfigError(f"a deployment runs one job, but the file has {len(jobs)} runs ({names}); keep one of them")

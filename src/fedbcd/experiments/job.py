@@ -3,7 +3,7 @@
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +26,8 @@ from fedbcd.engines.simulate.delays import DELAYS, Clock, Delay
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS, Cloud, SyncCloud
-from fedbcd.runfolder import RunFolder
+from fedbcd.recorded import completed, going_on
+from fedbcd.runfolder import RunFolder, recorded_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +178,10 @@ class Job:
         parts = {key: describe(getattr(self, key)) for key in ("data", "federation", "model", "algorithm", "cloud", "run")}
         return {"title": self.name, **parts, "clock": clock}
 
+    def going_on(self, record: Mapping[str, Any]) -> "Job":
+        """This job, as recorded where it says nothing: a record is a job's table, or the identity of a run."""
+        return replace(self, algorithm=going_on(self.algorithm, record.get("algorithm")))
+
     def make_federation(self) -> Federation:
         """Load the data, split them, and put the model to them."""
         data = load_dataset(self.data.name, None if self.data.folder is None else Path(self.data.folder))
@@ -201,7 +206,7 @@ class Job:
         """Refuse what `start` would refuse, before anything is trained or written."""
         torch_device(self.run.device)
         federation = self.make_federation()
-        settings = self.settings()
+        settings = (self.going_on(recorded_in(out)) if resume else self).settings()
         settings.check(federation)
         RunFolder(out, settings.identity(federation), self.to_table()).inspect(resume)
 
@@ -221,6 +226,8 @@ class Job:
 
     def start(self, out: Path | None = None, *, resume: bool = False, **callbacks: Any) -> Run:
         """Train; see `fedbcd.train` for the callbacks."""
+        if out is not None and resume:
+            self = self.going_on(recorded_in(out))
         run = self.run
         federation = self.make_federation()
         self.use_threads(federation)
@@ -262,8 +269,11 @@ def default_table() -> dict[str, Any]:
     return read_toml(Path(str(files("fedbcd.experiments") / "default.toml")))
 
 
-def parse(table: Mapping[str, Any]) -> list[Job]:
-    """The jobs of a job file: one, or one per entry of `[[runs]]`, each with its own changes."""
+def parse(table: Mapping[str, Any], recorded: bool = False) -> list[Job]:
+    """The jobs of a job file: one, or one per entry of `[[runs]]`, each with its own changes.
+
+    recorded   the table is a record of what was run, so where it says nothing it means what was done then
+    """
     check_keys(table, {*SECTIONS, "title", "runs", "deploy"}, "")  # [deploy] is for `fedbcd up` and the roles
     runs = table.get("runs", [{}])
     if not (isinstance(runs, list) and runs and all(isinstance(entry, Mapping) for entry in runs)):
@@ -272,7 +282,10 @@ def parse(table: Mapping[str, Any]) -> list[Job]:
     jobs = []
     for number, entry in enumerate(runs):
         check_keys(entry, {*SECTIONS, "title"}, f"runs #{number + 1}")
-        jobs.append(_job({**base, **{key: _merged(base.get(key), value) for key, value in entry.items()}}))
+        job = {**base, **{key: _merged(base.get(key), value) for key, value in entry.items()}}
+        if recorded and isinstance(named := job.get("algorithm", {"name": FedBCD.name}), Mapping):
+            job["algorithm"] = completed(named)
+        jobs.append(_job(job))
     names = [job.name for job in jobs]
     for name in names:
         if names.count(name) > 1:

@@ -18,6 +18,7 @@ from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job, parse
 from fedbcd.history import History, Row
+from fedbcd.recorded import in_record
 
 CHECKPOINT_EVERY = 200  # rounds
 RESULTS = 1  # to be raised when a correction changes what runs compute by more than rounding: old results are then not used any more
@@ -35,7 +36,7 @@ class Result:
 
 def job_key(job: Job) -> str:
     """A hash of everything that changes the result; titles, folders and thread counts do not, nor does what is left out."""
-    table = without_none(json.loads(json.dumps(job.to_table())))
+    table = without_none(json.loads(json.dumps(job.to_table() | {"algorithm": in_record(job.algorithm)})))
     if RESULTS > 1:
         table["results"] = RESULTS
     del table["title"]

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from fedbcd.errors import ConfigError
 from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import server_actor
+from fedbcd.recorded import going_on, in_record
 
 DTYPE = torch.float32
 
@@ -36,8 +37,14 @@ class Blueprint:
     servers: tuple[tuple[int, ...], ...]  # the devices of each server, also those that join later
     sizes: tuple[int, ...]  # samples per device: the weights of FedAvg and FedProx
     late: frozenset[int]  # devices that are members from their DeviceJoined on
-    start: Tensor  # x(0), (F,)
+    initial: Tensor  # (F,), of the model as it was made
     size_P: int
+    start: Tensor = field(init=False)  # x(0), (F,): in X
+
+    def __post_init__(self) -> None:
+        cut = self.algorithm.projection.project(self.initial[: self.size_P])
+        same = torch.equal(cut, self.initial[: self.size_P])
+        object.__setattr__(self, "start", self.initial if same else torch.cat((cut, self.initial[self.size_P :])))
 
     @classmethod
     def of(cls, settings: Settings, federation: Federation) -> "Blueprint":
@@ -54,11 +61,18 @@ class Blueprint:
         if settings.dtype != DTYPE or settings.storage not in (None, DTYPE):
             raise ConfigError(f"dtype={settings.dtype}, storage={settings.storage}: a deployment computes and stores float32 only")
         layout = Layout(module)
-        start = layout.flatten(module, DTYPE)
-        start[: layout.size_P] = settings.algorithm.projection.project(start[: layout.size_P])  # x(0) is in X
         groups = tuple(tuple(members) for members in servers)
         who = (settings.algorithm, settings.cloud, active, settings.seed, groups, tuple(sizes), frozenset(settings.joins))
-        return cls(*who, start, layout.size_P)
+        return cls(*who, layout.flatten(module, DTYPE), layout.size_P)
+
+    def going_on(self, facts: Mapping[str, str]) -> "Blueprint":
+        """This plan, with the settings that nobody has given as the facts of a role's store have them; those of 0.1.0 have a hash alone."""
+        recorded = {"name": self.algorithm.name}
+        if "algorithm" in facts:
+            recorded = json.loads(facts["algorithm"])
+        elif facts.get("run") in (None, self.fingerprint()):
+            return self
+        return replace(self, algorithm=going_on(self.algorithm, recorded))
 
     @property
     def devices(self) -> int:
@@ -96,9 +110,13 @@ class Blueprint:
         """A fresh machine."""
         return self.cloud.coordinator(len(self.servers), self.algorithm.cloud_iterations)
 
+    def facts(self) -> dict[str, str]:
+        """What a role's store says of the run that it belongs to."""
+        return {"run": self.fingerprint(), "algorithm": json.dumps(in_record(self.algorithm))}
+
     def fingerprint(self) -> str:
         """A hash by which roles know that they belong together."""
-        plain = (describe(self.algorithm), describe(self.cloud), self.active, self.seed, self.servers, self.sizes, sorted(self.late))
+        plain = (in_record(self.algorithm), describe(self.cloud), self.active, self.seed, self.servers, self.sizes, sorted(self.late))
         digest = hashlib.sha256(json.dumps([*plain, self.size_P], sort_keys=True).encode())
         digest.update(self.start.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()

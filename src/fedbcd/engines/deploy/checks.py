@@ -54,10 +54,11 @@ def check_sender(letter: Letter, me: Actor, allowed: Mapping[type[Event], Callab
         raise CheckFailed("identity", f"{letter.sender} sent {letter.event}, which only {speaker(letter.event)} may say")
 
 
-def check_run(peer: Actor, hello: Mapping[str, Any], run: str) -> None:
+def check_run(peer: Actor, hello: Mapping[str, Any], facts: Mapping[str, str]) -> None:
     """Whether a peer belongs to the same deployment: the same settings, members and initial model."""
-    if hello.get("run") != run:
-        raise CheckFailed("run", f"{peer} belongs to a deployment with other settings, members or model; start it with the same file")
+    if hello.get("run") != facts["run"]:
+        same = f"start it with the same file, where the algorithm is {facts['algorithm']}"
+        raise CheckFailed("run", f"{peer} belongs to a deployment with other settings, members or model; {same}")
 
 
 def is_counter(value: object) -> bool:

@@ -55,7 +55,7 @@ class CoordinatorRole(Role):
     @classmethod
     def open(cls, store: Store, blueprint: Blueprint, limits: Limits | None = None) -> "CoordinatorRole":
         """The coordinator of this store, where it left off."""
-        role = cls(store, blueprint, limits or Limits())
+        role = cls(store, blueprint.going_on(store.facts), limits or Limits())
         role._recover()
         return role
 
@@ -68,7 +68,7 @@ class CoordinatorRole(Role):
         number = number_of(server)
         if number >= len(self.blueprint.servers):
             raise CheckFailed("membership", f"there is no {server}; this deployment has {len(self.blueprint.servers)} servers")
-        check_run(server, hello, self.store.facts["run"])
+        check_run(server, hello, self.store.facts)
         store, phase = hello.get("store"), hello.get("phase")
         if not is_store_id(store) or not (is_counter(phase) or phase == -1):
             raise CheckFailed("hello", f"{server} does not say how far it is (store={store!r:.80}, phase={phase!r:.80})")

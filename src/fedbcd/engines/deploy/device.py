@@ -85,7 +85,7 @@ class DeviceRole(Role):
     @classmethod
     def open(cls, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: Limits | None = None) -> "DeviceRole":
         """The device of this store, where it left off."""
-        role = cls(store, blueprint, device, data, limits or Limits())
+        role = cls(store, blueprint.going_on(store.facts), device, data, limits or Limits())
         role._recover()
         return role
 

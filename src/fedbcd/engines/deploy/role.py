@@ -51,7 +51,7 @@ class Role:
 
     def _claim(self) -> None:
         """Refuse a store that belongs to another role or another run."""
-        mine = {"actor": self.actor, "run": self.blueprint.fingerprint()}
+        mine = {"actor": self.actor, **self.blueprint.facts()}
         facts = self.store.facts
         if "actor" not in facts:
             self.store.commit(facts=mine)
@@ -59,6 +59,8 @@ class Role:
             raise RecordError(f"this store belongs to {facts['actor']}, not to {self.actor}; give each role a folder of its own")
         elif facts["run"] != mine["run"]:
             raise RecordError(f"the store of {self.actor} belongs to a run with other settings; use those, or an empty folder")
+        elif "algorithm" not in facts:  # of version 0.1.0
+            self.store.commit(facts=mine)
 
     # ----------------------------------------------------------------------------------------------------------------- events
     def receive(self, letter: Letter, now: float) -> list[Letter]:

@@ -85,7 +85,7 @@ class ServerRole(Role):
     @classmethod
     def open(cls, store: Store, blueprint: Blueprint, server: int, limits: Limits | None = None) -> "ServerRole":
         """The server of this store, where it left off."""
-        role = cls(store, blueprint, server, limits or Limits())
+        role = cls(store, blueprint.going_on(store.facts), server, limits or Limits())
         role._recover()
         return role
 
@@ -102,7 +102,7 @@ class ServerRole(Role):
             raise CheckFailed("not_admitted", f"{device} is no member of {self.actor} now; fedbcd admit makes it one")
         if last is None:
             raise CheckFailed("membership", f"{device} is no member of {self.actor}; its members are {sorted(self.machine.members)[:20]}")
-        check_run(device, hello, self.store.facts["run"])
+        check_run(device, hello, self.store.facts)
         there = _Standing.of(device, hello)
         known = self.store.facts.get(f"store/{number}")
         here = _Standing(known or there.store, last + 1, self.machine.incarnation_of(number), uploading=False)
