@@ -76,6 +76,8 @@ CASES = [
     (fb.FedBCD(server_step=0.02, server_step_form="absolute"), fb.AsyncCloud(first=2)),
     (fb.FedBCDI(), fb.SyncCloud()),
     (fb.FedBCDI(offline_limit=1, available=3), fb.SyncCloud()),
+    (fb.FedBCDI(momentum_after_contact="pull"), fb.SyncCloud()),
+    (fb.FedBCDI(momentum_after_contact="restart"), fb.SyncCloud()),
     (fb.FedProx(), fb.SyncCloud()),
     (fb.FedAvg(steps=(2, 2)), fb.SyncCloud()),
 ]
