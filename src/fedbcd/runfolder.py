@@ -26,6 +26,7 @@ from fedbcd.config import dump_toml, read_toml
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import LogReader, LogWriter, header_line
 from fedbcd.history import History, Row
+from fedbcd.recorded import completed
 
 FINGERPRINTS = ("data", "model")  # parts of the identity that say nothing to a reader
 SAFE_NAMES = {
@@ -244,9 +245,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def difference(there: Any, here: Any) -> str:
     """In which settings two identities differ, three of them at most; empty if they are the same."""
-    theirs, mine = _flat(there), _flat(json.loads(json.dumps(here)))
+    theirs, mine = (_flat(_spelled_out(identity)) for identity in (there, json.loads(json.dumps(here))))
     changed = [key for key in sorted(theirs | mine, key=lambda k: (k in FINGERPRINTS, k)) if theirs.get(key) != mine.get(key)]
     return "; ".join(_compared(key, theirs.get(key), mine.get(key)) for key in changed[:3])
+
+
+def _spelled_out(identity: Any) -> Any:
+    """With what the version that wrote it took for granted."""
+    spelled = isinstance(identity, dict) and isinstance(identity.get("algorithm"), dict)
+    return identity | {"algorithm": completed(identity["algorithm"])} if spelled else identity
 
 
 def _compared(key: str, theirs: Any, mine: Any) -> str:
