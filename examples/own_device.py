@@ -69,6 +69,7 @@ def everything(folder: Path) -> None:
     for command in (["init"], ["issue", "operator", "coordinator", "server/0", "device/0-3"]):
         subprocess.run([*fedbcd, "certs", *command], cwd=folder, env=environment, check=True)
     commands = [[*fedbcd, "coordinator", "job.toml", "--rounds", "12"], [*fedbcd, "server", "job.toml", "--id", "0"]]
+    commands = [[*command, "--init"] for command in commands]  # the very first start: they begin their stores
     commands += [[sys.executable, __file__, "device", str(i)] for i in range(4)]
     log = (folder / "log.jsonl").open("w")
     processes = [subprocess.Popen(command, cwd=folder, env=environment, stderr=log) for command in commands]

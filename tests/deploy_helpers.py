@@ -110,7 +110,7 @@ class Town:
     # -------------------------------------------------------------------------------------------------------------- the roles
     def open(self, actor: Actor) -> AnyRole:
         """Start a role, or start it again; devices say hello to their server, servers to the coordinator."""
-        store = FileStore(self.folder / actor)
+        store = FileStore(self.folder / actor, begin=True)
         try:
             self.roles[actor] = self._opened(actor, store)
         except Stopped:

@@ -84,7 +84,7 @@ class Ear:
     def info(self, what: str, **fields: Any) -> None:
         self.said.append((what, fields))
 
-    warning = info
+    warning = error = info
 
     def heard(self, what: str) -> list[dict[str, Any]]:
         """The journal's entries of one kind."""

@@ -44,6 +44,7 @@ Plain = Annotated[bool | None, typer.Option("--plain", help="No TLS; on loopback
 Listen = Annotated[str | None, typer.Option(help="host:port to listen at, where it differs from what others dial.")]
 Health = Annotated[str | None, typer.Option(help="host:port of /healthz, /readyz, /metrics, /status.")]
 Coordinator = Annotated[str | None, typer.Option("--coordinator", help="host:port of the coordinator.")]
+Init = Annotated[bool, typer.Option("--init", help="Begin a new store. For the very first start only: without it there must be one.")]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 
 
@@ -51,6 +52,7 @@ LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 def coordinator_command(
     file: File,
     rounds: Annotated[int | None, typer.Option(help="Stop mixing after so many rounds.")] = None,
+    init: Init = False,
     folder: Folder = None,
     certificates: Certificates = None,
     plain: Plain = None,
@@ -60,12 +62,13 @@ def coordinator_command(
 ) -> None:
     """Run the coordinator of a deployment."""
     flags = {"folder": folder, "certificates": certificates, "plain": plain, "listen": listen, "health": health}
-    _serve(COORDINATOR, file, flags, log_level, rounds)
+    _serve(COORDINATOR, file, flags, log_level, rounds, init)
 
 
 def server_command(
     file: File,
     number: Annotated[int, typer.Option("--id", help="Which server, from 0.")],
+    init: Init = False,
     folder: Folder = None,
     coordinator: Coordinator = None,
     certificates: Certificates = None,
@@ -76,7 +79,7 @@ def server_command(
 ) -> None:
     """Run one server of a deployment."""
     flags = {"folder": folder, "certificates": certificates, "plain": plain, "listen": listen, "health": health}
-    _serve(server_actor(number), file, {**flags, "coordinator": coordinator}, log_level)
+    _serve(server_actor(number), file, {**flags, "coordinator": coordinator}, log_level, init=init)
 
 
 def device_command(
@@ -93,7 +96,7 @@ def device_command(
     _serve(device_actor(number), file, flags, log_level)
 
 
-def _serve(actor: Actor, file: Path, flags: dict[str, Any], log_level: str, rounds: int | None = None) -> None:
+def _serve(actor: Actor, file: Path, flags: dict[str, Any], log_level: str, rounds: int | None = None, init: bool = False) -> None:
     from fedbcd.engines.deploy.device_process import TRAINING
     from fedbcd.engines.deploy.failpoints import arm_from_environment
     from fedbcd.engines.deploy.process import run_process
@@ -103,7 +106,7 @@ def _serve(actor: Actor, file: Path, flags: dict[str, Any], log_level: str, roun
     job, options = read_job(file, flags)
     options.check_servers(job.federation.servers)
     deployment = replace(deployment_of(job, options, rounds), log_level=log_level)
-    code = int(run_process(lambda: deployment.process(actor)))
+    code = int(run_process(lambda: deployment.process(actor, init=init)))
     if any(thread.name == TRAINING for thread in threading.enumerate()):  # not waited for: it is started again
         sys.stdout.flush()
         sys.stderr.flush()
@@ -222,7 +225,7 @@ def _new_folder(file: Path | None) -> Path:
 
 def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     from fedbcd.engines.deploy.conclude import growing_log
-    from fedbcd.engines.deploy.up import Up, actors_of, make_certificates, start_up_s
+    from fedbcd.engines.deploy.up import Up, actors_of, check_stores, make_certificates, make_stores, start_up_s
 
     federation = job.make_federation()
     deployment = deployment_of(job, options, job.run.rounds, federation=federation)
@@ -233,8 +236,11 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
         if not options.plain:
             make_certificates(out / "certs", deployment.blueprint)
+        make_stores(options, deployment.blueprint)
         write_whole(out / "config.toml", dump_toml(job.to_table()).encode())
         write_whole(out / "deploy.toml", dump_toml({"deploy": asdict(options)}).encode())
+    else:
+        check_stores(options, deployment.blueprint)
     deployment = replace(deployment, options=options)
     log = growing_log(out, federation, settings_of(job, options), options, job.to_table())
     up = Up(deployment, out, log)
@@ -422,6 +428,8 @@ def status_command(
         print(json.dumps(status))
     if not as_json:
         Console().print(_status_table(found))
+        for actor, sentence in ((status["actor"], sentence) for status in found for sentence in status.get("trouble", ())):
+            Console().print(f"{actor}: {sentence}", markup=False, highlight=False, soft_wrap=True)
     if any("error" in status for status in found):
         raise typer.Exit(1)
 

@@ -90,7 +90,8 @@ def test_a_device_that_is_stopped_while_it_trains_ends_well(tmp_path: Path) -> N
     def state() -> str:
         return str((ask_status(tmp_path / "device-0") or {}).get("waits_for"))
 
-    with running("coordinator", file), running("server", file, "--id", "0"), running("device", file, "--id", "0") as device:
+    coordinator, server = running("coordinator", file, "--init"), running("server", file, "--id", "0", "--init")
+    with coordinator, server, running("device", file, "--id", "0") as device:
         wait_for(lambda: state() == "training", "no training")
         device.terminate()
         _, said = device.communicate(timeout=20)

@@ -191,7 +191,7 @@ def test_a_store_belongs_to_one_role_of_one_run(town: Town, folder: Path) -> Non
 def test_data_of_another_size_than_declared_are_refused(town: Town, folder: Path) -> None:
     data = OwnData.of(town.federation, 1, 0)
     short = replace(data, samples=type(data.samples)(data.samples.inputs[:5], data.samples.targets[:5]))
-    store = FileStore(folder / "short")
+    store = FileStore(folder / "short", begin=True)
     with pytest.raises(DataError, match="device 1 has 5 samples, but the deployment counts on 12"):
         DeviceRole.open(store, town.blueprint, 1, short)
     store.close()
@@ -270,7 +270,7 @@ def test_a_device_listens_to_its_own_server_only(town: Town) -> None:
 def test_sums_are_checked_as_sums(folder: Path) -> None:
     """Sync-cloud: one float64 vector, one longer than a model; the norm bound is for models."""
     blueprint = Blueprint.of(Settings(*CASES["fedbcd-sync"], active=2), federation())
-    coordinator = CoordinatorRole.open(FileStore(folder), blueprint, Limits(norm=1.0, beyond_norm="refuse"))
+    coordinator = CoordinatorRole.open(FileStore(folder, begin=True), blueprint, Limits(norm=1.0, beyond_norm="refuse"))
     ready = Letter("server/0", "coordinator", ServerReady(server=0, phase=0, iteration=0, model="s/0/0"), GOOD, 0.0)
     with pytest.raises(CheckFailed, match=r"must be \(651,\) of torch.float64"):
         coordinator.receive(ready, 1.0)

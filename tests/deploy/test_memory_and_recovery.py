@@ -23,7 +23,7 @@ def lone_server(folder: Path, devices: int) -> tuple[ServerRole, Blueprint]:
     """One server of two, which hears from all its devices."""
     module, settings = federation().make_model(0), Settings(ALGORITHM, fb.AsyncCloud(first=1))
     blueprint = Blueprint.make(settings, devices, [[*range(devices)], [devices]], [12] * (devices + 1), module)
-    role = ServerRole.open(FileStore(folder), blueprint, 0)
+    role = ServerRole.open(FileStore(folder, begin=True), blueprint, 0)
     if role.machine.phase < 0:
         role.tell(Started(), 0.0)
     return role, blueprint

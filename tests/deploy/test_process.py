@@ -34,7 +34,7 @@ def play(folder: Path, actor: Actor, scene: Callable[[Any], Awaitable[None]], ro
     )
 
     async def whole() -> None:
-        process: Process = plan.process(actor)
+        process: Process = plan.process(actor, init=True)
         try:
             await scene(process)
         finally:

@@ -40,8 +40,8 @@ def deployment(tmp_path: Path) -> Iterator[tuple[Path, Path, Processes]]:
         processes = {
             actor: stack.enter_context(running(*command))
             for actor, command in {
-                "coordinator": ("coordinator", file),
-                "server/0": ("server", file, "--id", "0"),
+                "coordinator": ("coordinator", file, "--init"),
+                "server/0": ("server", file, "--id", "0", "--init"),
                 "device/0": ("device", file, "--id", "0"),
                 "device/1": ("device", file, "--id", "1"),
             }.items()
@@ -92,7 +92,7 @@ def test_a_role_that_cannot_start_says_why(tmp_path: Path) -> None:
         (("device", file, "--id", "99"), ExitCode.CONFIG, "there is no device/99"),
         (("device", file, "--id", "0"), ExitCode.CONFIG, "has no certificates"),
         (("device", file, "--id", "1", "--certificates", tmp_path / "none"), ExitCode.CREDENTIALS, "fedbcd certs"),
-        (("coordinator", file, "--plain", "--listen", "192.0.2.1:7400"), ExitCode.CONFIG, "plain text at 192.0.2.1"),
+        (("coordinator", file, "--init", "--plain", "--listen", "192.0.2.1:7400"), ExitCode.CONFIG, "plain text at 192.0.2.1"),
     )
     for arguments, code, words in cases:
         done = CliRunner().invoke(app, [str(argument) for argument in arguments])

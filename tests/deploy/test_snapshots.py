@@ -28,7 +28,7 @@ def state(role: AnyRole) -> dict[str, Any]:
 
 
 def without_snapshot(folder: Path) -> None:
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
     store.commit(facts={"snapshot": ""})
     store.close()
 

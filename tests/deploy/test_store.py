@@ -25,7 +25,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_what_was_committed_is_there_after_it_was_opened_again(folder: Path) -> None:
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
     name = store.id
     store.save("z/3/17", MODEL)
     store.save("total", MODEL.double())
@@ -41,7 +41,7 @@ def test_what_was_committed_is_there_after_it_was_opened_again(folder: Path) -> 
 
 
 def test_what_was_not_committed_is_gone_and_swept(folder: Path) -> None:
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
     store.save("x", MODEL)
     store.commit(STEP)
     kept = files(folder)
@@ -57,7 +57,7 @@ def test_what_was_not_committed_is_gone_and_swept(folder: Path) -> None:
 
 
 def test_a_replaced_and_a_dropped_tensor_leave_no_file(folder: Path) -> None:
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
     for k in range(4):
         store.save("x", MODEL + k)
         store.save(f"y/{k}", MODEL)
@@ -72,7 +72,7 @@ def test_a_replaced_and_a_dropped_tensor_leave_no_file(folder: Path) -> None:
 
 @pytest.mark.parametrize("point", OF_A_STORE)
 def test_a_crash_at_any_place_leaves_all_of_a_commit_or_none(point: Failpoint, folder: Path) -> None:
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
     store.save("x", MODEL)
     store.commit(STEP, {"phase": "1"})
     failpoints.arm(point)
@@ -103,7 +103,7 @@ def _second_commit(store: FileStore) -> None:
 @pytest.mark.parametrize("point", OF_A_STORE)
 def test_a_crash_at_any_place_leaves_all_of_a_group_or_none(point: Failpoint, folder: Path) -> None:
     """Two commits held together, the second of which saves a tensor again that the first has saved and drops another."""
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
     store.save("y", MODEL)
     store.commit(STEP)
     failpoints.arm(point)
@@ -134,7 +134,7 @@ def _group(store: FileStore) -> None:
 
 
 def test_one_process_at_a_time(folder: Path) -> None:
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
     with pytest.raises(RecordError, match=f"another process uses the store {folder}"):
         FileStore(folder)
     looked = FileStore(folder, read_only=True)
@@ -145,7 +145,7 @@ def test_one_process_at_a_time(folder: Path) -> None:
 
 
 def test_two_stores_have_two_names(folder: Path) -> None:
-    one, two = FileStore(folder / "1"), FileStore(folder / "2")
+    one, two = FileStore(folder / "1", begin=True), FileStore(folder / "2", begin=True)
     assert one.id != two.id
     one.close()
     two.close()
@@ -153,7 +153,7 @@ def test_two_stores_have_two_names(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:], lambda _: b""])
 def test_a_damaged_tensor_is_refused(damage: object, folder: Path) -> None:
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
     store.save("x", MODEL)
     store.commit()
     (path,) = (folder / "tensors").iterdir()
@@ -167,7 +167,7 @@ def test_a_damaged_tensor_is_refused(damage: object, folder: Path) -> None:
 
 
 def test_a_store_of_another_version_is_refused(folder: Path) -> None:
-    FileStore(folder).close()
+    FileStore(folder, begin=True).close()
     with sqlite3.connect(folder / "store.sqlite") as db:
         db.execute("UPDATE fact SET value = '99' WHERE key = 'version'")
     db.close()
@@ -188,7 +188,7 @@ def test_to_look_at_no_store_is_an_error(folder: Path) -> None:
 
 
 def test_a_damaged_transition_is_named(folder: Path) -> None:
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
     store.commit(STEP)
     store.close()
     with sqlite3.connect(folder / "store.sqlite") as db:
@@ -201,7 +201,7 @@ def test_a_damaged_transition_is_named(folder: Path) -> None:
 
 
 def test_a_full_disk_is_a_sentence_and_the_role_answers_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -219,7 +219,7 @@ def test_a_full_disk_is_a_sentence_and_the_role_answers_no_more(folder: Path, mo
 
 
 def test_a_damaged_database_is_a_sentence_whatever_was_hit(folder: Path) -> None:
-    store = FileStore(folder / "whole")
+    store = FileStore(folder / "whole", begin=True)
     store.save("x", MODEL)
     for _ in range(200):
         store.commit(STEP)
@@ -245,7 +245,7 @@ def test_a_damaged_database_is_a_sentence_whatever_was_hit(folder: Path) -> None
 @pytest.mark.parametrize("damage", ["missing", "empty"])
 def test_a_store_without_its_database_is_not_mistaken_for_a_new_one(damage: str, folder: Path) -> None:
     """Its tensors are acknowledged uploads; they must not be swept."""
-    store = FileStore(folder / "store")
+    store = FileStore(folder / "store", begin=True)
     store.save("x", MODEL)
     store.commit(STEP)
     store.close()
@@ -259,7 +259,7 @@ def test_a_store_without_its_database_is_not_mistaken_for_a_new_one(damage: str,
 
 
 def test_others_cannot_read_a_store(folder: Path) -> None:
-    FileStore(folder / "state" / "device-1").close()
+    FileStore(folder / "state" / "device-1", begin=True).close()
     assert (folder / "state" / "device-1").stat().st_mode & 0o077 == 0
 
 
@@ -274,7 +274,7 @@ def test_a_store_that_is_being_made_is_empty_for_those_who_look_on(folder: Path)
     with pytest.raises(RecordError, match="its role has just begun"):
         FileStore(folder, read_only=True)
     half.close()
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
     store.commit(STEP)
     assert read_tail(folder, 0, -math.inf) == Tail(1, [STEP], True)
     store.close()

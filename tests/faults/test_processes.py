@@ -1,6 +1,7 @@
 """Real processes: killed at named steps, and under chaos with TLS. The long forms are `make torture`."""
 
 from faultsim.told import told
+from fedbcd.engines.deploy.exits import ExitCode
 
 
 def test_each_role_dies_at_a_step_and_the_models_are_the_same() -> None:
@@ -16,3 +17,27 @@ def test_chaos() -> None:
     assert found["rounds"] > 2
     assert sum(found["troubles"].values()) >= 2
     print(found)
+
+
+def test_stores_that_are_lost_or_old_take_no_models_with_them() -> None:
+    """Of a server with its coordinator down, of the coordinator, of a device; each says so in its log and status."""
+    server, old, coordinator, device = told("faultsim.lost")
+    assert (server["code"], server["untouched"]) == (ExitCode.NO_STORE, True)  # as a supervisor starts it
+    assert (server["state"], server["waits_for"]) == ("not started", "coordinator")  # begun by force: it serves nobody
+    assert "server/0: device/1 has finished 3 activations and was put in step 0 times, server/0 knows of 0 and 0" in server["told"]
+    assert server["kept"], "the devices have lost their models"
+    assert server["with_coordinator"] == old["with_coordinator"] == ExitCode.REFUSED
+    assert "lost" in server["errors"]["coordinator"]
+    assert old["kept"], "the devices have lost their models"
+    assert "behind" in old["errors"]["coordinator"]
+    for scene in (server, old):
+        assert "ahead" in scene["errors"]["server/0"]
+        assert scene["errors"]["device/0"] == scene["errors"]["device/1"] == ["by peer: ahead"]
+    assert coordinator["code"] == ExitCode.NO_STORE
+    assert "by peer: ahead" in coordinator["errors"]["server/0"]
+    assert coordinator["restored"] == [[], []]
+    assert device["restored"][0] == []
+    assert len(device["restored"][1]) == 1  # its last contribution
+    assert device["restored"][1][0].startswith("x/1/")
+    assert device["replayed"]
+    assert not any(device["errors"].values())

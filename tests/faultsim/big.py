@@ -22,7 +22,7 @@ import fedbcd as fb
 from fedbcd.engines.deploy.assemble import Deployment
 from fedbcd.engines.deploy.conclude import merge_stores
 from fedbcd.engines.deploy.options import Deploy
-from fedbcd.engines.deploy.up import Up, free_ports, make_certificates
+from fedbcd.engines.deploy.up import Up, free_ports, make_certificates, make_stores
 from fedbcd.engines.replay import replay
 from fedbcd.engines.settings import Settings
 
@@ -63,6 +63,7 @@ def play(folder: Path, megabytes: int, servers: int, devices: int, active: int, 
     settings = Settings(fb.FedBCD(device_step=0.001, batch=2, steps=(1, 1)), fb.SyncCloud(), active=active, max_batch=1)
     plan = Deployment.of(whole, settings, options, rounds)
     make_certificates(folder / "certs", plan.blueprint)
+    make_stores(options, plan.blueprint)
     size = plan.blueprint.start.nbytes
     up = Up(plan, folder)
     began = time.monotonic()

@@ -36,7 +36,7 @@ from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.session import LinkOptions
 from fedbcd.engines.deploy.tls import Credentials, Plain
-from fedbcd.engines.deploy.up import free_ports, make_certificates
+from fedbcd.engines.deploy.up import free_ports, make_certificates, make_stores
 from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import COORDINATOR, Acknowledged, Activated, UpdateRequested, Uploaded, server_actor
 
@@ -127,6 +127,7 @@ def deployment(folder: Path, servers: int, devices: int, active: int, values: in
     plan = Deployment.private(settings, groups, partial(nn.Linear, values - 1, 1), options)
     if not plain:
         make_certificates(folder / "certs", plan.blueprint)
+    make_stores(options, plan.blueprint)
     return plan
 
 

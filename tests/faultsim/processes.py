@@ -11,7 +11,7 @@ from fedbcd.engines.deploy.assemble import Deployment
 from fedbcd.engines.deploy.conclude import merge_stores
 from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.process import run_process
-from fedbcd.engines.deploy.up import Up, free_ports, make_certificates
+from fedbcd.engines.deploy.up import Up, free_ports, make_certificates, make_stores
 from fedbcd.engines.replay import replay
 from fedbcd.experiments.deployed import deployment_of, one_job
 from fedbcd.protocol.messages import Actor
@@ -97,6 +97,7 @@ def start(here: Here, folder: Path, rounds: int | None, before: Before, binds: M
     deployment = here.deployment(folder, rounds)
     if not here.plain:
         make_certificates(folder / "certs", deployment.blueprint)
+    make_stores(deployment.options, deployment.blueprint)
     hurt = Hurt(deployment, folder, before, binds or {})
     hurt.start()
     return hurt

@@ -65,11 +65,17 @@ class Deployment:
         blueprint = Blueprint.make(settings, active, servers, options.sizes(sum(map(len, servers))), module)
         return cls(blueprint, declared_of(module), options, settings.clock, _no_data, rounds)
 
-    def process(self, actor: Actor, available: Callable[[], bool] | None = None) -> Process:
-        """The process of one role, recovered from its store; call it inside an event loop."""
+    def process(self, actor: Actor, available: Callable[[], bool] | None = None, init: bool = False) -> Process:
+        """The process of one role, recovered from its store; call it inside an event loop.
+
+        A device begins a store where it finds none: whatever it has lost of what counted, its server gives back. What a server or the
+        coordinator has lost nobody can give back, so they begin one only with `init`, and only once.
+        """
         self.check_actor(actor)
-        store = FileStore(self.options.folder_of(actor))
+        store = FileStore(self.options.folder_of(actor), begin=init or actor.startswith("device/"))
         try:
+            if init and store.length:
+                raise ConfigError(f"the store {store.path} of {actor} has begun already; leave --init out to go on with it")
             process = self._process(actor, store, Journal(actor, self.log_level), available)
         except BaseException:
             store.close()

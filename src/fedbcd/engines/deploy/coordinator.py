@@ -63,8 +63,11 @@ class CoordinatorRole(Role):
         """Who it is, and how far."""
         return super().hello() | {"round": self.machine.round}
 
-    def greet(self, server: Actor, hello: Mapping[str, Any], now: float) -> list[Letter]:  # noqa: ARG002
-        """A server has connected. Its sum exists nowhere else, so one that has lost its store, or has an old one, is refused."""
+    def check_guest(self, server: Actor, hello: Mapping[str, Any]) -> None:
+        """Refuse a server that has lost its store, or has an old one, since its sum exists nowhere else; and one that is ahead of us.
+
+        Only reads, so it may run beside an event.
+        """
         number = number_of(server)
         if number >= len(self.blueprint.servers):
             raise CheckFailed("membership", f"there is no {server}; this deployment has {len(self.blueprint.servers)} servers")
@@ -75,16 +78,27 @@ class CoordinatorRole(Role):
         assert isinstance(store, str)
         assert isinstance(phase, int)
         heard, known = self._heard.get(number), self.store.facts.get(f"store/{number}")
-        if known not in (None, store) and heard is not None:
-            raise CheckFailed("lost", f"{server} comes with another store than before; its sums are in the old one: restore that")
+        if known not in (None, store):
+            raise CheckFailed(
+                "lost",
+                f"{server} comes with another store than before; what its devices have contributed is in the old one: put that back "
+                "(only if everything is to begin anew, the coordinator begins a new store as well)",
+            )
         if heard is not None and phase < heard.phase:
             raise CheckFailed("behind", f"{server} is in phase {phase}, but has reported phase {heard.phase}: its store is an old one")
         if phase > self._latest_phase(heard):
             raise CheckFailed(
-                "behind", f"{server} is in phase {phase}, but phase {self._latest_phase(heard)} is the latest here: our store is an old one"
+                "ahead",
+                f"{server} is in phase {phase}, but phase {self._latest_phase(heard)} is the latest that the coordinator can know of: its "
+                f"store is empty or an old one. Put the newest store of the coordinator back; until then {server} tries on",
             )
-        if known != store:
-            self.store.commit(facts={f"store/{number}": store})
+
+    def greet(self, server: Actor, hello: Mapping[str, Any], now: float) -> list[Letter]:  # noqa: ARG002
+        """A server has connected: from now on it is known by its store."""
+        self.check_guest(server, hello)
+        fact = {f"store/{number_of(server)}": str(hello["store"])}
+        if not fact.items() <= self.store.facts.items():
+            self.store.commit(facts=fact)
         return []
 
     def _latest_phase(self, heard: ServerReady | None) -> int:

@@ -38,7 +38,7 @@ class CoordinatorProcess(Process):
 
     async def open_links(self) -> None:
         """Listen for the servers."""
-        await self.listen(only(map(server_actor, range(len(self.role.blueprint.servers)))))
+        await self.listen(only(map(server_actor, range(len(self.role.blueprint.servers))), self.role.check_guest))
 
     def begin(self) -> None:
         """Nothing to do: servers report by themselves."""

@@ -13,7 +13,7 @@ from fedbcd.algorithm.objective import Objective
 from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint, OwnData
-from fedbcd.engines.deploy.checks import Limits
+from fedbcd.engines.deploy.checks import CheckFailed, Limits
 from fedbcd.engines.deploy.role import Letter, Role
 from fedbcd.engines.deploy.snapshot import Parts
 from fedbcd.engines.deploy.store import Store
@@ -124,6 +124,18 @@ class DeviceRole(Role):
         return self._handle(done.event, None, self._clock.at(now))
 
     # ------------------------------------------------------------------------------------------------------------ transitions
+    def receive(self, letter: Letter, now: float) -> list[Letter]:
+        """As every role; but a server that knows of fewer activations than were acknowledged here does not replace the model."""
+        event, here = letter.event, self.machine
+        if isinstance(event, Restored) and event.incarnation > here.incarnation and event.activation < here.activation:
+            raise CheckFailed(
+                "older",
+                f"{letter.sender} wants to put {self.actor} back to activation {event.activation}, but has acknowledged {here.activation}: "
+                f"the store of {letter.sender} is empty or an old one. {self.actor} keeps its model; put the newest store of "
+                f"{letter.sender} back",
+            )
+        return super().receive(letter, now)
+
     def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
         server = self.machine.server
         return dict.fromkeys((Activated, Acknowledged, Restored), lambda _: server)

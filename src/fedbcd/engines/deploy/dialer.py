@@ -36,7 +36,7 @@ try:
 except ImportError as missing:
     raise MissingExtra(missing.name or "grpcio") from None
 
-PASSING = frozenset({"certificate", "not_admitted"})  # reasons that an operator may do away with: a new certificate, an admission
+PASSING = frozenset({"not_admitted", "ahead"})  # reasons that an operator does away with over there: an admission, the newest store
 
 Addresses = Sequence[str] | Callable[[], Sequence[str]]
 UNREACHABLE: tuple[type[Exception], ...] = (TimeoutError, *BROKEN)
@@ -88,6 +88,11 @@ class Dialer(End):
         return self._lasted_s
 
     @property
+    def trouble(self) -> list[str]:
+        """As of every end; also why there is no connection."""
+        return [*dict.fromkeys([*super().trouble, *([self._last_trouble] if self._last_trouble and not self._peers else [])])]
+
+    @property
     def _lasted_s(self) -> float:
         return max(time.monotonic() - self._since, 0.0)
 
@@ -97,6 +102,7 @@ class Dialer(End):
         self._trouble(str(closed))
         if closed.by_peer:
             self._refusals.note_from_peer(self.peer, closed.reason, str(closed))
+            self._was_welcome |= closed.reason in PASSING
             if not self._was_welcome:
                 raise RefusedForGood(f"{self.peer} refuses {self.me}: {closed}")
 
@@ -147,7 +153,7 @@ class Dialer(End):
                 closed = await self._hold(self.peer, Peer(session, b"", certificate), about)
             finally:
                 self._was_welcome |= session.has_heard or self._lasted_s > self.options.gone_s
-            self._was_welcome |= closed.reason in PASSING
+            self._was_welcome |= closed.reason == "certificate"  # it was good until now; a new one may come
             return closed
 
     def _channel(self, target: str) -> tuple[grpc.aio.Channel, Certificate | None]:

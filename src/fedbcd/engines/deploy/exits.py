@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     ADDRESS = 22  # the address to listen at cannot be used
     CREDENTIALS = 23  # certificates are missing, expired or not those of this role
     EXTRA = 24  # the deploy extra is not installed
+    NO_STORE = 26  # a server or the coordinator finds no store, and was not told to begin one
     INTERRUPTED = 130  # Ctrl-C
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.engines.deploy.store import Piece, Saved, StoreOn
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import Transition, decode, encode
@@ -33,25 +34,44 @@ class Tail:
     is_same: bool  # whether the transition before that place is the one that was there
 
 
+class NoStore(RecordError):
+    """There is no store where there must be one: to begin anew instead would lose what was acknowledged."""
+
+    exit_code = int(ExitCode.NO_STORE)
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"there is no store in {path}. Has this role run before, look for a disk that is not mounted or for another folder, and put "
+            "its newest store back there; only one that has never run begins a new store (--init; fedbcd up does it in a new folder)"
+        )
+
+
 class FileStore(StoreOn):
     """A `Store` in a folder of its own: `store.sqlite` and one file per tensor under `tensors`."""
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open or make a store. One process at a time; `read_only` looks without a lock, and finds a store or fails."""
+    def __init__(self, path: Path, *, begin: bool = False, read_only: bool = False) -> None:
+        """Open a store; with `begin` make one if there is none. One process at a time; `read_only` looks without a lock."""
         self.path = path
         self._lock: int | None = None
         try:
             if not read_only:
-                path.mkdir(parents=True, exist_ok=True, mode=0o700)  # personal models are nobody else's business
-                (path / "tensors").mkdir(exist_ok=True, mode=0o700)
-                self._lock = _locked(path)
-            super().__init__(_Folder(path / "tensors"), _Database(path, read_only), str(path), read_only=read_only)
+                self._take(path, begin)
+            super().__init__(_Folder(path / "tensors"), _Database(path, begin, read_only), str(path), read_only=read_only)
         except (OSError, sqlite3.Error, ValueError, TypeError) as error:  # the last two: what is left of a damaged database
             self._unlock()
-            raise RecordError(f"the store {path} cannot be used ({error}); restore a backup, or begin with an empty folder") from None
+            remedy = "restore a backup; only a device may begin with an empty folder instead"
+            raise RecordError(f"the store {path} cannot be used ({error}); {remedy}") from None
         except BaseException:
             self._unlock()
             raise
+
+    def _take(self, path: Path, begin: bool) -> None:
+        """Make its folders, if it may, and lock it; where there is no store, and none is to begin, nothing is changed."""
+        if not begin and not (path / "store.sqlite").is_file():
+            raise NoStore(path)
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)  # personal models are nobody else's business
+        (path / "tensors").mkdir(exist_ok=True, mode=0o700)
+        self._lock = _locked(path)
 
     def close(self) -> None:
         """Let another process have it."""
@@ -106,19 +126,19 @@ class _NotMade(RecordError):
 class _Database:
     """A `Ledger` in SQLite."""
 
-    def __init__(self, path: Path, read_only: bool) -> None:
+    def __init__(self, path: Path, begin: bool, read_only: bool) -> None:
         self._path = path
         file = path / "store.sqlite"
         if read_only and not file.is_file():
             raise RecordError(f"there is no store at {path}")
         self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         try:
-            self._prepare(read_only)
+            self._prepare(begin, read_only)
         except BaseException:
             self._db.close()
             raise
 
-    def _prepare(self, read_only: bool) -> None:
+    def _prepare(self, begin: bool, read_only: bool) -> None:
         db = self._db
         if not read_only:
             db.execute("PRAGMA journal_mode=WAL")
@@ -126,15 +146,17 @@ class _Database:
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'fact'").fetchone():
             if read_only:
                 raise _NotMade(f"the store {self._path} is empty: its role has just begun, or it was damaged")
-            self._make()
+            self._make(begin)
         (version,) = db.execute("SELECT value FROM fact WHERE key = 'version'").fetchone()
         if version != str(VERSION):
             raise RecordError(f"{self._path} is a store of version {version}; this fedbcd reads version {VERSION}")
 
-    def _make(self) -> None:
+    def _make(self, begin: bool) -> None:
         """A new store; never where an old one has lost its database, since the tensors that are left would be swept."""
         if any((self._path / "tensors").iterdir()):
-            raise RecordError(f"{self._path} has tensors but an empty store.sqlite: it was damaged; restore a backup, or empty the folder")
+            raise RecordError(f"{self._path} has tensors but an empty store.sqlite: it was damaged; restore a backup")
+        if not begin:
+            raise NoStore(self._path)
         fresh = f"('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}')"
         self._db.executescript(f"BEGIN; {_SCHEMA} INSERT INTO fact VALUES {fresh}; COMMIT;")
         for folder in (self._path, self._path.parent):
@@ -203,7 +225,7 @@ def read_tail(path: Path, number: int | None, time: float) -> Tail:
     if not (path / "store.sqlite").is_file():
         return Tail(0, [], time == -math.inf)
     try:
-        database = _Database(path, read_only=True)
+        database = _Database(path, begin=False, read_only=True)
         try:
             return database.tail(number, time)
         finally:

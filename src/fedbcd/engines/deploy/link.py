@@ -45,6 +45,7 @@ OLDEST, NEWEST = 1, 1  # versions of fedbcd.proto that this code speaks
 SERVICE = "fedbcd.v1.Federation"
 FRAME_BYTES = 1 << 20  # the largest frame that is read: a chunk, or the Hello of a model with thousands of tensors
 WINDOW_BYTES = 1 << 18  # what a peer may have under way unread. A ping waits behind it: a line is too slow below WINDOW_BYTES / gone_s
+TOLD = 5  # sentences of trouble in a status, at most
 
 About = Callable[[], dict[str, Any]]
 
@@ -106,6 +107,11 @@ class End:
         peer = self._peers.get(to)
         return peer is not None and peer.session.notice(kind, body)
 
+    @property
+    def trouble(self) -> list[str]:
+        """What stands between this role and its peers, a sentence each."""
+        return [*self._refusals.trouble.values()]
+
     def moved_at(self, peer: Actor) -> float:
         """When something last moved between a peer and us, by the monotonic clock; see `Session.moved_at`."""
         entry = self._peers.get(peer)
@@ -130,6 +136,7 @@ class End:
         """Keep a session until it ends; the latest of a peer is the one that letters go to."""
         self.counts.connections += 1
         self._peers[peer] = entry
+        self._refusals.trouble.pop(peer, None)
         self._journal.info("connected", peer=peer)
         try:
             if welcome is not None:
@@ -181,6 +188,12 @@ class End:
             ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
             ("grpc.http2.bdp_probe", 0),
         ]
+
+
+def trouble_of(*ends: End | None) -> list[str]:
+    """Of the ends of one role; of many sentences a few."""
+    found = [sentence for end in ends if end is not None for sentence in end.trouble]
+    return found if len(found) <= TOLD else [*found[:TOLD], f"... and {len(found) - TOLD} more"]
 
 
 def split_address(address: str) -> tuple[str, int]:

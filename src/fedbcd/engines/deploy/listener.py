@@ -37,13 +37,15 @@ OnError = Callable[[Exception], None]
 Change = Callable[[str, int], Awaitable[bool]]
 
 
-def only(peers: Iterable[Actor]) -> Welcomes:
-    """Welcome these peers and nobody else."""
+def only(peers: Iterable[Actor], check: Welcomes | None = None) -> Welcomes:
+    """Welcome these peers, as far as `check` does not refuse them, and nobody else."""
     known = frozenset(peers)
 
-    def welcomes(peer: Actor, about: dict[str, Any]) -> None:  # noqa: ARG001
+    def welcomes(peer: Actor, about: dict[str, Any]) -> None:
         if peer not in known:
             raise Refused("member", f"{peer} does not belong here; add it to the list of this role, or send it to its own server")
+        if check is not None:
+            check(peer, about)
 
     return welcomes
 
@@ -51,7 +53,8 @@ def only(peers: Iterable[Actor]) -> Welcomes:
 class Listener(End):
     """Serves the peers of one role. `send` never waits: a letter for a peer that is away or too slow is dropped.
 
-    `welcomes(peer, about)` raises `Refused` for a peer that does not belong here. `on_connect` follows the Welcome; what it sends goes
+    `welcomes(peer, about)` raises `Refused` for a peer that does not belong here; it is asked before an older process with the same
+    identity is told to end, so that only one that may take its place does. `on_connect` follows the Welcome; what it sends goes
     out first. `on_error` is told what a callback raised that is no refusal: the disk is full, or there is a bug; the session has ended.
     When a peer connects anew while its old session lasts, `on_connect` is called again without `on_disconnect` between.
     """

@@ -28,6 +28,7 @@ from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.health import Health
 from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.link import trouble_of
 from fedbcd.engines.deploy.listener import Change, Listener, Welcomes
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.metrics import Metrics, totals
@@ -454,7 +455,8 @@ class Process(ABC):
         self._copy_counts()
         common = {"actor": self.role.actor, "ready": self.is_ready(), "waits_for": self.waits_for(), "clock": round(self.now(), 3)}
         log = {"settled": self.settled(), "events": self.role.store.length, "pid": os.getpid()}
-        return {**common, **log, "peers": len(self.peers()), **self.status(), "totals": totals(self.metrics)}
+        trouble = trouble_of(self.dialer, self.listener)
+        return {**common, **log, "trouble": trouble, "peers": len(self.peers()), **self.status(), "totals": totals(self.metrics)}
 
     def _metrics_text(self) -> bytes:
         self._note_wait()

@@ -67,6 +67,10 @@ class Journal(Protocol):
         """Something to look at."""
         ...
 
+    def error(self, what: str, **fields: Any) -> None:
+        """Something to look at now."""
+        ...
+
 
 class Silence:
     """A journal that nobody reads."""
@@ -75,6 +79,9 @@ class Silence:
         """Nothing."""
 
     def warning(self, what: str, **fields: Any) -> None:
+        """Nothing."""
+
+    def error(self, what: str, **fields: Any) -> None:
         """Nothing."""
 
 
@@ -92,8 +99,11 @@ class Counts:
     refused_by_peer: Counter[str] = field(default_factory=Counter)  # by reason: what the other side turned down
 
 
+STORES = frozenset({"ahead", "older", "lost", "behind"})  # reasons that mean: somebody's store is not the newest, or is gone
+
+
 class Refusals:
-    """Counts every refusal by its reason, and logs the first of each peer and reason."""
+    """Counts every refusal by its reason, and logs the first of each peer and reason; those about stores are errors, and `trouble`."""
 
     REMEMBERED = 10_000  # pairs of peer and reason; beyond, refusals are counted only
     REASONS = 50  # that peers may invent; the others are counted together
@@ -102,20 +112,23 @@ class Refusals:
         self._counts = counts
         self._journal = journal
         self._logged: set[tuple[Actor, str]] = set()
+        self.trouble: dict[Actor, str] = {}  # what is said about stores, until the peer is welcome
 
     def note(self, peer: Actor, reason: str, sentence: str) -> None:
         """Take note of one refusal."""
         self._counts.refused[reason] += 1
-        self._once(peer, reason, "refused", sentence)
+        self._once(peer, reason, "refused", sentence, reason in STORES)
 
     def note_from_peer(self, peer: Actor, reason: str, sentence: str) -> None:
         """Take note that the peer has refused something of ours. Its reasons are its own invention, so their number is bounded."""
         if reason not in self._counts.refused_by_peer and len(self._counts.refused_by_peer) >= self.REASONS:
             reason = "other"
         self._counts.refused_by_peer[reason] += 1
-        self._once(peer, f"by peer: {reason}", "refused_by_peer", sentence)
+        self._once(peer, f"by peer: {reason}", "refused_by_peer", sentence, reason in STORES)
 
-    def _once(self, peer: Actor, reason: str, what: str, sentence: str) -> None:
+    def _once(self, peer: Actor, reason: str, what: str, sentence: str, is_error: bool) -> None:
+        if is_error:
+            self.trouble[peer] = sentence
         if (peer, reason) not in self._logged and len(self._logged) < self.REMEMBERED:
             self._logged.add((peer, reason))
-            self._journal.warning(what, peer=peer, reason=reason, sentence=sentence)
+            (self._journal.error if is_error else self._journal.warning)(what, peer=peer, reason=reason, sentence=sentence)

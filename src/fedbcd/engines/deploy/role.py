@@ -58,7 +58,7 @@ class Role:
         elif facts["actor"] != self.actor:
             raise RecordError(f"this store belongs to {facts['actor']}, not to {self.actor}; give each role a folder of its own")
         elif facts["run"] != mine["run"]:
-            raise RecordError(f"the store of {self.actor} belongs to a run with other settings; use those, or an empty folder")
+            raise RecordError(f"the store of {self.actor} belongs to a run with other settings; use those, or another folder")
         elif "algorithm" not in facts:  # of version 0.1.0
             self.store.commit(facts=mine)
 

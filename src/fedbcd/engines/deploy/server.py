@@ -21,7 +21,7 @@ from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.snapshot import Parts
 from fedbcd.engines.deploy.store import Store
 from fedbcd.engines.simulate.numbers import stepped
-from fedbcd.protocol import Server
+from fedbcd.protocol import Server, ServerState
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Absorb,
@@ -94,8 +94,8 @@ class ServerRole(Role):
         return super().hello() | {"phase": self.machine.phase, "iteration": self.machine.iteration}
 
     # --------------------------------------------------------------------------------------------------------------- identity
-    def greet(self, device: Actor, hello: Mapping[str, Any], now: float) -> list[Letter]:
-        """A device has connected. One that has lost its memory, or brings an old one, is put in step with its last contribution."""
+    def check_guest(self, device: Actor, hello: Mapping[str, Any]) -> None:
+        """Refuse who does not belong here, and a device that is ahead of this server. Only reads, so it may run beside an event."""
         number = number_of(device)
         last = self.machine.last_of(number)
         if last is None and number in self.blueprint.servers[self.server]:
@@ -103,18 +103,34 @@ class ServerRole(Role):
         if last is None:
             raise CheckFailed("membership", f"{device} is no member of {self.actor}; its members are {sorted(self.machine.members)[:20]}")
         check_run(device, hello, self.store.facts)
-        there = _Standing.of(device, hello)
-        known = self.store.facts.get(f"store/{number}")
-        here = _Standing(known or there.store, last + 1, self.machine.incarnation_of(number), uploading=False)
-        if known == there.store and there.activation > here.activation:
+        there, times = _Standing.of(device, hello), self.machine.incarnation_of(number)
+        if there.activation > last + 1 or there.incarnation > times:
             raise CheckFailed(
-                "behind", f"{device} has finished {there.activation} activations, {self.actor} {last + 1}: its store is an old one"
+                "ahead",
+                f"{device} has finished {there.activation} activations and was put in step {there.incarnation} times, {self.actor} knows "
+                f"of {last + 1} and {times}: its store is empty or an old one. Put the newest store of {self.actor} back; until then "
+                f"{device} keeps its model and tries on",
             )
+
+    def greet(self, device: Actor, hello: Mapping[str, Any], now: float) -> list[Letter]:
+        """A device has connected. One that has lost its memory, or brings an old one, is put in step with its last contribution."""
+        self.check_guest(device, hello)
+        number, there = number_of(device), _Standing.of(device, hello)
+        known, last = self.store.facts.get(f"store/{number}"), self.machine.last_of(number)
+        assert last is not None
+        here = _Standing(known or there.store, last + 1, self.machine.incarnation_of(number), uploading=False)
+        if self.machine.state is ServerState.NEW:  # neither has done anything yet
+            self.store.commit(facts={f"store/{number}": there.store})
+            return []
         if number not in self._unstarted and there.is_in_step_with(here, new=known is None):
             if known is None:
                 self.store.commit(facts={f"store/{number}": there.store})
             return []
         return self._reset(number, there.store, now)
+
+    def welcome(self, now: float) -> list[Letter]:
+        """The coordinator has welcomed this server: a new one begins. Before, and without a history, it serves nobody."""
+        return self.tell(Started(), now) if self.machine.state is ServerState.NEW else []
 
     def _reset(self, device: int, store: str, now: float) -> list[Letter]:
         self._facts = {f"store/{device}": store}

@@ -36,6 +36,7 @@ class ServerProcess(Process):
 
     def __init__(self, role: ServerRole, options: Deploy, declared: Declared, journal: Journal) -> None:
         super().__init__(role, options, declared, journal)
+        self._is_welcome = False  # the coordinator has told it something
         self._round = 0  # of the coordinator, as it last told
         self._finished = False
         self._opened_at = time.monotonic()
@@ -47,13 +48,13 @@ class ServerProcess(Process):
 
     async def open_links(self) -> None:
         """Listen for the devices, dial the coordinator."""
-        await self.listen(only(map(device_actor, self.role.blueprint.servers[self.role.machine.server])), self.change)
+        devices = map(device_actor, self.role.blueprint.servers[self.role.machine.server])
+        await self.listen(only(devices, self.role.check_guest), self.change)
         self.dial(COORDINATOR)
 
     def begin(self) -> None:
-        """Open the first phase, or go on; devices that were at work before a restart get a new time limit."""
-        if self.role.machine.state is ServerState.NEW:  # the run begins when its clock does
-            self.at(Started, max(-self.now(), 0.0), lambda: self.spawn(self.tell(Started())))
+        """Go on, unless it is new; devices that were at work before a restart get a new time limit."""
+        if self.role.machine.state is ServerState.NEW:
             return
         for device, activation in self.role.machine.working:
             self._watch(device, activation)
@@ -76,7 +77,9 @@ class ServerProcess(Process):
 
     def waits_for(self) -> str:
         """Devices, or the coordinator."""
-        return "coordinator" if self.role.machine.state is ServerState.WAITING else "devices"
+        state = self.role.machine.state
+        is_waiting = state is ServerState.WAITING or (state is ServerState.NEW and not self._is_welcome)
+        return "coordinator" if is_waiting else "devices"
 
     def status(self) -> dict[str, Any]:
         """What the machine is doing."""
@@ -141,6 +144,9 @@ class ServerProcess(Process):
             check_notice(sender, body, "round")
             self._round = max(self._round, int(body["round"]))
             self._finished = self._finished or bool(body.get("finished"))
+            if not self._is_welcome:  # a new server opens its first phase now, or when the clock of the run begins
+                self._is_welcome = True
+                self.at(Started, max(-self.now(), 0.0), lambda: self.spawn(self.do(self.role.welcome)))
             self._tell_devices()
 
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:

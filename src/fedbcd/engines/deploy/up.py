@@ -16,8 +16,10 @@ from fedbcd.engines.deploy.assemble import Deployment
 from fedbcd.engines.deploy.blueprint import Blueprint
 from fedbcd.engines.deploy.certs import Authority
 from fedbcd.engines.deploy.clock import TICK
+from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.growing import GrowingLog, Settled
 from fedbcd.engines.deploy.nursery import Child, Nursery
+from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.process import run_process
 from fedbcd.errors import ConfigError, FedBCDError
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
@@ -63,6 +65,20 @@ def make_certificates(folder: Path, blueprint: Blueprint) -> None:
     for actor in actors_of(blueprint):
         home = server_actor(blueprint.home_of(int(actor.rpartition("/")[2]))) if actor.startswith("device/") else None
         authority.issue(actor, at=home)
+
+
+def make_stores(options: Deploy, blueprint: Blueprint) -> None:
+    """Begin the stores of a fresh deployment: a child that is started, or started again, never begins that of a server or coordinator."""
+    for actor in actors_of(blueprint):
+        if not actor.startswith("device/"):
+            FileStore(options.folder_of(actor), begin=True).close()
+
+
+def check_stores(options: Deploy, blueprint: Blueprint) -> None:
+    """Refuse to go on with a deployment in which a server or the coordinator has lost its store."""
+    for actor in actors_of(blueprint):
+        if not actor.startswith("device/"):
+            FileStore(options.folder_of(actor)).close()
 
 
 def free_ports(number: int) -> list[int]:
