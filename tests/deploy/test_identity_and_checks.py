@@ -116,10 +116,60 @@ def test_a_device_that_dials_while_it_is_acknowledged_is_in_step(town: Town) -> 
     assert reads.index("state") < reads.index("activation")
 
 
-def test_a_server_from_an_old_backup_is_noticed_by_its_devices(town: Town) -> None:
-    here = device(town).machine.activation
-    with pytest.raises(CheckFailed, match=r"device/0 has finished \d+ activations, server/0 \d+: its store is an old one"):
-        server(town).greet("device/0", hello_of(town, activation=here + 1), town.tick())
+@pytest.mark.parametrize("store", [{}, {"store": "another"}], ids=["known", "unknown"])
+def test_a_server_refuses_a_device_that_is_ahead_of_it(store: dict[str, str], town: Town) -> None:
+    """Whatever is put in step now would lose what was acknowledged: the server's store is an old one."""
+    here, length = device(town).machine.activation, server(town).store.length
+    for ahead, words in (
+        (
+            {"activation": here + 1},
+            rf"has finished {here + 1} activations .* server/0 knows of {here} and 0: its store is empty or an old one",
+        ),
+        ({"incarnation": 1}, "was put in step 1 times"),
+    ):
+        with pytest.raises(CheckFailed, match=words) as refused:
+            server(town).greet("device/0", hello_of(town, **ahead, **store), town.tick())
+        assert refused.value.reason == "ahead"
+    assert server(town).store.length == length
+    assert not server(town).machine.is_restoring(0)
+
+
+def new_server(town: Town, folder: Path) -> ServerRole:
+    return ServerRole.open(FileStore(folder / "new", begin=True), town.blueprint, 0)
+
+
+def test_a_server_with_an_empty_store_refuses_those_that_have_a_history_and_serves_nobody(town: Town, folder: Path) -> None:
+    empty = new_server(town, folder)
+    with pytest.raises(CheckFailed, match=r"its store is empty or an old one\. Put the newest store of server/0 back"):
+        empty.greet("device/0", hello_of(town), 0.0)
+    fresh = {"activation": 0, "uploading": False}
+    assert empty.greet("device/0", hello_of(town, **fresh), 0.0) == []
+    assert empty.greet("device/0", hello_of(town, **fresh, store="another"), 0.0) == []  # it lost a disk on which nothing had happened
+    with pytest.raises(LocalProtocolError, match=r"cannot handle UpdateRequested.* while not started"):
+        empty.receive(Letter("device/0", "server/0", UpdateRequested(device=0, activation=0), None, 0.0), 0.0)
+    empty.welcome(1.0)
+    assert (empty.machine.phase, empty.store.length) == (0, 1)
+    assert empty.welcome(2.0) == []  # once is enough
+    assert empty.store.length == 1
+    empty.close()
+
+
+def test_a_device_keeps_its_model_where_a_server_would_put_an_older_one_in_its_place(town: Town) -> None:
+    """As a server of another version might that has lost its store. One that knows as much, or more, may."""
+    role = device(town)
+    here, x, length = role.machine.activation, role.x, role.store.length
+    assert here > 0
+    old = Restored(incarnation=1, activation=here - 1, session=1 << 32, model="z/0/0")
+    words = f"server/0 wants to put device/0 back to activation {here - 1}, but has acknowledged {here}"
+    with pytest.raises(CheckFailed, match=words) as refused:
+        role.receive(Letter("server/0", "device/0", old, torch.zeros(650), town.tick()), town.tick())
+    assert refused.value.reason == "older"
+    assert (role.x is x, role.store.length, role.machine.incarnation) == (True, length, 0)
+    newer = replace(old, activation=here + 1)
+    role.receive(Letter("server/0", "device/0", newer, torch.zeros(650), town.tick()), town.tick())
+    assert (role.machine.activation, role.machine.incarnation) == (here + 1, 1)
+    role.receive(Letter("server/0", "device/0", old, torch.ones(650), town.tick()), town.tick())  # a late copy is only answered
+    assert torch.equal(role.x, torch.zeros(650))
 
 
 def test_who_does_not_belong_here_is_refused(town: Town) -> None:
@@ -169,12 +219,27 @@ def test_a_server_that_lost_its_store_or_has_an_old_one_is_refused(town: Town) -
         coordinator.greet("server/0", hello | {"store": "new"}, town.tick())
     with pytest.raises(CheckFailed, match="server/0 is in phase -1, but has reported phase"):
         coordinator.greet("server/0", hello | {"phase": -1}, town.tick())
-    with pytest.raises(CheckFailed, match=r"server/0 is in phase 99, but phase \d+ is the latest here: our store is an old one"):
+    with pytest.raises(
+        CheckFailed, match=r"server/0 is in phase 99, but phase \d+ is the latest .*: its store is empty or an old one"
+    ) as refused:
         coordinator.greet("server/0", hello | {"phase": 99}, town.tick())
+    assert refused.value.reason == "ahead"
     with pytest.raises(CheckFailed, match="does not say how far it is"):
         coordinator.greet("server/0", {"run": hello["run"]}, town.tick())
     with pytest.raises(CheckFailed, match="there is no server/3; this deployment has 3 servers"):
         coordinator.greet("server/3", hello, town.tick())
+
+
+def test_a_server_is_known_by_its_store_from_its_welcome_on(town: Town, folder: Path) -> None:
+    """It may have served its devices since, though it has reported nothing yet."""
+    coordinator = CoordinatorRole.open(FileStore(folder / "new", begin=True), town.blueprint)
+    hello = server(town).hello() | {"phase": -1, "iteration": 0}
+    coordinator.check_guest("server/0", hello)
+    assert coordinator.store.facts.get("store/0") is None  # to check is not to welcome
+    assert coordinator.greet("server/0", hello, town.tick()) == []
+    with pytest.raises(CheckFailed, match="what its devices have contributed is in the old one: put that back"):
+        coordinator.greet("server/0", hello | {"store": "new"}, town.tick())
+    coordinator.close()
 
 
 def test_a_store_belongs_to_one_role_of_one_run(town: Town, folder: Path) -> None:

@@ -237,6 +237,54 @@ def test_of_two_processes_with_one_identity_the_newest_wins_and_the_older_is_tol
     assert replaced.value.exit_code == 20
 
 
+def _of_this_run(peer: str, about: dict[str, Any]) -> None:
+    if about.get("run") != "this":
+        raise Refused(about.get("reason", "run"), f"{peer} is not of this run")
+
+
+def test_a_newcomer_that_is_refused_takes_nobodys_place(certs: Path) -> None:
+    """It has the right certificate, and that is not enough: the process that is connected is not told to end."""
+
+    async def scenario() -> None:
+        here, there = Ear(), Ear()
+        server = listener(here, Credentials(certs, SERVER), welcomes=only({DEVICE}, _of_this_run))
+        port = await server.start()
+        first = dialer(there, Credentials(certs, DEVICE), port, about=lambda: {"run": "this"})
+        async with running(first.run()):
+            await eventually(lambda: server.connected)
+            for _ in range(2):
+                with pytest.raises(RefusedForGood, match="device/7 is not of this run"):
+                    await dialer(Ear(), Credentials(certs, DEVICE), port).run()
+            await server.send(down(None))
+            await eventually(lambda: there.letters)
+            assert (there.disconnects, len(here.connects), server.connected) == ([], 1, {DEVICE})
+        assert server.counts.refused == {"run": 2}
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("reason", ["ahead", "not_admitted"])
+def test_who_is_refused_for_what_passes_tries_on(reason: str, certs: Path) -> None:
+    """Also at first contact: an operator does away with it at the other end. Meanwhile a status says what is wrong."""
+
+    async def scenario() -> None:
+        here, there = Ear(), Ear()
+        about = {"reason": reason}
+        server = listener(here, Credentials(certs, SERVER), welcomes=only({DEVICE}, _of_this_run))
+        device = dialer(there, Credentials(certs, DEVICE), await server.start(), about=lambda: about)
+        async with running(device.run()):
+            await eventually(lambda: server.counts.refused[reason] >= 2)
+            assert device.trouble == ["device/7 is not of this run"]
+            assert server.trouble == (["device/7 is not of this run"] if reason == "ahead" else [])
+            about["run"] = "this"
+            await eventually(lambda: device.connected and server.connected)
+            assert device.trouble == server.trouble == []
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
 def test_refused_at_first_contact_is_for_good_later_it_is_not(certs: Path) -> None:
     async def scenario() -> None:
         members = {DEVICE}

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbcd.cli import app
+from fedbcd.config import read_toml
 from fedbcd.engines.deploy.ask import ask_status
 from fedbcd.engines.deploy.certs import Authority
 from fedbcd.engines.deploy.exits import ExitCode
@@ -71,12 +72,22 @@ def test_roles_start_answer_and_stop_cleanly(deployment: tuple[Path, Path, Proce
 
 
 def test_rules_of_identity(deployment: tuple[Path, Path, Processes]) -> None:
-    """The folder is locked; from another folder the newest wins and the older ends; a lost disk is put in step."""
+    """The folder is locked; from another folder the newest wins and the older ends, unless it is refused; a lost disk is put in step."""
     file, out, processes = deployment
     wait_for(lambda: status_of(out, "device/0").get("activation", 0) >= 1, "device 0 has not taken part")
     second = run("device", file, "--id", "0")
     assert second.returncode == ExitCode.RECORD, second.stderr
     assert "another process uses the store" in second.stderr
+    foreign = job(federation={"servers": 1, "devices": 2, "active": 1}, run={"rounds": 8, "seed": 5}) | {
+        "deploy": read_toml(file)["deploy"]
+    }
+    (out / "foreign").mkdir()
+    wrong = run("device", write_job(out / "foreign", foreign), "--id", "0", "--folder", out / "foreign")
+    assert wrong.returncode == ExitCode.REFUSED, wrong.stderr
+    assert "belongs to a deployment with other settings" in wrong.stderr
+    before = status_of(out, "device/0")["activation"]
+    wait_for(lambda: status_of(out, "device/0").get("activation", 0) > before, "device 0 does not go on")
+    assert processes["device/0"].poll() is None
     other = out / "other"
     with running("device", file, "--id", "0", "--folder", other) as newest:
         _, said = processes["device/0"].communicate(timeout=60)
@@ -92,6 +103,8 @@ def test_a_role_that_cannot_start_says_why(tmp_path: Path) -> None:
         (("device", file, "--id", "99"), ExitCode.CONFIG, "there is no device/99"),
         (("device", file, "--id", "0"), ExitCode.CONFIG, "has no certificates"),
         (("device", file, "--id", "1", "--certificates", tmp_path / "none"), ExitCode.CREDENTIALS, "fedbcd certs"),
+        (("coordinator", file, "--plain"), ExitCode.NO_STORE, f"there is no store in {tmp_path / 'state' / 'coordinator'}"),
+        (("server", file, "--id", "1", "--plain"), ExitCode.NO_STORE, "a new store (--init;"),
         (("coordinator", file, "--init", "--plain", "--listen", "192.0.2.1:7400"), ExitCode.CONFIG, "plain text at 192.0.2.1"),
     )
     for arguments, code, words in cases:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedbcd.engines.deploy import failpoints
+from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
-from fedbcd.engines.deploy.filestore import FileStore, Tail, read_tail
+from fedbcd.engines.deploy.filestore import FileStore, NoStore, Tail, read_tail
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import Transition
 from fedbcd.protocol.messages import Started, TrainOffline, Woke
@@ -182,6 +183,22 @@ def test_a_file_that_is_no_database_is_refused(folder: Path) -> None:
         FileStore(folder)
 
 
+def test_a_store_is_begun_only_where_that_is_asked_for(folder: Path) -> None:
+    """An empty folder may be a disk that is not mounted. Nothing is made, also where making it was interrupted before."""
+    place = folder / "role"
+    with pytest.raises(NoStore, match=r"there is no store in .*role.*put its newest store back there; .*--init") as missing:
+        FileStore(place)
+    assert missing.value.exit_code == ExitCode.NO_STORE
+    assert not place.exists()
+    (place / "tensors").mkdir(parents=True)
+    sqlite3.connect(place / "store.sqlite").close()
+    (place / "store.sqlite").touch()
+    with pytest.raises(NoStore):
+        FileStore(place)
+    FileStore(place, begin=True).close()
+    FileStore(place).close()
+
+
 def test_to_look_at_no_store_is_an_error(folder: Path) -> None:
     with pytest.raises(RecordError, match="there is no store at"):
         FileStore(folder / "nothing", read_only=True)
@@ -253,8 +270,8 @@ def test_a_store_without_its_database_is_not_mistaken_for_a_new_one(damage: str,
     database.unlink()
     if damage == "empty":
         database.touch()
-    with pytest.raises(RecordError, match="was damaged; restore a backup, or empty the folder"):
-        FileStore(folder / "store")
+    with pytest.raises(RecordError, match="was damaged; restore a backup"):
+        FileStore(folder / "store", begin=True)
     assert files(folder / "store") == kept
 
 

@@ -20,8 +20,8 @@ CAUGHT_BY = {
     "remove_before_commit": 24,
     "a_group_is_answered_before_its_commit": 0,
     "only_the_last_of_a_group_is_synced": 0,
-    "copies_count_twice": 5,
-    "held_uploads_are_forgotten": 19,
+    "copies_count_twice": 3,
+    "held_uploads_are_forgotten": 65,
     "absorbs_are_not_repeated": 1,
     "absorb_without_before": 0,
     "one_server_too_few": 4,
@@ -33,18 +33,22 @@ CAUGHT_BY = {
     "grants_are_not_repeated": 4,
     "work_is_not_resumed": 18,
     "clock_follows_the_wall": 0,
-    "clock_is_forgotten": 304,
-    "sum_is_saved_too_late": 38,
-    "snapshot_without_the_sum": 36,
+    "clock_is_forgotten": 55,
+    "sum_is_saved_too_late": 32,
+    "snapshot_without_the_sum": 10,
     "snapshot_skips_an_event": 1,
-    "snapshot_forgets_contributions": 32,
+    "snapshot_forgets_contributions": 10,
     "lost_memory_is_overlooked": 4,
     "models_are_not_kept_for_lost_devices": 31,
     "those_who_left_still_count": 15,
-    "reports_follow_the_members": 196,
+    "reports_follow_the_members": 140,
     "who_comes_back_is_not_put_in_step": 6,
     "phases_wait_for_those_who_left": 232,
     "sessions_begin_anew": 48,
+    "who_is_ahead_is_let_in": 24,
+    "older_models_are_taken": 24,
+    "another_store_is_welcome": 34,
+    "an_old_store_is_welcome": 112,
 }
 
 
@@ -59,9 +63,15 @@ def test_every_seed_holds(first: int) -> None:
     assert "torn files" in done.stdout
 
 
-@pytest.mark.parametrize("seed", [189, 32544])
+@pytest.mark.parametrize("seed", [189])
 def test_seeds_that_have_found_something_hold(seed: int) -> None:
     assert run(Schedule.of(seed)).sentence == ""
+
+
+def test_a_lost_model_is_called_by_its_name() -> None:
+    """Whoever else was let in: what was acknowledged to a device and is replaced by something older comes first."""
+    seed = CAUGHT_BY["older_models_are_taken"]
+    assert "lost its model: Restored(incarnation=1, activation=0" in caught("older_models_are_taken", [seed])[1]
 
 
 def test_a_seed_is_a_run() -> None:

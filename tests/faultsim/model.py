@@ -49,7 +49,13 @@ Log = Sequence[Transition]
 
 
 def check(world: World) -> None:
-    """Everything."""
+    """Everything; where two stores of one role have both gone on, what must hold all the same: devices keep their models."""
+    for device in range(world.plan.devices):
+        check_model_is_kept(device, world.nodes[f"device/{device}"].disk.log)
+    if world.stores.let_in:
+        raise Violation(world.stores.let_in[0])
+    if world.stores.are_split:
+        return
     logs = {actor: tuple(node.disk.log) for actor, node in world.nodes.items()}
     lost = {actor for actor, node in world.nodes.items() if node.was_reset}
     wire = Wire(world.sent)
@@ -368,6 +374,21 @@ def check_offline_limit(plan: Blueprint, device: int, log: Log) -> None:
             raise Violation(f"device {device} trained offline {in_a_row} times in a row; {limit} are allowed")
         if any(isinstance(command, Train | Pull) for command in step.commands) or isinstance(step.event, Restored):
             in_a_row = 0
+
+
+def check_model_is_kept(device: int, log: Log) -> None:
+    """What was acknowledged to a device is never replaced by something older."""
+    acknowledged = incarnation = 0
+    for step in log:
+        match step.event:
+            case Acknowledged(activation=activation) if activation == acknowledged:
+                acknowledged += 1
+            case Restored() as restored if restored.incarnation > incarnation:
+                if restored.activation < acknowledged:
+                    raise Violation(
+                        f"device {device} lost its model: {restored} replaced it, though {acknowledged} were acknowledged to it"
+                    )
+                acknowledged, incarnation = restored.activation, restored.incarnation
 
 
 def device_story(plan: Blueprint, device: int, log: Log, wire: Wire) -> tuple[Tensor, Tensor]:

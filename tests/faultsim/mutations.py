@@ -13,7 +13,8 @@ from faultsim.disk import Disk
 from faultsim.run import run
 from faultsim.schedule import Schedule
 from fedbcd.algorithm import cloud
-from fedbcd.engines.deploy import clock, device, server, snapshot, store
+from fedbcd.engines.deploy import clock, coordinator, device, server, snapshot, store
+from fedbcd.engines.deploy.checks import CheckFailed
 from fedbcd.engines.deploy.role import Role
 from fedbcd.protocol import Device, Server
 from fedbcd.protocol import coordinator as coordinators
@@ -343,6 +344,40 @@ def sessions_begin_anew() -> Any:
     return patch.dict(devices.TRANSITIONS, {(s, devices.Restored): restored for s in devices.DeviceState})
 
 
+def _without(role: Any, *reasons: str) -> Any:
+    """A role that refuses nobody for these reasons."""
+    whole = role.check_guest
+
+    def check_guest(self: Any, guest: str, hello: Any) -> None:
+        try:
+            whole(self, guest, hello)
+        except CheckFailed as refused:
+            if refused.reason not in reasons:
+                raise
+
+    return patch.object(role, "check_guest", check_guest)
+
+
+def who_is_ahead_is_let_in() -> Any:
+    """A server puts a device in step that knows of more than itself."""
+    return _without(server.ServerRole, "ahead")
+
+
+def older_models_are_taken() -> Any:
+    """The same, and the device does not notice."""
+    return _both(who_is_ahead_is_let_in(), patch.object(device.DeviceRole, "receive", Role.receive))
+
+
+def another_store_is_welcome() -> Any:
+    """A server that has lost its store is taken for what it was."""
+    return _without(coordinator.CoordinatorRole, "lost")
+
+
+def an_old_store_is_welcome() -> Any:
+    """A server from an older backup is taken for what it was."""
+    return _without(coordinator.CoordinatorRole, "behind")
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     mutation.__name__: mutation
     for mutation in (
@@ -378,6 +413,10 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         who_comes_back_is_not_put_in_step,
         phases_wait_for_those_who_left,
         sessions_begin_anew,
+        who_is_ahead_is_let_in,
+        older_models_are_taken,
+        another_store_is_welcome,
+        an_old_store_is_welcome,
     )
 }
 

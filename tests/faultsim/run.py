@@ -33,6 +33,7 @@ def run(schedule: Schedule) -> Outcome:
         sentence = "".join(traceback.format_exception(error)[-4:])
     faults = {fault.name: count for fault, count in world.happened.items()}
     faults["in groups"] = sum(size * times for size, times in world.groups.items() if size > 1)
+    faults["split stores"], faults["turned away"] = int(world.stores.are_split), world.turned_away
     faults["torn files"] = sum(node.disk.torn for node in world.nodes.values())
     faults["lost names"] = sum(node.disk.lost for node in world.nodes.values())
     return Outcome(schedule.seed, sentence, max(world.rounds, 0), len(world.sent), len(world.refused), world.recovered_s, faults)

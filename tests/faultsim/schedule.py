@@ -14,6 +14,7 @@ from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import COORDINATOR, device_actor, server_actor
 
 UNTIL = 4.0  # seconds of trouble
+STRUCK = 0.35  # of the seeds have wrong stores
 
 
 class Fault(Enum):
@@ -34,6 +35,8 @@ class Fault(Enum):
     LOST_DISK = "a device comes back with an empty disk"
     OLD_BACKUP = "a device comes back with an old copy of its disk"
     CHANGE = "a device joins, leaves, or comes back as a member"
+    LOST_STORE = "a server or the coordinator comes up with an empty disk; later its own is put back"
+    OLD_STORE = "a server or the coordinator comes up with an old copy of its disk; later its own is put back"
 
 
 @dataclass(frozen=True)
@@ -108,11 +111,12 @@ class Schedule:
         active = chance.randint(1, members)
         left_out = [Fault.LOST_DISK, Fault.OLD_BACKUP] if CASES[case][1].offline else []
         left_out += [Fault.CHANGE] if members == 1 else []  # the last member of a server cannot leave
-        kinds = [fault for fault in Fault if fault not in left_out]
+        kinds = [fault for fault in Fault if fault not in (*left_out, Fault.LOST_STORE, Fault.OLD_STORE)]
         chosen = chance.sample(kinds, chance.randint(1, len(kinds)))  # few kinds often, so that each also comes alone
         late = frozenset(d for d in range(SERVERS * members) if d % members and Fault.CHANGE in chosen and chance.random() < 0.3)
         plan = blueprint_of(case, members, active, late)
         faults = [_draw(chance, chance.choice(chosen), plan) for _ in range(chance.randint(2, 14))]
+        faults += _wrong_stores(random.Random(f"stores {seed}"))
         together = chance.choice([0.0, 0.05, 0.3])
         return cls(seed, case, members, active, late, together, tuple(sorted(faults, key=lambda planned: planned.at)))
 
@@ -120,6 +124,16 @@ class Schedule:
     def blueprint(self) -> Blueprint:
         """The plan of the deployment."""
         return blueprint_of(self.case, self.members, self.active, self.late)
+
+
+def _wrong_stores(chance: random.Random) -> list[Planned]:
+    """Drawn apart from the others: few seeds have them, since little else happens where a server is missing."""
+    faults = [chance.choice([Fault.LOST_STORE, Fault.OLD_STORE]) for _ in range(chance.randint(1, 2))] if chance.random() < STRUCK else []
+    actors = [COORDINATOR, *(server_actor(n) for n in range(SERVERS))]
+    return [
+        Planned(round(chance.uniform(0.0, UNTIL), 3), fault, chance.choice(actors), round(chance.uniform(0.2, 2.0), 2), chance.random())
+        for fault in faults
+    ]
 
 
 def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:

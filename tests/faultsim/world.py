@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from faultsim.disk import Disk
 from faultsim.schedule import SERVERS, UNTIL, Fault, Planned, Schedule
+from faultsim.stores import Stores
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy import failpoints
 from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
@@ -39,7 +40,6 @@ from fedbcd.protocol.messages import (
     Event,
     OfflineDue,
     RetryDue,
-    Started,
     Woke,
     device_actor,
     number_of,
@@ -48,6 +48,7 @@ from fedbcd.protocol.messages import (
 
 CALM_ROUNDS = 2  # that must follow once trouble has ended
 CALM_S = 40.0  # within this time
+SPLIT_S = 5.0  # how long those go on who cannot agree
 SNAPSHOT_EVERY = 7
 _NOTHING = OwnData(Samples(torch.zeros(1, 2), torch.zeros(1, 1)), nn.Linear(2, 1), nn.functional.mse_loss)
 _WINDOWS = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATE, Fault.PARTITION)
@@ -121,6 +122,8 @@ class World:
         self._connected: set[tuple[Actor, Actor]] = set()  # guest and host
         self._greeted: Counter[tuple[Actor, Actor]] = Counter()  # how often; a letter does not outlive the connection that it was sent on
         size = self.plan.size_F
+        self.stores = Stores(self)
+        self.is_calm = False  # trouble has ended
         self._limits = Limits(frozenset({("F32", size), ("F64", size + 1)}))
 
     # ------------------------------------------------------------------------------------------------------------------- time
@@ -139,6 +142,9 @@ class World:
                 self.after(planned.at, lambda p=planned: self._strike(p))
             self._run_until(lambda: self.now >= UNTIL, UNTIL + 1)
             self._heal()
+            if self.stores.are_split:  # what is acknowledged is in two stores; nobody can go on, and nothing else may happen
+                self._run_until(lambda: False, self.now + SPLIT_S)
+                return
             goal = self.rounds + CALM_ROUNDS
             began = self.now
             if not self._run_until(lambda: self.rounds >= goal, self.now + CALM_S):
@@ -165,7 +171,7 @@ class World:
     # ------------------------------------------------------------------------------------------------------------------ roles
     def _open(self, actor: Actor) -> None:
         node = self.nodes[actor]
-        if node.role is not None:
+        if node.role is not None or not self.stores.may_open(actor):
             return
         node.life += 1
         made: list[Any] = []
@@ -175,8 +181,6 @@ class World:
         if node.role.store.length < node.committed:
             raise Violation(f"{actor} had {node.committed} transitions and has {node.role.store.length} after it was opened again")
         node.role.watch = lambda step: self._noted(node, step)
-        if isinstance(node.role, ServerRole) and node.role.machine.state is ServerState.NEW:
-            self._do(node, lambda: node.role.tell(Started(), self._time(node)))
         self._work(node)
         self.after(0.01, lambda: self._connect_all(actor))
 
@@ -194,7 +198,7 @@ class World:
     def _time(self, node: Node) -> float:
         return max(self.now + node.offset, 0.0)
 
-    def _crash(self, node: Node, back_in: float) -> None:
+    def crash(self, node: Node, back_in: float) -> None:
         node.role = None
         node.doomed = None
         node.inbox.clear()
@@ -215,16 +219,16 @@ class World:
             if doomed is not None and node.patience <= 0:
                 raise Stopped
         except Stopped:
-            self._count(Fault.CRASH_AT_STEP)
-            self._crash(node, doomed.length if doomed is not None else 0.1)
+            self.count(Fault.CRASH_AT_STEP)
+            self.crash(node, doomed.length if doomed is not None else 0.1)
             return False
         except ProtocolError as error:
             self.refused.append(f"{node.actor}: {error}")
         except RecordError as error:
             if not node.disk.full:
                 raise Violation(f"{node.actor}: {error}") from error
-            self._count(Fault.FULL_DISK)
-            self._crash(node, 0.3)
+            self.count(Fault.FULL_DISK)
+            self.crash(node, 0.3)
             return False
         finally:
             failpoints.disarm()
@@ -289,17 +293,20 @@ class World:
 
     def _greet(self, host: Node, guest: Actor, hello: dict[str, Any]) -> None:
         if isinstance(host.role, ServerRole) and host.role.machine.state is ServerState.NEW:
+            self._check_at_new(host, guest, hello)
             return
         self._handle_inbox(host)  # what came before is handled before
         if host.role is None:
             return
         self._greeted[guest, host.actor] += 1
-        before = len(self.refused)
+        before, objection = len(self.refused), self.stores.objection(host, guest, hello)
         belongs = host.actor == COORDINATOR or host.role.machine.last_of(number_of(guest)) is not None
         self._connected.add((guest, host.actor))
         self._do(host, lambda: host.role.greet(guest, hello, self._time(host)))
         turned_away = len(self.refused) > before
-        if turned_away and belongs:
+        if host.role is not None and belongs and objection and not turned_away:
+            self.stores.let_in.append(objection)
+        if turned_away and belongs and not self.stores.is_wrong(host.actor, guest):
             raise Violation(f"an honest peer was turned away: {self.refused[-1]}")
         if not belongs and host.role is not None and not turned_away:
             raise Violation(f"{host.actor} let {guest} in, which is no member")
@@ -307,6 +314,23 @@ class World:
             self.turned_away += 1
             self.refused.pop()
             self._connected.discard((guest, host.actor))
+        elif host.actor == COORDINATOR and host.role is not None:
+            self._welcomed(self.nodes[guest])
+
+    def _welcomed(self, server: Node) -> None:
+        """A new server begins; its devices see it soon."""
+        if server.role is not None and server.role.machine.state is ServerState.NEW:
+            self._do(server, lambda: server.role.welcome(self._time(server)))
+            self.after(0.01, lambda: self._connect_all(server.actor))
+
+    def _check_at_new(self, host: Node, guest: Actor, hello: dict[str, Any]) -> None:
+        """A server that has not begun serves nobody; a device that is ahead of it is told so."""
+        try:
+            host.role.check_guest(guest, hello)
+        except ProtocolError:
+            self.turned_away += 1
+        else:
+            self.stores.let_in += filter(None, [self.stores.objection(host, guest, hello)])
 
     def _disconnect(self, actor: Actor) -> None:
         self._connected -= {pair for pair in self._connected if actor in pair}
@@ -322,7 +346,7 @@ class World:
         planned = self._active(fault, letter.sender, letter.to)
         struck = planned is not None and self.chance.random() < max(planned.amount, 0.2)
         if struck:
-            self._count(fault)
+            self.count(fault)
         return struck
 
     def _post(self, letter: Letter) -> None:
@@ -331,7 +355,7 @@ class World:
         if pair not in self._connected and pair[::-1] not in self._connected:
             return
         if self._active(Fault.PARTITION, *pair):
-            self._count(Fault.PARTITION)
+            self.count(Fault.PARTITION)
             return
         if self._hits(Fault.LOSS, letter):
             return
@@ -388,7 +412,7 @@ class World:
         self._connected -= {(letter.sender, letter.to), (letter.to, letter.sender)}
 
     # ---------------------------------------------------------------------------------------------------------------- trouble
-    def _count(self, fault: Fault) -> None:
+    def count(self, fault: Fault) -> None:
         self.happened[fault] = self.happened.get(fault, 0) + 1
 
     def _strike(self, planned: Planned) -> None:
@@ -406,7 +430,7 @@ class World:
                 self.after(planned.length, lambda: setattr(node.disk, "full", False))
                 return
             case Fault.CRASH:
-                self._crash(node, planned.length)
+                self.crash(node, planned.length)
             case Fault.CLOCK_JUMP:
                 node.offset = max(min(node.offset + planned.amount, 36_000.0), -36_000.0)
             case Fault.PAUSE:
@@ -422,7 +446,10 @@ class World:
                 self._lose(node, planned.length)
             case Fault.OLD_BACKUP:
                 self._back_up_or_restore(node, planned.length)
-        self._count(fault)
+            case Fault.LOST_STORE | Fault.OLD_STORE:
+                self.stores.strike(planned)
+                return
+        self.count(fault)
 
     def _give_up(self, device: int) -> None:
         home = self.nodes[server_actor(self.plan.home_of(device))]
@@ -439,27 +466,33 @@ class World:
         if device in members and len(members) == 1:
             return
         event = DeviceLeft(device=device) if device in members else DeviceJoined(device=device)
-        self._count(Fault.CHANGE)
+        self.count(Fault.CHANGE)
         self._do(home, lambda: home.role.tell(event, self._time(home)))
 
     def _lose(self, node: Node, back_in: float) -> None:
-        self._crash(node, back_in)
+        self.crash(node, back_in)
+        self.new_disk(node)
+        node.was_reset = True
+
+    def new_disk(self, node: Node) -> None:
+        """An empty one."""
         self._disks += 1
         node.disk.is_new(self._disks)
-        node.was_reset, node.committed = True, 0
+        node.committed = 0
 
     def _back_up_or_restore(self, node: Node, back_in: float) -> None:
         if node.backup is None:
-            self._crash(node, back_in)
+            self.crash(node, back_in)
             node.backup = node.disk.copy()
             self.after(1.5, lambda: self._back_up_or_restore(node, back_in))
         elif self.now < UNTIL:
-            self._crash(node, back_in)
+            self.crash(node, back_in)
             node.disk.put_back(node.backup)
             node.backup, node.was_reset, node.committed = None, True, node.disk.length()
 
     def _heal(self) -> None:
-        self._windows = []
+        self._windows, self.is_calm = [], True
+        self.stores.put_all_back()
         for node in self.nodes.values():
             node.doomed, node.disk.full, node.paused_until = None, False, 0.0
         for node in self.nodes.values():

@@ -1,0 +1,109 @@
+"""Servers and the coordinator that come up with a store that is not their newest: an empty one, or an old copy; later the newest is put back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from faultsim.schedule import Fault, Planned
+from fedbcd.eventlog import Transition
+from fedbcd.protocol.messages import COORDINATOR, Acknowledged, Actor, Send, Uploaded, device_actor, number_of
+
+if TYPE_CHECKING:
+    from faultsim.world import Node, World
+
+UNTOLD = 0.3  # of the empty disks: nobody says --init, and the role does not start
+
+
+@dataclass
+class Newest:
+    """The disk that a role should have, while it has another one."""
+
+    disk: dict[str, Any]
+    committed: int
+    length: int  # of what it has instead, when it was given that
+
+
+class Stores:
+    """Who has which store. `are_split`: somebody has gone on with a wrong one, so that the newest is no longer all that has happened."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._newest: dict[Actor, Newest] = {}
+        self._old: dict[Actor, dict[str, Any]] = {}
+        self._closed: set[Actor] = set()  # those with an empty disk that nobody has told to begin
+        self.are_split = False
+        self.let_in: list[str] = []  # who should have been refused
+
+    def is_wrong(self, *actors: Actor) -> bool:
+        """Whether one of these has another store than its newest, or had and went on with it."""
+        return self.are_split or any(actor in self._newest for actor in actors)
+
+    def may_open(self, actor: Actor) -> bool:
+        """Whether it finds a store, or is told to begin one."""
+        return actor not in self._closed
+
+    def strike(self, planned: Planned) -> None:
+        """An empty disk, or an old copy, which has to be made first."""
+        node = self._world.nodes[planned.where]
+        if planned.fault is Fault.LOST_STORE:
+            self._replace(node, planned, None)
+        elif node.actor not in self._old:
+            self._old[node.actor] = node.disk.copy() if node.role is None else self._copied(node, planned)
+            self._world.after(1.0, lambda: self._replace(node, planned, self._old.pop(node.actor)))
+
+    def _copied(self, node: "Node", planned: Planned) -> dict[str, Any]:
+        self._world.crash(node, planned.length / 4)
+        return node.disk.copy()
+
+    def _replace(self, node: "Node", planned: Planned, old: Mapping[str, Any] | None) -> None:
+        if node.actor in self._newest or self._world.is_calm or (old is not None and len(old["log"]) == node.disk.length()):
+            return
+        self._world.crash(node, 0.05)
+        self._newest[node.actor] = Newest(node.disk.copy(), node.committed, 0 if old is None else len(old["log"]))
+        if old is None:
+            self._world.new_disk(node)
+            self._closed |= {node.actor} if planned.amount < UNTOLD else set()
+        else:
+            node.disk.put_back(dict(old))
+        node.committed = node.disk.length()
+        self._world.count(planned.fault)
+        self._world.after(planned.length, lambda: self.put_back(node))
+
+    def put_back(self, node: "Node") -> None:
+        """The newest, unless nothing had happened on it: then what was begun instead is the newest."""
+        newest = self._newest.pop(node.actor, None)
+        if newest is None:
+            return
+        self._closed.discard(node.actor)
+        went_on = node.disk.length() > newest.length
+        if went_on and not newest.disk["log"] and COORDINATOR not in self._newest:
+            return
+        self.are_split |= went_on
+        self._world.crash(node, 0.05)
+        node.disk.put_back(newest.disk)
+        node.committed = newest.committed
+
+    def put_all_back(self) -> None:
+        """The operators have noticed."""
+        for actor in [*self._newest]:
+            self.put_back(self._world.nodes[actor])
+
+    # ----------------------------------------------------------------------------------------------------------- who is let in
+    def objection(self, host: "Node", guest: Actor, hello: Mapping[str, Any]) -> str:
+        """Why a guest has to be refused: one of the two has lost what was acknowledged. Read from the logs, from their start."""
+        number = number_of(guest)
+        if host.actor != COORDINATOR:
+            last = max((step.event.activation for step in host.disk.log if _acknowledges(step, number)), default=-1)
+            return f"{host.actor} let {guest} in, which is ahead of it" if hello["activation"] > last + 1 else ""
+        if host.disk.facts_.get(f"store/{number}", hello["store"]) != hello["store"]:
+            return f"{host.actor} let {guest} in with another store than before"
+        reported = max((step.event.phase for step in host.disk.log if step.event.server == number), default=-1)  # type: ignore[attr-defined]
+        return f"{host.actor} let {guest} in, whose store is an old one" if hello["phase"] < reported else ""
+
+
+def _acknowledges(step: Transition, device: int) -> bool:
+    """Whether this is an upload of a device that was accepted."""
+    event = step.event
+    if not isinstance(event, Uploaded) or event.device != device:
+        return False
+    return Send(to=device_actor(device), message=Acknowledged(activation=event.activation)) in step.commands
