@@ -85,7 +85,7 @@ def test_rules_of_identity(deployment: tuple[Path, Path, Processes]) -> None:
     wrong = run("device", write_job(out / "foreign", foreign), "--id", "0", "--folder", out / "foreign")
     assert wrong.returncode == ExitCode.REFUSED, wrong.stderr
     assert "belongs to a deployment with other settings" in wrong.stderr
-    before = status_of(out, "device/0")["activation"]
+    before = wait_for(lambda: status_of(out, "device/0").get("activation"), "device 0 does not answer")
     wait_for(lambda: status_of(out, "device/0").get("activation", 0) > before, "device 0 does not go on")
     assert processes["device/0"].poll() is None
     other = out / "other"

@@ -7,6 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedbcd.cli import app
+from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.experiments.job import parse
 from fedbcd.runfolder import read_tensors
 from process_helpers import job, kill, run, running, status_of, summary_of, wait_for, write_job
@@ -53,7 +54,10 @@ def test_each_role_is_killed_once_and_the_digest_is_that_of_the_undisturbed_run(
 
 
 def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    """SIGTERM stops everybody cleanly; --resume takes up what is durable and plays the remaining rounds. With FedBCD-I, offline rounds too."""
+    """SIGTERM stops everybody cleanly; --resume takes up what is durable and plays the remaining rounds. With FedBCD-I, offline rounds too.
+
+    Where a server has lost its store, --resume begins nothing, not even a process.
+    """
     out = tmp_path / "run"
     file = write_job(tmp_path, job(run={"rounds": 6}, algorithm={"name": "fedbcd-i", "device_step": 0.02, "steps": [1, 2]}))
     with running("up", file, "--time-scale", "0.05", "--plain", "--out", out) as up:
@@ -64,6 +68,13 @@ def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
         assert "--resume" in said
     assert not status_of(out, "server/0")
     assert [json.loads(line)["code"] for line in (out / "logs" / "server-0.log").read_text().splitlines() if '"ended"' in line] == [0]
+    store, logged = out / "state" / "server-1", (out / "logs" / "coordinator.log").read_text()
+    store.rename(tmp_path / "mislaid")
+    lost = CliRunner().invoke(app, ["up", "--resume", "--out", str(out)])
+    assert f"there is no store in {store}" in str(lost.exception)
+    assert getattr(lost.exception, "exit_code", None) == ExitCode.NO_STORE
+    assert (store.exists(), (out / "logs" / "coordinator.log").read_text()) == (False, logged)
+    (tmp_path / "mislaid").rename(store)
     done = run("up", "--resume", "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 6

@@ -23,8 +23,6 @@ def test_stores_that_are_lost_or_old_take_no_models_with_them() -> None:
     """Of a server with its coordinator down, of the coordinator, of a device; each says so in its log and status."""
     server, old, coordinator, device = told("faultsim.lost")
     assert (server["code"], server["untouched"]) == (ExitCode.NO_STORE, True)  # as a supervisor starts it
-    assert (server["state"], server["waits_for"]) == ("not started", "coordinator")  # begun by force: it serves nobody
-    assert "server/0: device/1 has finished 3 activations and was put in step 0 times, server/0 knows of 0 and 0" in server["told"]
     assert server["kept"], "the devices have lost their models"
     assert server["with_coordinator"] == old["with_coordinator"] == ExitCode.REFUSED
     assert "lost" in server["errors"]["coordinator"]

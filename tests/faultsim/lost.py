@@ -27,6 +27,7 @@ from process_helpers import run
 SERVER = "server/0"
 DEVICES = ("device/0", "device/1")
 ROUNDS = 3
+TOLD = "server/0: device/1 has finished 3 activations and was put in step 0 times, server/0 knows of 0 and 0"
 
 
 class Lost:
@@ -149,13 +150,15 @@ def empty_server(lost: Lost) -> dict[str, Any]:
     for device in DEVICES:
         lost.until(lambda d=device: "its store is empty or an old one" in lost.trouble(d), f"{device} does not say why")  # type: ignore[misc]
     lost.until(lambda: "device/0 has" in lost.trouble(SERVER) and "device/1 has" in lost.trouble(SERVER), "the server does not say why")
-    found = {name: lost.status(SERVER)[name] for name in ("waits_for", "state")} | {"told": lost.told()}
+    lost.until(lambda: lost.says(SERVER, waits_for="coordinator", state="not started"), "the server has begun, or waits for somebody else")
+    lost.until(lambda: TOLD in lost.told(), "fedbcd status does not say why")
     lost.stop()
     lost.run(COORDINATOR, SERVER, *DEVICES, rounds=ROUNDS)
     welcomed = lost.ended(SERVER)
     lost.stop()
     errors = {actor: lost.errors(actor) for actor in (COORDINATOR, SERVER, *DEVICES)}
-    return {**found, "code": refused, "untouched": is_untouched, "with_coordinator": welcomed, **_kept(lost, before), "errors": errors}
+    found = {"code": refused, "untouched": is_untouched, "with_coordinator": welcomed, "kept": lost.models() == before}
+    return {**found, "errors": errors}
 
 
 def old_server(lost: Lost) -> dict[str, Any]:
@@ -170,7 +173,7 @@ def old_server(lost: Lost) -> dict[str, Any]:
     welcomed = lost.ended(SERVER)
     lost.stop()
     errors = {actor: lost.errors(actor) for actor in (COORDINATOR, SERVER, *DEVICES)}
-    return {"with_coordinator": welcomed, **_kept(lost, before), "errors": errors}
+    return {"with_coordinator": welcomed, "kept": lost.models() == before, "errors": errors}
 
 
 def empty_coordinator(lost: Lost) -> dict[str, Any]:
@@ -198,10 +201,6 @@ def empty_device(lost: Lost) -> dict[str, Any]:
     errors = {actor: lost.errors(actor) for actor in (COORDINATOR, SERVER, *DEVICES)}
     restored = [lost.restored(device) for device in DEVICES]
     return {"restored": restored, "replayed": lost.here.replays(lost.folder), "errors": errors}
-
-
-def _kept(lost: Lost, before: dict[str, bytes]) -> dict[str, bool]:
-    return {"kept": lost.models() == before}
 
 
 def main() -> int:
