@@ -22,11 +22,11 @@ from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.process import Process
 from fedbcd.engines.deploy.server_process import ServerProcess
 from fedbcd.engines.settings import Settings
-from fedbcd.errors import RecordError
+from fedbcd.errors import ConfigError, RecordError
 from fedbcd.protocol.messages import COORDINATOR, Activated, Actor, MixModels, ServerReady, Started, Woke
 
 
-def play(folder: Path, actor: Actor, scene: Callable[[Any], Awaitable[None]], rounds: int | None = None) -> None:
+def play(folder: Path, actor: Actor, scene: Callable[[Any], Awaitable[None]], rounds: int | None = None, init: bool = True) -> None:
     """A scene with the process of one role, without links."""
     places = tuple(f"127.0.0.1:{7401 + n}" for n in range(3))
     plan = Deployment.of(
@@ -34,7 +34,7 @@ def play(folder: Path, actor: Actor, scene: Callable[[Any], Awaitable[None]], ro
     )
 
     async def whole() -> None:
-        process: Process = plan.process(actor, init=True)
+        process: Process = plan.process(actor, init=init)
         try:
             await scene(process)
         finally:
@@ -276,3 +276,28 @@ def test_a_coordinator_that_begins_to_look_late_invents_no_staleness() -> None:
     mixing = Mixing(metrics, since=1000)
     mixing.mixed(MixModels(round=1001, iteration=1, servers=(0,), models=("a",), results=("w",)))
     assert metrics.value("fedbcd_staleness_rounds_sum") == 1.0
+
+
+def test_a_new_server_begins_when_its_coordinator_has_welcomed_it(folder: Path) -> None:
+    """Not before: it may be one that has lost its store, and only the coordinator can tell. Once it has a history it goes on by itself."""
+
+    async def scene(process: ServerProcess) -> None:
+        process.begin()
+        await process.noticed("device/0", "round", {"round": 0})
+        await asyncio.sleep(0)
+        assert (process.role.machine.phase, process.waits_for(), process.has_timer(Started)) == (-1, "coordinator", False)
+        await process.noticed(COORDINATOR, "round", {"round": 0})
+        await until(lambda: process.role.machine.phase == 0)
+        await process.noticed(COORDINATOR, "round", {"round": 1})
+        assert (process.waits_for(), process.role.store.length) == ("devices", 1)
+
+    async def again(process: ServerProcess) -> None:
+        process.begin()
+        await process.noticed(COORDINATOR, "round", {"round": 1})
+        await process.do(lambda _: [])
+        assert (process.waits_for(), process.role.store.length) == ("devices", 1)
+
+    play(folder, "server/0", scene)
+    with pytest.raises(ConfigError, match=r"the store .*server-0 of server/0 has begun already; leave --init out to go on with it"):
+        play(folder, "server/0", again)
+    play(folder, "server/0", again, init=False)

@@ -104,7 +104,7 @@ def test_a_role_that_cannot_start_says_why(tmp_path: Path) -> None:
         (("device", file, "--id", "0"), ExitCode.CONFIG, "has no certificates"),
         (("device", file, "--id", "1", "--certificates", tmp_path / "none"), ExitCode.CREDENTIALS, "fedbcd certs"),
         (("coordinator", file, "--plain"), ExitCode.NO_STORE, f"there is no store in {tmp_path / 'state' / 'coordinator'}"),
-        (("server", file, "--id", "1", "--plain"), ExitCode.NO_STORE, "a new store (--init;"),
+        (("server", file, "--id", "1", "--plain"), ExitCode.NO_STORE, "a new store: --init"),
         (("coordinator", file, "--init", "--plain", "--listen", "192.0.2.1:7400"), ExitCode.CONFIG, "plain text at 192.0.2.1"),
     )
     for arguments, code, words in cases:

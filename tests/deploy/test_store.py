@@ -186,7 +186,7 @@ def test_a_file_that_is_no_database_is_refused(folder: Path) -> None:
 def test_a_store_is_begun_only_where_that_is_asked_for(folder: Path) -> None:
     """An empty folder may be a disk that is not mounted. Nothing is made, also where making it was interrupted before."""
     place = folder / "role"
-    with pytest.raises(NoStore, match=r"there is no store in .*role.*put its newest store back there; .*--init") as missing:
+    with pytest.raises(NoStore, match=r"there is no store in .*role.*put its newest store back\. .*--init") as missing:
         FileStore(place)
     assert missing.value.exit_code == ExitCode.NO_STORE
     assert not place.exists()

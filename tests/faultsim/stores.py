@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from faultsim.schedule import Fault, Planned
+from fedbcd.errors import ProtocolError
 from fedbcd.eventlog import Transition
 from fedbcd.protocol.messages import COORDINATOR, Acknowledged, Actor, Send, Uploaded, device_actor, number_of
 
@@ -89,6 +90,15 @@ class Stores:
             self.put_back(self._world.nodes[actor])
 
     # ----------------------------------------------------------------------------------------------------------- who is let in
+    def look_at_new(self, host: "Node", guest: Actor, hello: Mapping[str, Any]) -> None:
+        """A server that has not begun serves nobody; a device that is ahead of it must be told so."""
+        try:
+            host.role.check_guest(guest, hello)
+        except ProtocolError:
+            self._world.turned_away += 1
+        else:
+            self.let_in += filter(None, [self.objection(host, guest, hello)])
+
     def objection(self, host: "Node", guest: Actor, hello: Mapping[str, Any]) -> str:
         """Why a guest has to be refused: one of the two has lost what was acknowledged. Read from the logs, from their start."""
         number = number_of(guest)

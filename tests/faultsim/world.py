@@ -293,7 +293,7 @@ class World:
 
     def _greet(self, host: Node, guest: Actor, hello: dict[str, Any]) -> None:
         if isinstance(host.role, ServerRole) and host.role.machine.state is ServerState.NEW:
-            self._check_at_new(host, guest, hello)
+            self.stores.look_at_new(host, guest, hello)
             return
         self._handle_inbox(host)  # what came before is handled before
         if host.role is None:
@@ -322,15 +322,6 @@ class World:
         if server.role is not None and server.role.machine.state is ServerState.NEW:
             self._do(server, lambda: server.role.welcome(self._time(server)))
             self.after(0.01, lambda: self._connect_all(server.actor))
-
-    def _check_at_new(self, host: Node, guest: Actor, hello: dict[str, Any]) -> None:
-        """A server that has not begun serves nobody; a device that is ahead of it is told so."""
-        try:
-            host.role.check_guest(guest, hello)
-        except ProtocolError:
-            self.turned_away += 1
-        else:
-            self.stores.let_in += filter(None, [self.stores.objection(host, guest, hello)])
 
     def _disconnect(self, actor: Actor) -> None:
         self._connected -= {pair for pair in self._connected if actor in pair}

@@ -41,8 +41,9 @@ class NoStore(RecordError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"there is no store in {path}. Has this role run before, look for a disk that is not mounted or for another folder, and put "
-            "its newest store back there; only one that has never run begins a new store (--init; fedbcd up does it in a new folder)"
+            f"there is no store in {path.absolute()}. If this role has run before, look for a disk that is not mounted or for another "
+            "folder, and put its newest store back. Only one that has never run begins a new store: --init (fedbcd up does so in a new "
+            "folder)"
         )
 
 
