@@ -10,7 +10,7 @@ from typing import Any
 from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.report.runs import LOG, MODELS, head_of, scores_in
 
-SAME = ("data", "model", "seed")  # what two runs must share of their identities to be compared device by device
+SAME = ("data", "model", "seed", "measure")  # what two runs must share of their identities to be compared device by device
 MOST_HEADER = 1 << 26
 
 
@@ -44,9 +44,9 @@ def job_folders(folder: Path) -> list[Path]:
 
 def best_baseline(identity: dict[str, Any], folders: Iterable[Path]) -> Baseline | None:
     """The one with the highest mean among these folders, for a run with personal models; None where there is none to compare with."""
-    wanted = [identity.get(key) for key in SAME]
-    if None in wanted or not has_personal_models(identity):
+    if "data" not in identity or not has_personal_models(identity):
         return None
+    wanted = [identity.get(key) for key in SAME]
     read = (_read_baseline(folder, modified(folder / MODELS)) for folder in dict.fromkeys(folders))
     found = [one for one in read if one is not None and [one.identity.get(key) for key in SAME] == wanted]
     return max(found, key=lambda one: one.mean, default=None)
