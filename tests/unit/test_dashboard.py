@@ -292,7 +292,7 @@ def test_a_dead_coordinator_is_the_first_remark_and_there_is_no_all_clear(roles:
     _, view = deployment.view()
     assert view["standing"]["state"] == "running"
     (remark,) = view["run"]["advice"]
-    assert re.fullmatch(r"coordinator \(for \d+ s\) does not answer: nothing is mixed until it is back", remark)
+    assert re.fullmatch(r"coordinator \(for \d+ s\) does not answer: if it is down, nothing is mixed until it is back", remark)
 
 
 def test_a_deployment_of_which_nobody_answers_says_so_and_how_far_it_was(roles: Roles) -> None:

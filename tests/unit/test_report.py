@@ -304,6 +304,22 @@ def test_a_run_has_finished_or_stopped_or_goes_on(folder: Callable[[str], Path],
         assert _stands(path) == ("running", f"round {rounds}")
 
 
+def test_a_header_of_any_kind_has_a_standing(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    _, *lines = (folder("fedbcd-sync") / "events.jsonl").read_bytes().splitlines(keepends=True)
+    identity = {"algorithm": {"name": []}, "active": "x", "servers": [[0], [1]], "data": None}
+    header = {"fedbcd_log": 1, "identity": identity, "job": {"run": {"until_clock": "soon", "rounds": []}}}
+    (tmp_path / "events.jsonl").write_bytes(b"".join([json.dumps(header).encode(), b"\n", *lines[:-1]]))
+    (view,) = view_of([read_run(tmp_path)], plan=False)["runs"]
+    assert view["advice"][0].startswith("stopped at round 8; go on with")
+
+
+def test_until_a_clock_is_how_far_a_run_has_come(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    log = (folder("fedbcd-sync") / "events.jsonl").read_bytes().splitlines(keepends=True)
+    header = json.loads(log[0]) | {"job": {"run": {"rounds": None, "until_clock": 900.0}}}
+    (tmp_path / "events.jsonl").write_bytes(b"".join([json.dumps(header).encode(), b"\n", *log[1:-1]]))
+    assert _stands(tmp_path)[1].startswith(f"stopped at clock {_story(tmp_path).now:.4g} of 900; ")
+
+
 def test_a_run_that_stopped_names_the_command_that_goes_on(tmp_path: Path) -> None:
     file = write_job(tmp_path / "job.toml", **{"run.rounds": 6})
     fedbcd("run", file, "--out", tmp_path / "whole")

@@ -32,9 +32,9 @@ AT_A_TIME = 16
 METRICS = ("fedbcd_disagreement{", "fedbcd_staleness_rounds_sum", "fedbcd_staleness_rounds_count")
 MOST_NAMED = 5  # roles in one remark
 HARM = {  # what it means that such a role does not answer
-    "coordinator": "nothing is mixed until it is back",
-    "server": "its devices wait, and mixes go on without it only where the cloud leaves servers out",
-    "device": "its server counts it as lost after a while, and goes on with the others",
+    "coordinator": "if it is down, nothing is mixed until it is back",
+    "server": "if it is down, its devices wait, and the mixes of a cloud that waits for all servers do too",
+    "device": "if it is down, its server counts it as lost after a while and goes on with the others",
     "role": "it was never heard, so it is not known which role that is",
 }
 WAITING = "waiting for the coordinator"  # the state of a server between its phase and the mix
@@ -200,12 +200,13 @@ class Deployment:
     def _standing(self) -> Standing:
         """As far as the roles tell: of one that does not answer any more, what it said last."""
         status = self._said_by("coordinator")
+        heard = any(seen.status is status and not seen.error for seen in self._seen.values())
         place = f"round {status['round']}" + (f" of {status['rounds']}" if status.get("rounds") else "") if "round" in status else ""
         if status.get("finished"):
             return Standing("finished", f"finished, {status['round']} rounds")
         if self._seen and all(seen.error for seen in self._seen.values()):
             return Standing("silent", "no role answers" + (f"; last seen at {place}" if place else ""))
-        return Standing("running", place)
+        return Standing("running", place if heard or not place else f"last seen at {place}")
 
     def _said_by(self, actor: str) -> dict[str, Any]:
         return next((seen.status for seen in self._seen.values() if seen.status.get("actor") == actor), {})

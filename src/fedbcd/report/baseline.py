@@ -31,7 +31,7 @@ class Baseline:
 def has_personal_models(identity: dict[str, Any]) -> bool:
     """Whether the algorithm of a run keeps a model on each device."""
     algorithm = identity.get("algorithm")
-    kind = ALGORITHMS.get(algorithm.get("name", "")) if isinstance(algorithm, dict) else None
+    kind = ALGORITHMS.get(str(algorithm.get("name"))) if isinstance(algorithm, dict) else None
     return kind is None or kind.personal
 
 

@@ -31,11 +31,11 @@ def standing(folder: Path, story: Story | None, job: dict[str, Any]) -> Standing
 def _place(story: Story | None, job: dict[str, Any]) -> str:
     """How far it is, and of how much where its job says so."""
     run = job.get("run")
-    run = run if isinstance(run, dict) else {}
+    goal, until = (run.get("rounds"), run.get("until_clock")) if isinstance(run, dict) else (None, None)
     rounds, clock = (0, 0.0) if story is None else (len(story.rounds), story.now)
-    if not run.get("rounds") and run.get("until_clock"):
-        return f"clock {clock:.4g} of {run['until_clock']:g}"
-    return f"round {rounds}" + (f" of {run['rounds']}" if run.get("rounds") else "")
+    if not goal and isinstance(until, int | float):
+        return f"clock {clock:.4g} of {until:g}"
+    return f"round {rounds}" + (f" of {goal}" if goal else "")
 
 
 def _way_on(folder: Path) -> str:

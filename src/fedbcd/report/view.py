@@ -145,6 +145,7 @@ def summary(record: RunRecord) -> dict[str, Any]:
     story, found = record.story, record.extras.summary
     last = record.extras.history.last if record.extras.history else None
     rounds = len(story.rounds) if story is not None else 0
+    active = record.identity.get("active")
     return {
         "algorithm": _name(record.identity, "algorithm"),
         "cloud": _name(record.identity, "cloud"),
@@ -156,7 +157,7 @@ def summary(record: RunRecord) -> dict[str, Any]:
         "values": record.extras.values,
         "devices": len(record.homes),
         "servers": len(record.identity.get("servers", [])),
-        "active": record.identity.get("active"),
+        "active": active if isinstance(active, int) else None,
         "largest_server": max(Counter(record.homes.values()).values(), default=None),
         "global_accuracy": _number(last.global_accuracy) if last else None,
         "personal_accuracy": _number(last.personal_accuracy) if last else None,
@@ -339,7 +340,7 @@ def partition_view(extras: Extras, homes: dict[int, int]) -> dict[str, Any] | No
 def _unowned(labels: list[int], per_label: Any, tested: list[int] | None) -> dict[str, Any]:
     """Labels that no device owns, and what their share of the test set leaves for a global model to reach."""
     nobody = per_label == 0
-    share = float(np.asarray(tested)[nobody].sum() / max(1, sum(tested))) if tested else None
+    share = float(np.asarray(tested)[nobody].sum() / max(1, sum(tested))) if tested and len(tested) == len(labels) else None
     return {
         "unowned": [label for label, missing in zip(labels, nobody, strict=True) if missing],
         "ceiling": None if share is None else 1.0 - share,

@@ -239,7 +239,7 @@ const fedbcd = (() => {
       if (s_.state === "finished") return "finished";
       const bar = h("i");
       bar.style.width = `${100 * (s_.fraction || 0)}%`;
-      return h("span", { class: "state" }, `${s_.state === "stopped" ? "stopped" : "goes on"}${s_.fraction === null ? "" : `, ${Math.floor(100 * s_.fraction)} %`}`, h("span", { class: "bar", "aria-hidden": "true" }, bar));
+      return h("span", { class: "state" }, `${{ stopped: "stopped", silent: "no answer" }[s_.state] || "goes on"}${s_.fraction === null ? "" : `, ${Math.floor(100 * s_.fraction)} %`}`, h("span", { class: "bar", "aria-hidden": "true" }, bar));
     }
     function reach() {
       const column = which.select.value;
