@@ -443,6 +443,11 @@ def test_more_uploads_are_advised_only_where_some_device_is_left(active: int, wo
     assert any(words in remark for remark in advice(view)), advice(view)
 
 
+def test_a_run_without_personal_models_is_told_nothing_of_theirs() -> None:
+    changes = {"history__personal_accuracy": [0.5, 0.95, 0.95, 0.95, 0.95, 0.95], "summary__algorithm": "fedavg"}
+    assert not any("personal" in remark for remark in advice(_view(**changes)))
+
+
 @pytest.mark.parametrize(("active", "advised"), [(1, False), (2, True)])
 def test_a_smaller_active_is_advised_only_where_there_is_one(active: int, advised: bool) -> None:
     (remark,) = advice(_view(spent__share={"arrival": 0.7}, summary__active=active))

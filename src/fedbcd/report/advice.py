@@ -12,6 +12,7 @@ MOST_NAMED = 10  # labels
 LOSERS = 0.1  # of all devices
 WORST = 0.1  # the worst tenth below the mean
 LAGGING = 0.1  # global accuracy behind personal
+WITHOUT = ("fedavg", "fedprox")  # algorithms without personal models
 UNEVEN = 0.5  # the least active tenth against the mean
 
 View = dict[str, Any]
@@ -93,7 +94,7 @@ def _waiting(view: View) -> Iterator[str]:
     if share.get("waiting", 0.0) <= WAITING or servers < 2:
         return
     text = f"servers spent {share['waiting']:.0%} of their time waiting for other servers"
-    if view["summary"]["algorithm"] in ("fedavg", "fedprox"):
+    if view["summary"]["algorithm"] in WITHOUT:
         yield f"{text}: these algorithms need all of them; FedBCD on an async cloud does not"
     elif cloud == "sync":
         cloud = f'cloud = {{ name = "async", first = {max(1, round(0.3 * servers))} }}'
@@ -125,7 +126,7 @@ def _slow_devices(view: View) -> Iterator[str]:
 def _losers(view: View) -> Iterator[str]:
     personal = view.get("personal")
     gain = personal and personal["gain"]
-    if not gain or view["summary"]["algorithm"] in ("fedavg", "fedprox"):
+    if not gain:
         return
     compared = gain["better"] + gain["same"] + gain["worse"]
     if gain["worse"] > LOSERS * compared:
@@ -148,7 +149,7 @@ def _left_behind(view: View) -> Iterator[str]:
 
 def _global_lags(view: View) -> Iterator[str]:
     last = {name: values[-1] for name in ("global_accuracy", "personal_accuracy") if (values := _curve(view, name))}
-    if len(last) < 2 or last["personal_accuracy"] - last["global_accuracy"] <= LAGGING:
+    if view["summary"]["algorithm"] in WITHOUT or len(last) < 2 or last["personal_accuracy"] - last["global_accuracy"] <= LAGGING:
         return
     distance = _curve(view, "distance")
     text = f"global models are {last['personal_accuracy'] - last['global_accuracy']:.3f} behind the personal ones"
