@@ -65,7 +65,7 @@ def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
         assert "--resume" in said
     assert not status_of(out, "server/0")
     asked = run("status", out, "--plain")
-    assert re.fullmatch(rf"stopped at round [2-5] of 6; go on with fedbcd up --resume --out {re.escape(str(out))}\n", asked.stdout)
+    assert re.fullmatch(rf"stopped at round \d of 6; go on with fedbcd up --resume --out {re.escape(str(out))}\n", asked.stdout)
     assert (asked.returncode, asked.stderr) == (1, "")
     assert [json.loads(line)["code"] for line in (out / "logs" / "server-0.log").read_text().splitlines() if '"ended"' in line] == [0]
     done = run("up", "--resume", "--out", out, "--json")
