@@ -187,7 +187,7 @@ def _why_no_certificates(record: RunRecord) -> str:
         return "a deployment takes none"
     if record.extras.summary:
         return "none were asked for"
-    return "none have been taken so far"
+    return "none have been taken so far" if record.story is None or record.story.end is None else "its folder holds none"
 
 
 def cluster_view(found: dict[str, Any]) -> dict[str, Any] | None:
