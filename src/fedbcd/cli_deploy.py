@@ -426,12 +426,26 @@ def status_command(
     found = asyncio.run(ask_all())
     for status in found if as_json else ():
         print(json.dumps(status))
-    if not as_json:
+    silent = [status for status in found if "error" in status]
+    if not as_json and len(silent) == len(found):
+        print(_nobody(file, silent))
+    elif not as_json:
         Console().print(_status_table(found))
         for actor, sentence in ((status["actor"], sentence) for status in found for sentence in status.get("trouble", ())):
             Console().print(f"{actor}: {sentence}", markup=False, highlight=False, soft_wrap=True)
-    if any("error" in status for status in found):
+    if silent:
         raise typer.Exit(1)
+
+
+def _nobody(file: Path, silent: list[dict[str, Any]]) -> str:
+    """What no answer at all means: a deployment that has finished or was stopped, as far as the log in its folder tells."""
+    from fedbcd.report.view import read_run, standing_of
+
+    if (file / "events.jsonl").is_file():
+        stands = standing_of(read_run(file))
+        if stands.state != "running":
+            return f"{stands.words}; no role runs" if stands.state == "finished" else stands.words
+    return f"no role answers: {silent[0]['error']}" + (f"; nor do its {len(silent) - 1} servers" if silent[1:] else "")
 
 
 def _status_table(found: list[dict[str, Any]]) -> Table:

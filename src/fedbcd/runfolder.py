@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
@@ -29,6 +30,7 @@ from fedbcd.history import History, Row
 from fedbcd.recorded import completed
 
 FINGERPRINTS = ("data", "model")  # parts of the identity that say nothing to a reader
+LOOK_S = 0.2  # how long to try for the lock of a folder
 SAFE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -36,6 +38,34 @@ SAFE_NAMES = {
     torch.bfloat16: "BF16",
     torch.int64: "I64",
 }
+
+
+def is_at_work(folder: Path) -> bool:
+    """Whether a process writes a run into this folder; what it holds is the lock of `RunFolder.locked`, or of a growing log."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Lock a folder; somebody who asks `is_at_work` has it for a moment only."""
+    until = time.monotonic() + LOOK_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
 
 
 class Blocks(Protocol):
@@ -82,13 +112,9 @@ class RunFolder:
             handle = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise self._unusable(error) from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _locked(handle):
             os.close(handle)
-            raise RecordError(
-                f"another process is at work in {self.path}; wait for it, stop it, or choose another folder with --out"
-            ) from None
+            raise RecordError(f"another process is at work in {self.path}; wait for it, stop it, or choose another folder with --out")
         try:
             yield
         finally:

@@ -15,7 +15,7 @@ pytest.importorskip("starlette", reason="the dashboard is tested with the extra 
 from fedbcd.dashboard.app import make_app
 from fedbcd.dashboard.deployment import Deployment
 from fedbcd.dashboard.library import Library
-from role_helpers import Roles
+from role_helpers import Roles, over
 from run_helpers import train
 from web_helpers import complaints, serving, text_of, wait_until
 
@@ -69,7 +69,7 @@ def test_a_run_in_progress_advances_on_the_page(browser: Any, tmp_path: Path) ->
             rows = browser.execute_script("return window.app.view.runs[0].history.round.length")
             wait_until(lambda: _rounds(browser) > first + 5)
             wait_until(lambda: browser.execute_script("return window.app.view.runs[0].history.round.length") > rows)
-            assert "not finished" in text_of(browser, "#summary table")
+            assert "goes on" in text_of(browser, "#summary table")
             assert "collecting" in text_of(browser, "#live table")
             wait_until(lambda: "that were heard from" in text_of(browser, "#live"))
             goes_on.set()
@@ -141,6 +141,24 @@ def test_a_dashboard_that_goes_away_is_told_and_with_a_token_the_page_opens(brow
     browser.get("about:blank")
 
 
+@pytest.mark.parametrize(("end", "words"), [(True, "finished, 12 rounds"), (False, "stopped at round 12; go on with fedbcd up")])
+def test_a_deployment_that_is_over_is_no_row_of_failures(end: bool, words: str, browser: Any, finished: Path, tmp_path: Path) -> None:
+    """One sentence, with the roles folded away."""
+    folder = over(finished / "fedbcd-async", tmp_path / "up", end)
+    deployment = Deployment(folder=folder)
+    deployment.start()
+    try:
+        with opened(browser, Library([folder]), deployment):
+            wait_until(lambda: words in text_of(browser, "#roles"))
+            assert not browser.find_element("css selector", "#roles table").is_displayed()
+            assert "no answer" not in browser.find_element("css selector", "#page").text
+            browser.find_element("css selector", "#roles summary").click()
+            wait_until(lambda: "ended" in browser.find_element("css selector", "#roles table").text)
+            assert words in text_of(browser, "#next li") or end
+    finally:
+        deployment.stop()
+
+
 def test_a_deployment_shows_its_roles(browser: Any, tmp_path: Path) -> None:
     """Statuses as the roles of a deployment tell them, from small servers of the test's own."""
     roles = Roles()
@@ -159,6 +177,9 @@ def test_a_deployment_shows_its_roles(browser: Any, tmp_path: Path) -> None:
             assert not browser.find_element("css selector", "#curves").is_displayed()
             roles.say("coordinator", clock=2.0, round=5, rounds=9, released={"1": 1})
             wait_until(lambda: "55 %" in text_of(browser, "#summary"))
+            roles.stop("coordinator")
+            wait_until(lambda: text_of(browser, "#next li").startswith("coordinator (for"))
+            assert "levelled off" not in text_of(browser, "#next")
     finally:
         deployment.stop()
         roles.close()

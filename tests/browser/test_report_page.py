@@ -4,8 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from fedbcd.report.page import write_report
+import fedbcd as fb
+from fedbcd.report.page import page as html_of
+from fedbcd.report.page import view_of, write_report
+from fedbcd.report.runs import Extras
+from fedbcd.report.story import ServerState, Story
+from fedbcd.report.view import RunRecord
 from run_helpers import fedbcd, train, write_job
 from web_helpers import complaints, text_of, wait_until
 
@@ -53,7 +60,125 @@ def test_every_view_is_drawn_without_a_complaint(page: Any) -> None:
 def test_seeds_are_one_line_with_a_band(page: Any) -> None:
     legend = text_of(page, "#curves .legend")
     assert "(2 seeds)" in legend
-    assert "over seeds" in _table_of(page, "#curves figure")
+    assert "least to most" in _table_of(page, "#curves figure")
+
+
+def test_one_seed_twice_is_no_second_seed(browser: Any, tmp_path: Path) -> None:
+    for name in "ab":
+        train("fedbcd-sync", rounds=2, record={"title": "mine"}, out=tmp_path / name)
+    _open(browser, tmp_path)
+    assert text_of(browser, "#curves .legend") == "mine (2 runs of one seed)"
+    names = browser.execute_script("return [...document.querySelectorAll('#next h3')].map((e) => e.textContent)")
+    assert [name.startswith("mine, seed 0 [") for name in names] == [True, True]
+    assert len(set(names)) == 2
+
+
+def _open(browser: Any, runs: Path, plan: bool = False) -> None:
+    """The report on these runs."""
+    write_report([runs], runs / "report.html", plan=plan)
+    browser.get((runs / "report.html").as_uri())
+    wait_until(lambda: text_of(browser, "#settings"))
+
+
+def test_runs_without_personal_models_are_drawn_without_gain_and_are_what_others_gain_against(browser: Any, tmp_path: Path) -> None:
+    for case in ("fedprox-sync", "fedbcd-sync"):
+        train(case, rounds=6, out=tmp_path / case)
+    _open(browser, tmp_path)
+    paths = "return [...document.querySelectorAll('#devices figure')].map((f) => f.querySelectorAll('svg path').length)"
+    assert browser.execute_script(paths) == [2, 1]
+    shown = text_of(browser, "#devices")
+    assert "Gain is against fedprox-sync: the best run of this job without personal models." in shown
+    assert "fedprox-sync has no personal models" in shown
+    _open(browser, tmp_path / "fedbcd-sync")
+    shown = text_of(browser, "#devices")
+    assert "Gain is against the global models of the run itself: no finished run of FedAvg or FedProx" in shown
+    assert complaints(browser) == []
+
+
+def test_what_is_said_of_uploads_certificates_and_labels_is_so(browser: Any, tmp_path: Path) -> None:
+    fedbcd(
+        "run",
+        write_job(tmp_path / "job.toml", **{"federation.servers": 2, "federation.devices": 1, "federation.active": 1}),
+        "--out",
+        tmp_path / "a",
+    )
+    (tmp_path / "a" / "deploy.toml").touch()
+    train("fedprox-sync", rounds=2, certify_every=0, out=tmp_path / "b")
+    _open(browser, tmp_path)
+    time, partition, certificates = (text_of(browser, f"#{name}") for name in ("time", "partition", "certificates"))
+    assert "Uploads per device: 4, mean 4." in time
+    assert "3 of 10 labels each. Nobody owns labels " in partition
+    assert "b has no certificates: its algorithm keeps no personal models." in certificates
+    assert "the run goes on" not in certificates
+    assert "no device owns labels" in text_of(browser, "#next li")
+
+
+def test_what_is_hidden_takes_no_room(browser: Any, tmp_path: Path) -> None:
+    """Whatever else a style says of canvases, labels and controls."""
+    data = [(torch.randn(9, 3), torch.randn(9, 1)) for _ in range(4)]
+    fb.train(fb.Federation(lambda: nn.Linear(3, 1), nn.functional.mse_loss, data, servers=2), fb.FedBCD(), rounds=3, out=tmp_path / "run")
+    log = tmp_path / "run" / "events.jsonl"
+    log.write_bytes(log.read_bytes().splitlines(keepends=True)[0])  # no phase yet: nothing to choose from, nothing to draw
+    _open(browser, tmp_path)
+    shown = "return [...document.querySelectorAll('[hidden]')].map((e) => [e.outerHTML.slice(0, 60), e.getClientRects().length])"
+    hidden = browser.execute_script(shown)
+    assert len(hidden) >= 4
+    assert [element for element, boxes in hidden if boxes] == []
+
+
+# Share of each colour over the rows of the timeline, without the axis: [update, waiting, the rest].
+SHARES = """const c = document.querySelector('#protocol canvas'), g = c.getContext('2d'), k = window.devicePixelRatio || 1;
+const style = (name) => { const e = document.createElement('i'); e.style.color = `var(--${name})`; document.body.append(e);
+  const found = getComputedStyle(e).color.match(/\\d+/g).map(Number); e.remove(); return found; };
+const wanted = [style('update'), style('waiting')], sums = [0, 0, 0], rows = arguments[0];
+const d = g.getImageData(60 * k, 4 * k, c.width - 68 * k, 30 * k * rows).data, wide = c.width - 68 * k;
+for (let row = 0; row < 30 * k * rows; row += 1) {
+  if (row % (30 * k) < k || row % (30 * k) >= 29 * k) continue;
+  for (let p = 4 * row * wide; p < 4 * (row + 1) * wide; p += 4) {
+    const near = wanted.findIndex((w) => w.every((v, j) => Math.abs(v - d[p + j]) < 24));
+    sums[near < 0 ? 2 : near] += 1;
+  }
+}
+const all = sums[0] + sums[1] + sums[2]; return sums.map((v) => v / all)"""
+
+
+def _sync_story(rounds: int, servers: int, update: float) -> Story:
+    """Rounds of length 1, of which every server works for a share `update` and waits for the rest."""
+    story = Story({"identity": {"servers": [[n] for n in range(servers)], "seed": 0}})
+    for round_ in range(rounds):
+        for n in range(servers):
+            place = story.phases.open(n, float(round_))
+            story.phases.ended[place] = round_ + update
+            story.phases.mixed[place] = story.phases.released[place] = round_ + 1.0
+            story.phases.round[place] = round_
+            story.servers.setdefault(n, ServerState())
+        story.rounds.time.append(round_ + 1.0)
+        story.rounds.start.append(len(story.rounds.servers))
+        story.rounds.servers.extend(range(servers))
+        for column in (story.rounds.down, story.rounds.up, story.rounds.reports, story.rounds.answers):
+            column.append(0)
+    story.now = float(rounds)
+    story.end = {"rounds": rounds}
+    return story
+
+
+@pytest.mark.parametrize("rounds", [600, 3_000, 12_000])  # of 12,000 rounds the first are known as shares only
+def test_phases_too_short_to_be_drawn_are_drawn_as_shares_of_time(rounds: int, browser: Any, tmp_path: Path) -> None:
+    """Sixty hundredths of the time are waiting, and so are sixty hundredths of the picture."""
+    record = RunRecord(tmp_path / "run", _sync_story(rounds, 4, 0.4), Extras())
+    (tmp_path / "report.html").write_text(html_of(view_of([record], plan=False)))
+    browser.set_window_size(1280, 1000)
+    browser.get((tmp_path / "report.html").as_uri())
+    wait_until(lambda: "shares of time" in text_of(browser, "#protocol p.muted"))
+    update, waiting, rest = browser.execute_script(SHARES, 4)
+    assert update == pytest.approx(0.4, abs=0.04)
+    assert waiting == pytest.approx(0.6, abs=0.06)
+    assert rest < 0.06  # the edges between the two
+    canvas = browser.find_element("css selector", "#protocol canvas")
+    for _ in range(12):
+        canvas.send_keys("+")
+    wait_until(lambda: not browser.find_element("css selector", "#protocol p.muted").is_displayed())
+    assert complaints(browser) == []
 
 
 def _table_of(page: Any, selector: str) -> str:
@@ -101,6 +226,8 @@ def test_the_planners_slider_changes_the_curve(page: Any) -> None:
     wait_until(lambda: text_of(page, "#plan p[aria-live]") != words)
     assert _labels(page) != label
     assert "4 of 4" in text_of(page, "#plan output")
+    assert "none is left out" in text_of(page, "#plan p[aria-live]")
+    assert "waits 0 mixes" not in text_of(page, "#plan p[aria-live]")
 
 
 def _labels(page: Any) -> list[str]:

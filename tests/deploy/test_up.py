@@ -1,6 +1,7 @@
 """Whole deployments, with TLS, in processes of their own: undisturbed, hurt, stopped and resumed."""
 
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -67,6 +68,9 @@ def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
         assert up.returncode == 130, said
         assert "--resume" in said
     assert not status_of(out, "server/0")
+    asked = run("status", out, "--plain")
+    assert re.fullmatch(rf"stopped at round \d of 6; go on with fedbcd up --resume --out {re.escape(str(out))}\n", asked.stdout)
+    assert (asked.returncode, asked.stderr) == (1, "")
     assert [json.loads(line)["code"] for line in (out / "logs" / "server-0.log").read_text().splitlines() if '"ended"' in line] == [0]
     store, logged = out / "state" / "server-1", (out / "logs" / "coordinator.log").read_text()
     store.rename(tmp_path / "mislaid")
@@ -79,6 +83,7 @@ def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 6
     assert summary_of(out)["deployment"]["processes"] == 9
+    assert run("status", out, "--plain").stdout == "finished, 6 rounds; no role runs\n"
 
 
 def test_up_refuses_what_cannot_be(tmp_path: Path) -> None:

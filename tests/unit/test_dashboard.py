@@ -19,7 +19,8 @@ from fedbcd.dashboard.deployment import Deployment, addresses_in
 from fedbcd.dashboard.library import Library
 from fedbcd.errors import ConfigError
 from fedbcd.report.view import read_run, run_view
-from role_helpers import Roles
+from fedbcd.runfolder import RunFolder
+from role_helpers import Roles, over
 from run_helpers import fedbcd, hash_folder, train
 from web_helpers import Site, serving, wait_until
 
@@ -279,12 +280,88 @@ def test_a_deployment_is_followed_through_its_statuses(roles: Roles) -> None:
     }
 
 
+def test_a_dead_coordinator_is_the_first_remark_and_there_is_no_all_clear(roles: Roles) -> None:
+    """Nothing was tested and nothing is mixed: the page must not say that accuracy has levelled off."""
+    deployment = _deployment(roles)
+    with ThreadPoolExecutor(2) as pool:
+        deployment.ask(pool)
+        _, before = deployment.view()
+        assert "levelled off" not in before["run"]["advice"][0]
+        roles.stop("coordinator")
+        deployment.ask(pool)
+    _, view = deployment.view()
+    assert view["standing"]["state"] == "running"
+    (remark,) = view["run"]["advice"]
+    assert re.fullmatch(r"coordinator \(for \d+ s\) does not answer: if it is down, nothing is mixed until it is back", remark)
+
+
+def test_a_deployment_of_which_nobody_answers_says_so_and_how_far_it_was(roles: Roles) -> None:
+    deployment = _deployment(roles)
+    with ThreadPoolExecutor(2) as pool:
+        deployment.ask(pool)
+        roles.say("coordinator", clock=3.0, round=4, rounds=9, released={})
+        deployment.ask(pool)
+        for actor in ("coordinator", "server/0", "server/1"):
+            roles.stop(actor)
+        deployment.ask(pool)
+    _, view = deployment.view()
+    assert view["standing"] == {"state": "silent", "words": "no role answers; last seen at round 4 of 9"}
+    assert [remark.split(" ")[0] for remark in view["run"]["advice"]] == ["coordinator", "server/0"]
+    assert "server/1" in view["run"]["advice"][1]
+
+
+def test_a_deployment_that_said_it_has_finished_is_finished_when_its_roles_are_gone(roles: Roles) -> None:
+    deployment = _deployment(roles)
+    roles.say("coordinator", clock=3.0, round=9, rounds=9, finished=True, released={})
+    with ThreadPoolExecutor(2) as pool:
+        deployment.ask(pool)
+        roles.stop("coordinator")
+        deployment.ask(pool)
+    _, view = deployment.view()
+    assert view["standing"] == {"state": "finished", "words": "finished, 9 rounds"}
+    assert view["dead"] == view["run"]["notices"] == []
+
+
+@pytest.mark.parametrize(
+    ("end", "words"), [(True, "finished, 8 rounds"), (False, "stopped at round 8; go on with fedbcd up --resume --out ")]
+)
+def test_the_folder_of_a_deployment_that_is_over_says_how_it_ended(end: bool, words: str, runs: Path, tmp_path: Path) -> None:
+    """The log tells; that nobody answers any more is no trouble then, whether or not the run is picked."""
+    folder = over(runs / "fedbcd-async", tmp_path / "up", end)
+    deployment = Deployment(folder=folder)
+    with ThreadPoolExecutor(2) as pool:
+        deployment.ask(pool)
+    with serving(make_app(Library([folder]), deployment)) as site:
+        assert site.get("/api/view")["standing"]["words"].startswith(words)
+        view = site.get("/api/view", runs=_key(site, "up"))
+        assert [bool(role["error"]) for role in view["deployment"]] == [True, True]
+        assert view["standing"]["state"] == ("finished" if end else "stopped")
+        assert not any("does not answer" in text for text in (*view["runs"][0]["advice"], *view["runs"][0]["notices"]))
+        assert site.get("/api/runs")[0]["state"] == ("finished" if end else "stopped")
+        with RunFolder(folder, {}, {}).locked():
+            assert site.get("/api/runs")[0]["state"] == ("finished" if end else "goes on")
+            view = site.get("/api/view", runs=_key(site, "up"))
+            first = view["runs"][0]["advice"][0]
+            assert first.startswith("coordinator (never heard) does not answer") != end
+            assert view["standing"]["state"] == ("finished" if end else "running")
+
+
+def test_gain_in_the_dashboard_follows_which_runs_are_looked_at(runs: Path, tmp_path: Path) -> None:
+    train("fedprox-sync", rounds=8, out=tmp_path / "fedprox-sync")
+    with serving(make_app(Library([runs, tmp_path]))) as site:
+        mine, other = _key(site, "fedbcd-sync"), _key(site, "fedprox-sync")
+        for _ in range(2):
+            gains = {run["name"]: run["personal"]["gain"] for run in site.get("/api/view", runs=f"{mine},{other}")["runs"]}
+            assert gains["fedprox-sync"] is None
+            assert gains["fedbcd-sync"]["against"] == "fedprox-sync"
+            assert site.get("/api/view", runs=mine)["runs"][0]["personal"]["gain"]["against"] is None
+
+
 def test_a_role_that_does_not_answer_is_named(roles: Roles) -> None:
     deployment = _deployment(roles)
     with ThreadPoolExecutor(2) as pool:
         deployment.ask(pool)
-        roles.servers["server/1"].shutdown()
-        roles.servers["server/1"].server_close()
+        roles.stop("server/1")
         deployment.ask(pool)
     _, view = deployment.view()
     assert "no answer from 127.0.0.1:" in view["run"]["notices"][0]

@@ -2,12 +2,15 @@
 
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedbcd as fb
 from fedbcd.errors import RecordError
@@ -20,7 +23,8 @@ from fedbcd.report.protocol_view import device_page, timeline
 from fedbcd.report.runs import find_runs, read_extras
 from fedbcd.report.story import NEVER, Story
 from fedbcd.report.view import RunRecord, differences, flat, read_run, run_view
-from run_helpers import CASES, DEVICES, SERVERS, fedbcd, train, write_job
+from fedbcd.runfolder import RunFolder, is_at_work
+from run_helpers import CASES, DEVICES, MLP, SERVERS, fedbcd, train, write_job
 
 ASYNC = "fedbcd-i-async"
 
@@ -203,6 +207,145 @@ def test_gains_are_personal_scores_less_those_of_the_servers_model(tmp_path: Pat
     assert fb.Run.load(tmp_path, run.federation).global_scores == run.global_scores
 
 
+def test_gain_is_against_the_best_run_of_the_job_without_personal_models(tmp_path: Path) -> None:
+    """Device by device, whichever runs are on the page; a run with another seed, or one that did not finish, is none to compare with."""
+    folder = tmp_path / "job"
+    runs = {
+        case: train(case, rounds=rounds, out=folder / case)
+        for case, rounds in (("fedavg-sync", 1), ("fedprox-sync", 9), ("fedbcd-sync", 9))
+    }
+    train("fedprox-sync", rounds=20, seed=1, out=folder / "seed")
+    train("fedprox-sync", rounds=20, should_stop=_after(15), out=folder / "stopped")
+    best = max(("fedavg-sync", "fedprox-sync"), key=lambda case: np.mean(list(runs[case].global_scores.values())))
+    expected = np.mean([runs["fedbcd-sync"].personal_scores[d] - runs[best].global_scores[d] for d in range(DEVICES)])
+    view = view_of([read_run(path) for path in find_runs([folder])], plan=False)
+    found = {Path(run["folder"]).name: run["personal"] for run in view["runs"]}
+    assert found["fedbcd-sync"]["gain"]["against"] == best
+    assert found["fedbcd-sync"]["gain"]["mean"] == pytest.approx(expected)
+    for row in found["fedbcd-sync"]["worst"]:
+        assert row["against"] == pytest.approx(runs[best].global_scores[row["device"]])
+    assert {name: found[name]["gain"] for name in ("fedavg-sync", "fedprox-sync")} == {"fedavg-sync": None, "fedprox-sync": None}
+    assert not found["fedprox-sync"]["own"]
+    alone = view_of([read_run(folder / "fedbcd-sync")], plan=False)["runs"][0]["personal"]["gain"]
+    assert alone["against"] is None  # the folder is not that of one job
+    (folder / "config.toml").touch()
+    assert view_of([read_run(folder / "fedbcd-sync")], plan=False)["runs"][0]["personal"]["gain"] == found["fedbcd-sync"]["gain"]
+
+
+def test_labels_that_nobody_owns_are_counted_and_limit_global_accuracy(tmp_path: Path) -> None:
+    data = fb.load_dataset("digits")
+    split = fb.diversity(data.train.targets, 2, 3, 30)
+    test = fb.Samples(data.test.inputs, data.test.targets)
+    federation = fb.Federation.from_partition(
+        MLP, torch.nn.functional.cross_entropy, data.train, split, 2, test=test, transform=data.transform
+    )
+    fb.train(federation, fb.FedBCD(batch=8), rounds=2, active=1, out=tmp_path / "run")
+    record = read_run(tmp_path / "run")
+    part = run_view(record, "0")["partition"]
+    owned = {label for counts in part["counts"] for label, count in zip(part["labels"], counts, strict=True) if count}
+    assert part["labels"] == list(range(10))
+    assert set(part["unowned"]) == set(range(10)) - owned != set()
+    assert part["ceiling"] == pytest.approx(float(np.isin(test.targets.numpy(), list(owned)).mean()))
+    assert f"about {part['ceiling']:.3f} is the most" in view_of([record], plan=False)["runs"][0]["advice"][0]
+
+
+@pytest.mark.parametrize("case", ["fedbcd-sync", "fedprox-sync"])
+def test_uploads_per_device_name_only_what_there_was(case: str, folder: Callable[[str], Path]) -> None:
+    devices = run_view(read_run(folder(case)), "0")["devices"]
+    story = _story(folder(case))
+    counts = [device.activations for device in story.devices.values()] + [0] * (DEVICES - len(story.devices))
+    assert devices["activations"]["times"] == sorted(set(counts))
+    assert devices["never"] == counts.count(0)
+
+
+def test_certificates_at_the_end_are_those_of_the_curve(tmp_path: Path) -> None:
+    """The summary of a run may have taken them on fewer devices: then its gap is another number, and no end of the curve."""
+    run = train("fedbcd-sync", rounds=9, evaluate_every=2, certify_every=2, certify_devices=8, out=tmp_path)
+    run.summary["certificates"] = {"gap": 1.0, "worst_gap": 1.0, "pull": 1.0, "spread": 1.0}
+    run.save(tmp_path)
+    view = run_view(read_run(tmp_path), "0")
+    gaps = [(r, gap) for r, gap in zip(view["history"]["round"], view["history"]["gap"], strict=True) if gap is not None]
+    assert (view["summary"]["certificates"]["round"], view["summary"]["certificates"]["gap"]) == gaps[-1]
+    assert gaps[-1][0] < 9
+
+
+def test_a_run_without_certificates_says_why(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    def why(path: Path) -> str:
+        return str(run_view(read_run(path), "0")["summary"]["certificates"]["none"])
+
+    assert why(folder("fedprox-sync")) == "its algorithm keeps no personal models"
+    train("fedbcd-sync", rounds=2, certify_every=0, out=tmp_path / "run")
+    assert why(tmp_path / "run") == "none were asked for"
+    (tmp_path / "run" / "deploy.toml").touch()
+    assert why(tmp_path / "run") == "a deployment takes none"
+
+
+# -------------------------------------------------------------------------------------------------------------- how a run stands
+def _cut(path: Path, out: Path) -> Path:
+    """A run whose log just stops."""
+    lines = (path / "events.jsonl").read_bytes().splitlines(keepends=True)
+    out.mkdir(parents=True)
+    (out / "events.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]))
+    return out
+
+
+def _stands(path: Path) -> tuple[str, str]:
+    view = run_view(read_run(path), "0")
+    return view["summary"]["state"], view["summary"]["standing"]
+
+
+def test_a_run_has_finished_or_stopped_or_goes_on(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    assert _stands(folder("fedbcd-async")) == ("finished", "finished, 8 rounds")
+    path = _cut(folder("fedbcd-async"), tmp_path / "job" / "run")
+    rounds = len(_story(path).rounds)
+    assert _stands(path) == ("stopped", f"stopped at round {rounds}; go on with train(..., out={str(path)!r}, resume=True)")
+    assert f"stopped at round {rounds}" in run_view(read_run(path), "0")["notices"][0]
+    with RunFolder(path, {}, {}).locked():
+        assert _stands(path) == ("running", f"round {rounds}")
+
+
+def test_a_header_of_any_kind_has_a_standing(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    _, *lines = (folder("fedbcd-sync") / "events.jsonl").read_bytes().splitlines(keepends=True)
+    identity = {"algorithm": {"name": []}, "active": "x", "servers": [[0], [1]], "data": None}
+    header = {"fedbcd_log": 1, "identity": identity, "job": {"run": {"until_clock": "soon", "rounds": []}}}
+    (tmp_path / "events.jsonl").write_bytes(b"".join([json.dumps(header).encode(), b"\n", *lines[:-1]]))
+    (view,) = view_of([read_run(tmp_path)], plan=False)["runs"]
+    assert view["advice"][0].startswith("stopped at round 8; go on with")
+
+
+def test_until_a_clock_is_how_far_a_run_has_come(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    log = (folder("fedbcd-sync") / "events.jsonl").read_bytes().splitlines(keepends=True)
+    header = json.loads(log[0]) | {"job": {"run": {"rounds": None, "until_clock": 900.0}}}
+    (tmp_path / "events.jsonl").write_bytes(b"".join([json.dumps(header).encode(), b"\n", *log[1:-1]]))
+    assert _stands(tmp_path)[1].startswith(f"stopped at clock {_story(tmp_path).now:.4g} of 900; ")
+
+
+def test_a_run_that_stopped_names_the_command_that_goes_on(tmp_path: Path) -> None:
+    file = write_job(tmp_path / "job.toml", **{"run.rounds": 6})
+    fedbcd("run", file, "--out", tmp_path / "whole")
+    path = _cut(tmp_path / "whole", tmp_path / "my runs" / "a")
+    rounds = len(_story(path).rounds)
+    for name, command in (
+        ("a/config.toml", f"fedbcd run --resume --out '{path}'"),
+        ("config.toml", f"fedbcd run --resume --out '{path.parent}'"),
+        ("a/deploy.toml", f"fedbcd up --resume --out '{path}'"),
+    ):
+        (path.parent / name).touch()
+        assert _stands(path) == ("stopped", f"stopped at round {rounds} of 6; go on with {command}")
+
+
+def test_looking_whether_a_run_goes_on_keeps_nobody_from_starting_it(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        done = threading.Event()
+        looking = pool.submit(lambda: [is_at_work(tmp_path) for _ in iter(done.is_set, True)])
+        for _ in range(200):
+            with RunFolder(tmp_path, {}, {}).locked():
+                pass
+        done.set()
+        looking.result()
+    assert not is_at_work(tmp_path / "nowhere")
+
+
 def test_the_split_is_what_the_devices_own(tmp_path: Path) -> None:
     run = train("fedbcd-sync", rounds=1, out=tmp_path)
     part = run_view(read_run(tmp_path), "0")["partition"]
@@ -212,7 +355,6 @@ def test_the_split_is_what_the_devices_own(tmp_path: Path) -> None:
 
 
 def test_a_federation_without_labels_or_test_has_a_report(tmp_path: Path) -> None:
-    import torch
     from torch import nn
 
     data = [(torch.randn(9, 3), torch.randn(9, 1)) for _ in range(4)]
@@ -242,10 +384,74 @@ def _view(**changes: Any) -> dict[str, Any]:
     return view
 
 
-def test_a_run_without_problems_is_told_so() -> None:
-    assert advice(_view()) == [
-        "nothing stands out in these numbers: accuracy has levelled off, no device is left behind, and little time is lost"
-    ]
+GOOD = {"mean": 0.9, "worst_decile": 0.88, "worst": [], "gain": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"personal": GOOD},
+            "nothing stands out in these numbers: accuracy has levelled off, no device is left behind and little time is lost",
+        ),
+        ({}, "nothing stands out in these numbers: accuracy has levelled off and little time is lost; how single devices do is not known"),
+        (
+            {"history__global_accuracy": [None] * 6, "history__personal_accuracy": [None] * 6},
+            "nothing stands out in these numbers: little time is lost; how accuracy moves and how single devices do is not known",
+        ),
+        (
+            {"spent__share": {"arrival": 0.0, "work": 0.0, "waiting": 0.0, "aggregation": 0.0}, "personal": GOOD},
+            "nothing stands out in these numbers: accuracy has levelled off and no device is left behind; where the time goes is not known",
+        ),
+        (
+            {"spent": {}, "history__global_accuracy": [0.5, 0.8], "history__personal_accuracy": []},
+            "there is nothing to say yet: how accuracy moves, how single devices do and where the time goes is not known",
+        ),
+        (  # no remark fits this cloud, but a third of the time is not little
+            {
+                "spent__share": {"arrival": 0.1, "work": 0.5, "waiting": 0.4, "aggregation": 0.0},
+                "summary__cloud": "graph",
+                "personal": GOOD,
+            },
+            "nothing stands out in these numbers: accuracy has levelled off and no device is left behind",
+        ),
+    ],
+)
+def test_a_run_without_problems_is_told_what_was_looked_at(changes: dict[str, Any], words: str) -> None:
+    assert advice(_view(**changes)) == [words]
+
+
+def test_what_must_come_first_does_and_leaves_no_all_clear() -> None:
+    assert advice(_view(), ["the coordinator does not answer"]) == ["the coordinator does not answer"]
+    stopped = _view(summary__state="stopped", summary__standing="stopped at round 3 of 9; go on with x", spent__share={"waiting": 0.6})
+    assert advice(stopped)[0] == "stopped at round 3 of 9; go on with x"
+
+
+def test_labels_without_an_owner_are_the_first_remark() -> None:
+    view = _view(partition={"unowned": [4, 7], "ceiling": 0.79}, history__global_accuracy=[0.1, 0.9, 0.9, 0.8, 0.8, 0.8])
+    assert advice(view)[0].startswith("no device owns labels 4 and 7, 21% of the test samples, so about 0.790 is the most")
+    many = advice(_view(partition={"unowned": list(range(30)), "ceiling": None}))[0]
+    assert many.startswith("no device owns labels 0, 1, 2, 3, 4, 5, 6, 7, 8 and 21 more: more devices")
+
+
+@pytest.mark.parametrize(
+    ("active", "words"), [(3, "ones: more rounds bring them on"), (2, "more uploads per phase (active) or more rounds")]
+)
+def test_more_uploads_are_advised_only_where_some_device_is_left(active: int, words: str) -> None:
+    view = _view(history__personal_accuracy=[0.5, 0.95, 0.95, 0.95, 0.95, 0.95], summary__active=active, summary__largest_server=3)
+    view["history"]["distance"] = [1.0, 0.5, 0.4]
+    assert any(words in remark for remark in advice(view)), advice(view)
+
+
+def test_a_run_without_personal_models_is_told_nothing_of_theirs() -> None:
+    changes = {"history__personal_accuracy": [0.5, 0.95, 0.95, 0.95, 0.95, 0.95], "summary__algorithm": "fedavg"}
+    assert not any("personal" in remark for remark in advice(_view(**changes)))
+
+
+@pytest.mark.parametrize(("active", "advised"), [(1, False), (2, True)])
+def test_a_smaller_active_is_advised_only_where_there_is_one(active: int, advised: bool) -> None:
+    (remark,) = advice(_view(spent__share={"arrival": 0.7}, summary__active=active))
+    assert ("a smaller active" in remark) == advised
 
 
 @pytest.mark.parametrize(
@@ -267,6 +473,10 @@ def test_a_run_without_problems_is_told_so() -> None:
         (
             {"personal": {"mean": 0.9, "worst_decile": 0.5, "worst": [{"device": 7}], "gain": None}},
             "has 0.500 against a mean of 0.900 (worst: devices 7)",
+        ),
+        (
+            {"personal": {**GOOD, "gain": {"better": 70, "same": 0, "worse": 30, "against": "FedProx, sync"}}},
+            "30 of 100 devices would do better with the model of FedProx, sync than with their own",
         ),
         ({"history__personal_accuracy": [0.5, 0.95, 0.95, 0.95, 0.95, 0.95]}, "global models are 0.150 behind the personal ones"),
         ({"history__disagreement": [0, 0.9], "summary__cloud": "async"}, "servers disagree by 0.9, against 1"),

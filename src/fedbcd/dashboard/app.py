@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from fedbcd.dashboard.deployment import Deployment
 from fedbcd.dashboard.library import Library
+from fedbcd.report.advice import advice
 from fedbcd.report.page import static
 
 COOKIE = "fedbcd_token"
@@ -137,14 +138,22 @@ class _Pages:
         keys = [key for key in request.query_params.get("runs", "").split(",") if key]
         version, view = await run_in_threadpool(self.library.view, keys)
         if self.deployment is not None:
-            seen, mine = self.deployment.view()
-            version += seen
-            view["runs"] = [mine["run"], *view["runs"]] if mine["run"] else view["runs"]
-            view["title"] = ", ".join(run["name"] for run in view["runs"][:3])
-            view["deployment"], view["metrics"] = mine["roles"], mine["metrics"]
+            version += await run_in_threadpool(self._add_deployment, self.deployment, view)
         if request.query_params.get("version") == version:
             return Response(status_code=204)
         return _json({**view, "version": version})
+
+    def _add_deployment(self, deployment: Deployment, view: dict[str, Any]) -> str:
+        """Put what its roles say beside the runs; a word that changes with it."""
+        folder = deployment.folder if deployment.has_log else None
+        seen, mine = deployment.view(None if folder is None else self.library.standing(folder))
+        for run in view["runs"]:
+            if run["folder"] == str(folder):
+                run["advice"] = advice(run, mine["dead"])
+        view["runs"] = [mine["run"], *view["runs"]] if mine["run"] else view["runs"]
+        view["title"] = ", ".join(run["name"] for run in view["runs"][:3])
+        view |= {"deployment": mine["roles"], "metrics": mine["metrics"], "standing": mine["standing"]}
+        return seen
 
     async def timeline(self, request: Request) -> Response:
         """Details of a stretch of the protocol."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedbcd.report.advice import advice
 from fedbcd.report.planning import Planned, arrivals_of
 from fedbcd.report.protocol_view import timeline
 from fedbcd.report.runs import LOG, Extras
+from fedbcd.report.standing import Standing
 from fedbcd.report.story import NEVER, ServerState, Story
 from fedbcd.report.view import RunRecord, run_view
 
@@ -29,6 +30,13 @@ TIMEOUT_S = 2.0
 MOST_BYTES = 1 << 20
 AT_A_TIME = 16
 METRICS = ("fedbcd_disagreement{", "fedbcd_staleness_rounds_sum", "fedbcd_staleness_rounds_count")
+MOST_NAMED = 5  # roles in one remark
+HARM = {  # what it means that such a role does not answer
+    "coordinator": "if it is down, nothing is mixed until it is back",
+    "server": "if it is down, its devices wait, and the mixes of a cloud that waits for all servers do too",
+    "device": "if it is down, its server counts it as lost after a while and goes on with the others",
+    "role": "it was never heard, so it is not known which role that is",
+}
 WAITING = "waiting for the coordinator"  # the state of a server between its phase and the mix
 
 
@@ -63,7 +71,7 @@ class Deployment:
                 raise ConfigError(f"--connect {address!r} must be host:port, the health address of a coordinator, server or device")
         self.name = folder.name if folder is not None else ", ".join(addresses[:3])
         self._fixed = {address: address for address in addresses}
-        self._folder = folder
+        self.folder = folder
         self._seen: dict[str, Seen] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -93,7 +101,7 @@ class Deployment:
 
     def ask(self, pool: ThreadPoolExecutor) -> None:
         """Ask every role once."""
-        places = self._fixed | ({} if self._folder is None else addresses_in(self._folder))
+        places = self._fixed | ({} if self.folder is None else addresses_in(self.folder))
         answers = dict(zip(places, pool.map(_ask, places.values()), strict=True))
         coordinator = next(
             (place for place, found in answers.items() if isinstance(found, dict) and found.get("actor") == "coordinator"), None
@@ -168,19 +176,40 @@ class Deployment:
             state.last_mix = number
 
     # ------------------------------------------------------------------------------------------------------------------- showing
-    def view(self) -> tuple[str, dict[str, Any]]:
-        """A word that changes with every round of asking; the run as far as it can be seen from outside, and every role."""
+    def view(self, logged: Standing | None = None) -> tuple[str, dict[str, Any]]:
+        """A word that changes with every round of asking; the run as far as it can be seen from outside, and every role.
+
+        `logged` is what the merged log says of how the run stands, where there is one.
+        """
         with self._lock:
-            run = None if self._has_log() else {**run_view(self._record(), self.key, 3_000), "unread": 0}
-            if run is not None:
-                run["advice"] = advice(run)
             now = time.monotonic()
             roles = [_role(place, seen, now) for place, seen in sorted(self._seen.items(), key=lambda item: _order(item[1]))]
-            return f"-{self._version}", {"run": run, "roles": roles, "metrics": self._metrics}
+            told = self._standing()
+            stands = told if logged is None or told.state == "finished" else logged
+            dead = _dead(roles) if stands.state in ("running", "silent") else []
+            run = None if self.has_log else {**run_view(self._record(stands), self.key, 3_000, stands=stands), "unread": 0}
+            if run is not None:
+                run["advice"] = advice(run, dead)
+            return f"-{self._version}", {"run": run, "roles": roles, "metrics": self._metrics, "dead": dead, "standing": asdict(stands)}
 
-    def _has_log(self) -> bool:
+    @property
+    def has_log(self) -> bool:
         """Whether the merged log is there, so that the run is among those of the folder."""
-        return self._folder is not None and (self._folder / LOG).is_file()
+        return self.folder is not None and (self.folder / LOG).is_file()
+
+    def _standing(self) -> Standing:
+        """As far as the roles tell: of one that does not answer any more, what it said last."""
+        status = self._said_by("coordinator")
+        heard = any(seen.status is status and not seen.error for seen in self._seen.values())
+        place = f"round {status['round']}" + (f" of {status['rounds']}" if status.get("rounds") else "") if "round" in status else ""
+        if status.get("finished"):
+            return Standing("finished", f"finished, {status['round']} rounds")
+        if self._seen and all(seen.error for seen in self._seen.values()):
+            return Standing("silent", "no role answers" + (f"; last seen at {place}" if place else ""))
+        return Standing("running", place if heard or not place else f"last seen at {place}")
+
+    def _said_by(self, actor: str) -> dict[str, Any]:
+        return next((seen.status for seen in self._seen.values() if seen.status.get("actor") == actor), {})
 
     def timeline(self, begin: float, end: float) -> dict[str, Any]:
         """The protocol between two times."""
@@ -190,19 +219,19 @@ class Deployment:
     def plan(self) -> dict[str, Any] | None:
         """Round times for every B, from the phases that were seen."""
         with self._lock:
-            arrivals = arrivals_of(self._record())
+            arrivals = arrivals_of(self._record(self._standing()))
         return self._planned.plan(arrivals)
 
-    def _record(self) -> RunRecord:
+    def _record(self, stands: Standing) -> RunRecord:
         statuses = [seen.status for seen in self._seen.values()]
         servers = max(self._story.servers, default=-1) + 1
-        coordinator = next((s for s in statuses if s.get("actor") == "coordinator"), {})
+        coordinator = self._said_by("coordinator")
         active = next((s["active"] for s in statuses if "active" in s), 1)
         job: dict[str, Any] = {"title": self.name}
         if coordinator.get("rounds"):
             job["run"] = {"rounds": coordinator["rounds"]}
         self._story.header = {"identity": {"servers": [[] for _ in range(servers)], "active": active}, "job": job}
-        silent = [seen.address for seen in self._seen.values() if seen.error]
+        silent = [seen.address for seen in self._seen.values() if seen.error] if stands.state in ("running", "silent") else []
         notices = (f"no answer from {', '.join(silent[:5])}{' and others' if len(silent) > 5 else ''}",) if silent else ()
         if not self._seen:
             notices = ("no role has been found yet",)
@@ -222,6 +251,30 @@ def _role(place: str, seen: Seen, now: float) -> dict[str, Any]:
         **{key: status[key] for key in known if isinstance(status.get(key), str | int | float | bool)},
         "totals": totals,
     }
+
+
+def _dead(roles: list[dict[str, Any]]) -> list[str]:
+    """A remark on each kind of role that does not answer, the one that holds up most first."""
+    silent = [role for role in roles if role["error"]]
+    return [text for kind, harm in HARM.items() if (text := _remark([role for role in silent if _kind(role["actor"]) == kind], harm))]
+
+
+def _remark(silent: list[dict[str, Any]], harm: str) -> str:
+    """What does not answer, since when, and what that means."""
+    if not silent:
+        return ""
+    names = ", ".join(f"{role['actor']} ({_since(role['silent_s'])})" for role in silent[:MOST_NAMED])
+    more = f" and {len(silent) - MOST_NAMED} more" if silent[MOST_NAMED:] else ""
+    return f"{names}{more} {'does' if len(silent) == 1 else 'do'} not answer: {harm}"
+
+
+def _since(silent_s: float | None) -> str:
+    return "never heard" if silent_s is None else f"for {silent_s:.0f} s"
+
+
+def _kind(actor: str) -> str:
+    kind = actor.replace("-", "/").partition("/")[0]
+    return kind if kind in HARM else "role"
 
 
 def _order(seen: Seen) -> tuple[int, int]:

@@ -9,11 +9,14 @@ from typing import Any
 
 from fedbcd.errors import FedBCDError, RecordError
 from fedbcd.report.advice import advice
+from fedbcd.report.baseline import best_baseline, job_folders, modified
 from fedbcd.report.follow import LogFollower
 from fedbcd.report.planning import Planned, arrivals_of
 from fedbcd.report.protocol_view import device_page, timeline
-from fedbcd.report.runs import LOG, Extras, find_runs, read_extras
+from fedbcd.report.runs import LOG, MODELS, Extras, find_runs, read_extras
+from fedbcd.report.standing import Standing
 from fedbcd.report.view import RunRecord, devices_view, differences, record_of, run_view
+from fedbcd.runfolder import is_at_work
 
 PHASES = 3_000  # in one answer; details of a stretch are fetched when someone zooms in
 AT_ONCE = 1 << 25  # bytes of a log that are read for one answer; the rest comes with the next ones
@@ -30,22 +33,26 @@ class Watched:
         self._follower = LogFollower(folder / LOG)
         self._record: RunRecord | None = None
         self._extras, self._still = Extras(), dict[str, Any]()
-        self._stamp: tuple[Any, ...] = ()
+        self._stamp: tuple[Any, ...] = (None,)
+        self._others: list[Path] = []
         self._view: dict[str, Any] = {}
         self._planned = Planned()
 
-    def refresh(self) -> tuple[Any, ...]:
-        """Read on; what tells this state from others."""
+    def refresh(self, others: Sequence[Path] | None = None) -> tuple[Any, ...]:
+        """Read on; what tells this state from others. `others` are the folders of runs that are looked at with it (None: as before)."""
         with self.lock:
             self._follower.poll(AT_ONCE)
-            files = tuple(_modified(self.folder / name) for name in FILES)
-            stamp = (self._follower.version, self._follower.notice, *files)
+            self._others = self._others if others is None else list(others)
+            compared = tuple((folder, modified(folder / MODELS)) for folder in [*self._others, *job_folders(self.folder)])
+            beside = (*(modified(self.folder / name) for name in FILES), compared)
+            stamp = (self._follower.version, self._follower.notice, is_at_work(self.folder), beside)
             if stamp != self._stamp:
-                fresh = files != self._stamp[2:]
+                fresh = beside != self._stamp[-1]
                 self._extras = read_extras(self.folder) if fresh else self._extras
-                self._record = record_of(self.folder, self._follower, self._extras)
-                self._still = devices_view(self._record) if fresh else self._still
-                self._view = run_view(self._record, self.key, PHASES, self._still)
+                self._record = record = record_of(self.folder, self._follower, self._extras)
+                if fresh:
+                    self._still = devices_view(record, best_baseline(record.identity, [folder for folder, _ in compared]))
+                self._view = run_view(record, self.key, PHASES, self._still)
                 self._view["advice"] = advice(self._view)
                 self._stamp = stamp
             return stamp
@@ -92,6 +99,8 @@ class Library:
         with self._lock:
             self._known = {_key(folder): folder for folder in self._folders()}
             found = [{"key": key, **self._head(folder)} for key, folder in self._known.items()]
+        for run in found:
+            run["state"] = "finished" if run["finished"] else "goes on" if is_at_work(Path(run["folder"])) else "stopped"
         return sorted(found, key=lambda run: -float(run["modified"]))
 
     def _folders(self) -> list[Path]:
@@ -126,12 +135,23 @@ class Library:
                     self._watched[key] = Watched(key, self._known[key])
             return [self._watched[key] for key in known]
 
+    def standing(self, folder: Path) -> Standing | None:
+        """How the run in this folder stands; None where there is none that can be read."""
+        try:
+            for one in self.watched([_key(folder)]):
+                one.refresh()
+                return Standing(*(one.view()["summary"][name] for name in ("state", "standing")))
+        except RecordError:
+            pass
+        return None
+
     def view(self, keys: Sequence[str]) -> tuple[str, dict[str, Any]]:
         """The views of these runs, and a word that changes whenever they do."""
         runs, stamps, notices = [], [], []
-        for one in self.watched(keys):
+        watched = self.watched(keys)
+        for one in watched:
             try:
-                stamps.append((one.key, one.refresh()))
+                stamps.append((one.key, one.refresh([other.folder for other in watched])))
                 runs.append(one.view())
             except RecordError as error:
                 stamps.append((one.key, (str(error),)))
@@ -145,13 +165,6 @@ class Library:
 
 def _key(folder: Path) -> str:
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _read_head(folder: Path, size: int) -> dict[str, Any]:

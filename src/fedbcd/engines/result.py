@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbcd.algorithm.params import Layout
-from fedbcd.data.federation import Federation
+from fedbcd.data.federation import Federation, accuracy
 from fedbcd.engines.environment import environment
 from fedbcd.engines.simulate.rows import ManyModels, Rows, SomeRows
 from fedbcd.errors import RecordError
@@ -112,16 +112,28 @@ def notes_of(federation: Federation, personal: dict[int, float], home: dict[int,
 
 
 def _label_counts(federation: Federation) -> dict[str, Any]:
-    """How many samples of each label each device has; nothing where targets are no labels, or the table would be huge."""
-    targets = federation.pool.targets
-    if targets.is_floating_point() or targets.ndim != 1:
+    """How many samples of each label of the data each device has, and the test set where accuracy is what is measured.
+
+    Nothing where targets are no labels, or the table would be huge.
+    """
+    targets, tested = federation.pool.targets, None if federation.test is None else federation.test.targets
+    if not _are_labels(targets):
         return {}
-    labels, place = torch.unique(targets[federation.positions], return_inverse=True)
+    tested = targets[:0] if tested is None or not _are_labels(tested) else tested
+    labels, place = torch.unique(torch.cat([targets, tested]), return_inverse=True)  # also labels that no device owns
     if len(labels) * federation.devices > MOST_COUNTS:
         return {}
     owner = torch.repeat_interleave(torch.arange(federation.devices), torch.tensor(federation.sizes))
-    counts = torch.bincount(owner * len(labels) + place, minlength=federation.devices * len(labels))
-    return {"labels": labels.tolist(), "counts": counts.reshape(federation.devices, len(labels)).tolist()}
+    owned = place[: len(targets)][federation.positions]
+    counts = torch.bincount(owner * len(labels) + owned, minlength=federation.devices * len(labels))
+    found = {"labels": labels.tolist(), "counts": counts.reshape(federation.devices, len(labels)).tolist()}
+    if len(tested) and federation.metric is accuracy:
+        found["tested"] = torch.bincount(place[len(targets) :], minlength=len(labels)).tolist()
+    return found
+
+
+def _are_labels(targets: Tensor) -> bool:
+    return not targets.is_floating_point() and targets.ndim == 1
 
 
 def _scores(text: str) -> dict[int, float]:

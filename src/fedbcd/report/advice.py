@@ -1,23 +1,67 @@
 """What to try next, in words, from the numbers of a run. Each remark names the figure it rests on and the setting it is about."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 STILL_RISING = 0.005  # gain of accuracy over the last fifth of a run
 FALLEN = 0.02  # below its own best
+FEWEST_TESTS = 5  # fewer do not show whether accuracy still rises
 WAITING = 0.25  # of all server time
+ARRIVAL = 0.5  # likewise, of waiting for devices
+MOST_NAMED = 10  # labels
 LOSERS = 0.1  # of all devices
 WORST = 0.1  # the worst tenth below the mean
 LAGGING = 0.1  # global accuracy behind personal
+WITHOUT = ("fedavg", "fedprox")  # algorithms without personal models
 UNEVEN = 0.5  # the least active tenth against the mean
 
 View = dict[str, Any]
 
 
-def advice(view: View) -> list[str]:
-    """Remarks on one run, the most useful first; a run that needs none gets one sentence saying so."""
-    found = [remark for rule in RULES for remark in rule(view)]
-    return found or ["nothing stands out in these numbers: accuracy has levelled off, no device is left behind, and little time is lost"]
+def advice(view: View, first: Sequence[str] = ()) -> list[str]:
+    """Remarks on one run, the most useful first, after those that must come first; one that needs none gets one sentence saying so."""
+    return [*first, *(remark for rule in RULES for remark in rule(view))] or [_all_clear(view)]
+
+
+def _all_clear(view: View) -> str:
+    """What was looked at and found well, and what could not be."""
+    tested = any(len(_curve(view, column)) >= FEWEST_TESTS for column in ("global_accuracy", "personal_accuracy"))
+    share = view.get("spent", {}).get("share", {})
+    timed = sum(share.values()) > 0
+    busy = timed and share.get("waiting", 0.0) <= WAITING and share.get("arrival", 0.0) <= ARRIVAL
+    well = {"accuracy has levelled off": tested, "no device is left behind": bool(view.get("personal")), "little time is lost": busy}
+    unknown = {
+        "how accuracy moves": not tested,
+        "how single devices do": not view.get("personal"),
+        "where the time goes": not timed,
+    }
+    clauses, open_ = (_listed([text for text, holds in table.items() if holds]) for table in (well, unknown))
+    if not clauses:
+        return f"there is nothing to say yet: {open_} is not known" if open_ else "nothing stands out in these numbers"
+    return f"nothing stands out in these numbers: {clauses}" + (f"; {open_} is not known" if open_ else "")
+
+
+def _listed(texts: list[str]) -> str:
+    *before, last = texts or [""]
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def _stopped(view: View) -> Iterator[str]:
+    if view["summary"].get("state") == "stopped":
+        yield view["summary"]["standing"]
+
+
+def _unowned(view: View) -> Iterator[str]:
+    part = view.get("partition") or {}
+    missing = part.get("unowned")
+    if not missing:
+        return
+    names = [str(label) for label in missing]
+    labels = _listed(names if len(names) <= MOST_NAMED else [*names[: MOST_NAMED - 1], f"{len(names) - MOST_NAMED + 1} more"])
+    text, most = f"no device owns {'label' if len(names) == 1 else 'labels'} {labels}", part.get("ceiling")
+    if most is not None:
+        text += f", {1 - most:.0%} of the test samples, so about {most:.3f} is the most that global accuracy can reach"
+    yield f"{text}: more devices, more labels per device or another seed give every label an owner"
 
 
 def _fallen(view: View) -> Iterator[str]:
@@ -36,7 +80,7 @@ def _rising(view: View) -> Iterator[str]:
     gains = {}
     for column, name in (("global_accuracy", "global"), ("personal_accuracy", "personal")):
         values = _curve(view, column)
-        if len(values) >= 5:
+        if len(values) >= FEWEST_TESTS:
             gains[name] = values[-1] - values[-1 - max(1, len(values) // 5)]
     risen = [f"{name} accuracy by {gain:.3f}" for name, gain in gains.items() if gain > STILL_RISING]
     if risen:
@@ -50,7 +94,7 @@ def _waiting(view: View) -> Iterator[str]:
     if share.get("waiting", 0.0) <= WAITING or servers < 2:
         return
     text = f"servers spent {share['waiting']:.0%} of their time waiting for other servers"
-    if view["summary"]["algorithm"] in ("fedavg", "fedprox"):
+    if view["summary"]["algorithm"] in WITHOUT:
         yield f"{text}: these algorithms need all of them; FedBCD on an async cloud does not"
     elif cloud == "sync":
         cloud = f'cloud = {{ name = "async", first = {max(1, round(0.3 * servers))} }}'
@@ -72,24 +116,24 @@ def _planned(view: View) -> str:
 
 def _slow_devices(view: View) -> Iterator[str]:
     share = view.get("spent", {}).get("share", {})
-    if share.get("arrival", 0.0) > 0.5:
-        active = _setting(view, "federation.active") or _setting(view, "active")
-        yield (
-            f"{share['arrival']:.0%} of server time went into waiting for devices to arrive: "
-            f"a smaller active (now {active}) ends phases earlier, more devices per server make the first ones come sooner"
-        )
+    active = view["summary"].get("active")
+    if share.get("arrival", 0.0) > ARRIVAL:
+        sooner = "more devices per server make the first ones come sooner"
+        fewer = f"a smaller active (now {active}) ends phases earlier, " if active and active > 1 else ""
+        yield f"{share['arrival']:.0%} of server time went into waiting for devices to arrive: {fewer}{sooner}"
 
 
 def _losers(view: View) -> Iterator[str]:
     personal = view.get("personal")
     gain = personal and personal["gain"]
-    if not gain or view["summary"]["algorithm"] in ("fedavg", "fedprox"):
+    if not gain:
         return
     compared = gain["better"] + gain["same"] + gain["worse"]
     if gain["worse"] > LOSERS * compared:
+        other = "their server's global model" if gain.get("against") is None else f"the model of {gain['against']}"
         yield (
-            f"{gain['worse']} of {compared} devices would do better with their server's global model than with their own: "
-            f"try a larger penalty (now {_setting(view, 'algorithm.penalty')}), which draws them nearer to it"
+            f"{gain['worse']} of {compared} devices would do better with {other} than with their own: "
+            f"try a larger penalty (now {_setting(view, 'algorithm.penalty')}), which draws them nearer to the global models"
         )
 
 
@@ -105,14 +149,16 @@ def _left_behind(view: View) -> Iterator[str]:
 
 def _global_lags(view: View) -> Iterator[str]:
     last = {name: values[-1] for name in ("global_accuracy", "personal_accuracy") if (values := _curve(view, name))}
-    if len(last) < 2 or last["personal_accuracy"] - last["global_accuracy"] <= LAGGING:
+    if view["summary"]["algorithm"] in WITHOUT or len(last) < 2 or last["personal_accuracy"] - last["global_accuracy"] <= LAGGING:
         return
     distance = _curve(view, "distance")
     text = f"global models are {last['personal_accuracy'] - last['global_accuracy']:.3f} behind the personal ones"
     if len(distance) > 2 and distance[-1] >= max(distance):
         yield f"{text}, and those still drift away from them (mean distance {distance[-1]:.3g}): a larger penalty would hold them together"
     else:
-        yield f"{text}: more uploads per phase (active) or more rounds bring them on"
+        active, most = view["summary"].get("active"), view["summary"].get("largest_server")
+        uploads = "" if active and most and active >= most else "more uploads per phase (active) or "
+        yield f"{text}: {uploads}more rounds bring them on"
 
 
 def _disagreement(view: View) -> Iterator[str]:
@@ -162,6 +208,8 @@ def _lost(view: View) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[View], Iterator[str]], ...] = (
+    _stopped,
+    _unowned,
     _fallen,
     _rising,
     _waiting,

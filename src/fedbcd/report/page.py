@@ -4,15 +4,16 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fedbcd.report.advice import advice
+from fedbcd.report.baseline import best_baseline, job_folders
 from fedbcd.report.planning import arrivals_of, plan_view
 from fedbcd.report.runs import find_runs
-from fedbcd.report.view import RunRecord, differences, read_run, run_view
+from fedbcd.report.view import RunRecord, devices_view, differences, read_run, run_view
 from fedbcd.runfolder import write_whole
 
 MOST_PLANS = 3  # runs that are planned for; a plan takes a second or two
@@ -30,7 +31,7 @@ def write_report(paths: Sequence[Path], out: Path, *, plan: bool = True, on_noti
 
 def view_of(records: Sequence[RunRecord], plan: bool) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
-    runs = [run_view(record, str(number)) for number, record in enumerate(records)]
+    runs = [run_view(record, str(number), still=still) for number, (record, still) in enumerate(zip(records, _still(records), strict=True))]
     planned: dict[str, Any] = {}
     for record, run in zip(records, runs, strict=True):
         if plan and record.group not in planned and len(planned) < MOST_PLANS:
@@ -38,6 +39,12 @@ def view_of(records: Sequence[RunRecord], plan: bool) -> dict[str, Any]:
         run["plan"] = planned.get(record.group)
         run["advice"] = advice(run)
     return {"kind": "report", "title": _title(runs), "runs": runs, "differences": differences([run["settings"] for run in runs])}
+
+
+def _still(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
+    shown = [record.folder for record in records]
+    for record in records:
+        yield devices_view(record, best_baseline(record.identity, [*shown, *job_folders(record.folder)]))
 
 
 def _title(runs: list[dict[str, Any]]) -> str:

@@ -101,7 +101,8 @@ def time_spent(story: Story) -> dict[str, Any]:
     server, opened, ended = np.asarray(phases.server), _floats(phases.opened), _floats(phases.ended)
     mixed, released, admitted = _floats(phases.mixed), _floats(phases.released), _floats(phases.last_admitted)
     stop = np.where(ended < 0, now, ended)
-    unknown = np.where(ended < 0, stop, opened)  # nobody has uploaded yet; or, of a deployment seen from outside, it is not known who did
+    seen = len(story.visits) > 0  # of a deployment that is seen from outside nobody knows when devices come
+    unknown = np.where((ended < 0) & seen, stop, opened)
     let_in = np.clip(np.where(admitted < 0, unknown, admitted), opened, stop)
     freed = np.where(released < 0, now, released)
     mix = np.where(mixed < 0, freed, mixed)
@@ -178,10 +179,10 @@ def server_table(story: Story) -> list[dict[str, Any]]:
 
 def device_summary(story: Story, devices: int) -> dict[str, Any]:
     """How many devices are in which state, and how evenly they were active."""
+    silent = max(0, devices - len(story.devices))
     states = Counter(state.state for state in story.devices.values())
-    states["never heard from"] = devices - len(story.devices)
-    counts = Counter(state.activations for state in story.devices.values())
-    counts[0] += max(0, devices - len(story.devices))
+    states["never heard from"] = silent
+    counts = Counter(state.activations for state in story.devices.values()) + Counter({0: silent})
     return {
         "states": {name: count for name, count in states.items() if count > 0},
         "activations": {"times": sorted(counts), "devices": [counts[k] for k in sorted(counts)]},

@@ -10,7 +10,7 @@ from typing import Any
 from fedbcd.errors import RecordError
 from fedbcd.history import History, Row
 
-LOG = "events.jsonl"
+LOG, MODELS = "events.jsonl", "models.safetensors"
 MOST_HEAD = 100_000_000  # bytes, the limit of the safetensors format
 
 
@@ -58,8 +58,8 @@ def _started(folder: Path) -> float:
 def read_extras(folder: Path) -> Extras:
     """What lies beside the log: of the finished run, or of the last checkpoint where that is newer."""
     notices: list[str] = []
-    models = _head(folder / "models.safetensors", notices)
-    checkpoint = _head(folder / "checkpoint.safetensors", notices)
+    models = head_of(folder / MODELS, notices)
+    checkpoint = head_of(folder / "checkpoint.safetensors", notices)
     saved = _saved_history(folder / "history.csv", notices)
     going = _checkpoint_history(checkpoint, folder, notices)
     newer = len(going) > 0 and (not saved or going.last.round > saved.last.round)
@@ -68,8 +68,8 @@ def read_extras(folder: Path) -> Extras:
     return Extras(
         history=going if newer else saved,
         summary={} if newer else _json(notes, "summary"),
-        personal=_scores(notes, "scores"),
-        home=_scores(notes, "global_scores"),
+        personal=scores_in(notes, "scores"),
+        home=scores_in(notes, "global_scores"),
         partition=_json(notes, "partition"),
         environment=_json(notes, "environment"),
         values=_values(models) or _values(checkpoint),
@@ -77,7 +77,7 @@ def read_extras(folder: Path) -> Extras:
     )
 
 
-def _head(path: Path, notices: list[str]) -> dict[str, Any]:
+def head_of(path: Path, notices: list[str]) -> dict[str, Any]:
     """The JSON at the head of a safetensors file: names, shapes and notes."""
     try:
         with path.open("rb") as file:
@@ -118,7 +118,8 @@ def _json(notes: Any, key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _scores(notes: Any, key: str) -> dict[int, float]:
+def scores_in(notes: Any, key: str) -> dict[int, float]:
+    """A score for every device, as the notes of a run have them."""
     try:
         scores = {int(device): float(score) for device, score in _json(notes, key).items()}
     except (TypeError, ValueError):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from fedbcd.history import COLUMNS, History
+from fedbcd.report.baseline import Baseline, has_personal_models
 from fedbcd.report.follow import LogFollower
 from fedbcd.report.protocol_view import device_summary, round_lengths, server_table, staleness, time_spent, timeline
 from fedbcd.report.runs import Extras, read_extras
+from fedbcd.report.standing import Standing, standing
 from fedbcd.report.story import Story
 
 MOST_POINTS = 1_000  # of a curve
@@ -90,8 +93,23 @@ def record_of(folder: Path, follower: LogFollower, extras: Extras) -> RunRecord:
     return RunRecord(folder, follower.story, extras, (*notices, *extras.notices))
 
 
-def run_view(record: RunRecord, key: str, phases: int | None = None, still: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Everything a page shows of one run. `still` is what `devices_view` gave for the same extras, if it is at hand."""
+def standing_of(record: RunRecord) -> Standing:
+    """Whether it has finished, goes on, or was stopped."""
+    return standing(record.folder, record.story, record.job)
+
+
+def run_view(
+    record: RunRecord,
+    key: str,
+    phases: int | None = None,
+    still: dict[str, Any] | None = None,
+    stands: Standing | None = None,
+) -> dict[str, Any]:
+    """Everything a page shows of one run. `still` is what `devices_view` gave for the same extras, if it is at hand.
+
+    `stands` says how the run stands where its folder does not.
+    """
+    stands = stands or standing_of(record)
     story, extras = record.story, record.extras
     view: dict[str, Any] = {
         "key": key,
@@ -99,10 +117,10 @@ def run_view(record: RunRecord, key: str, phases: int | None = None, still: dict
         "folder": str(record.folder),
         "seed": record.seed,
         "group": record.group,
-        "notices": list(record.notices),
+        "notices": [*record.notices, *([stands.words] if stands.state == "stopped" else [])],
         "settings": flat(record.job),
         "environment": extras.environment,
-        "summary": summary(record),
+        "summary": summary(record) | {"state": stands.state, "standing": stands.words},
         "history": curves(record),
         **(still or devices_view(record)),
     }
@@ -127,6 +145,7 @@ def summary(record: RunRecord) -> dict[str, Any]:
     story, found = record.story, record.extras.summary
     last = record.extras.history.last if record.extras.history else None
     rounds = len(story.rounds) if story is not None else 0
+    active = record.identity.get("active")
     return {
         "algorithm": _name(record.identity, "algorithm"),
         "cloud": _name(record.identity, "cloud"),
@@ -138,14 +157,37 @@ def summary(record: RunRecord) -> dict[str, Any]:
         "values": record.extras.values,
         "devices": len(record.homes),
         "servers": len(record.identity.get("servers", [])),
+        "active": active if isinstance(active, int) else None,
+        "largest_server": max(Counter(record.homes.values()).values(), default=None),
         "global_accuracy": _number(last.global_accuracy) if last else None,
         "personal_accuracy": _number(last.personal_accuracy) if last else None,
         "worst_decile": _number(last.worst_decile) if last else None,
         "seconds": found.get("seconds"),
         "evaluation_share": found.get("evaluation_share"),
-        "certificates": found.get("certificates", {}),
+        "certificates": _certificates(record),
         "digest": (story.end or {}).get("digest") if story is not None else None,
     }
+
+
+def _certificates(record: RunRecord) -> dict[str, Any]:
+    """The last that were taken, in which round; or why there are none. Those of a summary are on fewer devices than those of a history."""
+    last = next((row for row in reversed(record.extras.history) if math.isfinite(row.gap)), None)
+    if last is not None:
+        return {name: _number(getattr(last, name)) for name in ("round", "gap", "worst_gap", "pull", "spread")}
+    found = record.extras.summary.get("certificates")
+    if found:
+        return {"round": record.extras.summary.get("rounds"), **found}
+    return {"none": _why_no_certificates(record)}
+
+
+def _why_no_certificates(record: RunRecord) -> str:
+    if not has_personal_models(record.identity):
+        return "its algorithm keeps no personal models"
+    if "deployment" in record.extras.summary or (record.folder / "deploy.toml").is_file():
+        return "a deployment takes none"
+    if record.extras.summary:
+        return "none were asked for"
+    return "none have been taken so far" if record.story is None or record.story.end is None else "its folder holds none"
 
 
 def cluster_view(found: dict[str, Any]) -> dict[str, Any] | None:
@@ -209,51 +251,58 @@ def traffic(record: RunRecord, rounds: Sequence[int]) -> list[float]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------- devices
-def devices_view(record: RunRecord) -> dict[str, Any]:
-    """What the extras say about devices: their scores and their data."""
-    return {"personal": personal_view(record.extras, record.homes), "partition": partition_view(record.extras, record.homes)}
+def devices_view(record: RunRecord, baseline: Baseline | None = None) -> dict[str, Any]:
+    """What the extras say about devices: their scores, against a baseline where there is one, and their data."""
+    own = has_personal_models(record.identity)
+    return {"personal": personal_view(record.extras, record.homes, own, baseline), "partition": partition_view(record.extras, record.homes)}
 
 
-def personal_view(extras: Extras, homes: dict[int, int]) -> dict[str, Any] | None:
-    """How personal accuracy is spread over devices, and who gains and loses against the global model."""
+def personal_view(extras: Extras, homes: dict[int, int], own: bool = True, baseline: Baseline | None = None) -> dict[str, Any] | None:
+    """How personal accuracy is spread over devices, and who gains and loses: against a baseline, or the run's own global models.
+
+    `own` is whether devices keep models of their own; where they do not there is nothing to gain.
+    """
     if not extras.personal:
         return None
     devices = sorted(extras.personal)
     scores = np.array([extras.personal[device] for device in devices])
     order = np.argsort(scores, kind="stable")
     decile = max(1, len(scores) // 10)
+    against = baseline.scores if baseline is not None else extras.home if own else {}
     view: dict[str, Any] = {
         "devices": len(devices),
+        "own": own,
         "mean": float(scores.mean()),
         "worst_decile": float(scores[order[:decile]].mean()),
         "histogram": _histogram(scores, 0.0, 1.0, 40),
-        "worst": [_device_row(extras, homes, devices[k]) for k in order[:WORST]],
+        "worst": [_device_row(extras, homes, devices[k], against) for k in order[:WORST]],
         "gain": None,
     }
-    compared = [device for device in devices if device in extras.home]
+    compared = [device for device in devices if device in against]
     if compared:
-        gains = np.array([extras.personal[d] - extras.home[d] for d in compared])
+        gains = np.array([extras.personal[d] - against[d] for d in compared])
         ranked = np.argsort(gains, kind="stable")
         view["gain"] = {
+            "against": None if baseline is None else baseline.name,
             "better": int((gains > 0).sum()),
             "same": int((gains == 0).sum()),
             "worse": int((gains < 0).sum()),
             "mean": float(gains.mean()),
             "histogram": _histogram(gains, -1.0, 1.0, 80),
-            "losers": [_device_row(extras, homes, compared[k]) for k in ranked[:WORST] if gains[k] < 0],
-            "winners": [_device_row(extras, homes, compared[k]) for k in ranked[::-1][:WORST] if gains[k] > 0],
+            "losers": [_device_row(extras, homes, compared[k], against) for k in ranked[:WORST] if gains[k] < 0],
+            "winners": [_device_row(extras, homes, compared[k], against) for k in ranked[::-1][:WORST] if gains[k] > 0],
         }
     return view
 
 
-def _device_row(extras: Extras, homes: dict[int, int], device: int) -> dict[str, Any]:
+def _device_row(extras: Extras, homes: dict[int, int], device: int, against: dict[int, float]) -> dict[str, Any]:
     labels, counts = extras.partition.get("labels"), extras.partition.get("counts")
     owned = [label for label, count in zip(labels, counts[device], strict=False) if count] if labels and counts else None
     return {
         "device": device,
         "server": homes.get(device),
         "personal": extras.personal.get(device),
-        "home": extras.home.get(device),
+        "against": against.get(device),
         "labels": owned,
     }
 
@@ -283,8 +332,19 @@ def partition_view(extras: Extras, homes: dict[int, int]) -> dict[str, Any] | No
             "counts": [counts[device] for device in shown],
             "per_device": {"least": min(owned), "median": float(np.median(owned)), "most": max(owned)},
             "per_label": np.asarray(counts).sum(axis=0).tolist(),
+            **_unowned(labels, np.asarray(counts).sum(axis=0), extras.partition.get("tested")),
         }
     return view
+
+
+def _unowned(labels: list[int], per_label: Any, tested: list[int] | None) -> dict[str, Any]:
+    """Labels that no device owns, and what their share of the test set leaves for a global model to reach."""
+    nobody = per_label == 0
+    share = float(np.asarray(tested)[nobody].sum() / max(1, sum(tested))) if tested and len(tested) == len(labels) else None
+    return {
+        "unowned": [label for label, missing in zip(labels, nobody, strict=True) if missing],
+        "ceiling": None if share is None else 1.0 - share,
+    }
 
 
 # --------------------------------------------------------------------------------------------------------------------- settings

@@ -28,7 +28,7 @@
       const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.key : null;
       place.replaceChildren(table(`${shown.length} of ${list.length} runs`, ["run", "seed", "algorithm", "cloud", "state", "folder"], shown.slice(0, 200).map((run) => [
         h("label", {}, h("input", { type: "checkbox", "data-key": run.key, checked: picked.includes(run.key), onchange: (event) => pick(run.key, event.target.checked) }), run.name),
-        run.seed, run.algorithm, run.cloud, run.finished ? "finished" : "goes on, or was stopped", run.folder]), [0, 2, 3, 4, 5]));
+        run.seed, run.algorithm, run.cloud, run.state, run.folder]), [0, 2, 3, 4, 5]));
       if (focused) place.querySelector(`[data-key="${focused}"]`)?.focus();
     }
     return { id: "runs", title: "Runs", el, update: () => draw(false) };
@@ -69,7 +69,7 @@
       el.hidden = !one;
       if (!one) return;
       const now = one.summary.clock, shown = one.servers.length > 100 ? [...one.servers].sort((a, b) => b.missed - a.missed).slice(0, 100) : one.servers;
-      servers.replaceChildren(table(`Servers of ${one.name}, clock ${short(now)}${shown.length < one.servers.length ? ": the 100 that missed most mixes" : ""}`, ["server", "state", "for", "phases", "uploads", "mixes missed"], shown.map((x) => [x.server, x.state, short(Math.max(0, now - x.since - 1e-4)), x.phases, one.key === "deployment" ? null : x.uploads, x.missed]), [0, 1]));
+      servers.replaceChildren(table(`Servers of ${one.name}, ${["finished", "stopped"].includes(one.summary.state) ? "at the end, " : ""}clock ${short(now)}${shown.length < one.servers.length ? ": the 100 that missed most mixes" : ""}`, ["server", "state", "for", "phases", "uploads", "mixes missed"], shown.map((x) => [x.server, x.state, short(Math.max(0, now - x.since - 1e-4)), x.phases, one.key === "deployment" ? null : x.uploads, x.missed]), [0, 1]));
       const counts = Object.entries(one.devices.states);
       states.textContent = one.key === "deployment" ? "Devices of a deployment are listed under Roles, where their addresses are known." : counts.map(([name, count]) => `${count} ${name}`).join(", ");
       controls.hidden = one.key === "deployment";
@@ -80,8 +80,9 @@
 
   const roleSection = (app_) => {
     const el = section("roles", "Roles of the deployment", "What each process says of itself, asked once a second over its health port.");
-    const place = h("div"), below = h("div");
-    el.append(place, below);
+    const place = h("div"), below = h("div"), stands = h("p"), kept = h("summary"), fold = h("details", {}, kept);
+    const shown = h("div", {}, place, below);
+    el.append(stands, fold, shown);
     const sum = (roles, key) => {
       const total = new Map();
       for (const role of roles) for (const [name, value] of Object.entries(role.totals[key] || {})) total.set(name, (total.get(name) || 0) + value);
@@ -91,8 +92,15 @@
       const roles = app_.view.deployment || [];
       el.hidden = !app_.view.deployment;
       if (el.hidden) return;
+      const { state, words } = app_.view.standing, over = state === "finished" || state === "stopped";
+      stands.textContent = words;
+      stands.hidden = !words;
+      fold.hidden = !over;
+      kept.textContent = `${roles.length} roles, ${roles.filter((role) => role.error).length} of them ended: what they said last`;
+      const parent = over ? fold : el;
+      if (shown.parentElement !== parent) parent.append(shown);
       place.replaceChildren(table(`${roles.length} roles, ${roles.filter((role) => role.error).length} without an answer`, ["role", "state", "phase or round", "uploads", "peers", "heard", "waits for", "in", "out", "refused", "retries"], roles.slice(0, 300).map((role) => [
-        role.actor, role.error ? `no answer: ${role.error}` : role.state || (role.ready ? "ready" : "not ready"), role.phase ?? role.round ?? role.activation, role.active === undefined ? null : `${role.received} of ${role.active}`, role.peers,
+        role.actor, role.error ? (over ? "ended" : `no answer: ${role.error}`) : role.state || (role.ready ? "ready" : "not ready"), role.phase ?? role.round ?? role.activation, role.active === undefined ? null : `${role.received} of ${role.active}`, role.peers,
         role.silent_s === null ? "never" : `${role.silent_s} s ago`, role.waits_for, bytes(role.totals.bytes_in), bytes(role.totals.bytes_out), Object.values(role.totals.refused || {}).reduce((a, b) => a + b, 0), role.totals.retries]), [0, 1, 6]));
       const refused = sum(roles, "refused"), waiting = sum(roles, "waiting_s");
       const metrics = app_.view.metrics || {}, mixed = metrics.fedbcd_staleness_rounds_count;

@@ -46,7 +46,13 @@ async def _answered(call: Awaitable[Any], peer: Actor, address: str) -> Any:
             raise RefusedForGood(str(error.details())) from None
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             raise Refused("change", str(error.details())) from None
-        raise Refused("unreachable", f"{peer} does not answer at {address}: {words(error)}") from None
+        raise Refused("unreachable", f"{peer} does not answer at {address}: {_reason(error)}") from None
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    """The last and only telling part of what gRPC says, such as: Connection refused."""
+    said = words(error).rpartition("last error: ")[2]
+    return said.rpartition("remote host: ")[2] if "remote host: " in said else said
 
 
 def _operator_channel(peer: Actor, address: str, security: Security) -> grpc.aio.Channel:

@@ -75,6 +75,10 @@ const fedbcd = (() => {
   }
 
   // ------------------------------------------------------------------------------------------------------- runs and their seeds
+  function several(runs) {  // one seed twice is no second seed
+    const seeds = new Set(runs.map((run) => run.seed)).size;
+    return seeds === runs.length ? `${seeds} seeds` : `${runs.length} runs of ${seeds === 1 ? "one seed" : `${seeds} seeds`}`;
+  }
   function groupsOf(view) {
     const groups = new Map();
     for (const run of view.runs) {
@@ -84,13 +88,17 @@ const fedbcd = (() => {
     const found = [...groups.values()];
     for (const group of found) {
       const names = [...new Set(group.runs.map((run) => run.name))];
-      group.name = group.runs.length > 1 ? `${names[0]} (${group.runs.length} seeds)` : names[0];
+      group.name = group.runs.length > 1 ? `${names[0]} (${several(group.runs)})` : names[0];
     }
     const names = found.map((group) => group.name);
     for (const group of found) if (names.filter((name) => name === group.name).length > 1) group.name = `${group.name} [${group.runs[0].folder}]`;
     return found;
   }
-  const named = (app, run) => (app.view.runs.filter((other) => other.name === run.name).length > 1 ? `${run.name}, seed ${run.seed}` : run.name);
+  function named(app, run) {
+    const others = app.view.runs.filter((other) => other !== run && other.name === run.name);
+    if (others.some((other) => other.seed === run.seed)) return `${run.name}, seed ${run.seed} [${run.folder}]`;
+    return others.length ? `${run.name}, seed ${run.seed}` : run.name;
+  }
   function pairs(run, x, column, positive) {
     const xs = [], ys = [];
     run.history[x].forEach((value, k) => {
@@ -126,7 +134,7 @@ const fedbcd = (() => {
     const details = lazyTable(title, () => {
       const rows = [];
       for (const curve of state.curves) curve.xs.forEach((x, k) => rows.push([curve.name, state.formatX(x), state.formatY(curve.ys[k])].concat(curve.low ? [`${state.formatY(curve.low[k])} to ${state.formatY(curve.high[k])}`] : [])));
-      return table(title, ["run", state.x, "value"].concat(state.curves.some((c) => c.low) ? ["over seeds"] : []), rows.slice(0, 2000));
+      return table(title, ["run", state.x, "value"].concat(state.curves.some((c) => c.low) ? ["least to most"] : []), rows.slice(0, 2000));
     });
     const figure = h("figure", {}, h("figcaption", {}, title), place, readout, details);
 
@@ -166,7 +174,7 @@ const fedbcd = (() => {
     }
     function label() {
       const ends = state.curves.filter((c) => c.xs.length).map((c) => `${c.name} ends at ${state.formatY(c.ys[c.ys.length - 1])}`);
-      place.setAttribute("aria-label", `${title} against ${state.x}. ${ends.join(". ") || "No data yet"}. Arrow keys read values.`);
+      place.setAttribute("aria-label", `${title} against ${state.x}. ${ends.join(". ") || state.none || "no data yet"}. Arrow keys read values.`);
     }
     function update() {
       state = lines();
@@ -179,7 +187,7 @@ const fedbcd = (() => {
         place.replaceChildren();
         chart = null;
         if (data[0].length) chart = new uPlot(options(), data, place);
-        else place.append(h("p", { class: "muted" }, "no data yet"));
+        else place.append(h("p", { class: "muted" }, state.none || "no data yet"));
         shape = now;
       }
       details.refresh();
@@ -205,7 +213,8 @@ const fedbcd = (() => {
         const [xs, ys, low, high] = band(group, app.axis, column, options.log);
         return { name: group.name, number: group.number, xs, ys, ...(group.runs.length > 1 ? { low, high } : {}) };
       }).filter((curve) => curve.xs.length);
-      return { x, formatX, formatY: options.format || short, log: options.log, curves };
+      const none = app.view.runs.every((run) => run.summary.state === "finished") ? "not measured" : "no data yet";
+      return { x, formatX, formatY: options.format || short, log: options.log, curves, none };
     });
   }
 
@@ -227,10 +236,10 @@ const fedbcd = (() => {
     el.append(place, h("h3", {}, "Time to accuracy"), h("div", { class: "controls" }, which.el, h("label", {}, "goal", goal)), goals);
     function state(run) {
       const s_ = run.summary;
-      if (s_.finished) return "finished";
+      if (s_.state === "finished") return "finished";
       const bar = h("i");
       bar.style.width = `${100 * (s_.fraction || 0)}%`;
-      return h("span", { class: "state" }, s_.fraction === null ? "not finished" : `${Math.floor(100 * s_.fraction)} %`, h("span", { class: "bar", "aria-hidden": "true" }, bar));
+      return h("span", { class: "state" }, `${{ stopped: "stopped", silent: "no answer" }[s_.state] || "goes on"}${s_.fraction === null ? "" : `, ${Math.floor(100 * s_.fraction)} %`}`, h("span", { class: "bar", "aria-hidden": "true" }, bar));
     }
     function reach() {
       const column = which.select.value;
@@ -306,31 +315,40 @@ const fedbcd = (() => {
     return histograms[0].counts.map((_, k) => histograms.reduce((total, one) => total + one.counts[k], 0));
   }
   sections.devices = (app) => {
-    const el = section("devices", "Devices", "How personal accuracy is spread over the devices, and who gains or loses against the global model of their server, tested on the same labels.");
+    const el = section("devices", "Devices", "How personal accuracy is spread over the devices, and who gains or loses by a model of their own, tested on the same labels.");
     const key = legend(app), place = h("div");
     el.append(key.el, place);
-    const row = (d) => [d.device, d.server, d.labels ? d.labels.join(", ") : "–", score(d.personal), score(d.home), isNumber(d.home) && isNumber(d.personal) ? h("span", { class: d.personal >= d.home ? "better" : "worse" }, (d.personal - d.home >= 0 ? "+" : "−") + Math.abs(d.personal - d.home).toFixed(3)) : "–"];
-    const head = ["device", "server", "labels", "own model", "global model", "difference"];
+    const OWN = "its own global models";
+    const row = (d) => [d.device, d.server, d.labels ? d.labels.join(", ") : "–", score(d.personal), score(d.against), isNumber(d.against) && isNumber(d.personal) ? h("span", { class: d.personal >= d.against ? "better" : "worse" }, (d.personal - d.against >= 0 ? "+" : "−") + Math.abs(d.personal - d.against).toFixed(3)) : "–"];
+    const head = (gain) => ["device", "server", "labels", "own model", gain && gain.against ? gain.against : "global model", "difference"];
+    function reference(tested, compared) {  // what gains are measured against, in a sentence for each kind of it
+      const one = tested.flatMap((group) => group.runs).filter((run) => !run.personal.own).map((run) => named(app, run));
+      const runs = compared.flatMap((group) => group.runs), best = [...new Set(runs.map((run) => run.personal.gain.against).filter(Boolean))];
+      const own = runs.filter((run) => !run.personal.gain.against).map((run) => named(app, run));
+      return [best.length ? `Gain is against ${best.join(", ")}: the best run of this job without personal models.` : "",
+        one.length ? `${one.join(", ")} ${one.length === 1 ? "has" : "have"} no personal models: the one model for all is tested on what each device owns.` : "",
+        own.length ? `${best.length ? `Gain of ${own.join(", ")} is` : "Gain is"} against the global models of the run itself: no finished run of FedAvg or FedProx on the same data and seed is here to compare with.` : ""].filter(Boolean).join(" ");
+    }
     function update() {
       key.update();
       const groups = groupsOf(app.view).filter((group) => group.runs.some((run) => run.personal));
       if (!groups.length) { place.replaceChildren(h("p", { class: "muted" }, "No device has been tested: the run has no test data with labels, or no checkpoint yet.")); return; }
       const tested = groups.map((group) => ({ ...group, runs: group.runs.filter((run) => run.personal) }));
       const compared = tested.map((group) => ({ ...group, runs: group.runs.filter((run) => run.personal.gain) })).filter((group) => group.runs.length);
-      const figures = [histogram("Personal accuracy over devices", "test accuracy on the device's own labels", tested[0].runs[0].personal.histogram.edges, tested.map((g) => ({ name: g.name, number: g.number, counts: summed(g.runs.map((r) => r.personal.histogram)) })))];
-      if (compared.length) figures.push(histogram("Personal model against the global model", "accuracy of its own model less that of the global model", compared[0].runs[0].personal.gain.histogram.edges, compared.map((g) => ({ name: g.name, number: g.number, counts: summed(g.runs.map((r) => r.personal.gain.histogram)) })), true));
-      const parts = [h("div", { class: "grid" }, figures)];
-      parts.push(table("Spread over devices", ["run", "devices", "mean", "worst tenth", "gain", "equal", "lose", "mean gain"], tested.flatMap((g) => g.runs.map((r) => {
+      const figures = [histogram("Personal accuracy over devices", "test accuracy on the device's own labels", tested[0].runs[0].personal.histogram.edges, tested.map((g) => ({ name: g.runs[0].personal.own ? g.name : `${g.name} (one model for all)`, number: g.number, counts: summed(g.runs.map((r) => r.personal.histogram)) })))];
+      if (compared.length) figures.push(histogram("Gain of a model of one’s own", "accuracy of its own model less that of the other", compared[0].runs[0].personal.gain.histogram.edges, compared.map((g) => ({ name: g.name, number: g.number, counts: summed(g.runs.map((r) => r.personal.gain.histogram)) })), true));
+      const parts = [h("div", { class: "grid" }, figures), h("p", {}, reference(tested, compared))];
+      parts.push(table("Spread over devices", ["run", "devices", "mean", "worst tenth", "gain", "equal", "lose", "mean gain", "against"], tested.flatMap((g) => g.runs.map((r) => {
         const p = r.personal, gain = p.gain || {};
-        return [r.name, p.devices, score(p.mean), score(p.worst_decile), gain.better, gain.same, gain.worse, score(gain.mean)];
-      }))));
+        return [r.name, p.devices, score(p.mean), score(p.worst_decile), gain.better, gain.same, gain.worse, score(gain.mean), p.gain ? gain.against || OWN : p.own ? null : "has no personal models"];
+      })), [0, 8]));
       for (const group of tested) for (const run of group.runs) {
         const gain = run.personal.gain;
         const open = openDetails.has(`worst-${run.key}`);
-        const details = h("details", { open, ontoggle: () => (details.open ? openDetails.add(`worst-${run.key}`) : openDetails.delete(`worst-${run.key}`)) }, h("summary", {}, `Devices of ${run.name}: worst, and those that lose or gain most`),
-          table("Worst personal accuracy", head, run.personal.worst.map(row), [0, 2]),
-          gain && gain.losers.length ? table("Would do better with the global model", head, gain.losers.map(row), [0, 2]) : null,
-          gain && gain.winners.length ? table("Gain most from a model of their own", head, gain.winners.map(row), [0, 2]) : null);
+        const details = h("details", { open, ontoggle: () => (details.open ? openDetails.add(`worst-${run.key}`) : openDetails.delete(`worst-${run.key}`)) }, h("summary", {}, run.personal.own ? `Devices of ${run.name}: worst, and those that lose or gain most` : `Devices of ${run.name}: the worst`),
+          table(run.personal.own ? "Worst personal accuracy" : "Worst accuracy", head(gain), run.personal.worst.map(row), [0, 2]),
+          gain && gain.losers.length ? table(`Would do better with ${gain.against || "the global model"}`, head(gain), gain.losers.map(row), [0, 2]) : null,
+          gain && gain.winners.length ? table("Gain most from a model of their own", head(gain), gain.winners.map(row), [0, 2]) : null);
         parts.push(details);
       }
       place.replaceChildren(...parts);
@@ -353,8 +371,10 @@ const fedbcd = (() => {
     el.append(key.el, h("div", { class: "grid" }, parts.map((part) => part.el)), ends);
     return { id: "certificates", title: "Certificates", el, update: () => {
       [key, ...parts].forEach((part) => part.update());
-      const rows = app.view.runs.filter((run) => Object.keys(run.summary.certificates).length).map((run) => { const c = run.summary.certificates; return [run.name, run.seed, short(c.gap), short(c.worst_gap), short(c.pull), short(c.spread)]; });
-      ends.replaceChildren(...(rows.length ? [table("Of the final models", ["run", "seed", "gap", "worst gap", "pull", "spread"], rows)] : [h("p", { class: "muted" }, "No certificates of final models: the run goes on, or its algorithm keeps no personal models.")]));
+      const taken = app.view.runs.filter((run) => !run.summary.certificates.none), without = app.view.runs.filter((run) => run.summary.certificates.none);
+      const rows = taken.map((run) => { const c = run.summary.certificates; return [run.name, run.seed, c.round, short(c.gap), short(c.worst_gap), short(c.pull), short(c.spread)]; });
+      ends.replaceChildren(...(rows.length ? [table("The last that were taken", ["run", "seed", "after round", "gap", "worst gap", "pull", "spread"], rows)] : []),
+        ...without.map((run) => h("p", { class: "muted" }, `${named(app, run)} has no certificates: ${run.summary.certificates.none}.`)));
     } };
   };
 
@@ -362,17 +382,17 @@ const fedbcd = (() => {
   sections.protocol = (app) => {
     const el = section("protocol", "The protocol", "Each server’s response-and-update phases, its waiting, and the mixes of the coordinator, drawn from the event log as in the paper’s Figure 2. Drag to move; click, then turn the wheel, or use + and − to zoom; n and p step through rounds.");
     const canvas = h("canvas", { class: "timeline", tabindex: "0", role: "img" });
-    const words = h("p", { class: "readout", "aria-live": "polite" });
+    const words = h("p", { class: "readout", "aria-live": "polite" }), note = h("p", { class: "muted" });
     const pick = choice("run", [], () => { range = null; last = null; chosen = null; update(); });
     const jump = h("input", { type: "number", min: "0", onchange: () => show(Number(jump.value)) });
     const button = (text, label, action) => h("button", { type: "button", "aria-label": label, title: label, onclick: action }, text);
     el.append(h("div", { class: "controls" }, pick.el, h("label", {}, "round", jump),
       button("−", "Zoom out", () => zoom(2)), button("+", "Zoom in", () => zoom(0.5)), button("◀", "Earlier", () => move(-0.5)), button("▶", "Later", () => move(0.5)), button("All", "Show everything", () => { range = null; settle(); })),
-    h("ul", { class: "legend" }, swatch("var(--update)", "response and update"), swatch("var(--visit)", "a device at work"), swatch("var(--straggler)", "the last one: it was waited for"), swatch("var(--waiting)", "waiting for other servers"), swatch("var(--mix)", "aggregation: who is mixed with whom")), canvas, words);
+    h("ul", { class: "legend" }, swatch("var(--update)", "response and update"), swatch("var(--visit)", "a device at work"), swatch("var(--straggler)", "the last one: it was waited for"), swatch("var(--waiting)", "waiting for other servers"), swatch("var(--mix)", "aggregation: who is mixed with whom")), canvas, note, words);
     const rows = h("div");
     el.append(rows);
     let range = null, last = null, chosen = null, data = null, frame = 0, timer = 0, hover = null;
-    const LEFT = 58, BOTTOM = 24;
+    const LEFT = 58, BOTTOM = 24, NARROW = 3;
     const run = () => app.view.runs.find((one) => one.key === pick.select.value) || app.view.runs.find((one) => one.timeline);
     const whole = () => { const t = run().timeline; return [app.isLive() && t.overview ? 0 : t.begin, Math.max(t.end, t.begin + 1e-9)]; };
     const view = () => range || whole();
@@ -422,46 +442,96 @@ const fedbcd = (() => {
       g.beginPath();
       g.rect(LEFT, 0, width - LEFT - 6, height);
       g.clip();
-      if (t.overview && (t.overview.begin < (t.phases.opened[0] ?? Infinity))) shares(g, t.overview, x, y, rowHeight, colours, t.phases.opened[0] ?? Infinity);
-      stretches(g, t, x, y, rowHeight, colours, a, b);
-      devices(g, t, x, y, rowHeight, colours, a, b);
+      const crowded = crowdedServers(t, x, a, b);
+      overview(g, t, x, y, rowHeight, colours, crowded);
+      stretches(g, t, x, y, rowHeight, colours, a, b, crowded);
+      shares(g, t, x, y, rowHeight, colours, a, b, width, crowded);
+      devices(g, t, x, y, rowHeight, colours, a, b, crowded);
       mixes(g, t, x, y, rowHeight, colours, a, b, servers);
       g.restore();
+      note.hidden = !crowded.size;
+      note.textContent = crowded.size ? `Phases of ${crowded.size === servers ? "all servers" : crowded.size === 1 ? "one server" : `${crowded.size} servers`} are too short to be drawn one by one here: their rows are filled by shares of time. Zoom in to see them.` : "";
       axis(g, x, a, b, width, height, servers, rowHeight, colours);
       canvas.setAttribute("aria-label", `Timeline of ${one.name}, clock ${short(a)} to ${short(b)}: ${t.servers} servers, ${t.mixes.round.length} mixes in view or near. Step through rounds with n and p; the text below describes the chosen round.`);
     }
-    function shares(g, o, x, y, rowHeight, colours, until) {
+    function stack(g, left, wide, top, tall, parts) {  // shares of a stretch of time, one above the other
+      let base = top + tall;
+      for (const [share, colour_] of parts) {
+        if (!(share > 0)) continue;
+        g.fillStyle = colour_;
+        g.fillRect(left, base - tall * share, wide, tall * share);
+        base -= tall * share;
+      }
+    }
+    function earlier(t, each) {  // stretches of time before the phases that are known one by one, with the shares of each server
+      const o = t.overview, until = t.phases.opened[0] ?? Infinity;
+      if (!o) return;
       const step = (o.end - o.begin) / (o.collecting[0] || []).length;
       o.collecting.forEach((row, server) => row.forEach((share, k) => {
-        const from = o.begin + k * step;
-        if (from >= until) return;
-        const left = x(from), right = x(Math.min(from + step, until));
-        g.fillStyle = colours.waiting;
-        g.fillRect(left, y(server) + 1, right - left + 0.5, rowHeight - 2);
-        g.fillStyle = colours.update;
-        g.fillRect(left, y(server) + 1 + (rowHeight - 2) * (1 - share), right - left + 0.5, (rowHeight - 2) * share);
+        const from = o.begin + k * step, to = Math.min(from + step, until);
+        if (from < to) each(server, from, to, [share, o.waiting[server][k]]);
       }));
     }
-    function stretches(g, t, x, y, rowHeight, colours, a, b) {
+    function overview(g, t, x, y, rowHeight, colours, crowded) {
+      earlier(t, (server, from, to, [update, waiting]) => {
+        if (!crowded.has(server)) stack(g, x(from), x(to) - x(from) + 0.5, y(server) + 1, rowHeight - 2, [[update, colours.update], [waiting, colours.waiting]]);
+      });
+    }
+    // When a phase ended, was mixed and was followed by the next; what has not happened yet happens at the end of what is known.
+    function times(t, k) {
+      const p = t.phases, ended = p.ended[k] < 0 ? t.end : p.ended[k], released = p.released[k] < 0 ? t.end : p.released[k];
+      return [p.opened[k], ended, p.mixed[k] < 0 ? released : Math.max(ended, p.mixed[k]), released];
+    }
+    function crowdedServers(t, x, a, b) {  // whose phases are narrower than NARROW on average in this view
+      const seen = new Map();
+      t.phases.server.forEach((server, k) => {
+        const [opened, , , released] = times(t, k);
+        if (released < a || opened > b) return;
+        const one = seen.get(server) || { count: 0, wide: 0 };
+        one.count += 1;
+        one.wide += x(Math.min(released, b)) - x(Math.max(opened, a));
+        seen.set(server, one);
+      });
+      return new Set([...seen].filter(([, one]) => one.count > 1 && one.wide / one.count < NARROW).map(([server]) => server));
+    }
+    function shares(g, t, x, y, rowHeight, colours, a, b, width, crowded) {  // bars of NARROW pixels, so that no phase hides another
+      const bins = Math.ceil((width - LEFT - 6) / NARROW), spent = new Map([...crowded].map((server) => [server, [0, 1, 2].map(() => new Float64Array(bins))]));
+      const place = (time) => (x(Math.min(Math.max(time, a), b)) - LEFT) / NARROW;
+      const spread = (server, cause, begin, end, share) => {
+        const bin = spent.get(server)[cause], from = place(begin), to = place(end);
+        for (let n = Math.floor(from); n < to && n < bins; n += 1) bin[n] += share * (Math.min(to, n + 1) - Math.max(from, n));
+      };
+      earlier(t, (server, from, to, both) => { if (spent.has(server)) both.forEach((share, cause) => spread(server, cause, from, to, share)); });
+      t.phases.server.forEach((server, k) => {
+        if (!spent.has(server)) return;
+        const moments = times(t, k);
+        for (const cause of [0, 1, 2]) spread(server, cause, moments[cause], moments[cause + 1], 1);
+      });
+      for (const [server, [update, waiting, mixing]] of spent) {
+        for (let n = 0; n < bins; n += 1) {
+          stack(g, LEFT + n * NARROW, NARROW, y(server) + 1, rowHeight - 2, [[update[n], colours.update], [waiting[n], colours.waiting], [mixing[n], colours.mix]]);
+        }
+      }
+    }
+    function stretches(g, t, x, y, rowHeight, colours, a, b, crowded) {
       const p = t.phases;
       for (let k = 0; k < p.server.length; k += 1) {
-        const opened = p.opened[k], ended = p.ended[k] < 0 ? t.end : p.ended[k], released = p.released[k] < 0 ? t.end : p.released[k];
-        if (released < a || opened > b) continue;
+        const [opened, ended, mixed, released] = times(t, k);
+        if (released < a || opened > b || crowded.has(p.server[k])) continue;
         const top = y(p.server[k]) + 1, tall = rowHeight - 2;
         g.fillStyle = colours.update;
-        g.fillRect(x(opened), top, Math.max(0.6, x(ended) - x(opened)), tall);
+        g.fillRect(x(opened), top, x(ended) - x(opened), tall);
         if (released > ended) {
           g.fillStyle = colours.waiting;
-          g.fillRect(x(ended), top + tall * 0.3, Math.max(0.3, x(released) - x(ended)), tall * 0.4);
+          g.fillRect(x(ended), top + tall * 0.3, x(released) - x(ended), tall * 0.4);
         }
-        const mixed = p.mixed[k];
-        if (mixed >= 0 && released > mixed && x(released) - x(mixed) > 0.5) {
+        if (x(released) - x(mixed) > 0.5) {
           g.fillStyle = colours.mix;
           g.fillRect(x(mixed), top, x(released) - x(mixed), tall);
         }
       }
     }
-    function devices(g, t, x, y, rowHeight, colours, a, b) {
+    function devices(g, t, x, y, rowHeight, colours, a, b, crowded) {
       if (rowHeight < 10) return;
       const v = t.visits, p = t.phases, lanes = new Map();
       g.lineWidth = 2;
@@ -469,7 +539,7 @@ const fedbcd = (() => {
         const phase = v.phase[k], uploaded = v.uploaded[k] < 0 ? t.end : v.uploaded[k];
         const lane = lanes.get(phase) || 0;
         lanes.set(phase, lane + 1);
-        if (uploaded < a || v.admitted[k] > b || x(uploaded) - x(v.admitted[k]) < 1.5) continue;
+        if (uploaded < a || v.admitted[k] > b || x(uploaded) - x(v.admitted[k]) < 1.5 || crowded.has(p.server[phase])) continue;
         const tall = rowHeight - 6, line = y(p.server[phase]) + 4 + (tall > 8 ? (lane * 5) % tall : tall / 2);
         const late = p.last_device[phase] === v.device[k] && p.ended[phase] >= 0;
         g.strokeStyle = late ? colours.straggler : colours.visit;
@@ -488,7 +558,7 @@ const fedbcd = (() => {
         const time = m.time[k];
         if (time < a || time > b) continue;
         const members = m.servers[k], mine = m.round[k] === chosen;
-        if (room < 2 && !mine && k % Math.ceil(2 / room) !== 0) continue;
+        if (room < NARROW && !mine) continue;
         g.strokeStyle = g.fillStyle = colours.mix;
         g.globalAlpha = mine ? 1 : Math.min(1, Math.max(0.25, room / 14));
         g.lineWidth = mine ? 3 : 1;
@@ -581,7 +651,7 @@ const fedbcd = (() => {
       canvas.hidden = !runs.length;
       if (!runs.length) { words.textContent = "No phase has been recorded yet."; rows.replaceChildren(); return; }
       const one = run();
-      if (chosen === null) words.textContent = one.timeline.overview ? `${one.timeline.total_phases} phases: the latest ${one.timeline.phases.server.length} one by one, before them shares of time.` : "";
+      if (chosen === null) words.textContent = one.timeline.overview ? `${one.timeline.total_phases} phases; of those before the latest ${one.timeline.phases.server.length} only shares of time are kept.` : "";
       const lengths = one.rounds;
       const now = JSON.stringify([one.key, lengths]);
       if (app.source.timeline && range) settle();
@@ -633,9 +703,9 @@ const fedbcd = (() => {
       const stale = run.staleness;
       if (stale && stale.missed.some((k) => k > 0)) parts.push(table("Mixes that a server had missed when it was mixed", ["missed", ...stale.missed.slice(0, 20).map(String)], [["times", ...stale.count.slice(0, 20)]]));
       const activity = run.devices && run.devices.activations;
-      if (activity) {
+      if (activity && activity.times.length) {
         const many = activity.times.reduce((sum, times, k) => sum + times * activity.devices[k], 0), all = activity.devices.reduce((a, b) => a + b, 0);
-        parts.push(h("p", {}, `Uploads per device: from ${activity.times[0]} to ${activity.times[activity.times.length - 1]}, mean ${short(many / all)}; ${run.devices.never} of ${all} devices have not uploaded.`));
+        parts.push(h("p", {}, `Uploads per device: ${activity.times.length === 1 ? "" : `from ${activity.times[0]} to `}${activity.times[activity.times.length - 1]}, mean ${short(many / all)}${run.devices.never ? `; ${run.devices.never} of ${all} devices have not uploaded` : ""}.`));
       }
       const events = Object.entries(run.events || {});
       if (events.length) parts.push(h("p", {}, `Also recorded: ${events.map(([name, count]) => `${count} ${name}`).join(", ")}.`));
@@ -656,7 +726,7 @@ const fedbcd = (() => {
       if (!runs.length) { words.textContent = "The split was not recorded (yet)."; return; }
       const part = (runs.find((run) => run.key === pick.select.value) || runs[0]).partition;
       const z = part.sizes;
-      words.textContent = `${part.devices} devices with ${z.least === z.most ? z.least : `${z.least} to ${z.most} (median ${z.median})`} samples each, ${z.all} in all` + (part.labels ? `; ${part.per_device.least === part.per_device.most ? part.per_device.least : `${part.per_device.least} to ${part.per_device.most}`} of ${part.labels.length} labels each.` : ". The targets are not labels.") + (part.shown.length < part.devices ? ` Every ${Math.round(part.devices / part.shown.length)}th device is drawn.` : "");
+      words.textContent = `${part.devices} devices with ${z.least === z.most ? z.least : `${z.least} to ${z.most} (median ${z.median})`} samples each, ${z.all} in all` + (part.labels ? `; ${part.per_device.least === part.per_device.most ? part.per_device.least : `${part.per_device.least} to ${part.per_device.most}`} of ${part.labels.length} labels each.${part.unowned.length ? ` Nobody owns ${part.unowned.length === 1 ? "label" : "labels"} ${part.unowned.join(", ")}.` : ""}` : ". The targets are not labels.") + (part.shown.length < part.devices ? ` Every ${Math.round(part.devices / part.shown.length)}th device is drawn.` : "");
       rows.replaceChildren();
       if (!part.labels) return;
       canvas.hidden = false;
@@ -726,7 +796,7 @@ const fedbcd = (() => {
       const p = run().plan, k = place();
       output.textContent = `${p.first[k]} of ${p.servers}`;
       slider.setAttribute("aria-valuetext", `${p.first[k]} of ${p.servers} servers`);
-      words.textContent = `With B = ${p.first[k]}: a round every ${short(p.round_time[k])}${isNumber(p.error[k]) ? ` (± ${short(p.error[k])})` : ""}, ${percent(p.round_time[k] / p.round_time[p.round_time.length - 1])} of the time of waiting for all; ${short(p.updates[k])} server steps per unit of the clock; a server that is left out waits ${short(p.staleness[k])} mixes on average, 95 in 100 at most ${short(p.staleness_high[k])}. Servers that start together would take ${short(p.fresh[k])} (eq. 7).`;
+      words.textContent = `With B = ${p.first[k]}: a round every ${short(p.round_time[k])}${isNumber(p.error[k]) ? ` (± ${short(p.error[k])})` : ""}, ${percent(p.round_time[k] / p.round_time[p.round_time.length - 1])} of the time of waiting for all; ${short(p.updates[k])} server steps per unit of the clock; ${p.first[k] < p.servers ? `a server that is left out waits ${short(p.staleness[k])} mixes on average, 95 in 100 at most ${short(p.staleness_high[k])}` : "none is left out"}. Servers that start together would take ${short(p.fresh[k])} (eq. 7).`;
       times.update();
       ahead.update();
     }

@@ -1,0 +1,47 @@
+"""How a run stands: it has finished, it goes on, or its log just stops, and then how to go on with it."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedbcd.report.story import Story
+from fedbcd.runfolder import is_at_work
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A word, `finished`, `running` or `stopped`, and a sentence."""
+
+    state: str
+    words: str
+
+
+def standing(folder: Path, story: Story | None, job: dict[str, Any]) -> Standing:
+    """Of the run in a folder, whose log says this so far."""
+    if story is not None and story.end is not None:
+        rounds = story.end.get("rounds", len(story.rounds))
+        return Standing("finished", f"finished, {rounds} {'round' if rounds == 1 else 'rounds'}")
+    place = _place(story, job)
+    if is_at_work(folder):
+        return Standing("running", place)
+    return Standing("stopped", f"stopped at {place}; go on with {_way_on(folder)}")
+
+
+def _place(story: Story | None, job: dict[str, Any]) -> str:
+    """How far it is, and of how much where its job says so."""
+    run = job.get("run")
+    goal, until = (run.get("rounds"), run.get("until_clock")) if isinstance(run, dict) else (None, None)
+    rounds, clock = (0, 0.0) if story is None else (len(story.rounds), story.now)
+    if not goal and isinstance(until, int | float):
+        return f"clock {clock:.4g} of {until:g}"
+    return f"round {rounds}" + (f" of {goal}" if goal else "")
+
+
+def _way_on(folder: Path) -> str:
+    if (folder / "deploy.toml").is_file():
+        return f"fedbcd up --resume --out {shlex.quote(str(folder))}"
+    whole = folder.parent if (folder.parent / "config.toml").is_file() else folder  # several runs of one job lie in its folder
+    if (whole / "config.toml").is_file():
+        return f"fedbcd run --resume --out {shlex.quote(str(whole))}"
+    return f"train(..., out={str(folder)!r}, resume=True)"
