@@ -29,7 +29,7 @@ def table_of(options: argparse.Namespace, cloud: dict[str, Any]) -> dict[str, An
         "data": {"name": "mnist", "folder": str(options.data), "diversity": options.diversity, "samples": 600},
         "federation": {"servers": SERVERS, "devices": DEVICES // SERVERS, "active": 3},
         "model": {"name": "mlp", "hidden": [128, 64]},
-        "algorithm": {"name": options.algorithm},
+        "algorithm": {"name": options.algorithm, "projection": {"name": "box", "low": -2, "high": 2}},
         "cloud": cloud,
         "run": {"until_clock": options.clock},
     }

@@ -53,8 +53,9 @@ CLOCK_800 = {  # global accuracy; first = 0 means Sync-cloud
     ("fedbcd-i pull", 6, 5): 0.827,
     ("fedbcd-i pull", 6, 3): 0.871,
 }
-ALGORITHMS = {"fedavg": fb.FedAvg(), "fedprox": fb.FedProx(), "fedbcd": fb.FedBCD(), "fedbcd-i": fb.FedBCDI()}
-ALGORITHMS["fedbcd-i pull"] = fb.FedBCDI(momentum_after_contact="pull")  # as of version 0.1.0
+BOX = fb.Box(-2, 2)
+ALGORITHMS = {kind.name: kind(projection=BOX) for kind in (fb.FedAvg, fb.FedProx, fb.FedBCD, fb.FedBCDI)}
+ALGORITHMS["fedbcd-i pull"] = fb.FedBCDI(projection=BOX, momentum_after_contact="pull")  # as of version 0.1.0
 
 
 def one_run(

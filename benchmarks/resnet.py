@@ -48,7 +48,7 @@ def federation(models: int) -> fb.Federation:
 
 def ours(models: int, device: str, precision: str, compile: bool) -> Callable[[], tuple[float, float]]:
     data, active = federation(models), models // SERVERS
-    settings = fb.Settings(fb.FedBCD(steps=(STEPS, STEPS)), active=active, precision=precision)
+    settings = fb.Settings(fb.FedBCD(steps=(STEPS, STEPS), projection=fb.Box(-2, 2)), active=active, precision=precision)
     with products_in(precision):
         numbers = settings.numbers(data, torch.device(device))
         numbers.trainer.check_vectorised(numbers.global_NF()[0])

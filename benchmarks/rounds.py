@@ -28,6 +28,7 @@ from fedbcd.models import mlp
 
 ALGORITHMS = {"fedbcd": fb.FedBCD, "fedbcd-i": fb.FedBCDI, "fedprox": fb.FedProx}
 BATCH = 32
+BOX = fb.Box(-2, 2)  # the other contestants clamp as well
 WARM_UP = 3  # measurements, until the shapes that come up have been traced
 
 
@@ -78,7 +79,7 @@ def play(simulation: Any, rounds: int, device: str) -> float:
 def ours(setting: Setting, algorithm: str, rounds: int, device: str = "cpu", **options: Any) -> Callable[[], tuple[float, float]]:
     """Rounds of a simulation, protocol and all, as in the middle of a run."""
     federation = setting.federation()
-    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps), active=setting.active, **options)
+    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active, **options)
     numbers = settings.numbers(federation, torch.device(device))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     numbers.trainer.objective.TRACE_AFTER = 4  # as in the middle of a run, when the shapes that come up have been traced
@@ -99,7 +100,7 @@ def ours_ahead(
 ) -> Callable[[], tuple[float, float]]:
     """The same on a GPU: rounds planned ahead, recorded and replayed; everything included, to the last upload."""
     federation = setting.federation()
-    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps), active=setting.active, **options)
+    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active, **options)
     with products_in(precision):
         numbers = settings.numbers(federation, torch.device(device))
         numbers.trainer.check_vectorised(numbers.global_NF()[0])
@@ -120,7 +121,7 @@ def ours_ahead(
 def ours_logged(setting: Setting, algorithm: str, rounds: int, device: str, ahead: bool = True) -> Callable[[], tuple[float, float]]:
     """The same with an event log, as `train` does it with `out`: events beside rounds planned ahead, or event by event."""
     federation = setting.federation()
-    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps), active=setting.active)
+    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active)
     numbers = settings.numbers(federation, torch.device(device))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)

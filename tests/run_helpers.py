@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ def federation(model: Callable[[], nn.Module] = MLP) -> fb.Federation:
 def train(case: str, rounds: int = 6, **options: Any) -> fb.Run:
     """A short run of one algorithm on one cloud."""
     algorithm, cloud = CASES[case]
+    if "projection" in options:
+        algorithm = replace(algorithm, projection=options.pop("projection"))
     model = options.pop("model", MLP)
     return fb.train(federation(model), algorithm, cloud=cloud, rounds=rounds, active=options.pop("active", 2), **options)
 

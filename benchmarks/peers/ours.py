@@ -37,7 +37,8 @@ def main() -> None:
     keep_freed_memory()
     task = Task(WORKLOADS[chosen.workload])
     parties = federation(task)
-    algorithm = fb.FedProx(steps=task.workload.steps, device_step=LEARNING_RATE, momentum=MOMENTUM, penalty=PENALTY)
+    constants = {"device_step": LEARNING_RATE, "momentum": MOMENTUM, "penalty": PENALTY}
+    algorithm = fb.FedProx(steps=task.workload.steps, projection=fb.Box(-2, 2), **constants)
     settings = fb.Settings(algorithm, active=task.workload.active // SERVERS)
     numbers = settings.numbers(parties, torch.device("cpu"))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])

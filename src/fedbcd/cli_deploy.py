@@ -172,7 +172,7 @@ def _up_table() -> dict[str, Any]:
     table = default_table()
     del table["runs"], table["run"]
     return table | {
-        "algorithm": {"name": "fedbcd", "device_step": 0.02},
+        "algorithm": {"name": "fedbcd", "device_step": 0.02, "projection": {"name": "box", "low": -2, "high": 2}},
         "cloud": {"name": "async", "first": 3},
         "run": {"rounds": 30},
     }

@@ -25,7 +25,9 @@ class Row:
     worst_decile: float  # mean personal accuracy of the worst tenth of the devices
     disagreement: float  # mean over servers of ||zbar - z_n||
     distance: float  # mean over devices of ||x_i - z_n||
-    gap: float = math.nan  # mean first-order gap of the personal models, over a sample of devices (Theorem 1, first line)
+    # mean first-order gap of the personal models, over a sample of devices (Theorem 1, first line). It needs a compact X; without one:
+    # the norm of the gradient mapping, which is that of the gradient where there is no X at all
+    gap: float = math.nan
     worst_gap: float = math.nan  # the largest gap of that sample
     pull: float = math.nan  # || sum gamma_i (zbar - x_i) ||^2 (second line)
     spread: float = math.nan  # the largest || zbar - z_n || (third line)

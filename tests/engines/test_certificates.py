@@ -20,8 +20,20 @@ from run_helpers import BCD, LOGISTIC, federation, train
 NAMES = ("gap", "worst_gap", "pull", "spread")
 
 
-def direct(run: fb.Run, devices: list[int], penalty: float = 1.0) -> dict[str, float]:
-    """The certificates of a finished run, from its models and data by ordinary autograd."""
+class Half:
+    """A set of one's own, of which only the projection is known: no coordinate is above 0.5, and none below 0.2."""
+
+    name = "half"
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(0.2, 0.5)
+
+    def contains(self, x: torch.Tensor, tolerance: float = 0.0) -> bool:
+        return bool(((x >= 0.2 - tolerance) & (x <= 0.5 + tolerance)).all())
+
+
+def direct(run: fb.Run, devices: list[int], penalty: float = 1.0, bound: float | None = None) -> dict[str, float]:
+    """The certificates of a finished run, from its models and data by ordinary autograd; `bound` is that of a box."""
     fed, z = run.federation, run.global_VF.double()
     zbar = z.mean(0)
     gaps = []
@@ -33,8 +45,7 @@ def direct(run: fb.Run, devices: list[int], penalty: float = 1.0) -> dict[str, f
         loss = fed.loss(model(fed.transform(fed.pool.inputs[owned], torch.float64)), fed.pool.targets[owned])
         gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
         full = gradient + penalty * (x - zbar)
-        worst = torch.where(full > 0, -2.0, 2.0)
-        gaps.append(float(full @ (x - worst)))
+        gaps.append(float(full.norm() if bound is None else full @ (x - torch.where(full > 0, -bound, bound))))
     pull = (penalty * (zbar - run.personal_NF.double())).sum(0).square().sum()
     return {
         "gap": sum(gaps) / len(gaps),
@@ -44,10 +55,13 @@ def direct(run: fb.Run, devices: list[int], penalty: float = 1.0) -> dict[str, f
     }
 
 
+@pytest.mark.parametrize("bound", [None, 0.25])
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-rigorous", "fedbcd-graph"])
-def test_the_history_has_the_certificates_of_its_models(case: str) -> None:
-    run = train(case, rounds=4, evaluate_every=2, certify_devices=5, dtype=torch.float64)
-    expected = direct(run, sample_of(range(16), 5))
+def test_the_history_has_the_certificates_of_its_models(case: str, bound: float | None) -> None:
+    """Without a compact X, the gap is the norm of the gradient."""
+    chosen = fb.NoProjection() if bound is None else fb.Box(-bound, bound)
+    run = train(case, rounds=4, evaluate_every=2, certify_devices=5, dtype=torch.float64, projection=chosen, on_notice=lambda _: None)
+    expected = direct(run, sample_of(range(16), 5), bound=bound)
     for name in NAMES:
         assert math.isclose(getattr(run.history.last, name), expected[name], rel_tol=1e-9, abs_tol=1e-12), name
     assert all(math.isfinite(row.gap) and row.gap >= 0 for row in run.history)
@@ -152,14 +166,16 @@ def test_the_gap_falls_on_a_convex_problem() -> None:
         (fb.TensorBoxes(((1, -1, 1), (1, 0, 3))), 1.5 + 0.5 * 3.0),
         (fb.Ball(2.0), 0.5 + 2 * 1.25**0.5),
         (fb.Simplex(3.0), 0.5 + 3 * 0.5),
-        (fb.NoProjection(), math.nan),
+        (fb.NoProjection(), 1.25**0.5),  # no gap without a compact X: the norm of the gradient
+        (fb.Box(-math.inf, 0.25), 1.25**0.5),
+        (fb.Box(0.25, math.inf), 0.75 * 2**0.5),
+        (Half(), (0.9**2 + 0.6**2) ** 0.5),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_every_set_with_a_closed_form_has_its_gap(projection: fb.Projection, expected: float) -> None:
     x, gradient = torch.tensor([0.5, 0.0]).double(), torch.tensor([1.0, -0.5]).double()
-    found = gap(projection, gradient, x)
-    assert math.isnan(found) if math.isnan(expected) else math.isclose(found, expected)
+    assert math.isclose(gap(projection, gradient, x, step=1 / 3), expected)
 
 
 def test_certificates_survive_a_resume(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_what_was_taken_before_is_something_that_the_settings_know() -> None:
     for before in BEFORE:
         for name in before.kinds:
             assert describe(going_on(kinds[name](), {"name": name}))[before.setting] == before.was
+            assert describe(kinds[name]())[before.setting] != before.was, "a default that has not changed needs no line"
 
 
 def test_copies_know_what_was_said() -> None:

@@ -156,6 +156,37 @@ PROJECTIONS: dict[str, type[NoProjection] | type[Box] | type[Ball] | type[Simple
 }
 
 
+def diameter(projection: Projection, size: int) -> float | None:
+    """D_X, the diameter of the set in `size` dimensions; infinite without bounds, None for a set that is not known here."""
+    match projection:
+        case NoProjection():
+            return math.inf
+        case Box():
+            return (projection.high - projection.low) * math.sqrt(size)
+        case Ball():
+            return 2 * projection.radius
+        case Simplex():
+            return projection.total * math.sqrt(2)
+        case TensorBoxes():
+            return math.sqrt(sum(n * (high - low) ** 2 for n, low, high in projection.segments))
+    return None
+
+
+def on_bound(projection: Projection, x: Tensor) -> Tensor | None:
+    """Which entries of a stack of vectors the set holds back, or may; None where that says nothing, as on a simplex, whose edges are its use."""
+    match projection:
+        case Box():
+            return (x <= projection.low) | (x >= projection.high)
+        case TensorBoxes():
+            low, high = projection.bounds(x)
+            return (x <= low) | (x >= high)
+        case Ball():
+            rounding = 1 - 8 * torch.finfo(x.dtype).eps
+            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+            return (norm >= rounding * projection.radius).expand(x.shape)
+    return None
+
+
 def project_(projection: Projection, x: Tensor) -> Tensor:
     """The projection of x, in the memory of x where the set allows."""
     return x.clamp_(projection.low, projection.high) if isinstance(projection, Box) else projection.project(x)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.device import Contact, Rows, Work, aspg, penalty_steps
-from fedbcd.algorithm.projection import PROJECTIONS, Box, Projection
+from fedbcd.algorithm.projection import PROJECTIONS, NoProjection, Projection
 from fedbcd.config import NESTED
 from fedbcd.errors import ConfigError
 from fedbcd.recorded import Said
@@ -30,7 +30,7 @@ class _DeviceSettings(Said):
     device_step: float = 0.005  # eta_x
     batch: Batch = 32  # R; "all" takes exact gradients (Theorem 1(ii))
     steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high
-    projection: Projection = field(default_factory=Box)  # P_X
+    projection: Projection = field(default_factory=NoProjection)  # P_X
 
     def __post_init__(self) -> None:
         _freeze_penalty(self)

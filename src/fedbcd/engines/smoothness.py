@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedbcd.algorithm.objective import Objective
-from fedbcd.algorithm.projection import Ball, Box, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.projection import Ball, Box, Projection
 from fedbcd.algorithm.variants import Algorithm, penalties
 from fedbcd.data.federation import Federation
 from fedbcd.engines.simulate.certify import sample_of
@@ -103,20 +103,6 @@ def sigma(federation: Federation, objective: Objective, start: Tensor, devices: 
             ).gradient_NP.double()
         worst = max(worst, float((each - each.mean(0)).square().sum(1).mean()))
     return math.sqrt(worst)
-
-
-def diameter(projection: Projection, size: int) -> float | None:
-    """D_X, the diameter of the set in `size` dimensions; infinite without bounds, None for a set that is not known here."""
-    match projection:
-        case Box():
-            return (projection.high - projection.low) * math.sqrt(size)
-        case Ball():
-            return 2 * projection.radius
-        case Simplex():
-            return projection.total * math.sqrt(2)
-        case TensorBoxes():
-            return math.sqrt(sum(n * (high - low) ** 2 for n, low, high in projection.segments))
-    return float("inf") if projection.name == "none" else None
 
 
 def _trained(loss: DeviceLoss, algorithm: Algorithm, start: Tensor, gamma: float, steps: int = 30) -> Tensor:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.projection import diameter
 from fedbcd.algorithm.variants import Algorithm, FedBCD, penalties
 from fedbcd.data.federation import Federation
 from fedbcd.engines.schedule import Timeline, other_schedule, planned_timeline, recorded_timeline
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.delays import Constant
-from fedbcd.engines.smoothness import diameter, estimate, sigma
+from fedbcd.engines.smoothness import estimate, sigma
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job

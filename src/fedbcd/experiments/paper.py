@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fedbcd.algorithm.projection import Box
 from fedbcd.algorithm.variants import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import DataPart, FederationPart, Job, ModelPart, RunPart
@@ -42,7 +43,9 @@ class Setting:
         return default if self.rounds is None else self.rounds
 
 
-ALL: tuple[tuple[str, Algorithm], ...] = (("FedAvg", FedAvg()), ("FedProx", FedProx()), ("FedBCD", FedBCD()), ("FedBCD-I", FedBCDI()))
+BOX = Box(-2, 2)  # X in all of the paper's experiments
+AVG, PROX, BCD, BCDI = FedAvg(projection=BOX), FedProx(projection=BOX), FedBCD(projection=BOX), FedBCDI(projection=BOX)
+ALL: tuple[tuple[str, Algorithm], ...] = (("FedAvg", AVG), ("FedProx", PROX), ("FedBCD", BCD), ("FedBCD-I", BCDI))
 CLOUDS: tuple[tuple[str, Cloud], ...] = (("Sync", SyncCloud()), *((f"Async, beta {b / 10:g}", AsyncCloud(b)) for b in (7, 5, 3)))
 
 
@@ -74,22 +77,22 @@ def fig3d(setting: Setting) -> Panel:
 
 def fig4a(setting: Setting) -> Panel:
     """MNIST, diversity 3: FedBCD on each cloud, against clock time."""
-    return _against_clock("fig4a", "FedBCD, diversity 3", FedBCD(), _mnist(setting, diversity=3, active=3, rounds=133))
+    return _against_clock("fig4a", "FedBCD, diversity 3", BCD, _mnist(setting, diversity=3, active=3, rounds=133))
 
 
 def fig4b(setting: Setting) -> Panel:
     """MNIST, diversity 3: FedBCD-I on each cloud, against clock time."""
-    return _against_clock("fig4b", "FedBCD-I, diversity 3", FedBCDI(), _mnist(setting, diversity=3, active=3, rounds=133))
+    return _against_clock("fig4b", "FedBCD-I, diversity 3", BCDI, _mnist(setting, diversity=3, active=3, rounds=133))
 
 
 def fig4c(setting: Setting) -> Panel:
     """MNIST, diversity 6: FedBCD on each cloud, against clock time."""
-    return _against_clock("fig4c", "FedBCD, diversity 6", FedBCD(), _mnist(setting, diversity=6, active=3, rounds=133))
+    return _against_clock("fig4c", "FedBCD, diversity 6", BCD, _mnist(setting, diversity=6, active=3, rounds=133))
 
 
 def fig4d(setting: Setting) -> Panel:
     """MNIST, diversity 6: FedBCD-I on each cloud, against clock time."""
-    return _against_clock("fig4d", "FedBCD-I, diversity 6", FedBCDI(), _mnist(setting, diversity=6, active=3, rounds=133))
+    return _against_clock("fig4d", "FedBCD-I, diversity 6", BCDI, _mnist(setting, diversity=6, active=3, rounds=133))
 
 
 PANELS: Mapping[str, Callable[[Setting], Panel]] = {
@@ -124,5 +127,5 @@ def _against_clock(name: str, title: str, algorithm: Algorithm, base: Job) -> Pa
     assert base.run.rounds is not None
     timed = replace(base, run=replace(base.run, rounds=None, until_clock=SYNC_ROUND * base.run.rounds, looks=40))
     jobs = tuple(replace(timed, title=title, algorithm=algorithm, cloud=cloud) for title, cloud in CLOUDS)
-    prox = replace(timed, title="FedProx, Sync", algorithm=FedProx())
+    prox = replace(timed, title="FedProx, Sync", algorithm=PROX)
     return Panel(name, title, (*jobs, prox), "clock", ("global_accuracy",))

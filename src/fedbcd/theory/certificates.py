@@ -1,12 +1,15 @@
 """The three certificates of Theorem 1: how far the models of a moment are from a stationary point of problem (2).
 
-1. the first-order gap of a personal model, max over x_hat in X of <grad f_i(x_i, zbar), x_i - x_hat>: 0 if no way in X leads down
+1. the first-order gap of a personal model, max over x_hat in X of <grad f_i(x_i, zbar), x_i - x_hat>: 0 if no way in X leads down.
+   Where X is not compact it is infinite wherever the gradient is not 0, and the norm of the gradient mapping is taken in its place
 2. the pull on the global model, || sum_n sum_i gamma_i (zbar - x_i) ||^2: 0 where zbar is the weighted mean of the personal models
 3. the spread of the servers, || zbar - z_n ||: 0 where they agree
 
 The worst x_hat is closed form on the sets below: <gradient, x_hat> is linear, so a corner, a pole or a vertex minimises it.
 Rows of a stack are handled together; the last axis is the parameters.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -35,6 +38,13 @@ def gap_on_simplex(gradient: Tensor, x: Tensor, total: float) -> Tensor:
     """X = {x >= 0, sum x = total}: the worst x_hat puts all mass where the gradient is smallest."""
     g = gradient.double()
     return (g * x.double()).sum(-1) - total * g.amin(-1)
+
+
+def gradient_mapping(gradient: Tensor, x: Tensor, step: float, project: Callable[[Tensor], Tensor]) -> Tensor:
+    """|| x - P_X(x - step gradient) || / step: 0 where the gap is 0, whatever X; without X the norm of the gradient."""
+    moved = x.double() - project(x.double() - step * gradient.double())
+    norm: Tensor = torch.linalg.vector_norm(moved, dim=-1) / step
+    return norm
 
 
 def pull(weighted_sum: Tensor, weight: float, mean_z: Tensor) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.projection import Ball, Box, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.projection import Ball, Box, Projection, Simplex, TensorBoxes, diameter
 from fedbcd.algorithm.variants import penalties
 from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.theory import certificates as theory
@@ -110,7 +110,7 @@ class Certifier:
         return torch.stack(list(parts)).sum(0)
 
     def gaps(self, devices: Sequence[int], mean_z: Tensor) -> list[float]:
-        """The first-order gap of some personal models, with exact gradients; NaN on a set without a closed form.
+        """The first-order gap of some personal models, with exact gradients.
 
         A device whose exact gradient does not exist is left out, such as one with a single sample under batch normalisation.
         """
@@ -123,7 +123,7 @@ class Certifier:
             except ValueError:
                 continue
             full = theory.penalised_gradient(gradient.double(), x[:p].double(), mean_z, float(self._penalty_N[device]))
-            found.append(gap(numbers.algorithm.projection, full, x[:p].double()))
+            found.append(gap(numbers.algorithm.projection, full, x[:p].double(), numbers.algorithm.device_step))
         return found
 
     def _gradient(self, device: int, x: Tensor) -> Tensor:
@@ -138,19 +138,19 @@ class Certifier:
         return total
 
 
-def gap(projection: Projection, gradient: Tensor, x: Tensor) -> float:
-    """The first-order gap on the sets that have a closed form; NaN on others, infinite where X has no border on the way down."""
-    match projection:
-        case Box():
-            return float(theory.gap_on_box(gradient, x, projection.low, projection.high))
-        case Ball():
-            return float(theory.gap_on_ball(gradient, x, projection.radius))
-        case Simplex():
-            return float(theory.gap_on_simplex(gradient, x, projection.total))
-        case TensorBoxes():
-            low, high = projection.bounds(x)
-            return float(theory.gap_on_box(gradient, x, low, high))
-    return math.nan
+def gap(projection: Projection, gradient: Tensor, x: Tensor, step: float) -> float:
+    """The first-order gap on compact sets with a closed form; on others the norm of the gradient mapping of this step, which is 0 with it."""
+    if math.isfinite(diameter(projection, len(x)) or math.inf):
+        match projection:
+            case Box():
+                return float(theory.gap_on_box(gradient, x, projection.low, projection.high))
+            case Ball():
+                return float(theory.gap_on_ball(gradient, x, projection.radius))
+            case Simplex():
+                return float(theory.gap_on_simplex(gradient, x, projection.total))
+            case TensorBoxes():
+                return float(theory.gap_on_box(gradient, x, *projection.bounds(x)))
+    return float(theory.gradient_mapping(gradient, x, step, projection.project))
 
 
 def sample_of(devices: Sequence[int], most: int) -> list[int]:
