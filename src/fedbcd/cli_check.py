@@ -16,7 +16,7 @@ from fedbcd.experiments.job import default_table, parse
 from fedbcd.theory.assumptions import Verdict
 
 SOMETHING_FAILS = 1
-COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNKNOWN: "yellow"}
+COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNKNOWN: "yellow", Verdict.LAPSES: "yellow"}
 console = Console(stderr=True)
 
 
@@ -30,7 +30,7 @@ def check_command(
     rounds: Annotated[int, typer.Option(help="Rounds of the schedule to plan at most.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object on the last line.")] = False,
 ) -> None:
-    """Judge Assumptions 1-5 of the paper for a job: each holds, fails, or cannot be known, and what would pass.
+    """Judge Assumptions 1-5 of the paper for a job: each holds, fails, lapses, or cannot be known, and what would pass.
 
     Exit code: 0 if no assumption fails, 1 if one does; a job that cannot run at all is an error, as for 'fedbcd run'.
     """

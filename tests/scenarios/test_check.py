@@ -1,23 +1,34 @@
 """`fedbcd check`: verdicts, numbers, remedies, exit codes; and bad input named in a sentence."""
 
 import json
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
+from torch import nn
 
+import fedbcd as fb
+from fedbcd.algorithm.objective import Objective
 from fedbcd.engines.schedule import planned_timeline, recorded_timeline
 from fedbcd.engines.settings import Settings
+from fedbcd.engines.smoothness import bias
 from fedbcd.errors import RecordError
 from fedbcd.experiments.check import check_job
 from fedbcd.experiments.job import parse
+from fedbcd.models import logistic
+from fedbcd.theory import assumptions
 from fedbcd.theory.assumptions import Verdict
+from fedbcd.theory.curvature import softmax_smoothness
 from run_helpers import CASES, fedbcd, federation, job_table, train, write_job
 
 SOUND: dict[str, Any] = {
     "algorithm.device_step": 0.01,
     "algorithm.steps": [1, 1],
     "algorithm.momentum": 0.5,
+    "algorithm.projection": {"name": "box", "low": -2, "high": 2},
     "run.rounds": 40,
 }
 
@@ -217,4 +228,82 @@ def test_exact_gradients_have_no_noise_and_other_sets_their_diameter() -> None:
     found = verdicts(**{"algorithm.batch": "all", "algorithm.projection": {"name": "ball", "radius": 3}})
     assert found["5"].found == "gradients are exact: sigma = 0"
     assert found["2(i)"].found == "diameter D_X = 6"
-    assert verdicts(**{"algorithm.projection": {"name": "none"}})["2(i)"].verdict is Verdict.FAILS
+
+
+def test_without_a_projection_statements_lapse_and_the_check_does_not_fail(tmp_path: Path) -> None:
+    path = write_job(tmp_path / "job.toml", **{**SOUND, "algorithm.projection": None})
+    answer = fedbcd("check", path, "--json")
+    assert answer.code == 0
+    (report,) = answer.summary["jobs"]
+    assert {f["assumption"]: f["verdict"] for f in report["findings"]}["2(i)"] == "lapses"
+    assert report["sentence"].startswith("nothing fails, but 2(i) lapses: Theorem 1 is about another problem, with a compact X.")
+    text = " ".join(fedbcd("check", path, "--devices", "1").out.split())
+    assert "norm of the gradient mapping" in text
+
+
+def test_a_penalty_per_device_meets_the_curvature_of_its_own_device() -> None:
+    """The steepest device has the smallest penalty: 4(i) asks for the smallest 1/(L_i + gamma_i), of no two devices together."""
+    gamma = [1.0] * 15 + [200.0]
+    data = parse(job_table(**SOUND))[0].make_federation()
+    bounds = [softmax_smoothness(data.transform(data.pool.inputs[data.owned(i)], torch.float32)) for i in range(16)]
+    limit = min(1 / (bound + g) for bound, g in zip(bounds, gamma, strict=True))
+    mixed = 1 / (max(bounds) + max(gamma))
+    assert mixed < limit
+    for step, verdict in (((mixed + limit) / 2, Verdict.HOLDS), (1.1 / 200, Verdict.FAILS)):
+        finding = verdicts(**{"algorithm.device_step": step, "algorithm.penalty": gamma})["4(i)"]
+        assert finding.verdict is verdict, finding
+
+
+class Normalised(nn.Sequential):
+    """Of samples that know of each other."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 10))
+
+
+class Dropping(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Dropout(0.3), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize(
+    ("model", "verdict", "reason"),
+    [("Normalised", Verdict.FAILS, "batch normalisation"), ("Dropping", Verdict.UNKNOWN, "random numbers")],
+)
+def test_gradients_are_not_said_to_be_unbiased_where_they_are_not(model: str, verdict: Verdict, reason: str) -> None:
+    finding = verdicts(**{"model.name": f"{__name__}:{model}"})["5"]
+    assert finding.verdict is verdict
+    assert reason in finding.found
+    assert ("bias measured on a device" in finding.found) == (verdict is Verdict.FAILS)
+    exact = verdicts(**{"model.name": f"{__name__}:Normalised", "algorithm.batch": "all"})["5"]
+    assert exact.verdict is Verdict.HOLDS
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """A picture or its mirror image."""
+
+    name: ClassVar[str] = "mirrored"
+
+    def apply(self, inputs: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        return torch.where((h & 1).bool()[..., None, None, None], inputs.flip(-1), inputs)
+
+
+def test_augmentation_and_coupled_losses_bias_the_gradient_of_the_samples() -> None:
+    def judged(augment: Any = None, loss: Any = nn.functional.cross_entropy) -> assumptions.Bias | None:
+        given = parse(job_table())[0].make_federation()
+        pictures = fb.Samples(given.pool.inputs.reshape(-1, 1, 8, 8), given.pool.targets)
+        data = [(pictures.inputs[given.owned(i)], pictures.targets[given.owned(i)]) for i in range(4)]
+        own = fb.Federation(partial(logistic, 64, 10), loss, data, 1, transform=given.transform, augment=augment)
+        objective = Objective(own.make_model(0), own.loss)
+        start = objective.layout.flatten(own.make_model(0), torch.float32)
+        return bias(own, fb.FedBCD(batch=8), objective, start)
+
+    assert judged() is None
+    turned = judged(augment=Mirrored())
+    assert turned is not None
+    assert turned.is_clear
+    assert "augmentation (mirrored)" in str(turned)
+    coupled = judged(loss=lambda out, y: nn.functional.cross_entropy(out, y) + out.mean(0).square().sum())
+    assert coupled is not None
+    assert "not the mean of its samples' gradients" in str(coupled)

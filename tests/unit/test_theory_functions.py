@@ -1,16 +1,17 @@
 """The pure functions of `fedbcd.theory`, against brute force."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedbcd.errors import ConfigError
 from fedbcd.theory import assumptions
-from fedbcd.theory.assumptions import Smoothness, Verdict
+from fedbcd.theory.assumptions import Bias, Smoothness, Verdict
 from fedbcd.theory.bounds import Problem, consensus, paper_accumulation, paper_theorem, stable_step_limit
 from fedbcd.theory.certificates import gap_on_ball, gap_on_box, gap_on_simplex, penalised_gradient, pull, spread
-from fedbcd.theory.curvature import curvature, softmax_smoothness
+from fedbcd.theory.curvature import Curvature, curvature, softmax_smoothness
 from fedbcd.theory.mixing import (
     activation_period,
     connection_period,
@@ -243,39 +244,79 @@ def test_a_schedule_shorter_than_the_run_is_refused() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- assumptions
-SEEN = Smoothness(at={"at the start": (1.0, 3.0)}, lowest={"at the start": -2.0}, devices=2)
+SEEN = Smoothness({"at the start": {0: Curvature(-0.5, 1.0, 0.1, 0.1), 4: Curvature(-2.0, 3.0, 0.1, 0.2)}})
+SAME = [1.0] * 5  # gamma_i
 
 
 def test_a_step_fails_by_an_instance_holds_by_a_bound_and_is_otherwise_unknown() -> None:
-    assert assumptions.device_step(0.5, 1.0, SEEN).verdict is Verdict.FAILS
-    assert assumptions.device_step(0.5, 1.0, SEEN).remedy == "device_step <= 0.25"
-    assert assumptions.device_step(0.2, 1.0, SEEN).verdict is Verdict.UNKNOWN
-    assert assumptions.device_step(0.2, 1.0, None).verdict is Verdict.UNKNOWN
-    bounded = Smoothness(at=SEEN.at, lowest=SEEN.lowest, devices=2, bound=4.0, convex=True)
-    assert assumptions.device_step(0.2, 1.0, bounded).verdict is Verdict.HOLDS
+    assert assumptions.device_step(0.5, SAME, SEEN).verdict is Verdict.FAILS
+    assert assumptions.device_step(0.5, SAME, SEEN).remedy == "device_step <= 0.25"
+    assert assumptions.device_step(0.2, SAME, SEEN).verdict is Verdict.UNKNOWN
+    assert assumptions.device_step(0.2, SAME, None).verdict is Verdict.UNKNOWN
+    bounded = Smoothness(SEEN.seen, bounds=[4.0, 1.0, 1.0, 1.0, 3.0], convex=True)
+    assert assumptions.device_step(0.2, SAME, bounded).verdict is Verdict.HOLDS
     assert assumptions.smoothness(bounded).verdict is Verdict.HOLDS
 
 
 def test_momentum_is_judged_by_the_nonconvexity_left_after_the_penalty() -> None:
-    assert assumptions.momentum(0.7, 0.1, 1.0, SEEN).verdict is Verdict.HOLDS  # below 1/sqrt(2): enough for any rho
-    assert assumptions.momentum(0.9, 0.1, 1.0, SEEN).verdict is Verdict.UNKNOWN  # rho = 1 asks for 0.953
-    assert assumptions.momentum(0.96, 0.1, 1.0, SEEN).verdict is Verdict.FAILS
-    assert assumptions.momentum(0.96, 0.1, 1.0, SEEN).remedy == "momentum < 0.953"
-    assert assumptions.momentum(0.9, 0.1, 1.0, None).verdict is Verdict.UNKNOWN
+    assert assumptions.momentum(0.7, 0.1, SAME, SEEN).verdict is Verdict.HOLDS  # below 1/sqrt(2): enough for any rho
+    assert assumptions.momentum(0.9, 0.1, SAME, SEEN).verdict is Verdict.UNKNOWN  # rho = 1 asks for 0.953
+    assert assumptions.momentum(0.96, 0.1, SAME, SEEN).verdict is Verdict.FAILS
+    assert assumptions.momentum(0.96, 0.1, SAME, SEEN).remedy == "momentum < 0.953"
+    assert assumptions.momentum(0.9, 0.1, SAME, None).verdict is Verdict.UNKNOWN
+
+
+def test_every_device_is_judged_with_its_own_penalty() -> None:
+    """The steepest device here has the smallest penalty, and the least convex one the largest."""
+    seen = Smoothness({"here": {0: Curvature(-1.0, 40.0, 0.1, 0.2), 1: Curvature(-30.0, 31.0, 0.1, 0.2)}}, bounds=[40.0, 31.0])
+    gamma = [1.0, 25.0]
+    assert assumptions.device_step(1 / 56, gamma, seen).verdict is Verdict.HOLDS  # not 1/(40 + 25)
+    assert assumptions.device_step(1 / 56, gamma, replace(seen, bounds=())).verdict is Verdict.UNKNOWN
+    fails = assumptions.device_step(1 / 55, gamma, seen)
+    assert fails.verdict is Verdict.FAILS
+    assert fails.remedy == "device_step <= 0.0178"
+    assert "(rho_i = 5 +- 0.1)" in assumptions.momentum(0.9, 0.1, gamma, seen).found  # of device 1: 30 - 25, not 30 - 1
+    assert assumptions.momentum(0.9, 0.1, [1.0, 60.0], seen).verdict is Verdict.UNKNOWN  # rho_0 = 0, rho_1 = 0
+
+
+def test_a_penalty_alone_can_be_too_large_for_the_step() -> None:
+    """L_i is at least 0, so eta_x <= 1/gamma_i also on devices that were not looked at."""
+    for known in (SEEN, None):
+        finding = assumptions.device_step(0.1, [1.0, 1.0, 50.0, 1.0, 1.0], known)
+        assert finding.verdict is Verdict.FAILS
+        assert finding.remedy == "device_step <= 0.02"
+
+
+def test_without_bounds_on_x_statements_lapse_and_nothing_fails() -> None:
+    finding = assumptions.compactness(math.inf)
+    assert finding.verdict is Verdict.LAPSES
+    assert "Theorem 1" in finding.found
+    assert "norm of the gradient mapping" in finding.found
+    assert assumptions.compactness(3.0).verdict is Verdict.HOLDS
+
+
+def test_gradients_that_may_be_biased_are_not_said_to_be_unbiased() -> None:
+    clear = Bias(("batch normalisation",), ("group normalisation",), measured=0.18, error=0.002, gradient=2.4)
+    assert assumptions.noise(1.0, 32, 4, clear).verdict is Verdict.FAILS
+    assert "0.18 on a gradient of length 2.4" in assumptions.noise(1.0, 32, 4, clear).found
+    chance = replace(clear, measured=0.01)
+    assert assumptions.noise(1.0, 32, 4, chance).verdict is Verdict.UNKNOWN
+    assert assumptions.noise(1.0, 32, 4, Bias(("dropout",), ())).verdict is Verdict.UNKNOWN
+    assert assumptions.noise(1.0, 32, 4).verdict is Verdict.HOLDS
 
 
 def test_a_step_that_fails_does_not_vouch_for_the_momentum() -> None:
-    steep = Smoothness(at={"here": (1.0, 50.0)}, lowest={"here": -44.0}, devices=2, error={"here": 0.2}, lowest_error={"here": 0.1})
-    fails = assumptions.device_step(0.05, 1.0, steep).verdict is Verdict.FAILS
+    steep = Smoothness({"here": {0: Curvature(-1.0, 1.0, 0.01, 0.01), 1: Curvature(-44.0, 50.0, 0.1, 0.2)}})
+    fails = assumptions.device_step(0.05, SAME, steep).verdict is Verdict.FAILS
     assert fails
     for zeta in (0.6, 0.72):
-        finding = assumptions.momentum(zeta, 0.05, 1.0, steep, fails)
+        finding = assumptions.momentum(zeta, 0.05, SAME, steep, fails)
         assert finding.verdict is Verdict.FAILS
         assert "less than 0.563 here (rho_i = 43 +- 0.1)" in finding.found
-    calm = assumptions.momentum(0.5, 0.05, 1.0, steep, fails)
+    calm = assumptions.momentum(0.5, 0.05, SAME, steep, fails)
     assert calm.verdict is Verdict.UNKNOWN
     assert calm.remedy == "momentum < 0.707 is always enough once 4(i) holds"
-    assert assumptions.momentum(0.5, 0.05, 1.0, None, step_fails=False).verdict is Verdict.HOLDS
+    assert assumptions.momentum(0.5, 0.05, SAME, None, step_fails=False).verdict is Verdict.HOLDS
     assert "1 to 50 +- 0.2 here" in assumptions.smoothness(steep).found
 
 
@@ -307,7 +348,7 @@ def test_matrices_are_judged_by_self_weights_and_sums() -> None:
 
 def test_sets_and_noise() -> None:
     assert assumptions.compactness(4.0).verdict is Verdict.HOLDS
-    assert assumptions.compactness(math.inf).verdict is Verdict.FAILS
+    assert assumptions.compactness(math.inf).verdict is Verdict.LAPSES
     assert assumptions.compactness(None).verdict is Verdict.UNKNOWN
     assert "sigma/sqrt(R) = 0.5" in assumptions.noise(2.0, 16, 3).found
     assert "exact" in assumptions.noise(None, None, 3).found

@@ -173,7 +173,7 @@ def diameter(projection: Projection, size: int) -> float | None:
 
 
 def on_bound(projection: Projection, x: Tensor) -> Tensor | None:
-    """Which entries of a stack of vectors the set holds back, or may; None where that says nothing, as on a simplex, whose edges are its use."""
+    """Which entries of a stack of vectors the set may hold back; None for sets of which that says nothing, such as a simplex."""
     match projection:
         case Box():
             return (x <= projection.low) | (x >= projection.high)
@@ -183,7 +183,8 @@ def on_bound(projection: Projection, x: Tensor) -> Tensor | None:
         case Ball():
             rounding = 1 - 8 * torch.finfo(x.dtype).eps
             norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
-            return (norm >= rounding * projection.radius).expand(x.shape)
+            held: Tensor = norm >= rounding * projection.radius
+            return held.expand(x.shape)
     return None
 
 

@@ -14,13 +14,13 @@ from fedbcd.data.federation import Federation
 from fedbcd.engines.schedule import Timeline, other_schedule, planned_timeline, recorded_timeline
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.delays import Constant
-from fedbcd.engines.smoothness import estimate, sigma
+from fedbcd.engines.smoothness import bias, estimate, sigma
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
 from fedbcd.theory import assumptions
-from fedbcd.theory.assumptions import Finding, Smoothness, Verdict
+from fedbcd.theory.assumptions import Bias, Finding, Smoothness, Verdict
 from fedbcd.theory.mixing import first_b_matrices
 
 
@@ -38,7 +38,11 @@ class Report:
         count, unknown = len(self.findings), sum(finding.verdict is Verdict.UNKNOWN for finding in self.findings)
         if self.fails:
             return f"{self.fails} of {count} fail: Theorem 1 does not cover this job. It may well train; nothing is promised."
+        lapse = [finding.assumption for finding in self.findings if finding.verdict is Verdict.LAPSES]
         seen = " Delays are random: p and q were seen on this schedule only, not shown for every one." if self.random else ""
+        if lapse:
+            also = f", {unknown} cannot be known" if unknown else ""
+            return f"nothing fails{also}, but {', '.join(lapse)} lapses: Theorem 1 is about another problem, with a compact X.{seen}"
         if unknown:
             return f"nothing fails, {unknown} of {count} cannot be known: Theorem 1 may cover this job.{seen}"
         return f"everything holds: Theorem 1 covers this job.{seen}"
@@ -148,14 +152,14 @@ def _of_the_problem(settings: Settings, federation: Federation, devices: int, ro
     start[:p] = algorithm.projection.project(start[:p])
     known, why_not = _smoothness(federation, algorithm, objective, start, devices)
     gamma = penalties(algorithm, federation.devices)
-    step = assumptions.device_step(algorithm.device_step, float(gamma.max()), known)
+    step = assumptions.device_step(algorithm.device_step, gamma.tolist(), known)
     step_fails = step.verdict is Verdict.FAILS
     return [
         assumptions.compactness(diameter(algorithm.projection, p)),
         assumptions.smoothness(known, why_not),
         step,
         _server_step(settings, federation, float(gamma.max()), rounds),
-        assumptions.momentum(algorithm.momentum, algorithm.device_step, float(gamma.min()), known, step_fails),
+        assumptions.momentum(algorithm.momentum, algorithm.device_step, gamma.tolist(), known, step_fails),
         _noise(federation, algorithm, objective, start, devices),
     ]
 
@@ -166,7 +170,7 @@ def _smoothness(
     try:
         return estimate(federation, algorithm, objective, start, devices), ""
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
-        return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return None, _first_line(error)
 
 
 def _server_step(settings: Settings, federation: Federation, gamma: float, rounds: int | None) -> Finding:
@@ -187,7 +191,13 @@ def _noise(federation: Federation, algorithm: Algorithm, objective: Objective, s
     if algorithm.batch == "all":
         return assumptions.noise(None, None, devices)
     try:
-        found = sigma(federation, objective, start, devices)
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        found = None  # e.g. batch normalisation, which one sample alone cannot pass
-    return assumptions.noise(found, algorithm.batch, min(devices, federation.devices))
+        found = bias(federation, algorithm, objective, start)
+        spread = None if found is not None else sigma(federation, objective, start, devices)
+    except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
+        found, spread = Bias((f"gradients of single samples could not be compared ({_first_line(error)})",), ()), None
+    return assumptions.noise(spread, algorithm.batch, min(devices, federation.devices), found)
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says first, or what it is."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

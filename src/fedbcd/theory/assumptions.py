@@ -1,17 +1,18 @@
-"""Assumptions 1 to 5, judged: each holds, fails, or cannot be known, with the numbers and the nearest values that would pass.
+"""Assumptions 1 to 5, judged: each holds, fails, lapses, or cannot be known, with the numbers and the nearest values that would pass.
 
 A failure is shown by an instance, so it is certain. That something holds is said only where it follows from the settings or was
 seen on the whole schedule; what is only estimated from below, such as L_i at some points, "cannot be known" when it does not fail.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from torch import Tensor
 
 from fedbcd.theory.bounds import device_step_limit, momentum_limit, server_step_limit
+from fedbcd.theory.curvature import Curvature
 from fedbcd.theory.mixing import activation_period, connection_period, cut_off
 
 
@@ -20,6 +21,7 @@ class Verdict(StrEnum):
 
     HOLDS = "holds"
     FAILS = "fails"
+    LAPSES = "lapses"  # it was not asked for, and what builds on it says nothing
     UNKNOWN = "cannot be known"
 
 
@@ -36,23 +38,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Smoothness:
-    """What is known of L_i and rho_i: the largest curvature seen, or a bound that holds everywhere."""
+    """What is known of L_i and rho_i: the curvature seen on some devices at some points, or bounds that hold everywhere."""
 
-    at: Mapping[
-        str, tuple[float, float]
-    ]  # where -> smallest and largest L_i over the sampled devices: |eigenvalue| of their Hessians there
-    lowest: Mapping[str, float]  # where -> the smallest eigenvalue seen
-    devices: int
-    error: Mapping[str, float] = field(default_factory=dict)  # where -> an eigenvalue lies this close to each L_i of `at`
-    lowest_error: Mapping[str, float] = field(default_factory=dict)  # where -> and this close to the eigenvalue of `lowest`
-    bound: float | None = None  # an L that holds for all points of all devices, where one is known
+    seen: Mapping[str, Mapping[int, Curvature]]  # where -> device -> the ends of its Hessian's spectrum there
+    bounds: Sequence[float] = ()  # of every device: an L_i that holds for all points, where one is known
     convex: bool = False  # every g_i is known to be convex
     kinks: bool = False  # the model is known not to be smooth
 
     @property
-    def seen(self) -> float:
-        """The largest L_i seen anywhere."""
-        return max(high for _, high in self.at.values())
+    def devices(self) -> int:
+        """How many devices were looked at."""
+        return len(next(iter(self.seen.values())))
 
 
 # --------------------------------------------------------------------------------------------------------------- Assumption 1
@@ -94,13 +90,20 @@ def connectivity(servers: int, edges: Sequence[Sequence[tuple[int, int]]], sourc
 
 
 # --------------------------------------------------------------------------------------------------------------- Assumption 2
+WITHOUT_D_X = (
+    "X is not bounded, so whatever holds D_X says nothing: all three lines of Theorem 1 (A_1, A_2, B_1, B_2, C), C_1 to C_10, and the gap, "
+    "in whose place certificates have the norm of the gradient mapping. What needs no D_X is left: that steps descend, up to the noise and "
+    "the spread of the servers, so that with Sync-cloud and exact gradients the gradients and the pull go to 0"
+)
+
+
 def compactness(diameter: float | None) -> Finding:
     """2(i): X is convex and compact."""
     says = "X is convex and compact"
     if diameter is None:
         return Finding("2(i)", says, Verdict.UNKNOWN, "the set is one of your own, whose diameter is not known")
-    if diameter == float("inf"):
-        return Finding("2(i)", says, Verdict.FAILS, "X is not bounded", 'projection = { name = "box", low = -2, high = 2 }')
+    if diameter == math.inf:
+        return Finding("2(i)", says, Verdict.LAPSES, WITHOUT_D_X, 'projection = { name = "box", low = -2, high = 2 }')
     return Finding("2(i)", says, Verdict.HOLDS, f"diameter D_X = {diameter:.4g}")
 
 
@@ -109,14 +112,18 @@ def smoothness(known: Smoothness | None, why_not: str = "") -> Finding:
     says = "g_i is L_i-smooth"
     if known is None:
         return Finding("2(ii)", says, Verdict.UNKNOWN, f"L_i could not be estimated: {why_not}")
-    places = "; ".join(f"{low:.3g} to {high:.3g}{_within(known.error.get(where))} {where}" for where, (low, high) in known.at.items())
-    found = f"L_i seen ({known.devices} devices): {places}"
-    if known.bound is not None:
-        return Finding("2(ii)", says, Verdict.HOLDS, f"L_i <= {known.bound:.3g} everywhere; {found}")
+    found = f"L_i seen ({known.devices} devices): " + "; ".join(_range(where, at.values()) for where, at in known.seen.items())
+    if known.bounds:
+        return Finding("2(ii)", says, Verdict.HOLDS, f"L_i <= {max(known.bounds):.3g} everywhere; {found}")
     if known.kinks:
         found += "; the model has kinks (ReLU, max-pooling), where no finite L_i exists"
         return Finding("2(ii)", says, Verdict.FAILS, found, "a smooth activation, such as GELU or tanh")
     return Finding("2(ii)", says, Verdict.UNKNOWN, found)
+
+
+def _range(where: str, seen: Iterable[Curvature]) -> str:
+    all_ = sorted(seen, key=lambda c: c.smoothness)
+    return f"{all_[0].smoothness:.3g} to {all_[-1].smoothness:.3g} +- {max(c.error for c in all_):.1g} {where}"
 
 
 # --------------------------------------------------------------------------------------------------------------- Assumption 3
@@ -141,14 +148,19 @@ def mixing_weights(matrices: Sequence[Tensor]) -> list[Finding]:
 
 
 # --------------------------------------------------------------------------------------------------------------- Assumption 4
-def device_step(step: float, penalty: float, known: Smoothness | None) -> Finding:
-    """4(i): eta_x <= 1/(L_i + gamma_i)."""
+def device_step(step: float, penalties: Sequence[float], known: Smoothness | None) -> Finding:
+    """4(i): eta_x <= min 1/(L_i + gamma_i), each L_i with the gamma_i of its own device."""
     says = "eta_x <= 1/(L_i + gamma_i)"
-    if known is None:
+    limits = {"where g_i is flat": min(device_step_limit(0.0, gamma) for gamma in penalties)}  # whatever L_i is
+    if known is None and step <= limits["where g_i is flat"]:
         return Finding("4(i)", says, Verdict.UNKNOWN, f"eta_x = {step:g}; L_i is not known")
-    if known.bound is not None and step <= (limit := device_step_limit(known.bound, penalty)):
-        return Finding("4(i)", says, Verdict.HOLDS, f"eta_x = {step:g}, at most {limit:.3g} for L = {known.bound:.3g}")
-    limits = {where: device_step_limit(high, penalty) for where, (_, high) in known.at.items()}
+    if known is not None and known.bounds:
+        limit = min(device_step_limit(bound, gamma) for bound, gamma in zip(known.bounds, penalties, strict=True))
+        if step <= limit:
+            return Finding("4(i)", says, Verdict.HOLDS, f"eta_x = {step:g}, at most {limit:.3g} for L_i <= {max(known.bounds):.3g}")
+    if known is not None:
+        measured = {where: min(device_step_limit(c.smoothness, penalties[i]) for i, c in at.items()) for where, at in known.seen.items()}
+        limits = measured if min(measured.values()) <= min(limits.values()) else measured | limits
     found = f"eta_x = {step:g}; L_i asks for at most " + ", ".join(f"{limit:.3g} {where}" for where, limit in limits.items())
     if step > min(limits.values()):
         return Finding("4(i)", says, Verdict.FAILS, found, f"device_step <= {_rounded_down(min(limits.values()))}")
@@ -180,8 +192,9 @@ def unequal_server_steps() -> Finding:
     return Finding("4(ii)", says, Verdict.FAILS, found, 'cloud = { name = "rigorous", first = B }')
 
 
-def momentum(zeta: float, step: float, penalty: float, known: Smoothness | None, step_fails: bool = False) -> Finding:
-    """4(iii): zeta <= omega/sqrt(1 + rho_i eta_x) for an omega below 1; rho_i is the weak convexity of f_i = g_i + penalty.
+def momentum(zeta: float, step: float, penalties: Sequence[float], known: Smoothness | None, step_fails: bool = False) -> Finding:
+    """4(iii): zeta <= omega/sqrt(1 + rho_i eta_x) for an omega below 1; rho_i is the weak convexity of f_i = g_i + penalty,
+    of each device with its own gamma_i.
 
     rho_i <= L_i + gamma_i <= 1/eta_x bounds rho_i by the step, unless 4(i) fails (`step_fails`).
     """
@@ -194,18 +207,15 @@ def momentum(zeta: float, step: float, penalty: float, known: Smoothness | None,
     enough = f"momentum < {worst:.3g} is always enough" + (" once 4(i) holds" if step_fails else "")
     if known is None:
         return Finding("4(iii)", says, Verdict.UNKNOWN, f"zeta = {zeta:g}; rho_i is not known", enough)
-    rho = {where: max(0.0, -low - penalty) for where, low in known.lowest.items()}
+    worst_at = {where: max(at.items(), key=lambda item: -item[1].low - penalties[item[0]]) for where, at in known.seen.items()}
+    rho = {where: max(0.0, -c.low - penalties[i]) for where, (i, c) in worst_at.items()}
     limits = {where: momentum_limit(value, step) for where, value in rho.items()}
     found = f"zeta = {zeta:g}; rho_i asks for less than " + ", ".join(
-        f"{limit:.3g} {where} (rho_i = {rho[where]:.3g}{_within(known.lowest_error.get(where))})" for where, limit in limits.items()
+        f"{limit:.3g} {where} (rho_i = {rho[where]:.3g} +- {worst_at[where][1].low_error:.1g})" for where, limit in limits.items()
     )
     if zeta >= min(limits.values()):
         return Finding("4(iii)", says, Verdict.FAILS, found, f"momentum < {_rounded_down(min(limits.values()))}")
     return Finding("4(iii)", says, Verdict.UNKNOWN, found + "; not contradicted", enough)
-
-
-def _within(error: float | None) -> str:
-    return "" if error is None else f" +- {error:.1g}"
 
 
 def _rounded_down(value: float) -> str:
@@ -215,12 +225,37 @@ def _rounded_down(value: float) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- Assumption 5
-def noise(sigma: float | None, batch: int | None, devices: int) -> Finding:
+@dataclass(frozen=True)
+class Bias:
+    """Why mini-batch gradients may be biased, and what was measured of it on one device, at the start."""
+
+    reasons: tuple[str, ...]
+    remedies: tuple[str, ...]
+    measured: float | None = None  # the length of the mean error of mini-batch gradients
+    error: float = 0.0  # of its square, by chance
+    gradient: float = 0.0  # the length of the exact gradient
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether what was measured is no chance: its square is more than four standard errors above 0."""
+        return self.measured is not None and self.measured**2 > 4 * self.error
+
+    def __str__(self) -> str:
+        text = "; ".join(self.reasons)
+        if self.measured is None:
+            return f"{text}; the bias was not measured"
+        size = f"{self.measured:.3g} on a gradient of length {self.gradient:.3g}"
+        return f"{text}; bias measured on a device, at the start: {size}" + ("" if self.is_clear else ", no more than chance")
+
+
+def noise(sigma: float | None, batch: int | None, devices: int, bias: Bias | None = None) -> Finding:
     """5: mini-batch gradients are unbiased with variance at most sigma^2."""
     says = "mini-batch gradients are unbiased, with bounded variance"
-    if batch is None:
+    if batch is None and bias is None:
         return Finding("5", says, Verdict.HOLDS, "gradients are exact: sigma = 0")
-    if sigma is None:
+    if bias is not None:
+        return Finding("5", says, Verdict.FAILS if bias.is_clear else Verdict.UNKNOWN, str(bias), "; ".join(bias.remedies))
+    if sigma is None or batch is None:
         return Finding("5", says, Verdict.HOLDS, "samples are drawn evenly from finite data, so sigma is finite; it was not estimated")
     found = f"unbiased by construction; sigma = {sigma:.3g} at the start ({devices} devices), so sigma/sqrt(R) = {sigma / batch**0.5:.3g}"
     return Finding("5", says, Verdict.HOLDS, found)

@@ -139,7 +139,7 @@ class Certifier:
 
 
 def gap(projection: Projection, gradient: Tensor, x: Tensor, step: float) -> float:
-    """The first-order gap on compact sets with a closed form; on others the norm of the gradient mapping of this step, which is 0 with it."""
+    """The first-order gap on compact sets with a closed form; on others the norm of the gradient mapping, which is 0 with it."""
     if math.isfinite(diameter(projection, len(x)) or math.inf):
         match projection:
             case Box():
