@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import fedbcd as fb
 from deploy_helpers import CASES, Town, Unkind, federation
 from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
 from fedbcd.engines.deploy.checks import CheckFailed, Limits
@@ -250,6 +251,23 @@ def test_a_store_belongs_to_one_role_of_one_run(town: Town, folder: Path) -> Non
     other = Blueprint.of(replace(town.settings, seed=9), town.federation)
     with pytest.raises(RecordError, match="belongs to a run with other settings"):
         DeviceRole.open(store, other, 0, OwnData.of(town.federation, 0, 9))
+    store.close()
+
+
+def test_a_store_goes_on_with_its_own_settings_where_the_job_says_nothing(folder: Path) -> None:
+    """Whatever the defaults are by then; what the job says otherwise is another run, and the store names the difference."""
+    began, settings = fb.FedBCD(batch=4, penalty=0.5, projection=fb.Box(-0.01, 0.01)), Settings(fb.FedBCD(batch=4), active=2)
+    here = federation()
+    for algorithm in (began, settings.algorithm):
+        store = FileStore(folder / "device")
+        role = DeviceRole.open(store, Blueprint.of(replace(settings, algorithm=algorithm), here), 0, OwnData.of(here, 0, 0))
+        assert role.blueprint.algorithm == began
+        assert float(role.x.abs().max()) == pytest.approx(0.01)
+        role.close()
+    store = FileStore(folder / "device")
+    for said in (fb.FedBCD(batch=4, penalty=2.0), fb.FedBCD(batch=4, projection=fb.NoProjection())):
+        with pytest.raises(RecordError, match=r"with other settings \(algorithm\.(penalty: 0\.5 there, 2\.0 here|projection)"):
+            DeviceRole.open(store, Blueprint.of(replace(settings, algorithm=said), here), 0, OwnData.of(here, 0, 0))
     store.close()
 
 

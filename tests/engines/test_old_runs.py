@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from safetensors.torch import load_file
 import fedbcd as fb
 from fedbcd.config import read_toml
 from fedbcd.errors import RecordError
+from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job, parse
+from run_helpers import fedbcd
 
 FOLDERS = sorted((Path(__file__).parent / "fixtures").iterdir())
 
@@ -33,8 +36,8 @@ def job_of(old: Path, **algorithm: object) -> Job:
 def assert_six_rounds(run: fb.Run, old: Path) -> None:
     """As the version that made it went on; the last bits may be those of another processor."""
     models = load_file(old / "six-rounds.safetensors")
-    torch.testing.assert_close(run.personal_NF, models["x"], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(run.global_VF, models["z"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(run.personal_NF, models["x"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(run.global_VF, models["z"], rtol=1e-5, atol=1e-5)
 
 
 def test_a_silent_job_file_goes_on_with_what_was_recorded(old: Path) -> None:
@@ -48,10 +51,86 @@ def test_the_log_replays(old: Path) -> None:
 
 
 def test_what_the_job_file_says_otherwise_is_another_run(old: Path) -> None:
-    with pytest.raises(RecordError, match=r"device_step: 0\.02 there, 0\.03 here"):
+    with pytest.raises(RecordError, match=r"device_step: [01.]+[02]? there, 0\.03 here"):
         job_of(old, device_step=0.03).start(old, resume=True)
 
 
-def test_the_present_default_by_name_is_another_run(old: Path) -> None:
-    with pytest.raises(RecordError, match=r"momentum_after_contact: pull there, kept here"):
-        job_of(old, momentum_after_contact="kept").start(old, resume=True)
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("momentum_after_contact", "kept", r"momentum_after_contact: pull there, kept here"),
+        ("projection", {"name": "none"}, r"projection\.high: 2\.0 there, None here; algorithm\.projection\.low: -2\.0 there"),
+    ],
+)
+def test_the_present_default_by_name_is_another_run(old: Path, setting: str, value: object, message: str) -> None:
+    if not hasattr(job_of(old).algorithm, setting):
+        pytest.skip(f"a run of {job_of(old).algorithm.name}")
+    with pytest.raises(RecordError, match=message):
+        job_of(old, **{setting: value}).start(old, resume=True)
+
+
+def test_a_silent_program_goes_on_with_what_was_recorded(old: Path) -> None:
+    """As a job file that names what the file names, so a call of `train` that gives what it gave."""
+    job = job_of(old)
+    given = {"device_step": job.algorithm.device_step, "steps": job.algorithm.steps}
+    assert {*given} == job.algorithm.said
+    again: Any = {"active": 2, "cloud": job.cloud, "max_batch": 1, "checkpoint_every": 2, "evaluate_every": 2}
+    run = fb.train(job.make_federation(), type(job.algorithm)(**given), rounds=6, out=old, resume=True, **again)
+    assert_six_rounds(run, old)
+
+
+def test_the_folder_alone_goes_on_with_what_it_says(old: Path) -> None:
+    assert fedbcd("run", "--resume", "--out", old, "--rounds", "6", "--json").code == 0
+    (job,) = parse(read_toml(old / "job.toml"))
+    assert_six_rounds(fb.Run.load(old, job.make_federation()), old)
+    assert read_toml(old / "config.toml")["algorithm"]["projection"] == {"name": "box", "low": -2.0, "high": 2.0}
+
+
+def test_the_border_matters_in_one_of_the_runs() -> None:
+    """Else nothing here would show that there is one."""
+    models = [load_file(folder / "six-rounds.safetensors")["x"] for folder in FOLDERS]
+    assert any(int((x.abs() == 2).sum()) > 100 for x in models)
+
+
+SEVERAL = """# As 0.1.0 has left it: what the job file said, and nothing else. It was killed before it came to the second run.
+[data]
+name = "digits"
+samples = 12
+[federation]
+servers = 2
+devices = 2
+active = 1
+[model]
+hidden = [4]
+[run]
+rounds = 2
+[[runs]]
+title = "first"
+algorithm = { name = "fedavg" }
+[[runs]]
+title = "second"
+algorithm = { name = "fedbcd-i", device_step = 0.01 }
+[[runs]]
+title = "third"
+"""
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_a_folder_of_several_runs_goes_on_with_what_they_were_begun_with(tmp_path: Path, file: bool) -> None:
+    """Also those that have not begun: they are to be compared with the others."""
+    folder, job = tmp_path / "several", tmp_path / "job.toml"
+    folder.mkdir()
+    for path in (folder / "config.toml", job):
+        path.write_text(SEVERAL)
+    for _ in range(2):
+        assert fedbcd("run", *([job] if file else []), "--resume", "--out", folder).code == 0
+        for name in ("first", "second", "third"):
+            found = LogReader(folder / name / "events.jsonl").header["identity"]["algorithm"]
+            assert found["projection"] == {"name": "box", "low": -2.0, "high": 2.0}
+            assert "momentum_after_contact" not in found
+    new = tmp_path / "new"
+    assert fedbcd("run", job, "--out", new).code == 0
+    second = LogReader(new / "second" / "events.jsonl").header["identity"]["algorithm"]
+    assert second["projection"] == {"name": "none"}
+    assert second["momentum_after_contact"] == "kept"
+    assert fedbcd("run", "--resume", "--out", new).code == 0, "and the new folder goes on as it was, too"

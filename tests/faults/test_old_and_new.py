@@ -18,6 +18,7 @@ from fedbcd.engines.deploy.server import ServerRole
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import COORDINATOR, RetryDue, number_of
+from fedbcd.recorded import in_record
 
 VERSIONS = sorted((Path(__file__).parent / "fixtures").iterdir())
 
@@ -75,6 +76,10 @@ def test_every_role_goes_on(old: Path) -> None:
             roles[actor] = ServerRole.open(store, plan, number_of(actor))
         else:
             roles[actor] = DeviceRole.open(store, plan, number_of(actor), OwnData.of(federation, number_of(actor), plan.seed))
+    recorded = LogReader(old / "events.jsonl").header["identity"]["algorithm"]
+    for role in roles.values():  # the job file says nothing of it
+        assert in_record(role.blueprint.algorithm) == recorded
+        assert role.store.facts["algorithm"] == json.dumps(recorded), "it is written down from now on"
     late = 1e6
     for actor in ("server/0", "server/1"):
         assert roles[COORDINATOR].greet(actor, roles[actor].hello(), late) == []

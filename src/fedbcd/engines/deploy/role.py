@@ -6,6 +6,7 @@ changed nothing. After a crash the role is made again from its store: the machin
 the tensors from the files that the last transaction names.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from fedbcd.errors import LocalProtocolError, ProtocolError, RecordError
 from fedbcd.eventlog import Transition
 from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.messages import Actor, Command, Event, RetryDue, Send
+from fedbcd.runfolder import difference
 
 __all__ = ["Letter", "Role"]
 
@@ -58,7 +60,9 @@ class Role:
         elif facts["actor"] != self.actor:
             raise RecordError(f"this store belongs to {facts['actor']}, not to {self.actor}; give each role a folder of its own")
         elif facts["run"] != mine["run"]:
-            raise RecordError(f"the store of {self.actor} belongs to a run with other settings; use those, or another folder")
+            there, here = ({"algorithm": json.loads(known.get("algorithm", "{}"))} for known in (facts, mine))
+            named = f" ({difference(there, here)})" if "algorithm" in facts and there != here else ""
+            raise RecordError(f"the store of {self.actor} belongs to a run with other settings{named}; use those, or another folder")
         elif "algorithm" not in facts:  # of version 0.1.0
             self.store.commit(facts=mine)
 
