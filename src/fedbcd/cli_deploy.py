@@ -20,6 +20,7 @@ from rich.table import Table
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.options import Deploy, settle
+from fedbcd.engines.warnings import never_mixes
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.deployed import deployment_of, one_job, read_job, settings_of
 from fedbcd.experiments.job import Job, default_table
@@ -228,6 +229,7 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     from fedbcd.engines.deploy.up import Up, actors_of, check_stores, make_certificates, make_stores, start_up_s
 
     federation = job.make_federation()
+    _note(never_mixes(job.cloud, job.federation.servers))
     deployment = deployment_of(job, options, job.run.rounds, federation=federation)
     actors = actors_of(deployment.blueprint)
     fresh = not (out / "deploy.toml").exists()
@@ -322,10 +324,17 @@ def _conclude(job: Job, federation: Federation, deployment: "Deployment", out: P
     _report(run, out, as_json)
 
 
+def _note(sentence: str | None) -> None:
+    if sentence is not None:
+        console.print(f"note: {sentence}", markup=False, highlight=False, soft_wrap=True)
+
+
 def _report(run: "Run", out: Path, as_json: bool) -> None:
     s, d = run.summary, run.summary["deployment"]
     screen = console if as_json else Console()
     memory, digest = d["memory_bytes"] / 2**30, s["digest"][:16]
+    for sentence in s.get("notices", ()):
+        _note(sentence)
     screen.print(
         f"{s['rounds']} rounds in {s['clock']:.1f} s: global accuracy {s['global_accuracy']:.3f}, personal {s['personal_accuracy']:.3f}; "
         f"{d['processes']} processes, {memory:.2f} GiB, {d['restarts']} restarts, {d['bytes_per_activation']} bytes per activation "

@@ -64,5 +64,9 @@ class RemoteProtocolError(ProtocolError):
     """A peer sent something that cannot be true."""
 
 
+class BorderWarning(UserWarning):
+    """Weights sit on the border of the set X that was asked for, which may hold them back."""
+
+
 class DivergenceWarning(UserWarning):
     """A run was started that will diverge, or whose servers will not agree, as far as a glance can tell."""

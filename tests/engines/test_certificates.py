@@ -2,7 +2,8 @@
 
 import csv
 import math
-from dataclasses import astuple
+import re
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 from torch import nn
 
 import fedbcd as fb
+from fedbcd.algorithm.projection import on_bound
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.certify import CALL, DEVICES, SHARE, Certifier, Ration, gap, sample_of
-from fedbcd.errors import ConfigError, DivergenceWarning
+from fedbcd.errors import BorderWarning, ConfigError, DivergenceWarning
 from fedbcd.history import COLUMNS, OPTIONAL, History, Row
-from run_helpers import BCD, LOGISTIC, federation, train
+from run_helpers import BCD, BCDI, LOGISTIC, federation, train
 
 NAMES = ("gap", "worst_gap", "pull", "spread")
 
@@ -242,6 +244,53 @@ def test_without_a_listener_python_warns_at_the_call() -> None:
     with pytest.warns(DivergenceWarning, match="will diverge") as caught:
         fb.train(federation(LOGISTIC), fb.FedBCD(device_step=50.0), rounds=1, active=2)
     assert [record.filename for record in caught] == [__file__]
+
+
+@pytest.mark.parametrize("cloud", [fb.AsyncCloud(first=1), fb.RigorousCloud(first=1)])
+def test_servers_that_mix_alone_are_named_before_the_run(cloud: fb.Cloud) -> None:
+    (text,) = notices(BCD, cloud)
+    assert text == (f"the {cloud.name} cloud with first=1 never mixes: none of the 4 servers hears of another; use first=2 or more")
+    assert notices(BCD, fb.AsyncCloud(first=2)) == []
+
+
+@pytest.mark.parametrize("algorithm", [BCD, BCDI, fb.FedAvg(device_step=0.05, batch=8)], ids=lambda a: a.name)
+def test_weights_on_the_border_of_a_set_that_was_asked_for_are_counted(algorithm: fb.Algorithm) -> None:
+    """Before the first step, where initial weights are cut, and of the models at the end."""
+    found: list[str] = []
+    tight = replace(algorithm, projection=fb.Box(-0.05, 0.05))
+    run = fb.train(federation(LOGISTIC), tight, rounds=2, active=2, on_notice=found.append)
+    before, after = found
+    assert re.match(r"before the first step \d+ of 650 weights \(\d+\.\d%\) of the global model sit on the border", before)
+    x = run.personal_NF if algorithm.personal else run.global_VF[:1]
+    count = int((x.abs() >= 0.05).sum())
+    assert after.startswith(f"{count:,} of {x.numel():,} weights ({count / x.numel():.1%}) of ")
+    assert ("the models of 16 devices" in after) == algorithm.personal
+    assert "Box(low=-0.05, high=0.05), which may hold them back; a wider set, or none, lets them go on" in after
+    assert run.summary["notices"] == [after]
+
+
+@pytest.mark.parametrize(
+    ("projection", "held"),
+    [
+        (fb.NoProjection(), None),
+        (fb.Simplex(1.0), None),
+        (fb.Box(-1, 1), [[True, False, False], [False, True, False]]),
+        (fb.Box(-1, math.inf), [[True, False, False], [False, False, False]]),
+        (fb.TensorBoxes(((1, -2, 2), (2, 0, 3))), [[False, True, False], [False, False, True]]),
+        (fb.Ball(1.25), [[True, True, True], [False, False, False]]),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_what_a_set_holds_back(projection: fb.Projection, held: list[list[bool]] | None) -> None:
+    found = on_bound(projection, torch.tensor([[-1.0, 0.0, 0.75], [0.5, 1.0, 0.0]]))
+    assert (None if found is None else found.tolist()) == held
+
+
+def test_a_run_without_a_projection_has_no_border() -> None:
+    assert notices(fb.FedAvg(device_step=0.05, batch=8)) == []
+    with pytest.warns(BorderWarning, match="sit on the border") as caught:
+        fb.train(federation(LOGISTIC), replace(BCD, projection=fb.Box(-0.05, 0.05)), rounds=1, active=2)
+    assert [record.filename for record in caught] == [__file__, __file__]
 
 
 def test_servers_that_never_meet_are_named_before_the_run() -> None:

@@ -1,6 +1,7 @@
 """Compiled sessions (`algorithm/fused`): which models they are for, and that they compute eq. (4) and nothing else."""
 
 import ctypes
+import math
 import os
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from fedbcd.data.samples import BYTES, Scale
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
 from fedbcd.engines.simulate.workers import Crew, OneWorker
 from fedbcd.models import logistic, mlp
-from run_helpers import CASES, federation, largest_difference, train
+from run_helpers import BCD, CASES, federation, largest_difference, train
 
 needs_library = pytest.mark.skipif(library() is None, reason="the compiled code was not built")
 BUILDS = ("_chain_avx512", "_chain_avx2", PORTABLE)
@@ -173,6 +174,9 @@ def test_very_large_batches_are_left_to_torch(features: int, fused: bool) -> Non
 
 
 # ------------------------------------------------------------------------------------------------------------- what it computes
+BOX = fb.Box(-0.6, 0.7)
+
+
 class Example:
     """Some devices with some work, and the way torch would do it in float64."""
 
@@ -198,20 +202,22 @@ class Example:
         self.positions = torch.randint(40, (n, max(steps), samples), generator=generator)
         self.layers = self.objective.chain(self.rows.x_NP[0].double(), self.inputs[:4], targets[:4])
 
-    def fused(self, compiled: ctypes.CDLL, threads: int = 1, how: str = "apart") -> tuple[Tensor, ...]:
+    def fused(
+        self, compiled: ctypes.CDLL, threads: int = 1, how: str = "apart", bounds: tuple[float, float] = (-0.6, 0.7)
+    ) -> tuple[Tensor, ...]:
         """New x, new x_prev, losses."""
         assert self.layers is not None
         trainer = ChainTrainer(self.layers, self.rows.x_NP.shape[1], compiled)
         sessions = Sessions(self.steps, self.pool, self.positions)
         x, prev = self.rows.x_NP.clone(), self.rows.prev_NP.clone()
         models = Models(x, prev, torch.empty_like(x), torch.empty_like(x)) if how == "apart" else Models(x, prev, x, prev)
-        more: dict[str, Any] = {"step": 0.05, "momentum": 0.9, "bounds": (-0.6, 0.7)}
+        more: dict[str, Any] = {"step": 0.05, "momentum": 0.9, "bounds": bounds}
         with Crew(threads) as crew:
             outcome = trainer.train(models, sessions, self.anchor, self.penalty[:, 0], crew if threads > 1 else OneWorker(), **more)
         assert outcome.finite
         return models.new_x, models.new_prev, outcome.losses_NK
 
-    def expected(self) -> tuple[Tensor, Tensor, Tensor]:
+    def expected(self, projection: fb.Projection = BOX) -> tuple[Tensor, Tensor, Tensor]:
         """By torch, in float64."""
         losses = torch.zeros(len(self.steps), max(self.steps))
         order = sorted(range(len(self.steps)), key=lambda i: -self.steps[i])
@@ -225,7 +231,7 @@ class Example:
 
         anchor = None if self.anchor is None else self.anchor[order].double()
         work = Work([self.steps[i] for i in order], gradient, anchor, self.penalty[order].double())
-        rows = aspg(Rows(*(part[order].double() for part in self.rows)), work, 0.05, 0.9, fb.Box(-0.6, 0.7))
+        rows = aspg(Rows(*(part[order].double() for part in self.rows)), work, 0.05, 0.9, projection)
         back = torch.tensor(order).argsort()
         return rows.x_NP[back], rows.prev_NP[back], losses
 
@@ -297,6 +303,26 @@ def test_a_device_is_trained_alike_whoever_else_is() -> None:
         x, prev, _ = alone.fused(compiled)
         assert torch.equal(x[0], together[0][i])
         assert torch.equal(prev[0], together[1][i])
+
+
+@needs_library
+def test_no_projection_is_compiled_as_well_with_the_bits_of_a_box_that_nothing_reaches() -> None:
+    """And eq. (4) without a projection, where weights go past the box that was the default."""
+    how: dict[str, Any] = {"rounds": 12, "looks": 1, "certify_every": 0}
+    free, wide = (train("fedbcd-sync", projection=chosen, **how) for chosen in (fb.NoProjection(), fb.Box(-1e3, 1e3)))
+    assert free.digest == wide.digest
+    numbers = fb.Settings(BCD, active=2).numbers(federation(), torch.device("cpu"))
+    numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    assert isinstance(BCD.projection, fb.NoProjection)
+    assert numbers.trainer.fused is not None
+    steep, compiled = Example([20, 9, 4], 8, [3, 1, 4, 2], False, True, True, seed=4), library()
+    assert compiled is not None
+    steep.rows = Rows(*(10 * part for part in steep.rows))
+    x, prev, _ = steep.fused(compiled, bounds=(-math.inf, math.inf))
+    expected_x, expected_prev, _ = steep.expected(fb.NoProjection())
+    assert float(expected_x.abs().max()) > 2
+    torch.testing.assert_close(x.double(), expected_x, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(prev.double(), expected_prev, rtol=1e-5, atol=1e-4)
 
 
 @needs_library

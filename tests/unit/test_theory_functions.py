@@ -227,7 +227,10 @@ def test_the_theorem_gathers_the_lemmas() -> None:
         ({"device_step": 0.6}, r"device_step=0.6 exceeds 0.5 = 1/\(L \+ gamma\)"),
         ({"server_step": 1.1}, r"server_step=1.1 exceeds 1 = 1/\(gamma \|Q\|\)"),
         ({"momentum": 0.9, "nonconvexity": 2.0}, "momentum=0.9 must be below 0.707"),
-        ({"diameter": math.inf}, "diameter=inf must be a finite number"),
+        (
+            {"diameter": math.inf},
+            "diameter=inf must be a finite number above 0; all bounds hold D_X, so there are none without a compact X",
+        ),
         ({"noise": -1.0}, "noise=-1.0 must be a finite number, 0 or more"),
         ({"period": 0}, "period=0 must be 1 or more"),
         ({"mixing": schedule_memory(first_b_matrices(3, [(0, 1)]))}, "start=1 must be 0 with the memory of a schedule"),

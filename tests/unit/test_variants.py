@@ -37,10 +37,11 @@ def refused(kind: Kind, complaint: str, **setting: Any) -> None:
 
 # --------------------------------------------------------------------------------------------------------------------- defaults
 def test_the_defaults_are_the_experiments() -> None:
-    """SPEC, Experiments: eta_x 0.005, zeta 0.9, R 32, box [-2, 2], eta_z 0.5 (relative); gamma 1, 0.2 and 5; K_i on {1..5}."""
+    """SPEC, Experiments: eta_x 0.005, zeta 0.9, R 32, eta_z 0.5 (relative); gamma 1, 0.2 and 5; K_i on {1..5}. But for the box [-2, 2]:
+    no weight is held back unless that is asked for."""
     for algorithm in (fb.FedBCD(), fb.FedBCDI(), fb.FedProx(), fb.FedAvg()):
         assert (algorithm.device_step, algorithm.batch, tuple(algorithm.steps)) == (0.005, 32, (1, 5))
-        assert algorithm.projection == fb.Box(-2.0, 2.0)
+        assert algorithm.projection == fb.NoProjection()
     assert [a.penalty for a in (fb.FedBCD(), fb.FedBCDI(), fb.FedProx(), fb.FedAvg())] == [1.0, 0.2, 5.0, 0.0]
     assert [a.momentum for a in (fb.FedBCD(), fb.FedBCDI(), fb.FedProx(), fb.FedAvg())] == [0.9, 0.9, 0.9, 0.0]
     for bcd in (fb.FedBCD(), fb.FedBCDI()):

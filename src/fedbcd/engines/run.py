@@ -30,8 +30,8 @@ from fedbcd.engines.simulate.outline import Outline, why_not_ahead
 from fedbcd.engines.simulate.rows import Rows
 from fedbcd.engines.simulate.store import stored_in, workers_ahead
 from fedbcd.engines.simulate.workers import workers
-from fedbcd.engines.warnings import doubts
-from fedbcd.errors import ConfigError, DivergenceWarning, RecordError
+from fedbcd.engines.warnings import at_the_border, doubts
+from fedbcd.errors import BorderWarning, ConfigError, DivergenceWarning, RecordError
 from fedbcd.eventlog import LogWriter
 from fedbcd.history import History
 from fedbcd.protocol.clouds import Cloud, SyncCloud
@@ -385,12 +385,19 @@ class _Training:
         )
 
     def _warn(self) -> None:
-        """Say before a run starts what will make it diverge, as far as a glance can tell."""
+        """Say before a run starts what will make it diverge, as far as a glance can tell, and whether X cuts initial weights."""
         for doubt in doubts(self.federation, self.settings, self.numbers):
-            if self.notice is not None:
-                self.notice(doubt)
-            else:
-                warnings.warn(doubt, DivergenceWarning, stacklevel=6)  # where `train` was called
+            self._say(doubt, DivergenceWarning, calls=7)
+        cut = at_the_border(self.numbers, [])
+        if cut is not None:
+            self._say(f"before the first step {cut}", BorderWarning, calls=7)
+
+    def _say(self, text: str, category: type[UserWarning], calls: int) -> None:
+        """To the listener; without one as a warning at the call of `train`, so many calls up."""
+        if self.notice is not None:
+            self.notice(text)
+        else:
+            warnings.warn(text, category, stacklevel=calls)
 
     # ------------------------------------------------------------------------------------------------------------- evaluation
     def _settle(self) -> None:
@@ -445,6 +452,9 @@ class _Training:
         else:
             personal = torch.stack([numbers.personal(device, home[device]) for device in range(self.federation.devices)]).cpu()
         certificates = self._last_certificates()
+        border = at_the_border(numbers, [device for device, _ in members_of(self.machines)])
+        if border is not None:
+            self._say(border, BorderWarning, calls=6)
         summary = {
             "algorithm": self.settings.algorithm.name,
             "cloud": self.settings.cloud.name,
@@ -460,6 +470,7 @@ class _Training:
             "certificates": certificates,
             "certificate_share": self._share(self.certifier.seconds),
             "digest": numbers.digest(),
+            **({} if border is None else {"notices": [border]}),
         }
         if isinstance(numbers, ClusterNumbers):
             summary["cluster"] = numbers.shards.report()

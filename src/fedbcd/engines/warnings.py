@@ -1,27 +1,56 @@
-"""What will make a run diverge, said before it starts: a glance at its settings and at the curvature of a few samples."""
+"""What will make a run diverge, said before it starts: a glance at its settings and at the curvature of a few samples.
+
+And what holds it back, said before and after.
+"""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from fedbcd.algorithm.projection import on_bound
 from fedbcd.algorithm.variants import FedBCDI, penalties
 from fedbcd.data.federation import Federation
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.certify import sample_of
 from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.engines.smoothness import DeviceLoss
-from fedbcd.protocol.clouds import GraphCloud
+from fedbcd.protocol.clouds import Cloud, GraphCloud
 from fedbcd.theory.bounds import device_step_limit, stable_step_limit
 from fedbcd.theory.mixing import cut_off
 
 SAMPLES, PRODUCTS, TOLERANCE = 16, 8, 0.1  # a glance: less work than two rounds of the paper's
+MODELS = 100  # so many are looked at for weights on a border
 DEVICES, SMALL = 3, 200_000  # so many devices are looked at where the model has no more parameters than this, and one where it has
 
 
 def doubts(federation: Federation, settings: Settings, numbers: StackedNumbers) -> list[str]:
     """A sentence for each setting that will make the run diverge, or keep it from agreeing; most runs have none."""
-    return [text for text in (_graph(settings), _penalty(federation, settings), _step(federation, settings, numbers)) if text]
+    found = (
+        _graph(settings),
+        never_mixes(settings.cloud, len(federation.servers)),
+        _penalty(federation, settings),
+        _step(federation, settings, numbers),
+    )
+    return [text for text in found if text]
+
+
+def at_the_border(numbers: StackedNumbers, devices: Sequence[int]) -> str | None:
+    """A sentence if weights sit on the border of the set that was asked for, in the models of some of these devices or the global ones."""
+    projection, chosen = numbers.algorithm.projection, sample_of(devices, MODELS)
+    personal = numbers.algorithm.personal and bool(chosen)
+    there = torch.tensor(chosen, device=numbers.total_VF.device)
+    x_NP = (numbers.x_NF.index_select(0, there) if personal else numbers.global_NF()[:1])[:, : numbers.size_P]
+    held = on_bound(projection, x_NP)
+    count = 0 if held is None else int(held.sum())
+    if not count:
+        return None
+    whose = f"the models of {len(chosen)} devices" if personal else "the global model"
+    return (
+        f"{count:,} of {x_NP.numel():,} weights ({count / x_NP.numel():.1%}) of {whose} sit on the border of the set that was asked "
+        f"for, {projection!r:.80}, which may hold them back; a wider set, or none, lets them go on"
+    )
 
 
 def _graph(settings: Settings) -> str | None:
@@ -34,6 +63,13 @@ def _graph(settings: Settings) -> str | None:
     if len(parts) == 1:
         return None
     return f"the mixing graph is disconnected: servers {parts[1]} never hear of servers {parts[0]}, so they will not agree; add an edge"
+
+
+def never_mixes(cloud: Cloud, servers: int) -> str | None:
+    """A sentence if the cloud waits for one of several servers: a mix of one is none."""
+    if getattr(cloud, "first", servers) > 1 or servers == 1:
+        return None
+    return f"the {cloud.name} cloud with first=1 never mixes: none of the {servers} servers hears of another; use first=2 or more"
 
 
 def _penalty(federation: Federation, settings: Settings) -> str | None:

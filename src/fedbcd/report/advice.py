@@ -196,7 +196,7 @@ def _certificate(view: View) -> Iterator[str]:
     gaps = _curve(view, "gap")
     if len(gaps) >= 3 and gaps[-1] > gaps[0]:
         yield (
-            f"the first-order gap of the personal models grew from {gaps[0]:.3g} to {gaps[-1]:.3g}: "
+            f"the gap of the personal models (without a bounded X, the norm of their gradients) grew from {gaps[0]:.3g} to {gaps[-1]:.3g}: "
             "they are not settling; fedbcd check tells whether the step sizes fit the theory"
         )
 

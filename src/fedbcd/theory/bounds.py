@@ -41,7 +41,8 @@ class Problem:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         for name in ("penalty", "smoothness", "diameter", "device_step", "server_step"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name)} must be a finite number above 0")
+                why = "; all bounds hold D_X, so there are none without a compact X" if name == "diameter" else ""
+                raise ConfigError(f"{name}={getattr(self, name)} must be a finite number above 0{why}")
         for name in ("nonconvexity", "gradient", "excess", "start", "noise", "momentum"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)} must be a finite number, 0 or more")

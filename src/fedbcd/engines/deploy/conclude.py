@@ -22,6 +22,7 @@ from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.certify import Certificates
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
 from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.engines.warnings import at_the_border
 from fedbcd.errors import ReplayMismatch
 from fedbcd.history import History
 
@@ -93,7 +94,7 @@ class _Looks:
         assert isinstance(numbers, StackedNumbers)
         assert self._evaluator is not None
         personal = torch.stack([numbers.personal(device, machines.home[device]) for device in range(self._federation.devices)])
-        z_VF = numbers.global_NF()
+        z_VF, border = numbers.global_NF(), at_the_border(numbers, range(self._federation.devices))
         summary = {
             "algorithm": self._settings.algorithm.name,
             "cloud": self._settings.cloud.name,
@@ -107,5 +108,6 @@ class _Looks:
             "seconds": round(end["clock"], 3),
             "digest": end["digest"],
             "deployment": deployment,
+            **({} if border is None else {"notices": [border]}),
         }
         return Run(self._federation, self.history, personal, z_VF, summary, self.scores.devices, True, self.scores.homes)

@@ -365,7 +365,7 @@ const fedbcd = (() => {
   };
 
   sections.certificates = (app) => {
-    const el = section("certificates", "Certificates of Theorem 1", "First-order gap of the personal models (mean over a sample of devices), pull ‖Σ γᵢ(z̄ − xᵢ)‖², and the largest ‖z̄ − zₙ‖; all go to zero where the theory applies. Logarithmic scales.");
+    const el = section("certificates", "Certificates of Theorem 1", "First-order gap of the personal models (mean over a sample of devices; where X is not bounded there is none, and this is the norm of the gradient mapping, without X that of the gradient), pull ‖Σ γᵢ(z̄ − xᵢ)‖², and the largest ‖z̄ − zₙ‖; all go to zero where the theory applies. Logarithmic scales.");
     const key = legend(app), ends = h("div");
     const parts = [historyChart(app, "Gap", "gap", { log: true }), historyChart(app, "Pull", "pull", { log: true }), historyChart(app, "Spread", "spread", { log: true })];
     el.append(key.el, h("div", { class: "grid" }, parts.map((part) => part.el)), ends);
