@@ -1,5 +1,6 @@
 """Projections P_X (Assumption 2(i)): into X, no further than needed, and never pulling two points apart."""
 
+import json
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedbcd.algorithm.projection import PROJECTIONS, Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=8)
@@ -174,6 +176,8 @@ def test_no_projection_is_the_identity() -> None:
 def test_the_box_clamps_and_is_the_papers_by_default() -> None:
     """Experiments: 'the box [-2, 2]'."""
     assert Box() == Box(-2.0, 2.0)
+    assert json.dumps(describe(Box(-2, 2))) == json.dumps(describe(Box()))  # a record is hashed as it is written
+    assert json.dumps(describe(Ball(1))) == json.dumps(describe(Ball(1.0)))
     assert Box().project(torch.tensor([-3.0, -2.0, 0.5, 2.0, 7.0])).tolist() == [-2.0, -2.0, 0.5, 2.0, 2.0]
 
 

@@ -55,6 +55,7 @@ class Box:
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise ConfigError(f"box low={self.low} must be below high={self.high}; swap them")
+        _as_floats(self, "low", "high")
 
     def project(self, x: Tensor) -> Tensor:
         """Clamp."""
@@ -76,6 +77,7 @@ class Ball:
     def __post_init__(self) -> None:
         if not 0 < self.radius < math.inf:
             raise ConfigError(f"ball radius={self.radius} must be a finite number above 0")
+        _as_floats(self, "radius")
 
     def project(self, x: Tensor) -> Tensor:
         """Scale down rows that are too long."""
@@ -101,6 +103,7 @@ class Simplex:
     def __post_init__(self) -> None:
         if not 0 < self.total < math.inf:
             raise ConfigError(f"simplex total={self.total} must be a finite number above 0")
+        _as_floats(self, "total")
 
     def project(self, x: Tensor) -> Tensor:
         """Subtract the one threshold that leaves the right mass, and clip at 0 (Held, Wolfe and Crowder, 1974)."""
@@ -131,6 +134,7 @@ class TensorBoxes:
         for length, low, high in self.segments:
             if length < 0 or not low < high:
                 raise ConfigError(f"tensor box (length={length}, low={low}, high={high}) needs length >= 0 and low < high")
+        object.__setattr__(self, "segments", tuple((length, float(low), float(high)) for length, low, high in self.segments))
 
     def bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The lowest and highest value of every coordinate."""
@@ -149,6 +153,12 @@ class TensorBoxes:
         """Whether each tensor is within its own box."""
         low, high = self.bounds(x)
         return bool(((x >= low - tolerance) & (x <= high + tolerance)).all())
+
+
+def _as_floats(projection: object, *names: str) -> None:
+    """Box(-2, 2) is Box(-2.0, 2.0), also where it is written down and hashed."""
+    for name in names:
+        object.__setattr__(projection, name, float(getattr(projection, name)))
 
 
 PROJECTIONS: dict[str, type[NoProjection] | type[Box] | type[Ball] | type[Simplex] | type[TensorBoxes]] = {

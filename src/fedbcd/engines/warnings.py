@@ -27,12 +27,8 @@ DEVICES, SMALL = 3, 200_000  # so many devices are looked at where the model has
 
 def doubts(federation: Federation, settings: Settings, numbers: StackedNumbers) -> list[str]:
     """A sentence for each setting that will make the run diverge, or keep it from agreeing; most runs have none."""
-    found = (
-        _graph(settings),
-        never_mixes(settings.cloud, len(federation.servers)),
-        _penalty(federation, settings),
-        _step(federation, settings, numbers),
-    )
+    alone = never_mixes(settings.cloud, len(federation.servers))
+    found = (_graph(settings), alone, _penalty(federation, settings), _step(federation, settings, numbers))
     return [text for text in found if text]
 
 
