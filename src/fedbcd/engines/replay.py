@@ -153,6 +153,7 @@ def _parsed_settings(reader: LogReader) -> Settings:
             max_batch=None if identity["max_batch"] is None else int(identity["max_batch"]),
             storage=DTYPES[identity["storage"]] if "storage" in identity else None,
             precision=identity.get("precision", "float32"),
+            measure=identity.get("measure", "pooled-labels"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{reader.path} does not say how its run was set up ({error}); it is not a log of this version") from None

@@ -42,6 +42,8 @@ def job_key(job: Job) -> str:
     del table["title"]
     for section, key in (("data", "folder"), ("run", "threads"), ("run", "checkpoint_every"), ("run", "device")):
         table[section].pop(key, None)
+    if job.run.measure == "pooled-labels":  # as all results before there was another
+        del table["run"]["measure"]
     if job.data.manifest is not None:  # what it says counts, not where it lies
         table["data"]["manifest"] = hashlib.sha256(Path(job.data.manifest).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
