@@ -104,7 +104,7 @@ def train(
                       allows it; with `out` their events are played beside them, for the log
     compile           with `ahead`: fuse what is between the matrix products by torch.compile; takes a minute at first, for long runs
     record            plain data to keep at the head of the event log, e.g. the job file
-    on_round, on_notice, should_stop   progress, remarks in a sentence (without it, what will diverge is a `DivergenceWarning`), and a
+    on_round, on_notice, should_stop   progress, remarks in a sentence (without it, what may diverge is a `DivergenceWarning`), and a
                       polite way to end early
     """
     changes = (joins or {}, leaves or {})
@@ -392,7 +392,7 @@ class _Training:
         )
 
     def _warn(self) -> None:
-        """Say before a run starts what will make it diverge, as far as a glance can tell."""
+        """Say before a run starts what may make it diverge, as far as a glance can tell."""
         for doubt in doubts(self.federation, self.settings, self.numbers):
             if self.notice is not None:
                 self.notice(doubt)
