@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import sample_weights
+from fedbcd.data.measure import measure_in, sample_weights
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, NumericalError, RecordError
 from fedbcd.eventlog import LogReader
@@ -255,7 +255,7 @@ def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
     scores = run.federation.metric(outputs, test.targets).double()
     rows = [f"| test score, all labels | {float(scores.mean()):.4f} ({len(test)} samples) |"]
     if choice.device is not None and run.federation.labels is not None:
-        measure = run.summary.get("measure", "pooled-labels")  # a run of version 0.1.0 does not say it
+        measure = measure_in(run.summary)
         tested = dict(zip(*(found.tolist() for found in torch.unique(test.targets, return_counts=True)), strict=True))
         weights = sample_weights(run.federation, choice.device, measure, tested)
         if weights:

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 import fedbcd as fb
+from fedbcd.algorithm.fused.library import library
 from fedbcd.algorithm.objective import Objective
 from fedbcd.data.measure import Measure
 from fedbcd.data.partition import Dirichlet, Diversity, Partition, Partitioner
 from fedbcd.data.samples import Samples
 from fedbcd.engines.simulate.evaluate import Evaluator
 from fedbcd.engines.simulate.workers import OneWorker
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import default_table, parse
 from fedbcd.experiments.paper import PANELS, Setting, panels
 from fedbcd.experiments.pool import job_key
@@ -86,6 +87,7 @@ def test_every_way_to_test_gives_the_scores_of_the_definition(
     evaluator = Evaluator(federation, Objective(linear(), federation.loss), torch.device("cpu"), path == "together", measure)
     evaluator.keep = 0 if path == "in parts" else evaluator.keep
     found = evaluator.scores(models[:4], dict(enumerate(models)), OneWorker(), homes)
+    assert (evaluator._tester is not None) == (path == "compiled" and library() is not None)
     for device in range(12):
         assert found.devices[device] == pytest.approx(oracle(federation, device, module_of(models[device]), measure), abs=1e-12)
         assert found.homes[device] == pytest.approx(oracle(federation, device, module_of(models[device // 3]), measure), abs=1e-12)
@@ -184,6 +186,30 @@ def test_the_papers_panels_name_the_papers_measure_and_their_results_keep_their_
     assert "measure" in run
     keys = [job_key(parse_with(jobs[0].to_table(), measure)) for measure in MEASURES]
     assert keys[1] == job_key(jobs[0]) != keys[0]
+
+
+def test_a_run_goes_on_with_the_measure_it_was_begun_with(tmp_path: Path) -> None:
+    """As recorded where nothing is said; a record that says nothing is of version 0.1.0, which knew the paper's only."""
+    federation, algorithm = split_digits(Diversity(3, 30)), fb.FedBCD(device_step=0.05)
+    fb.train(federation, algorithm, rounds=1, active=1, measure="pooled-labels", out=tmp_path)
+    header = (tmp_path / "events.jsonl").read_text().splitlines()[0]
+    assert "measure" not in header  # so that the identity of a run, and its hash, are as they were
+    run = fb.train(federation, algorithm, rounds=2, active=1, out=tmp_path, resume=True)
+    assert run.summary["measure"] == "pooled-labels"
+    assert fb.replay(tmp_path / "events.jsonl", federation)["digest"] == run.digest
+    with pytest.raises(RecordError, match="measure: pooled-labels there, own-shares here"):
+        fb.train(federation, algorithm, rounds=3, active=1, measure="own-shares", out=tmp_path, resume=True)
+
+
+def test_a_job_goes_on_with_the_measure_of_the_record() -> None:
+    table = {"run": {"rounds": 1}}
+    (silent,) = parse(table)
+    (named,) = parse({"run": {"rounds": 1, "measure": "own-shares"}})
+    assert silent.going_on({"algorithm": {"name": "fedbcd"}}).settings().measure == "pooled-labels"  # the identity of a run
+    assert silent.going_on(silent.to_table()).settings().measure == "own-shares"
+    assert named.going_on({"algorithm": {"name": "fedbcd"}}).settings().measure == "own-shares"
+    assert silent.going_on({}).settings().measure == "own-shares"
+    assert parse(table, recorded=True)[0].settings().measure == "pooled-labels"
 
 
 def parse_with(table: dict[str, Any], measure: str) -> Any:

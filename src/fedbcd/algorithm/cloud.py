@@ -83,6 +83,7 @@ def check_absolute_step(step: float, penalty: float, members: int) -> None:
     if step > bound:
         raise ConfigError(
             f"server_step={step:g} in absolute form exceeds {bound:g} = 1/(gamma_max * |Q_n|_max) = 1/({penalty:g} * {members}), "
-            f"the bound of Assumption 4(ii). Theorem 1 promises nothing: a step may carry z past the mean of its devices' models, and out of X; "
-            f"beyond {2 * bound:g}, with penalties alike, it diverges; use server_step <= {bound:g}, or server_step_form='relative'"
+            f"the bound of Assumption 4(ii). Theorem 1 promises nothing: a step may carry z past the mean of its devices' models, "
+            f"and out of X; beyond {2 * bound:g}, with penalties alike, it diverges; use server_step <= {bound:g}, "
+            "or server_step_form='relative'"
         )

@@ -1,12 +1,13 @@
 """Personal accuracy: which test samples count for a device, and how much each."""
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
 from fedbcd.data.federation import Federation
 from fedbcd.errors import ConfigError
+from fedbcd.recorded import completed
 
 Measure = Literal["own-shares", "pooled-labels"]
 DEFAULT: Measure = "own-shares"
@@ -44,6 +45,12 @@ def untested(federation: Federation) -> str | None:
         f"the test set has no samples of labels {labels}, which {owners} of {federation.devices} devices own: personal accuracy is about "
         "their other labels" + (f", without those that have no other ({left_out})" if left_out else "")
     )
+
+
+def measure_in(record: Mapping[str, Any]) -> Any:
+    """By which the run of a record was measured: of a job's table, or the identity of a run; None where there is no record."""
+    run = record.get("run", record)
+    return completed(run, "run")["measure"] if record and isinstance(run, Mapping) else None
 
 
 def check_measure(measure: str) -> None:

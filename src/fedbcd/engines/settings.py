@@ -23,7 +23,7 @@ from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.engines.simulate.rows import MakeRows
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
-from fedbcd.recorded import in_record
+from fedbcd.recorded import in_record, shortened
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 Kind = TypeVar("Kind", bound=StackedNumbers)
@@ -111,7 +111,7 @@ class Settings:
             "max_batch": self.max_batch,
             **({} if self.storage is None else {"storage": str(self.storage).removeprefix("torch.")}),
             **({} if self.precision == "float32" else {"precision": self.precision}),
-            **({} if self.measure == "pooled-labels" else {"measure": self.measure}),
+            **shortened({"measure": self.measure}, "run"),
             "servers": federation.servers,
             "data": federation.fingerprint(),
             "augment": describe(federation.augment) if is_dataclass(federation.augment) else getattr(federation.augment, "name", None),

@@ -43,8 +43,8 @@ def _penalty(federation: Federation, settings: Settings) -> str | None:
     largest = float(penalties(settings.algorithm, federation.devices).max())
     if isinstance(settings.algorithm, FedBCDI) and largest > 2:
         return (
-            f"penalty={largest:g}: each of FedBCD-I's penalty steps ends {largest - 1:.3g} times as far from the server's model as it began, "
-            "on its other side; use a penalty of at most 1"
+            f"penalty={largest:g}: each of FedBCD-I's penalty steps ends {largest - 1:.3g} times as far from the server's model as it "
+            "began, on its other side; use a penalty of at most 1"
         )
     return None
 
@@ -72,9 +72,9 @@ def _step(federation: Federation, settings: Settings, numbers: StackedNumbers) -
     if algorithm.device_step <= limit:
         return None
     return (
-        f"device_step={algorithm.device_step:g} may be too large: on {min(SAMPLES, federation.sizes[worst])} samples of device {worst} at the "
-        f"start the curvature is L={high:.3g}, with gamma={gamma:g}; while it is so, steps beyond {limit:.3g} grow, and Assumption 4(i) "
-        f"asks for at most {device_step_limit(max(high, 0.0), gamma):.3g} (see 'fedbcd check')"
+        f"device_step={algorithm.device_step:g} may be too large: on {min(SAMPLES, federation.sizes[worst])} samples of device {worst} "
+        f"at the start the curvature is L={high:.3g}, with gamma={gamma:g}; while it is so, steps beyond {limit:.3g} grow, and "
+        f"Assumption 4(i) asks for at most {device_step_limit(max(high, 0.0), gamma):.3g} (see 'fedbcd check')"
     )
 
 

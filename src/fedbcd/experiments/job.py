@@ -17,7 +17,7 @@ from fedbcd.algorithm.variants import ALGORITHMS, Algorithm, FedBCD
 from fedbcd.config import build, check_keys, choose, convert, nearest, read_toml
 from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import DEFAULT, Measure
+from fedbcd.data.measure import DEFAULT, Measure, measure_in
 from fedbcd.data.partition import Diversity, Partition, Partitioner
 from fedbcd.describe import describe
 from fedbcd.engines.result import Run
@@ -183,7 +183,8 @@ class Job:
 
     def going_on(self, record: Mapping[str, Any]) -> "Job":
         """This job, as recorded where it says nothing: a record is a job's table, or the identity of a run."""
-        return replace(self, algorithm=going_on(self.algorithm, record.get("algorithm")))
+        run = replace(self.run, measure=self.run.measure or measure_in(record))
+        return replace(self, algorithm=going_on(self.algorithm, record.get("algorithm")), run=run)
 
     def make_federation(self) -> Federation:
         """Load the data, split them, and put the model to them."""
@@ -293,6 +294,8 @@ def parse(table: Mapping[str, Any], recorded: bool = False) -> list[Job]:
         job = {**base, **{key: _merged(base.get(key), value) for key, value in entry.items()}}
         if recorded and isinstance(named := job.get("algorithm", {"name": FedBCD.name}), Mapping):
             job["algorithm"] = completed(named)
+        if recorded and isinstance(run := job.get("run", {}), Mapping):
+            job["run"] = completed(run, "run")
         jobs.append(_job(job))
     names = [job.name for job in jobs]
     for name in names:
