@@ -148,6 +148,7 @@ def test_models_that_are_better_for_their_devices_have_the_better_accuracy(measu
     assert last.personal_accuracy > last.global_accuracy + 0.03
     assert last.worst_decile == pytest.approx(np.mean(sorted(run.personal_scores.values())[:2]), abs=1e-12)
     view = run_view(read_run(tmp_path), "0")
+    assert view["summary"]["measure"] == run.summary["measure"] == "own-shares"
     assert view["personal"]["gain"]["better"] == sum(gain > 0 for gain in gains)
     assert view["personal"]["mean"] == view["summary"]["personal_accuracy"] == pytest.approx(last.personal_accuracy)
     assert not any("would do better with their server's global model" in text for text in advice(view))
