@@ -31,7 +31,7 @@ def table_of(options: argparse.Namespace, cloud: dict[str, Any]) -> dict[str, An
         "model": {"name": "mlp", "hidden": [128, 64]},
         "algorithm": {"name": options.algorithm, "projection": {"name": "box", "low": -2, "high": 2}},
         "cloud": cloud,
-        "run": {"until_clock": options.clock},
+        "run": {"until_clock": options.clock, "measure": "pooled-labels"},
     }
 
 

@@ -41,6 +41,7 @@ def main() -> None:
             certify_every=0,
             device="cuda",
             precision=precision,
+            measure=base.run.measure,
             compile=precision in chosen.compile,
             on_round=lambda _, times=times: times.append(time.perf_counter()),
         )

@@ -82,6 +82,7 @@ def one_run(
         active=3,
         seed=seed,
         evaluate_every=10**9,
+        measure="pooled-labels",  # the paper's
         device=device,
     )
     return run.history.last.global_accuracy, run.history.last.personal_accuracy

@@ -41,6 +41,7 @@ from fedbcd.cli_plan import explain_command, plan_command
 from fedbcd.cli_report import export_command, report_command
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.datasets import DATASETS
+from fedbcd.data.measure import DEFAULT
 from fedbcd.engines.cluster.options import Cluster
 from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress as RunProgress
@@ -405,7 +406,9 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
 
 
 def _table(jobs: list[Job], runs: list[Run]) -> Table:
-    table = Table(header_style="bold", title="test accuracy at the end", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    others = sorted({run.summary["measure"] for run in runs} - {DEFAULT})
+    title = "test accuracy at the end" + (f" (personal: {', '.join(others)})" if others else "")
+    table = Table(header_style="bold", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("run", no_wrap=True)
     for title in ("rounds", "clock", "global", "personal", "worst", "seconds"):
         table.add_column(title, justify="right", no_wrap=True)

@@ -69,4 +69,4 @@ class BorderWarning(UserWarning):
 
 
 class DivergenceWarning(UserWarning):
-    """A run was started that will diverge, or whose servers will not agree, as far as a glance can tell."""
+    """A run was started that may diverge, or whose servers have nothing that makes them agree, as far as a glance can tell."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import measure_in, sample_weights
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, NumericalError, RecordError
 from fedbcd.eventlog import LogReader
@@ -254,9 +255,14 @@ def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
     scores = run.federation.metric(outputs, test.targets).double()
     rows = [f"| test score, all labels | {float(scores.mean()):.4f} ({len(test)} samples) |"]
     if choice.device is not None and run.federation.labels is not None:
-        own = torch.isin(test.targets, torch.tensor(run.federation.labels[choice.device]))
-        if bool(own.any()):
-            rows.append(f"| test score, its own labels | {float(scores[own].mean()):.4f} ({int(own.sum())} samples) |")
+        measure = measure_in(run.summary)
+        tested = dict(zip(*(found.tolist() for found in torch.unique(test.targets, return_counts=True)), strict=True))
+        weights = sample_weights(run.federation, choice.device, measure, tested)
+        if weights:
+            own = torch.tensor([weights.get(label, 0.0) for label in test.targets.tolist()], dtype=torch.float64)
+            counted = "by its shares of them" if measure == "own-shares" else "all alike"
+            score = float((own * scores).sum() / own.sum())
+            rows.append(f"| test score, its own labels | {score:.4f} ({int((own > 0).sum())} samples, counted {counted}) |")
         if choice.device in run.global_scores:
             rows.append(f"| its server's model on those labels | {run.global_scores[choice.device]:.4f} |")
     return rows

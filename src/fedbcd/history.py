@@ -21,7 +21,7 @@ class Row:
     clock: float  # virtual time
     activations: int  # uploads so far
     global_accuracy: float  # mean over servers, on the whole test set
-    personal_accuracy: float  # mean over devices, each on the test samples of its own labels
+    personal_accuracy: float  # mean over devices, each on its own labels (`data.measure`)
     worst_decile: float  # mean personal accuracy of the worst tenth of the devices
     disagreement: float  # mean over servers of ||zbar - z_n||
     distance: float  # mean over devices of ||x_i - z_n||

@@ -28,7 +28,7 @@ class Before:
 
     setting: str
     was: Any
-    kinds: tuple[str, ...]  # of values, by name
+    kinds: tuple[str, ...]  # of values, by name; "run" is a job's [run], or the identity of a run
     known: bool
 
 
@@ -36,6 +36,7 @@ class Before:
 BEFORE = (
     Before("projection", {"name": "box", "low": -2.0, "high": 2.0}, ALGORITHMS, known=True),
     Before("momentum_after_contact", "pull", ("fedbcd-i",), known=False),
+    Before("measure", "pooled-labels", ("run",), known=False),
 )
 
 
@@ -55,15 +56,19 @@ class Said:
 T = TypeVar("T", bound=Said)
 
 
-def completed(table: Mapping[str, Any]) -> dict[str, Any]:
+def completed(table: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
     """A recorded value, with what its version took where it names nothing."""
-    return {before.setting: before.was for before in BEFORE if table.get("name") in before.kinds} | dict(table)
+    return {before.setting: before.was for before in BEFORE if (kind or table.get("name")) in before.kinds} | dict(table)
 
 
 def in_record(value: Said) -> dict[str, Any]:
     """How a value is written down, and hashed, as a part of what makes a run this run."""
-    unnamed = {before.setting: before.was for before in BEFORE if not before.known and value.name in before.kinds}
-    table: dict[str, Any] = describe(value)
+    return shortened(describe(value), value.name)
+
+
+def shortened(table: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The same of a table: without what versions that did not know a setting took for granted."""
+    unnamed = {before.setting: before.was for before in BEFORE if not before.known and kind in before.kinds}
     return {key: entry for key, entry in table.items() if key not in unnamed or entry != unnamed[key]}
 
 

@@ -279,7 +279,7 @@ def difference(there: Any, here: Any) -> str:
 def _spelled_out(identity: Any) -> Any:
     """With what the version that wrote it took for granted."""
     spelled = isinstance(identity, dict) and isinstance(identity.get("algorithm"), dict)
-    return identity | {"algorithm": completed(identity["algorithm"])} if spelled else identity
+    return completed(identity, "run") | {"algorithm": completed(identity["algorithm"])} if spelled else identity
 
 
 def _compared(key: str, theirs: Any, mine: Any) -> str:

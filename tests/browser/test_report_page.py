@@ -25,13 +25,14 @@ for (let k = 0; k < d.length; k += 16) s.add((d[k] << 16) + (d[k + 1] << 8) + d[
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds of one job, another job on the async cloud, with a title that tries to be markup."""
+    """Two seeds of one job, another job on the async cloud, measured in another way, with a title that tries to be markup."""
     base = tmp_path_factory.mktemp("report")
-    changes = {"run.rounds": 12, "run.certify_every": 1}
+    changes: dict[str, Any] = {"run.rounds": 12, "run.certify_every": 1}
     job = write_job(base / "job.toml", **changes)
     for seed in "01":
         fedbcd("run", job, "--seed", seed, "--out", base / "runs" / seed)
-    other = write_job(base / "job.toml", **changes, **{"cloud.name": "async", "cloud.first": 2, "title": EVIL})
+    changes |= {"cloud.name": "async", "cloud.first": 2, "run.measure": "pooled-labels", "title": EVIL}
+    other = write_job(base / "job.toml", **changes)
     fedbcd("run", other, "--out", base / "runs" / "other")
     write_report([base / "runs"], base / "report.html")
     return base / "report.html"
@@ -55,6 +56,13 @@ def test_every_view_is_drawn_without_a_complaint(page: Any) -> None:
     assert page.execute_script(COLOURS, "#partition canvas") >= 3
     assert len(page.find_elements("css selector", "#devices svg path")) == 4
     assert complaints(page) == []
+
+
+def test_accuracies_by_different_measures_are_said_not_to_compare(page: Any) -> None:
+    text = text_of(page, "#summary")
+    assert "Personal accuracies of these runs do not compare: in " in text
+    assert "each label counts by its share of the device's own samples; in " in text
+    assert "all test samples of a device's labels count alike, as in the paper." in text
 
 
 def test_seeds_are_one_line_with_a_band(page: Any) -> None:

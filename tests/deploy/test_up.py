@@ -50,6 +50,9 @@ def test_each_role_is_killed_once_and_the_digest_is_that_of_the_undisturbed_run(
     assert {name: summary["rounds"] for name, summary in summaries.items()} == dict.fromkeys(summaries, 12)
     assert [summaries[name]["deployment"]["restarts"] for name in ("hurt", "whole")] == [5, 0]
     assert len({summary["digest"] for summary in summaries.values()}) == 1
+    assert {(s["measure"], round(s["personal_accuracy"], 9)) for s in summaries.values()} == {
+        ("own-shares", round(summaries["simulated"]["personal_accuracy"], 9))
+    }
     tensors = [read_tensors(tmp_path / name / "models.safetensors")[0] for name in summaries]
     assert all(torch.equal(tensors[0][key], other[key]) for other in tensors for key in ("x", "z"))
 

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job, parse
 from run_helpers import fedbcd
 
+pytestmark = pytest.mark.filterwarnings("ignore::fedbcd.errors.BorderWarning")  # one of the runs meets its box
 FOLDERS = sorted((Path(__file__).parent / "fixtures").iterdir())
 
 
@@ -41,7 +43,28 @@ def assert_six_rounds(run: fb.Run, old: Path) -> None:
 
 
 def test_a_silent_job_file_goes_on_with_what_was_recorded(old: Path) -> None:
-    assert_six_rounds(job_of(old).start(old, resume=True), old)
+    run = job_of(old).start(old, resume=True)
+    assert_six_rounds(run, old)
+    assert run.summary["measure"] == "pooled-labels"
+    assert run.history.last.personal_accuracy == pytest.approx(mean(pooled(run, device) for device in range(9)), abs=1e-12)
+
+
+def test_a_program_that_names_no_measure_goes_on_with_the_one_that_was_recorded(old: Path) -> None:
+    job = job_of(old)
+    common: dict[str, Any] = {"cloud": job.cloud, "active": 2, "max_batch": 1, "out": old, "resume": True, "rounds": 4}
+    assert fb.train(job.make_federation(), job.algorithm, **common).summary["measure"] == "pooled-labels"
+    with pytest.raises(RecordError, match="measure: pooled-labels there, own-shares here"):
+        fb.train(job.make_federation(), job.algorithm, measure="own-shares", **common)
+
+
+def pooled(run: fb.Run, device: int) -> float:
+    """The accuracy of a device's model on all test samples of its labels, as version 0.1.0 took it."""
+    federation = run.federation
+    assert federation.test is not None
+    assert federation.labels is not None
+    own = torch.isin(federation.test.targets, torch.tensor(federation.labels[device]))
+    outputs = run.personal_model(device)(federation.transform(federation.test.inputs[own], torch.float32))
+    return float((outputs.argmax(1) == federation.test.targets[own]).double().mean())
 
 
 def test_the_log_replays(old: Path) -> None:

@@ -226,7 +226,7 @@ def test_personal_accuracy_is_on_ones_own_labels_and_global_accuracy_on_the_whol
         test=data.test,
         transform=data.transform,
     )
-    run = fb.train(whole, fb.FedBCD(device_step=0.1), rounds=5, active=1)
+    run = fb.train(whole, fb.FedBCD(device_step=0.1), rounds=5, active=1, measure="pooled-labels")
     inputs, targets = data.transform(data.test.inputs, torch.float32), data.test.targets
 
     def accuracy(model: nn.Module, chosen: Tensor) -> float:

@@ -200,12 +200,33 @@ def test_the_papers_step_taken_literally_is_refused_with_its_bound() -> None:
     cloud.check_absolute_step(0.1, 1.0, 10)
 
 
-def test_the_literal_step_does_diverge() -> None:
-    """Why it is refused: 1 - eta_z sum gamma_i = -4, so z runs away from the devices' mean fivefold per round."""
-    z, m = torch.tensor(1.0), torch.tensor(0.0)
+@pytest.mark.parametrize("step", [0.11, 0.19, 0.21])
+def test_a_refused_step_is_said_to_diverge_only_beyond_twice_the_bound(step: float) -> None:
+    with pytest.raises(
+        ConfigError, match=r"Theorem 1 promises nothing: .* may carry z past .*; beyond 0\.2, .* it diverges; use server_step <= 0\.1"
+    ):
+        cloud.check_absolute_step(step, 1.0, 10)
+
+
+def after_ten_rounds(step: float) -> float:
+    """z = 1 and ten devices with gamma_i = 1 whose models stay at 0."""
+    z = torch.tensor(1.0, dtype=torch.float64)
     for _ in range(10):
-        z = cloud.server_step_absolute(z, 10 * m, 10.0, 0.5)
-    assert float(z) == (-4.0) ** 10
+        z = cloud.server_step_absolute(z, torch.zeros_like(z), 10.0, step)
+    return float(z)
+
+
+def test_the_literal_step_does_diverge() -> None:
+    """Why it is refused: 1 - eta_z sum gamma_i = -4, so each round takes z four times as far from the devices' mean."""
+    assert after_ten_rounds(0.5) == (-4.0) ** 10
+
+
+def test_between_one_and_two_times_the_bound_z_overshoots_and_beyond_that_it_diverges() -> None:
+    assert after_ten_rounds(0.15) == pytest.approx(0.5**10)
+    assert after_ten_rounds(0.19) == pytest.approx(0.9**10)
+    assert after_ten_rounds(0.21) == pytest.approx(1.1**10)
+    overshot = cloud.server_step_absolute(torch.tensor(1.0), torch.tensor(0.0), 10.0, 0.15)
+    assert float(overshot) == pytest.approx(-0.5)  # past the mean, so z need not be in X although all x_i and z were (Fact 1)
 
 
 def ten_devices_per_server(servers: int) -> fb.Federation:

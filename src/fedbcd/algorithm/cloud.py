@@ -74,10 +74,16 @@ def check_doubly_stochastic(weights: Tensor, tolerance: float = 1e-9) -> None:
 
 
 def check_absolute_step(step: float, penalty: float, members: int) -> None:
-    """Assumption 4(ii): eta_z <= 1 / (max gamma_i * max |Q_n|). Taken literally, eta_z = 0.5 with ten devices diverges."""
+    """Assumption 4(ii): eta_z <= 1 / (max gamma_i * max |Q_n|). Taken literally, eta_z = 0.5 with ten devices breaks it fivefold.
+
+    Each step multiplies z - m by 1 - eta_z sum gamma_i, m being the devices' mean. Up to the bound z stays between w and m, so in X
+    (Fact 1). Beyond it z may pass m, which nothing in the paper covers; with gamma_i alike it comes nearer still up to twice the bound.
+    """
     bound = 1.0 / (penalty * members)
     if step > bound:
         raise ConfigError(
             f"server_step={step:g} in absolute form exceeds {bound:g} = 1/(gamma_max * |Q_n|_max) = 1/({penalty:g} * {members}), "
-            f"the bound of Assumption 4(ii), and diverges; use server_step <= {bound:g}, or server_step_form='relative'"
+            f"the bound of Assumption 4(ii). Theorem 1 promises nothing: a step may carry z past the mean of its devices' models, "
+            f"and out of X; beyond {2 * bound:g}, with penalties alike, it diverges; use server_step <= {bound:g}, "
+            "or server_step_form='relative'"
         )

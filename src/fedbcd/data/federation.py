@@ -39,7 +39,7 @@ class Federation:
     loss      loss(outputs, targets) -> scalar, the mean over the batch
     devices   per device: (inputs, targets) as tensors or arrays, or a torch Dataset of (input, target)
     servers   how many servers share the devices evenly, or a list of device numbers per server
-    test      (inputs, targets) or a Dataset; device i's personal test set are the samples whose label it owns
+    test      (inputs, targets) or a Dataset; a personal model is tested on the samples whose label its device owns (`data.measure`)
     metric    per-sample score, higher is better; accuracy by default
     transform applied to each batch of inputs on its way to the model
     augment   changes training batches before that, by addressed draws, e.g. FlipCrop()

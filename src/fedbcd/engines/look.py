@@ -22,7 +22,7 @@ def members_of(machines: Machines) -> list[tuple[int, int]]:
 def scores_of(numbers: StackedNumbers, machines: Machines, evaluator: Evaluator) -> Scores:
     """Test every model."""
     numbers.flush()
-    homes = dict(members_of(machines))
+    homes = {device: server for device, server in members_of(machines) if evaluator.tests(device)}
     z_VF = numbers.global_NF()
     if not isinstance(numbers.x_NF, Rows):
         personal = {device: numbers.personal(device, server) for device, server in homes.items()}
@@ -36,7 +36,7 @@ def scores_of(numbers: StackedNumbers, machines: Machines, evaluator: Evaluator)
 def _scores_in_blocks(numbers: StackedNumbers, devices: list[int], evaluator: Evaluator) -> dict[int, float]:
     """Test personal models that are not in memory, a few at a time."""
     assert isinstance(numbers.x_NF, Rows)
-    if not evaluator.tests_personal:
+    if not devices:
         return {}
     scores = numbers.x_NF.scores(devices)
     if scores is None:

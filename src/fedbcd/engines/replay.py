@@ -11,6 +11,7 @@ import torch
 from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.config import choose
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import measure_in
 from fedbcd.engines.driver import Driver
 from fedbcd.engines.settings import Settings, torch_device
 from fedbcd.engines.simulate.delays import DELAYS, Clock
@@ -153,6 +154,7 @@ def _parsed_settings(reader: LogReader) -> Settings:
             max_batch=None if identity["max_batch"] is None else int(identity["max_batch"]),
             storage=DTYPES[identity["storage"]] if "storage" in identity else None,
             precision=identity.get("precision", "float32"),
+            measure=measure_in(identity),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{reader.path} does not say how its run was set up ({error}); it is not a log of this version") from None

@@ -14,6 +14,7 @@ import torch
 
 from fedbcd.algorithm.variants import Algorithm
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import DEFAULT, Measure, measure_in, untested
 from fedbcd.engines.cluster.engine import ClusterNumbers, cluster_numbers
 from fedbcd.engines.cluster.options import Cluster, chosen_cluster
 from fedbcd.engines.driver import Driver, NoNumbers
@@ -68,6 +69,7 @@ def train(
     storage: torch.dtype | None = None,
     state: str | Path | None = None,
     precision: Precision = "float32",
+    measure: Measure | None = None,
     ahead: bool | None = None,
     compile: bool = False,
     record: Mapping[str, Any] | None = None,
@@ -96,17 +98,21 @@ def train(
     storage           torch.bfloat16 keeps personal models in half the memory; arithmetic stays in `dtype`
     state             a folder to keep personal models in, where they are more than memory holds; only active ones are then resident
     precision         "tf32" or "bfloat16": products of less precise factors, several times as fast on a GPU; steps stay in `dtype`
+    measure           of personal accuracy: "own-shares", the default, counts each label by its share of the device's own samples;
+                      "pooled-labels", the paper's, all test samples of the device's labels alike
     ahead             without events between rounds, which are then recorded once and replayed: by default on a GPU, where the schedule
                       allows it; with `out` their events are played beside them, for the log
     compile           with `ahead`: fuse what is between the matrix products by torch.compile; takes a minute at first, for long runs
     record            plain data to keep at the head of the event log, e.g. the job file
-    on_round, on_notice, should_stop   progress, remarks in a sentence (without it, what will diverge is a `DivergenceWarning`), and a
+    on_round, on_notice, should_stop   progress, remarks in a sentence (without it, what may diverge is a `DivergenceWarning`), and a
                       polite way to end early
     """
     changes = (joins or {}, leaves or {})
     if out is not None and resume:
-        algorithm = going_on(algorithm, recorded_in(Path(out)).get("algorithm"))
-    settings = Settings(algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, *changes, dtype, max_batch, storage, precision)
+        there = recorded_in(Path(out))
+        algorithm, measure = going_on(algorithm, there.get("algorithm")), measure or measure_in(there)
+    who = (algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, *changes)
+    settings = Settings(*who, dtype, max_batch, storage, precision, measure or DEFAULT)
     plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every, looks, certify_every, certify_devices)
     settings.check(federation)
     if certify_devices is not None and certify_devices < 1:
@@ -214,7 +220,8 @@ class _Training:
         if reason is not None and notice is not None:
             notice(f"this model cannot be vectorised, so devices train one after another ({reason})")
         self.notice = notice
-        self.evaluator = Evaluator(federation, trainer.objective, device, device.type != "cpu" and not trainer.one_by_one)
+        together = device.type != "cpu" and not trainer.one_by_one
+        self.evaluator = Evaluator(federation, trainer.objective, device, together, settings.measure)
         self.certifier = Certifier(self.numbers, federation.sizes)
         work = settings.algorithm.steps[1] * CALL + samples_per_round(federation, settings)
         self.ration = Ration(federation.sizes, work)
@@ -385,12 +392,14 @@ class _Training:
         )
 
     def _warn(self) -> None:
-        """Say before a run starts what will make it diverge, as far as a glance can tell, and whether X cuts initial weights."""
+        """Say before a run starts what may make it diverge, as far as a glance can tell, and whether X cuts initial weights."""
         for doubt in doubts(self.federation, self.settings, self.numbers):
             self._say(doubt, DivergenceWarning, calls=7)
         cut = at_the_border(self.numbers, [])
         if cut is not None:
             self._say(f"before the first step {cut}", BorderWarning, calls=7)
+        if self.notice is not None and (remark := untested(self.federation)):
+            self.notice(remark)
 
     def _say(self, text: str, category: type[UserWarning], calls: int) -> None:
         """To the listener; without one as a warning at the call of `train`, so many calls up."""
@@ -463,6 +472,7 @@ class _Training:
             "clock": self.simulation.now,
             "global_accuracy": last.global_accuracy,
             "personal_accuracy": last.personal_accuracy,
+            "measure": self.settings.measure,
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self.evaluator.score(numbers.global_NF().double().mean(0).to(self.settings.dtype)),
             "seconds": round(self.seconds, 3),

@@ -14,6 +14,7 @@ from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.variants import Algorithm, FedBCDI, penalties
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import DEFAULT, Measure, check_measure
 from fedbcd.describe import describe
 from fedbcd.engines.driver import Machines
 from fedbcd.engines.simulate.batch import Trainer
@@ -22,7 +23,7 @@ from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.engines.simulate.rows import MakeRows
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
-from fedbcd.recorded import in_record
+from fedbcd.recorded import in_record, shortened
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 Kind = TypeVar("Kind", bound=StackedNumbers)
@@ -43,6 +44,7 @@ class Settings:
     max_batch: int | None = None
     storage: torch.dtype | None = None  # of personal models between sessions; None: as `dtype`
     precision: Precision = "float32"  # of products of float32 numbers
+    measure: Measure = DEFAULT  # of personal accuracy, see `data.measure`
 
     def active_of(self, federation: Federation) -> int:
         """q: as given, or 0.3 of the smallest server's members."""
@@ -79,6 +81,7 @@ class Settings:
             raise ConfigError(f"precision={self.precision!r} is unknown; known: {', '.join(get_args(Precision))}")
         if self.precision != "float32" and self.dtype != torch.float32:
             raise ConfigError(f"precision={self.precision!r} is about products of float32 numbers; leave dtype={self.dtype} out")
+        check_measure(self.measure)
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigError(f"seed={self.seed} must fit in 64 bits: between -2^63 and 2^63 - 1")
 
@@ -108,6 +111,7 @@ class Settings:
             "max_batch": self.max_batch,
             **({} if self.storage is None else {"storage": str(self.storage).removeprefix("torch.")}),
             **({} if self.precision == "float32" else {"precision": self.precision}),
+            **shortened({"measure": self.measure}, "run"),
             "servers": federation.servers,
             "data": federation.fingerprint(),
             "augment": describe(federation.augment) if is_dataclass(federation.augment) else getattr(federation.augment, "name", None),

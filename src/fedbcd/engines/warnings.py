@@ -1,4 +1,4 @@
-"""What will make a run diverge, said before it starts: a glance at its settings and at the curvature of a few samples.
+"""What may keep a run from getting on, said before it starts: a glance at its settings and at the curvature of a few samples.
 
 And what holds it back, said before and after.
 """
@@ -26,7 +26,7 @@ DEVICES, SMALL = 3, 200_000  # so many devices are looked at where the model has
 
 
 def doubts(federation: Federation, settings: Settings, numbers: StackedNumbers) -> list[str]:
-    """A sentence for each setting that will make the run diverge, or keep it from agreeing; most runs have none."""
+    """A sentence for each setting that may make the run diverge, or keeps it from agreeing; most runs have none."""
     alone = never_mixes(settings.cloud, len(federation.servers))
     found = (_graph(settings), alone, _penalty(federation, settings), _step(federation, settings, numbers))
     return [text for text in found if text]
@@ -58,7 +58,9 @@ def _graph(settings: Settings) -> str | None:
     parts = cut_off(len(matrices[0]), edges)
     if len(parts) == 1:
         return None
-    return f"the mixing graph is disconnected: servers {parts[1]} never hear of servers {parts[0]}, so they will not agree; add an edge"
+    return (
+        f"the mixing graph is disconnected: servers {parts[1]} never hear of servers {parts[0]}, so nothing makes them agree; add an edge"
+    )
 
 
 def never_mixes(cloud: Cloud, servers: int) -> str | None:
@@ -69,15 +71,18 @@ def never_mixes(cloud: Cloud, servers: int) -> str | None:
 
 
 def _penalty(federation: Federation, settings: Settings) -> str | None:
-    """FedBCD-I's penalty steps x <- x - gamma_i (x - z) overshoot more each time beyond 2."""
+    """FedBCD-I's penalty steps x <- x - gamma_i (x - z) take x - z times 1 - gamma_i."""
     largest = float(penalties(settings.algorithm, federation.devices).max())
     if isinstance(settings.algorithm, FedBCDI) and largest > 2:
-        return f"penalty={largest:g} makes FedBCD-I's penalty steps diverge, as any above 2 does; use a penalty of at most 1"
+        return (
+            f"penalty={largest:g}: each of FedBCD-I's penalty steps ends {largest - 1:.3g} times as far from the server's model as it "
+            "began, on its other side; use a penalty of at most 1"
+        )
     return None
 
 
 def _step(federation: Federation, settings: Settings, numbers: StackedNumbers) -> str | None:
-    """eta_x against the largest L_i + gamma_i seen at the start, on a few devices."""
+    """eta_x against the largest L_i + gamma_i seen at the start, on a few devices. Curvature often falls later: it may go well."""
     algorithm, start = settings.algorithm, numbers.global_NF()[0]
     gamma_N = penalties(algorithm, federation.devices)
     if isinstance(algorithm, FedBCDI):
@@ -99,9 +104,9 @@ def _step(federation: Federation, settings: Settings, numbers: StackedNumbers) -
     if algorithm.device_step <= limit:
         return None
     return (
-        f"device_step={algorithm.device_step:g} will diverge: device {worst} has curvature L={high:.3g} at the start and "
-        f"gamma={gamma:g}, where steps beyond {limit:.3g} grow; Assumption 4(i) asks for at most "
-        f"{device_step_limit(max(high, 0.0), gamma):.3g} (see 'fedbcd check')"
+        f"device_step={algorithm.device_step:g} may be too large: on {min(SAMPLES, federation.sizes[worst])} samples of device {worst} "
+        f"at the start the curvature is L={high:.3g}, with gamma={gamma:g}; while it is so, steps beyond {limit:.3g} grow, and "
+        f"Assumption 4(i) asks for at most {device_step_limit(max(high, 0.0), gamma):.3g} (see 'fedbcd check')"
     )
 
 

@@ -2,6 +2,7 @@
 
 A claim's effect is a number whose sign decides: positive, the claim holds. It is computed per seed; the verdict is on the mean, and
 `clear` says whether the mean differs from zero by more than chance would have it in 5 of 100 cases (Student's t).
+Personal accuracy is taken as the paper takes it, measure = "pooled-labels", which its panels name.
 """
 
 from collections.abc import Callable, Mapping, Sequence

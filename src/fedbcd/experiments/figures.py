@@ -51,8 +51,10 @@ def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) 
 
     count = len(panel.columns)
     figure, axes = pyplot.subplots(1, count, figsize=(5.2 * count, 3.9), layout="constrained", squeeze=False)
+    measures = ", ".join(sorted({job.settings().measure for job in panel.jobs}))
     for place, column in zip(axes[0], panel.columns, strict=True):
         _draw_column(place, panel.axis, column, runs)
+        place.set_ylabel(f"test: {LABELS[column]}" + (f" ({measures})" if column == "personal_accuracy" else ""))
     seeds = len(next(iter(runs.values())))
     figure.suptitle(f"{panel.title} (mean and spread of {seeds} seed{'s' if seeds > 1 else ''})", fontsize=11)
     axes[0][-1].legend(loc="lower right", frameon=False, fontsize=9)
@@ -70,7 +72,6 @@ def _draw_column(axes: Any, axis: str, column: str, runs: Mapping[str, Sequence[
         axes.plot(grid, mean, label=title, color=colour, linewidth=1.8)
         axes.fill_between(grid, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
     axes.set_xlabel(LABELS[axis])
-    axes.set_ylabel(f"test: {LABELS[column]}")
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -17,6 +17,7 @@ from fedbcd.algorithm.variants import ALGORITHMS, Algorithm, FedBCD
 from fedbcd.config import build, check_keys, choose, convert, nearest, read_toml
 from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import DEFAULT, Measure, measure_in
 from fedbcd.data.partition import Diversity, Partition, Partitioner
 from fedbcd.describe import describe
 from fedbcd.engines.result import Run
@@ -135,6 +136,7 @@ class RunPart:
     storage: Literal["float32", "bfloat16"] | None = None  # of personal models between sessions
     state: str | None = None  # a folder to keep personal models in, where memory is too small for them
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"  # of products of float32 numbers
+    measure: Measure | None = None  # of personal accuracy: by the device's own shares of labels (the default), or by the test set's, pooled
     ahead: bool | None = None  # rounds planned ahead, without events between them; by default on a GPU, where the schedule allows it
     compile: bool = False  # with rounds planned ahead: fused by torch.compile, which takes a minute at first
     threads: int | None = None  # of torch; by default 1 for small models, where more only wait for each other
@@ -176,11 +178,13 @@ class Job:
         """A table that makes this job again."""
         clock = {"arrival": describe(self.clock.arrival), "step": describe(self.clock.step)}
         parts = {key: describe(getattr(self, key)) for key in ("data", "federation", "model", "algorithm", "cloud", "run")}
+        parts["run"]["measure"] = self._measure()  # said, whatever the default is when this is read
         return {"title": self.name, **parts, "clock": clock}
 
     def going_on(self, record: Mapping[str, Any]) -> "Job":
         """This job, as recorded where it says nothing: a record is a job's table, or the identity of a run."""
-        return replace(self, algorithm=going_on(self.algorithm, record.get("algorithm")))
+        run = replace(self.run, measure=self.run.measure or measure_in(record))
+        return replace(self, algorithm=going_on(self.algorithm, record.get("algorithm")), run=run)
 
     def make_federation(self) -> Federation:
         """Load the data, split them, and put the model to them."""
@@ -214,7 +218,11 @@ class Job:
         """What makes this run, beyond the federation."""
         dtype = torch.float64 if self.run.dtype == "float64" else torch.float32
         parts = (self.algorithm, self.cloud, self.federation.active, self.clock, self.run.seed)
-        return Settings(*parts, dtype=dtype, max_batch=self.run.max_batch, storage=self._storage(), precision=self.run.precision)
+        kept: dict[str, Any] = {"storage": self._storage(), "precision": self.run.precision, "measure": self._measure()}
+        return Settings(*parts, dtype=dtype, max_batch=self.run.max_batch, **kept)
+
+    def _measure(self) -> Measure:
+        return self.run.measure or DEFAULT
 
     def _storage(self) -> torch.dtype | None:
         return None if self.run.storage is None else {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.run.storage]
@@ -253,6 +261,7 @@ class Job:
             storage=self._storage(),
             state=run.state,
             precision=run.precision,
+            measure=run.measure,
             ahead=run.ahead,
             compile=run.compile,
             record=self.to_table(),
@@ -285,6 +294,8 @@ def parse(table: Mapping[str, Any], recorded: bool = False) -> list[Job]:
         job = {**base, **{key: _merged(base.get(key), value) for key, value in entry.items()}}
         if recorded and isinstance(named := job.get("algorithm", {"name": FedBCD.name}), Mapping):
             job["algorithm"] = completed(named)
+        if recorded and isinstance(run := job.get("run", {}), Mapping):
+            job["run"] = completed(run, "run")
         jobs.append(_job(job))
     names = [job.name for job in jobs]
     for name in names:

@@ -6,10 +6,12 @@ from typing import Literal
 
 from fedbcd.algorithm.projection import Box
 from fedbcd.algorithm.variants import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
+from fedbcd.data.measure import Measure
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import DataPart, FederationPart, Job, ModelPart, RunPart
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
 
+MEASURE: Measure = "pooled-labels"  # "edge devices test local models on test data that have the same diversity"
 SYNC_ROUND = 15.0  # mean clock time of a Sync round of 10 servers with 3 active devices each
 
 
@@ -70,7 +72,7 @@ def fig3d(setting: Setting) -> Panel:
         data=DataPart(name="cifar10", folder=setting.folder, diversity=3, samples=500),
         federation=FederationPart(active=5),
         model=ModelPart(name="resnet20"),
-        run=RunPart(rounds=setting.rounds_or(300), looks=20, device=setting.device),
+        run=RunPart(rounds=setting.rounds_or(300), looks=20, device=setting.device, measure=MEASURE),
     )
     return _against_rounds("fig3d", "CIFAR-10, active 5, diversity 3", base)
 
@@ -114,7 +116,7 @@ def _mnist(setting: Setting, diversity: int, active: int, rounds: int) -> Job:
         data=DataPart(name="mnist", folder=setting.folder, diversity=diversity, samples=600),
         federation=FederationPart(active=active),
         model=ModelPart(name="mlp", hidden=(128, 64)),
-        run=RunPart(rounds=setting.rounds_or(rounds), looks=20, device=setting.device),
+        run=RunPart(rounds=setting.rounds_or(rounds), looks=20, device=setting.device, measure=MEASURE),
     )
 
 

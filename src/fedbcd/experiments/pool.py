@@ -18,7 +18,7 @@ from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job, parse
 from fedbcd.history import History, Row
-from fedbcd.recorded import in_record
+from fedbcd.recorded import in_record, shortened
 
 CHECKPOINT_EVERY = 200  # rounds
 RESULTS = 1  # to be raised when a correction changes what runs compute by more than rounding: old results are then not used any more
@@ -42,6 +42,7 @@ def job_key(job: Job) -> str:
     del table["title"]
     for section, key in (("data", "folder"), ("run", "threads"), ("run", "checkpoint_every"), ("run", "device")):
         table[section].pop(key, None)
+    table["run"] = shortened(table["run"], "run")
     if job.data.manifest is not None:  # what it says counts, not where it lies
         table["data"]["manifest"] = hashlib.sha256(Path(job.data.manifest).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]

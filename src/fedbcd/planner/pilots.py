@@ -171,6 +171,7 @@ def _advance(
             dtype=torch.float64 if job.run.dtype == "float64" else torch.float32,
             max_batch=job.run.max_batch,
             storage=job.settings().storage,
+            measure=job.run.measure,
         )
         scores.append(float(getattr(run.history.last, by)))
         if seed == 0:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbcd.data.measure import measure_in
 from fedbcd.history import COLUMNS, History
 from fedbcd.report.baseline import Baseline, has_personal_models
 from fedbcd.report.follow import LogFollower
@@ -162,6 +163,7 @@ def summary(record: RunRecord) -> dict[str, Any]:
         "global_accuracy": _number(last.global_accuracy) if last else None,
         "personal_accuracy": _number(last.personal_accuracy) if last else None,
         "worst_decile": _number(last.worst_decile) if last else None,
+        "measure": measure_in(record.identity),
         "seconds": found.get("seconds"),
         "evaluation_share": found.get("evaluation_share"),
         "certificates": _certificates(record),

@@ -86,7 +86,7 @@ def momentum_limit(nonconvexity: float, device_step: float) -> float:
 
 
 def stable_step_limit(curvature: float, momentum: float) -> float:
-    """The step beyond which extrapolated gradient steps diverge along a direction of this curvature (L_i + gamma_i at most).
+    """The step beyond which extrapolated gradient steps grow along a direction while this is its curvature (L_i + gamma_i at most).
 
     x+ = (1 - eta c)(x + zeta (x - x_prev)) is stable for eta c < (2 + 2 zeta)/(1 + 2 zeta). Beyond it iterates bounce between borders of X.
     """

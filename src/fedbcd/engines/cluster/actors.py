@@ -97,7 +97,7 @@ class Shard:
         device = torch_device(where)  # of a GPU: the first of those that Ray has set aside for this actor
         self._numbers = settings.numbers(part, device, make_rows)
         self._numbers.trainer.check_vectorised(self._numbers.global_NF()[0])
-        self._evaluator = Evaluator(part, self._numbers.trainer.objective, device)
+        self._evaluator = Evaluator(part, self._numbers.trainer.objective, device, measure=settings.measure)
         self._models = dict(zip(MODELS, (self._numbers.x_NF, self._numbers.prev_NP), strict=True))
 
     def node(self) -> str:

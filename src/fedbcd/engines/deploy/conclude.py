@@ -82,7 +82,7 @@ class _Looks:
         numbers, machines = self._driver.numbers, self._driver.machines
         assert isinstance(numbers, StackedNumbers)
         if self._evaluator is None:
-            self._evaluator = Evaluator(self._federation, numbers.trainer.objective, torch.device("cpu"))
+            self._evaluator = Evaluator(self._federation, numbers.trainer.objective, torch.device("cpu"), measure=self._settings.measure)
         self.scores = scores_of(numbers, machines, self._evaluator)
         self.history.append(row_of(numbers, machines, self.scores, clock, Certificates()))
 
@@ -103,6 +103,7 @@ class _Looks:
             "clock": end["clock"],
             "global_accuracy": last.global_accuracy,
             "personal_accuracy": last.personal_accuracy,
+            "measure": self._settings.measure,
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self._evaluator.score(z_VF.double().mean(0).to(self._settings.dtype)),
             "seconds": round(end["clock"], 3),

@@ -1,4 +1,4 @@
-"""How good the models are: global models on the whole test set, personal models on the test samples of their own labels."""
+"""How good the models are: global models on the whole test set, personal models on the labels of their devices (`data.measure`)."""
 
 import copy
 import threading
@@ -12,19 +12,22 @@ from torch.func import functional_call, vmap
 from fedbcd.algorithm.fused.library import ChainTester
 from fedbcd.algorithm.objective import Objective
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import DEFAULT, Measure, sample_weights
 from fedbcd.engines.simulate.fused import tester_for
 from fedbcd.engines.simulate.workers import OneWorker, Workers
 
 AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
 
+Weights = Mapping[int, float]  # of one test sample of each label
+
 
 @dataclass(frozen=True)
 class Scores:
-    """Per server and per device; empty where there is nothing to test on."""
+    """Per server and per device; without those for whom there is nothing to test on."""
 
     servers: tuple[float, ...]
     devices: dict[int, float]  # each personal model on its own labels
-    homes: dict[int, float] = field(default_factory=dict)  # and its server's model on those
+    homes: dict[int, float] = field(default_factory=dict)  # and its server's model on those, by the same weights
 
 
 class Evaluator:
@@ -32,9 +35,18 @@ class Evaluator:
 
     keep = 2**28  # bytes; a prepared test set up to this size is kept
 
-    def __init__(self, federation: Federation, objective: Objective, where: torch.device, together: bool = False) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        objective: Objective,
+        where: torch.device,
+        together: bool = False,
+        measure: Measure = DEFAULT,
+    ) -> None:
         """`together` tests all models that want a label in one vectorised call, if there are many; for a GPU."""
         self._together = together
+        self._measure = measure
+        self._weights: dict[int, Weights] = {}  # of the devices that were asked for
         self._federation = federation
         self._objective = objective
         self._layout = objective.layout
@@ -48,6 +60,7 @@ class Evaluator:
         self._blocks = torch.empty(0)
         self._blocks_of: dict[int, Tensor] = {}  # label -> numbers of its blocks
         self._asked_for: torch.dtype | None = None
+        self._spans: dict[int, tuple[int, int]] = {}
         if self._test is not None:
             order = torch.arange(len(self._test)) if federation.labels is None else self._test.targets.argsort(stable=True)
             self._inputs, self._targets = self._test.inputs[order].to(where), self._test.targets[order].to(where)
@@ -69,47 +82,51 @@ class Evaluator:
         if self._test is None:
             return Scores((), {})
         rows = [global_VF[0]] * len(global_VF) if _all_equal(global_VF) else list(global_VF)
-        owned = self._federation.labels
-        everything = tuple(self._spans)
-        asked = [(row, everything) for row in rows]
-        devices = personal if owned is not None else {}
-        asked += [(x, owned[i]) for i, x in devices.items() if owned is not None]
-        at_home = {device: server for device, server in (homes or {}).items() if device in devices}
-        asked += [(rows[server], owned[device]) for device, server in at_home.items() if owned is not None]
+        devices = [device for device in personal if self.tests(device)]
+        at_home = [device for device in devices if homes is not None and device in homes]
+        asked = [(row, self._everything) for row in rows]
+        asked += [(personal[device], self.weights(device)) for device in devices]
+        asked += [(rows[homes[device]], self.weights(device)) for device in at_home if homes is not None]
         found = self._score_all(asked, workers)
         of_devices, of_homes = found[len(rows) : len(rows) + len(devices)], found[len(rows) + len(devices) :]
         return Scores(tuple(found[: len(rows)]), dict(zip(devices, of_devices, strict=True)), dict(zip(at_home, of_homes, strict=True)))
 
-    @property
-    def tests_personal(self) -> bool:
-        """Whether there is anything to test a personal model on."""
-        return self._test is not None and self._federation.labels is not None
+    def weights(self, device: int) -> Weights:
+        """How much a test sample of each label counts for a device."""
+        if device not in self._weights:
+            tested = {label: stop - start for label, (start, stop) in self._spans.items()}
+            self._weights[device] = sample_weights(self._federation, device, self._measure, tested)
+        return self._weights[device]
+
+    def tests(self, device: int) -> bool:
+        """Whether there is anything to test this device's model on."""
+        return self._test is not None and len(self.weights(device)) > 0
 
     def personal_scores(self, personal: dict[int, Tensor], workers: Workers) -> dict[int, float]:
         """Test these devices' models on their own labels."""
-        owned = self._federation.labels
-        assert owned is not None
-        return dict(zip(personal, self._score_all([(x, owned[i]) for i, x in personal.items()], workers), strict=True))
+        return dict(zip(personal, self._score_all([(x, self.weights(i)) for i, x in personal.items()], workers), strict=True))
 
-    def score(self, flat: Tensor, labels: tuple[int, ...] | None = None) -> float:
-        """The mean metric of one model, on all test samples or on those of some labels; NaN where there are none."""
-        if self._test is None:
-            return float("nan")
-        return self._score_all([(flat, tuple(self._spans) if labels is None else labels)], OneWorker())[0]
+    def score(self, flat: Tensor) -> float:
+        """The mean metric of one model on all test samples; NaN where there are none."""
+        return float("nan") if self._test is None else self._score_all([(flat, self._everything)], OneWorker())[0]
 
-    def _score_all(self, asked: list[tuple[Tensor, tuple[int, ...]]], workers: Workers) -> list[float]:
-        """The mean metric of each model on its labels."""
+    @property
+    def _everything(self) -> Weights:
+        return dict.fromkeys(self._spans, 1.0)
+
+    def _score_all(self, asked: list[tuple[Tensor, Weights]], workers: Workers) -> list[float]:
+        """The mean metric of each model, by the weights of its samples."""
         self._prepare(asked[0][0].dtype)
         models: dict[int, Tensor] = {}
         wanted: dict[int, dict[int, None]] = {}  # per model: the labels, in order and once
-        for flat, labels in asked:
+        for flat, weights in asked:
             models[flat.data_ptr()] = flat
-            wanted.setdefault(flat.data_ptr(), {}).update(dict.fromkeys(label for label in labels if label in self._spans))
+            wanted.setdefault(flat.data_ptr(), {}).update(dict.fromkeys(weights))
         if self._together and len(models) > len(self._spans):  # one model takes a call for all labels, many a call for each label
             sums = self._sums_together(models, wanted)
         else:
             sums = dict(zip(models, workers.map(self._sums, models.values(), map(list, wanted.values())), strict=True))
-        return [self._mean(sums[flat.data_ptr()], [label for label in labels if label in self._spans]) for flat, labels in asked]
+        return [self._mean(sums[flat.data_ptr()], weights) for flat, weights in asked]
 
     def _sums_together(self, models: dict[int, Tensor], wanted: dict[int, dict[int, None]]) -> dict[int, dict[int, float]]:
         """As `_sums`, for all models that want a label at once: on a GPU many small calls take longer than one large."""
@@ -141,9 +158,9 @@ class Evaluator:
             total += metric.double().view(len(models_MF), -1).sum(1)
         return total
 
-    def _mean(self, sums: dict[int, float], labels: list[int]) -> float:
-        count = sum(stop - start for start, stop in (self._spans[label] for label in labels))
-        return sum(sums[label] for label in labels) / count if count else float("nan")
+    def _mean(self, sums: dict[int, float], weights: Weights) -> float:
+        total = sum(weight * (self._spans[label][1] - self._spans[label][0]) for label, weight in weights.items())
+        return sum(weight * sums[label] for label, weight in weights.items()) / total if total else float("nan")
 
     def _sums(self, flat: Tensor, labels: list[int]) -> dict[int, float]:
         """The sum of the metric over each label's samples."""

@@ -260,9 +260,18 @@ const fedbcd = (() => {
         return [run.name, run.seed, state(run), r.rounds, short(r.clock), r.values ? bytes(r.bytes) : "–", score(r.global_accuracy), score(r.personal_accuracy), score(r.worst_decile), r.seconds === null || r.seconds === undefined ? "–" : short(r.seconds)];
       });
       place.replaceChildren(table("Runs", ["run", "seed", "state", "rounds", "clock", "bytes", "global", "personal", "worst tenth", "seconds"], rows, [0, 2]));
+      place.append(h("p", { class: "muted" }, measured(app.view.runs)));
       reach();
     } };
   };
+
+  /* How test samples are weighted in personal accuracy, and whether it is the same in all runs. */
+  function measured(runs) {
+    const words = { "own-shares": "each label counts by its share of the device's own samples", "pooled-labels": "all test samples of a device's labels count alike, as in the paper" };
+    const [one, ...others] = Object.keys(words).map((measure) => [words[measure], runs.filter((run) => run.summary.measure === measure).map((run) => run.name)]).filter(([, names]) => names.length);
+    if (!one) return "";
+    return others.length ? `Personal accuracies of these runs do not compare: ${[one, ...others].map(([text, names]) => `in ${names.join(", ")} ${text}`).join("; ")}.` : `In personal accuracy ${one[0]}.`;
+  }
 
   sections.next = (app) => {
     const el = section("next", "What to try next", "Remarks drawn from the numbers of each run; each names the figure it rests on.");
