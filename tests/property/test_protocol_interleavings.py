@@ -356,6 +356,9 @@ class Network:
             self._check_acknowledged(number_of(actor))
         if any(isinstance(command, OpenPhase) for command in commands):
             assert not self.books[number_of(actor)].held, "acknowledged, but not absorbed when the next phase opened"
+        machine = self._machine(actor)
+        if isinstance(machine, Server) and machine.state is ServerState.COLLECTING:
+            assert not self.books[machine.server].enough(self.setup.active), "a phase waits for what cannot come"
         if self.setup.step == 0:
             assert self._mass() == self.mass, "mixing changed the mean of z"
 
@@ -427,7 +430,10 @@ class Network:
     def _note_sent(self, send: Send) -> None:
         match send.message:
             case Activated(activation=activation):
-                self.granted[number_of(send.to)] = activation
+                device = number_of(send.to)
+                is_new = self.granted.get(device, -1) < activation
+                assert not (is_new and device in self.books[self.home[device]].excused), "let in again in the same phase"
+                self.granted[device] = activation
             case Uploaded(device=device, model=model):
                 self.models.setdefault(model, self.personal[device])
             case Declined(activation=activation):
