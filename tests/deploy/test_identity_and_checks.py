@@ -333,13 +333,16 @@ def test_a_device_listens_to_its_own_server_only(town: Town) -> None:
 
 
 def test_sums_are_checked_as_sums(folder: Path) -> None:
-    """Sync-cloud: one float64 vector, one longer than a model; the norm bound is for models."""
+    """Sync-cloud: one float64 vector, one longer than a model; the norm bound is for the mean of which it is the sum."""
     blueprint = Blueprint.of(Settings(*CASES["fedbcd-sync"], active=2), federation())
-    coordinator = CoordinatorRole.open(FileStore(folder, begin=True), blueprint, Limits(norm=1.0, beyond_norm="refuse"))
+    coordinator = CoordinatorRole.open(FileStore(folder, begin=True), blueprint, Limits(norm=20.0, beyond_norm="refuse"))
     ready = Letter("server/0", "coordinator", ServerReady(server=0, phase=0, iteration=0, model="s/0/0"), GOOD, 0.0)
     with pytest.raises(CheckFailed, match=r"must be \(651,\) of torch.float64"):
         coordinator.receive(ready, 1.0)
-    assert coordinator.receive(replace(ready, model=torch.ones(651, dtype=torch.float64)), 1.0) == []
+    with pytest.raises(CheckFailed, match=r"the model has norm 25\.4951, above the bound 20"):
+        coordinator.receive(replace(ready, model=torch.ones(651, dtype=torch.float64)), 1.0)
+    third = torch.cat([torch.ones(650, dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64)])
+    assert coordinator.receive(replace(ready, model=third), 1.0) == []
     coordinator.close()
 
 

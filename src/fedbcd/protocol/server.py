@@ -120,6 +120,13 @@ class Server:
         """Whether the device is busy with an activation."""
         return device in self._working
 
+    def is_waiting_for(self, device: DeviceId, activation: int) -> bool:
+        """Whether an upload of this activation has yet to be answered, for the first time or because it was declined and comes again."""
+        if device not in self._last or device in self._restoring:
+            return False
+        heard = (self._working.get(device), self._lost.get(device), self._declined.get(device))
+        return any(one is not None and one.activation == activation for one in heard)
+
     def handle(self, event: Event) -> list[Command]:
         """Advance by one event and return what is to be done. The only method that changes anything."""
         transition = TRANSITIONS.get((self.state, type(event)))
