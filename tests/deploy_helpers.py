@@ -352,7 +352,7 @@ class Unkind:
     def _device(self, actor: Actor, role: DeviceRole) -> None:
         if role.work is not None:
             self.town.work(actor)
-        elif role.machine.state in (DeviceState.ASKING, DeviceState.UPLOADING):
+        elif role.machine.state in (DeviceState.ASKING, DeviceState.UPLOADING, DeviceState.WITHDRAWING):
             offline = self.settings_offline and role.machine.state is DeviceState.ASKING and self.chance.random() < 0.2
             self.town.tell(actor, OfflineDue() if offline else RetryDue())
         else:
