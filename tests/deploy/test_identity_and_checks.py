@@ -358,7 +358,7 @@ def test_a_norm_beyond_the_bound_is_remarked_on_or_refused(town: Town) -> None:
         role.receive(letter, town.tick())
 
 
-@pytest.mark.parametrize("wrong", [{"norm": 0.0}, {"norm": float("inf")}, {"beyond_norm": "ignore"}, {"ahead_s": 0.0}])
+@pytest.mark.parametrize("wrong", [{"norm": 0.0}, {"norm": float("inf")}, {"beyond_norm": "ignore"}, {"ahead_s": 0.0}, {"reach": 0.0}])
 def test_limits_that_cannot_be_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Limits(**wrong)
