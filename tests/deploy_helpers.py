@@ -14,6 +14,7 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.engines.deploy import failpoints
 from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
+from fedbcd.engines.deploy.checks import CheckFailed, Limits
 from fedbcd.engines.deploy.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.device import DeviceRole
 from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
@@ -96,6 +97,8 @@ class Town:
     now: float = 0.0
     refused: list[str] = field(default_factory=list)
     stopped: int = 0  # how often a role died at a failpoint
+    limits: Limits = field(default_factory=Limits)
+    declined: list[CheckFailed] = field(default_factory=list)  # why what had come was not taken, though that it came had consequences
 
     def __post_init__(self) -> None:
         self.settings = replace(self.settings, max_batch=1)
@@ -123,9 +126,9 @@ class Town:
 
     def _opened(self, actor: Actor, store: FileStore) -> AnyRole:
         if actor == COORDINATOR:
-            return CoordinatorRole.open(store, self.blueprint)
+            return CoordinatorRole.open(store, self.blueprint, self.limits)
         if actor.startswith("server/"):
-            return ServerRole.open(store, self.blueprint, number_of(actor))
+            return ServerRole.open(store, self.blueprint, number_of(actor), self.limits)
         device = number_of(actor)
         return DeviceRole.open(store, self.blueprint, device, OwnData.of(self.federation, device, self.settings.seed))
 
@@ -202,7 +205,7 @@ class Town:
     def deliver(self, letter: Letter) -> None:
         role = self.roles.get(letter.to)
         if role is not None:
-            self.do(letter.to, lambda: role.receive(letter, self.tick()))
+            self.do(letter.to, lambda: role.receive(letter, self.tick(), self.declined.append))
 
     def work(self, actor: Actor) -> None:
         role = self.roles[actor]
@@ -349,7 +352,7 @@ class Unkind:
     def _device(self, actor: Actor, role: DeviceRole) -> None:
         if role.work is not None:
             self.town.work(actor)
-        elif role.machine.state in (DeviceState.ASKING, DeviceState.UPLOADING):
+        elif role.machine.state in (DeviceState.ASKING, DeviceState.UPLOADING, DeviceState.WITHDRAWING):
             offline = self.settings_offline and role.machine.state is DeviceState.ASKING and self.chance.random() < 0.2
             self.town.tell(actor, OfflineDue() if offline else RetryDue())
         else:

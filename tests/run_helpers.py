@@ -152,3 +152,16 @@ def outputs(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         result = module(inputs)
     assert isinstance(result, torch.Tensor)
     return result
+
+
+def outgrown() -> fb.Federation:
+    """Six devices in linear regression, the first of which is ten thousand million times farther than the others want to go."""
+    chance = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(8, 3, generator=chance) for _ in range(6)]
+    data = [(x, x @ torch.full((3, 1), 1.0 if device else 1e10)) for device, x in enumerate(inputs)]
+    line = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(line.weight)
+    return fb.Federation(line, nn.functional.mse_loss, data, servers=2)
+
+
+OUTGROWN = fb.FedBCD(device_step=0.1, batch="all", penalty=[1.0] + [1e-15] * 5, server_step=1.0, projection=fb.NoProjection())

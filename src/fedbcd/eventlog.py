@@ -26,6 +26,8 @@ _TYPES: dict[str, type] = {
 _FIELDS: dict[type, tuple[str, ...]] = {kind: tuple(getattr(kind, "__slots__", ())) for kind in _TYPES.values()}
 _HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in _TYPES.values()}
 
+BEFORE: dict[str, dict[str, Any]] = {name: {"anew": False} for name in ("DeviceLeft", "Dismiss")}  # fields that 0.1.0 did not have
+
 
 @dataclass(frozen=True, slots=True)
 class Transition:
@@ -52,6 +54,8 @@ def decode(data: Any) -> Event | Command:
         raise ValueError("a message is one name with its fields")
     ((name, fields),) = data.items()
     kind = _TYPES.get(name)
+    if isinstance(fields, dict):
+        fields = BEFORE.get(name, {}) | fields
     if kind is None or not isinstance(fields, dict) or set(fields) != set(_FIELDS[kind]):
         raise ValueError(f"unknown message or fields: {name}")
     values = {key: _decode_field(_HINTS[kind][key], value) for key, value in fields.items()}

@@ -185,6 +185,7 @@ REFUSALS: list[tuple[str, str, Callable[[list[Frame]], object]]] = [
     ("event", "outside 0 to", _message(event=b'{"Uploaded":{"device":7,"activation":-1,"model":"x/7/4"}}')),
     ("event", "outside 0 to", _message(event=b'{"Uploaded":{"device":7,"activation":9223372036854775808,"model":"x/7/4"}}')),
     ("event", "names no model", _message(event=b'{"Uploaded":{"device":7,"activation":4,"model":"../../etc"}}')),
+    ("event", "must be a word", _message(event=b'{"Withdrawn":{"device":7,"activation":4,"incarnation":0,"reason":"../../etc"}}')),
     ("event", "may not send", _message(event=b'{"Absorb":{"device":7,"activation":4}}')),
     ("identity", "device/7 may not speak for device/8", _message(event=b'{"Uploaded":{"device":8,"activation":4,"model":"x/8/4"}}')),
     ("model", "but names none", _message(event=b'{"UpdateRequested":{"device":7,"activation":4}}')),

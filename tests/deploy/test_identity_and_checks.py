@@ -351,13 +351,16 @@ def test_a_device_listens_to_its_own_server_only(town: Town) -> None:
 
 
 def test_sums_are_checked_as_sums(folder: Path) -> None:
-    """Sync-cloud: one float64 vector, one longer than a model; the norm bound is for models."""
+    """Sync-cloud: one float64 vector, one longer than a model; the norm bound is for the mean of which it is the sum."""
     blueprint = Blueprint.of(Settings(*CASES["fedbcd-sync"], active=2), federation())
-    coordinator = CoordinatorRole.open(FileStore(folder, begin=True), blueprint, Limits(norm=1.0, beyond_norm="refuse"))
+    coordinator = CoordinatorRole.open(FileStore(folder, begin=True), blueprint, Limits(norm=20.0, beyond_norm="refuse"))
     ready = Letter("server/0", "coordinator", ServerReady(server=0, phase=0, iteration=0, model="s/0/0"), GOOD, 0.0)
     with pytest.raises(CheckFailed, match=r"must be \(651,\) of torch.float64"):
         coordinator.receive(ready, 1.0)
-    assert coordinator.receive(replace(ready, model=torch.ones(651, dtype=torch.float64)), 1.0) == []
+    with pytest.raises(CheckFailed, match=r"the model has norm 25\.4951, above the bound 20"):
+        coordinator.receive(replace(ready, model=torch.ones(651, dtype=torch.float64)), 1.0)
+    third = torch.cat([torch.ones(650, dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64)])
+    assert coordinator.receive(replace(ready, model=third), 1.0) == []
     coordinator.close()
 
 
@@ -373,7 +376,7 @@ def test_a_norm_beyond_the_bound_is_remarked_on_or_refused(town: Town) -> None:
         role.receive(letter, town.tick())
 
 
-@pytest.mark.parametrize("wrong", [{"norm": 0.0}, {"norm": float("inf")}, {"beyond_norm": "ignore"}, {"ahead_s": 0.0}])
+@pytest.mark.parametrize("wrong", [{"norm": 0.0}, {"norm": float("inf")}, {"beyond_norm": "ignore"}, {"ahead_s": 0.0}, {"reach": 0.0}])
 def test_limits_that_cannot_be_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Limits(**wrong)

@@ -63,3 +63,11 @@ def test_what_is_beyond_the_norm_is_refused_or_remarked() -> None:
     assert settle({"norm_limit": 2.0, "beyond_norm": "warn"}, {}, {}).beyond_norm == "warn"
     with pytest.raises(ConfigError, match="beyond_norm"):
         settle({"beyond_norm": "shrug"}, {}, {})
+
+
+def test_the_reach_of_uploads_can_be_set_and_switched_off() -> None:
+    assert settle({}, {}, {}).reach_limit == 2.0**24
+    assert settle({}, {"FEDBCD_REACH_LIMIT": "inf"}, {}).reach_limit == float("inf")
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match=r"deploy\.reach_limit = .* must be above 0; inf is no bound"):
+            settle({"reach_limit": wrong}, {}, {})

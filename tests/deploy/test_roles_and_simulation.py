@@ -9,6 +9,7 @@ import torch
 
 import fedbcd as fb
 from deploy_helpers import CASES, MODEL, Normed, Town, federation
+from fedbcd.engines.deploy.checks import Limits
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import LogReader, Transition
@@ -27,6 +28,7 @@ from fedbcd.protocol.messages import (
     Woke,
     device_actor,
 )
+from run_helpers import OUTGROWN, outgrown
 
 
 def simulate(settings: Settings, data: fb.Federation, rounds: int, out: Path) -> fb.Run:
@@ -85,9 +87,9 @@ def _carry_out(town: Town) -> None:
             town.deliver(letter)
 
 
-def compare(settings: Settings, data: fb.Federation, rounds: int, folder: Path, towns: list[Town]) -> dict[str, Any]:
+def compare(settings: Settings, data: fb.Federation, rounds: int, folder: Path, towns: list[Town], **more: Any) -> dict[str, Any]:
     run = simulate(settings, data, rounds, folder / "simulation")
-    town = Town(folder / "town", settings, data)
+    town = Town(folder / "town", settings, data, **more)
     towns.append(town)
     follow(town, folder / "simulation" / "events.jsonl")
     end = town.replayed()
@@ -107,6 +109,12 @@ def test_with_joins_and_leaves(case: str, folder: Path, towns: list[Town]) -> No
     algorithm, cloud = CASES[case]
     settings = Settings(algorithm, cloud, active=1, joins={1: 2, 8: 3}, leaves={0: 3, 5: 4})
     compare(settings, federation(), 6, folder, towns)
+
+
+def test_with_a_device_that_leaves_nothing_behind(folder: Path, towns: list[Town]) -> None:
+    """The sum that is formed anew is the same, to the last bit, where a subtraction would leave another."""
+    settings = Settings(OUTGROWN, fb.AsyncCloud(first=1), active=1, leaves={0: 3, 4: 5}, joins={1: 2})
+    compare(settings, outgrown(), 9, folder, towns, limits=Limits(reach=float("inf")))
 
 
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedprox-sync"])

@@ -71,6 +71,35 @@ def test_a_replaced_and_a_dropped_tensor_leave_no_file(folder: Path) -> None:
     store.close()
 
 
+def test_a_renamed_tensor_keeps_its_file_whatever_takes_its_name(folder: Path) -> None:
+    store = FileStore(folder)
+    store.save("x", MODEL)
+    store.commit()
+    (file,) = files(folder)
+    store.rename("x", "before")
+    store.save("x", MODEL + 1)
+    store.commit()
+    assert file in files(folder)
+    store.close()
+    again = FileStore(folder)
+    assert torch.equal(again.tensor("before"), MODEL)
+    assert torch.equal(again.tensor("x"), MODEL + 1)
+    again.rename("before", "x")
+    again.commit()
+    assert again.names() == ["x"]
+    assert files(folder) == {file}
+    with again.together():  # there and back again before anything is durable
+        again.rename("x", "before")
+        again.save("x", MODEL + 2)
+        again.commit(STEP)
+        again.drop("before")
+        again.commit(STEP)
+    assert again.names() == ["x"]
+    assert len(files(folder)) == 1
+    assert torch.equal(again.tensor("x"), MODEL + 2)
+    again.close()
+
+
 @pytest.mark.parametrize("point", OF_A_STORE)
 def test_a_crash_at_any_place_leaves_all_of_a_commit_or_none(point: Failpoint, folder: Path) -> None:
     store = FileStore(folder, begin=True)

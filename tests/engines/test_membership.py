@@ -13,7 +13,7 @@ from fedbcd.engines.driver import Driver, Machines, NoNumbers
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.errors import ConfigError
-from run_helpers import BCD, BCDI, DEVICES, LOGISTIC, SERVERS, federation
+from run_helpers import BCD, BCDI, DEVICES, LOGISTIC, OUTGROWN, SERVERS, federation, outgrown
 
 HOMES = [list(range(4 * n, 4 * n + 4)) for n in range(SERVERS)]
 CLOUDS: dict[str, fb.Cloud] = {
@@ -231,3 +231,29 @@ def test_impossible_joins_and_leaves_are_refused_before_anything_is_written(opti
 
 def _start(run: fb.Run) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in run.federation.make_model(0).parameters()])
+
+
+# ------------------------------------------------------------------------------------------------------- what a device leaves behind
+def test_nothing_is_left_in_the_sum_of_a_device_that_has_gone(tmp_path: Path) -> None:
+    """Beside its 1e9 a float64 sum has no room for what the others contribute with weights of 1e-15; their models are formed into one anew."""
+    run = fb.train(outgrown(), OUTGROWN, rounds=6, active=2, leaves={0: 2}, max_batch=1, out=tmp_path)
+    assert torch.allclose(run.global_VF, torch.ones(2, 3), atol=0.2)
+    assert fb.replay(tmp_path / "events.jsonl", outgrown())["digest"] == run.summary["digest"]
+
+
+def test_nor_in_a_run_that_was_resumed_in_between(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"active": 2, "leaves": {0: 2, 4: 5}, "joins": {5: 1}, "max_batch": 1, "checkpoint_every": 1}
+    whole = fb.train(outgrown(), OUTGROWN, rounds=8, **options)
+    for rounds in (3, 8):
+        run = fb.train(outgrown(), OUTGROWN, rounds=rounds, out=tmp_path, resume=rounds > 3, **options)
+    assert run.summary["digest"] == whole.summary["digest"]
+
+
+def test_a_log_of_0_1_0_in_which_a_device_left_replays_as_it_was() -> None:
+    """It subtracted what the device had contributed, and its z kept what rounding had lost by that."""
+    seen: list[Driver] = []
+    log = Path(__file__).parent / "v1-leaves.jsonl"
+    found = fb.replay(log, outgrown(), on_step=lambda _, driver: seen.append(driver))
+    assert found["rounds"] == 6
+    z = seen[-1].numbers.global_NF()  # type: ignore[attr-defined]
+    assert torch.allclose(z[0], torch.tensor([0.5623, 0.7085, 0.6053]), atol=1e-3)

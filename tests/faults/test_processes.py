@@ -39,3 +39,25 @@ def test_stores_that_are_lost_or_old_take_no_models_with_them() -> None:
     assert device["restored"][1][0].startswith("x/1/")
     assert device["replayed"]
     assert not any(device["errors"].values())
+
+
+def test_one_bad_device_harms_nobody() -> None:
+    """1e30 in every upload of one device, one loss that is no number at another: both are told why and go on, the others notice nothing."""
+    (found,) = told("faultsim.spoiling")
+    assert found["dismissed"]
+    assert found["replayed"]
+    bad = found["largest"].pop("device-0")
+    assert max(found["largest"].values()) < 5, (bad, found["largest"])
+    assert 'fedbcd_refused_inputs_total{reason="far"}' in found["metrics"]["server-0"]
+    assert 'fedbcd_undone_total{reason="far"}' in found["metrics"]["device-0"]
+    assert 'fedbcd_undone_total{reason="finite"} 1.0' in found["metrics"]["device-3"]
+    assert "server/0 has refused the upload" in found["status"]["device-0"]["trouble"]
+    assert "the loss of device 3 is nan" in found["status"]["device-3"]["trouble"]
+    assert "undone" not in found["status"]["device-1"]
+    assert any(what == "refused_by_peer" and "deploy.reach_limit" in sentence for what, sentence in found["said"])
+    assert any(what == "undone" for what, _ in found["said"])
+    events = found["events"]
+    assert events["device/0 Trained"] - events["device/0 Declined"] in (0, 1)
+    assert "server/0 Uploaded" in events
+    assert events["device/3 Failed"] == 1
+    assert events["server/1 Withdrawn"] == 1

@@ -3,14 +3,14 @@
 `check` reads what every role has made durable (its log) and every letter that was ever sent, and raises `Violation`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from faultsim.world import Violation, World, trained
+from faultsim.world import FAR, Violation, World, trained
 from fedbcd.engines.deploy.blueprint import Blueprint
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.eventlog import Transition
@@ -23,6 +23,7 @@ from fedbcd.protocol.messages import (
     Actor,
     Admit,
     AdoptModel,
+    Declined,
     Dismiss,
     GlobalUpdated,
     Mixed,
@@ -38,13 +39,16 @@ from fedbcd.protocol.messages import (
     Train,
     Trained,
     TrainOffline,
+    Undo,
     UpdateRequested,
     Uploaded,
+    Withdrawn,
     number_of,
     upload_ref,
 )
 
 CLOSE = 1e-5
+LARGEST = 1e3  # of what honest training gives here
 Log = Sequence[Transition]
 
 
@@ -69,7 +73,9 @@ def check_logs(plan: Blueprint, logs: Mapping[Actor, Log]) -> None:
         Letter(_speaker(plan, actor, step.event), actor, step.event, None, 0.0)
         for actor, log in logs.items()
         for step in log
-        if isinstance(step.event, Activated | Acknowledged | Restored | UpdateRequested | Uploaded | ServerReady | Mixed | GlobalUpdated)
+        if isinstance(
+            step.event, Activated | Acknowledged | Declined | Restored | UpdateRequested | Uploaded | ServerReady | Mixed | GlobalUpdated
+        )
     ]
     _check_logs(plan, logs, heard, set(), _Unseen(plan))
 
@@ -193,6 +199,7 @@ class ServerStory:
     accepted: dict[tuple[int, int], str] = field(default_factory=dict)  # (device, activation) -> handle
     counted: list[tuple[int, int]] = field(default_factory=list)
     held: list[tuple[int, int]] = field(default_factory=list)
+    declined: set[tuple[int, int]] = field(default_factory=set)  # came to nothing
     withdrawn: set[tuple[int, int]] = field(default_factory=set)  # accepted, and not yet counted when its device left
 
 
@@ -204,6 +211,7 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
     last = dict.fromkeys(plan.servers[server], -1)
     copies = {device: plan.start.double() for device in plan.servers[server]}
     active: set[int] = set()
+    excused: set[int] = set()  # whose activation came to nothing in this phase
     unstarted: set[int] = set()  # joined, and not told what to start from
     phase, waiting, reported, model = -1, True, (-1, -1), "z/0" if plan.cloud.sync else f"z/{server}/0"
     granted: dict[int, Activated] = {}
@@ -223,12 +231,20 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
             last[event.device] = event.activation
             story.accepted[event.device, event.activation] = event.model
             story.held.append((event.device, event.activation))
+        declined = [c.message for c in step.commands if isinstance(c, Send) and isinstance(c.message, Declined)]
+        if isinstance(event, Withdrawn) and declined and event.activation > last[event.device]:
+            if not (event.device in granted and granted[event.device].activation == event.activation):
+                raise Violation(f"server {server} let {event} go, which it had not asked for")
+            del granted[event.device]
+            last[event.device] = event.activation
+            story.declined.add((event.device, event.activation))
+            excused |= set() if waiting else {event.device}
         for command in step.commands:
             match command:
                 case OpenPhase():
                     if not (command.phase == phase + 1 and waiting):
                         raise Violation(f"server {server} opened phase {command.phase} after {phase}")
-                    phase, waiting, active = command.phase, False, set()
+                    phase, waiting, active, excused = command.phase, False, set(), set()
                 case Absorb():
                     key = (command.device, command.activation)
                     if key not in story.held:
@@ -237,6 +253,8 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                     story.counted.append(key)
                     active.add(command.device)
                     copies[command.device] = wire.model(story.accepted[key]).double()
+                    if float(copies[command.device].abs().max()) > LARGEST:
+                        raise Violation(f"server {server} counted {key}, which is {copies[command.device].tolist()}")
                 case Admit():
                     members.add(command.device)
                     unstarted |= {command.device} if plan.algorithm.personal else set()
@@ -261,7 +279,9 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                     if not (granted[device] == activated):
                         raise Violation(f"server {server} sent {activated} after {granted[device]}")
                 case Send(message=ServerReady() as ready):
-                    if ready.iteration == 0 and len(active) < min(plan.active, len(members)):  # members may join between iterations
+                    if ready.iteration == 0 and len(active) < min(
+                        plan.active, len(members - excused)
+                    ):  # members may join between iterations
                         raise Violation(f"server {server} reported phase {phase} with {len(active)} uploads")
                     if not ((ready.phase, ready.iteration) > reported):
                         raise Violation(f"server {server} went back from {reported} to {ready}")
@@ -381,7 +401,7 @@ def check_model_is_kept(device: int, log: Log) -> None:
     acknowledged = incarnation = 0
     for step in log:
         match step.event:
-            case Acknowledged(activation=activation) if activation == acknowledged:
+            case Acknowledged(activation=activation) | Declined(activation=activation) if activation == acknowledged:
                 acknowledged += 1
             case Restored() as restored if restored.incarnation > incarnation:
                 if restored.activation < acknowledged:
@@ -391,9 +411,10 @@ def check_model_is_kept(device: int, log: Log) -> None:
                 acknowledged, incarnation = restored.activation, restored.incarnation
 
 
-def device_story(plan: Blueprint, device: int, log: Log, wire: Wire) -> tuple[Tensor, Tensor]:
+def device_story(plan: Blueprint, device: int, log: Log, wire: Wire, spoiled: Collection[str]) -> tuple[Tensor, Tensor]:
     """x and x_prev as they follow from a device's log; every upload is checked on the way."""
     x = prev = plan.start
+    before = x, prev
     work: Any = None
     incarnation = 0
     sessions: set[int] = set()
@@ -405,9 +426,12 @@ def device_story(plan: Blueprint, device: int, log: Log, wire: Wire) -> tuple[Te
                 x, prev = trained(device, work.session, event.steps, x, prev, None), x
             case Trained():
                 anchor = wire.model(work.model)
-                start, before = (x, prev) if plan.algorithm.personal else (anchor, anchor)
-                x, prev = trained(device, work.session, event.steps, start, before, anchor), start
+                before = x, prev
+                start, momentum = before if plan.algorithm.personal else (anchor, anchor)
+                x, prev = trained(device, work.session, event.steps, start, momentum, anchor), start
                 handle = upload_ref(device, event.activation, incarnation)
+                if handle in spoiled:
+                    x = torch.full_like(x, FAR)
                 if wire.knows(handle) and not (torch.equal(wire.model(handle), x)):
                     raise Violation(f"{handle} was sent as {wire.model(handle)}, but is {x}")
             case Restored() if event.incarnation > incarnation:
@@ -415,6 +439,8 @@ def device_story(plan: Blueprint, device: int, log: Log, wire: Wire) -> tuple[Te
                 if plan.algorithm.personal:
                     x = prev = wire.restored(f"device/{device}", event)
         for command in step.commands:
+            if isinstance(command, Undo):
+                x, prev = before
             if isinstance(command, Train | Pull | TrainOffline):
                 work = command
                 if not isinstance(command, Pull):
@@ -431,8 +457,12 @@ def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]
         if isinstance(letter.event, Acknowledged):
             story, key = servers[number_of(letter.sender)], (number_of(letter.to), letter.event.activation)
             times = story.counted.count(key) + story.held.count(key)
-            if times != (0 if key in story.withdrawn else 1):
+            if times != (0 if key in story.withdrawn else 1) or key in story.declined:
                 raise Violation(f"{letter.sender} acknowledged {key} and counts it {times} times")
+        elif isinstance(letter.event, Declined):
+            story, key = servers[number_of(letter.sender)], (number_of(letter.to), letter.event.activation)
+            if key not in story.declined or key in story.accepted:
+                raise Violation(f"{letter.sender} declined {key}, which it has accepted")
 
 
 def check_final(world: World, logs: Mapping[Actor, Log], lost: set[Actor], servers: Mapping[int, ServerStory], wire: Wire) -> None:
@@ -448,6 +478,6 @@ def check_final(world: World, logs: Mapping[Actor, Log], lost: set[Actor], serve
             if not (_near(node.role.z, story.z)):
                 raise Violation(f"z of {actor} is {node.role.z}, not {story.z}")
         elif actor.startswith("device/") and actor not in lost and world.plan.algorithm.personal:
-            x, prev = device_story(world.plan, number_of(actor), logs[actor], wire)
+            x, prev = device_story(world.plan, number_of(actor), logs[actor], wire, world.spoiled)
             if not (torch.equal(node.role.x, x) and torch.equal(node.role.prev, prev)):
                 raise Violation(f"x of {actor} is {node.role.x}, not {x}")

@@ -365,7 +365,7 @@ def who_is_ahead_is_let_in() -> Any:
 
 def older_models_are_taken() -> Any:
     """The same, and the device does not notice."""
-    return _both(who_is_ahead_is_let_in(), patch.object(device.DeviceRole, "receive", Role.receive))
+    return _both(who_is_ahead_is_let_in(), patch.object(device.DeviceRole, "_check", Role._check))
 
 
 def another_store_is_welcome() -> Any:
@@ -376,6 +376,21 @@ def another_store_is_welcome() -> Any:
 def an_old_store_is_welcome() -> Any:
     """A server from an older backup is taken for what it was."""
     return _without(coordinator.CoordinatorRole, "behind")
+
+
+def uploads_out_of_range_are_taken() -> Any:
+    """A server looks at the shape of an upload, and whether it is finite, but not at where it is."""
+    return patch.object(server.ServerRole, "_check", Role._check)
+
+
+def what_was_refused_is_kept() -> Any:
+    """A device whose upload was declined goes on with the model that it had uploaded."""
+    return patch.object(device.DeviceRole, "_put_back", lambda _: None)
+
+
+def phases_wait_for_what_was_refused() -> Any:
+    """A phase needs as many uploads as if none had come to nothing."""
+    return patch.object(Server, "_needed", lambda self: min(self.active, len(self._last)))
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
@@ -417,6 +432,9 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         older_models_are_taken,
         another_store_is_welcome,
         an_old_store_is_welcome,
+        uploads_out_of_range_are_taken,
+        what_was_refused_is_kept,
+        phases_wait_for_what_was_refused,
     )
 }
 

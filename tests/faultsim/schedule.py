@@ -34,6 +34,7 @@ class Fault(Enum):
     GIVE_UP = "a server takes a working device for lost"
     LOST_DISK = "a device comes back with an empty disk"
     OLD_BACKUP = "a device comes back with an old copy of its disk"
+    SPOILED = "a device's training gives values that are not finite, or a model that is far out of range"
     CHANGE = "a device joins, leaves, or comes back as a member"
     LOST_STORE = "a server or the coordinator comes up with an empty disk; later its own is put back"
     OLD_STORE = "a server or the coordinator comes up with an old copy of its disk; later its own is put back"
@@ -146,7 +147,7 @@ def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
             where = ">".join(pair if chance.random() < 0.5 else pair[::-1])
         case Fault.CRASH_AT_STEP:
             point = chance.choice([*Failpoint])
-        case Fault.LOST_DISK | Fault.OLD_BACKUP | Fault.GIVE_UP | Fault.CHANGE:
+        case Fault.LOST_DISK | Fault.OLD_BACKUP | Fault.GIVE_UP | Fault.CHANGE | Fault.SPOILED:
             where = device_actor(chance.randrange(plan.devices))
         case Fault.CLOCK_JUMP:
             amount = chance.choice([-1, 1]) * 10 ** chance.uniform(-3, 4)

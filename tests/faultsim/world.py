@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +21,7 @@ from fedbcd.engines.deploy import failpoints
 from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
 from fedbcd.engines.deploy.codec import Limits, decode, encode
 from fedbcd.engines.deploy.coordinator import CoordinatorRole
-from fedbcd.engines.deploy.device import DeviceRole
+from fedbcd.engines.deploy.device import DeviceRole, Done
 from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.refusals import Refused
@@ -38,12 +38,16 @@ from fedbcd.protocol.messages import (
     DeviceLeft,
     DeviceLost,
     Event,
+    Failed,
+    ModelRef,
     OfflineDue,
     RetryDue,
+    Trained,
     Woke,
     device_actor,
     number_of,
     server_actor,
+    upload_ref,
 )
 
 CALM_ROUNDS = 2  # that must follow once trouble has ended
@@ -51,7 +55,8 @@ CALM_S = 40.0  # within this time
 SPLIT_S = 5.0  # how long those go on who cannot agree
 SNAPSHOT_EVERY = 7
 _NOTHING = OwnData(Samples(torch.zeros(1, 2), torch.zeros(1, 1)), nn.Linear(2, 1), nn.functional.mse_loss)
-_WINDOWS = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATE, Fault.PARTITION)
+_WINDOWS = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATE, Fault.PARTITION, Fault.SPOILED)
+FAR = 1e30  # of a model that is out of range
 
 
 class Violation(AssertionError):
@@ -105,6 +110,7 @@ class World:
     now: float = 0.0
     sent: list[Letter] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    spoiled: set[ModelRef] = field(default_factory=set)  # uploads that are out of range
     turned_away: int = 0  # devices that were no members, when they knocked
     happened: dict[Fault, int] = field(default_factory=dict)
     groups: Counter[int] = field(default_factory=Counter)  # how many events became durable together, how often
@@ -119,6 +125,7 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
         self._windows: list[Planned] = []
+        self._fates: dict[tuple[ModelRef, int], type[Event] | None] = {}  # of each piece of work: what comes of it, if not what should
         self._connected: set[tuple[Actor, Actor]] = set()  # guest and host
         self._greeted: Counter[tuple[Actor, Actor]] = Counter()  # how often; a letter does not outlive the connection that it was sent on
         size = self.plan.size_F
@@ -244,7 +251,7 @@ class World:
         if not isinstance(role, DeviceRole) or role.work is None or getattr(role, "busy_with", None) == role.work:
             return
         role.busy_with = role.work  # type: ignore[attr-defined]
-        done = role.compute()
+        done = self._spoiled(node, role.compute())
 
         def finish() -> None:
             if node.role is role:
@@ -252,6 +259,26 @@ class World:
                 self._do(node, lambda: role.finish(done, self._time(node)))
 
         self.after(self.chance.uniform(0.05, 0.4), finish)
+
+    def _spoiled(self, node: Node, done: Done) -> Done:
+        """What came of a piece of work, unless trouble is due: then nothing did, or a model that no honest training gives.
+
+        The same work gives the same again, also from an old backup.
+        """
+        machine = node.role.machine
+        handle = upload_ref(machine.device, machine.activation if isinstance(done.event, Trained) else -1, machine.incarnation)
+        key = (handle, done.work.session)
+        if key not in self._fates:
+            planned = self._active(Fault.SPOILED, node.actor, node.actor)
+            self._fates[key] = planned and (Failed if self.chance.random() < planned.amount else Trained)
+        fate = self._fates[key]
+        if fate is None:
+            return done
+        self._count(Fault.SPOILED)
+        if fate is Failed or not isinstance(done.event, Trained):
+            return replace(done, event=Failed(session=done.work.session), x=node.role.x, prev=node.role.prev)
+        self.spoiled.add(handle)
+        return replace(done, x=torch.full_like(done.x, FAR))
 
     # ----------------------------------------------------------------------------------------------------------------- timers
     def _tick_later(self, actor: Actor) -> None:
@@ -275,7 +302,7 @@ class World:
         state = role.machine.state
         if self.plan.algorithm.offline and state in (DeviceState.IDLE, DeviceState.ASKING) and self.chance.random() < 0.4:
             return OfflineDue()
-        if state in (DeviceState.ASKING, DeviceState.ASKING_OFFLINE, DeviceState.UPLOADING):
+        if state in (DeviceState.ASKING, DeviceState.ASKING_OFFLINE, DeviceState.UPLOADING, DeviceState.WITHDRAWING):
             return RetryDue()
         return Woke() if state in (DeviceState.IDLE, DeviceState.SUSPENDED, DeviceState.OFFLINE) else None
 

@@ -30,12 +30,14 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    Declined,
     DeviceId,
     DeviceJoined,
     DeviceLeft,
     DeviceLost,
     Dismiss,
     Event,
+    Failed,
     MixModels,
     ModelRef,
     OfflineDue,
@@ -52,9 +54,12 @@ from fedbcd.protocol.messages import (
     Train,
     Trained,
     TrainOffline,
+    Undo,
     Uploaded,
+    Withdrawn,
     Woke,
     device_actor,
+    incarnation_of,
     number_of,
     ref,
     server_actor,
@@ -106,6 +111,8 @@ class Op(Enum):
     DUPLICATE = "a message is copied"
     DROP = "a message is lost"
     FINISH = "a device's work ends"
+    FAIL = "a device's work gives nothing"
+    REFUSE = "an upload arrives and is refused for what it holds"
     RETRY = "somebody's answer is overdue"
     WAKE = "a device can take part"
     OFFLINE = "a device can train offline"
@@ -128,6 +135,7 @@ class Books:
     steps: int = 0  # of z_n in this phase
     owed: ModelRef | None = None  # w_n, mixed but not yet used
     counted: set[DeviceId] = field(default_factory=set)  # whose uploads this phase has
+    excused: set[DeviceId] = field(default_factory=set)  # whose activations came to nothing in this phase
     held: set[Upload] = field(default_factory=set)  # acknowledged; to be absorbed when the next phase opens
 
     def put(self, device: DeviceId, value: Fraction) -> None:
@@ -143,7 +151,7 @@ class Books:
 
     def enough(self, active: int) -> bool:
         """Whether the phase may end."""
-        return len(self.counted) >= min(active, len(self.copies))
+        return len(self.counted) >= min(active, len(self.copies.keys() - self.excused))
 
 
 class Network:
@@ -163,10 +171,17 @@ class Network:
         self.models: dict[ModelRef, Fraction] = {s.model: Fraction(n * n + 1) for n, s in self.servers.items()}
         self.sums: dict[ModelRef, tuple[Fraction, int]] = {}
         self.personal: dict[DeviceId, Fraction] = {}
+        self.before: dict[DeviceId, Fraction] = {}  # personal models as they were before the latest activation
         self.books = {n: Books(server.model) for n, server in self.servers.items()}
         self.granted: dict[DeviceId, int] = {}  # the last activation that each device was sent
+        self.sessions: dict[DeviceId, int] = {}  # of the work under way
+        self.drawn: set[tuple[DeviceId, int]] = set()  # sessions whose mini-batches were drawn
         self.streak: dict[DeviceId, int] = {}  # offline rounds in a row
         self.uploaded: set[Upload] = set()
+        self.refused: set[Upload] = set()
+        self.declined: set[Upload] = set()
+        self.was_waiting = False  # the server whose event this is, before it
+        self.undone: set[Upload] = set()  # declined, as the device has heard
         self.absorbed: set[Upload] = set()
         self.forgotten: set[Upload] = set()  # acknowledged, but the device left before they counted
         self.heard: set[ServerReady] = set()
@@ -204,6 +219,10 @@ class Network:
                 del self.flying[index]
             case Op.FINISH if device in self.work:
                 self._finish(device)
+            case Op.FAIL if device in self.work:
+                self._fail(device)
+            case Op.REFUSE:
+                self._refuse(number)
             case Op.RETRY:
                 self._retry(number)
             case Op.WAKE:
@@ -240,6 +259,26 @@ class Network:
     def _finish(self, device: DeviceId) -> None:
         if device not in self.away:
             self.feed(device_actor(device), self.work.pop(device))
+
+    def _fail(self, device: DeviceId) -> None:
+        """The work is thrown away; an offline round has changed nothing either."""
+        if device not in self.away:
+            self.work.pop(device)
+            self.personal[device] = self.before[device]
+            self.feed(device_actor(device), Failed(session=self.sessions[device]))
+
+    def _refuse(self, number: int) -> None:
+        """An upload that would be accepted is refused for what it holds."""
+        due = [i for i, (_, _, message) in enumerate(self.flying) if isinstance(message, Uploaded) and self._is_due(message)]
+        if due:
+            _, to, upload = self.flying.pop(due[number % len(due)])
+            assert isinstance(upload, Uploaded)
+            self.refused.add((upload.device, upload.activation))
+            counters = {"device": upload.device, "activation": upload.activation, "incarnation": incarnation_of(upload.model)}
+            self.feed(to, Withdrawn(**counters, reason="far"))
+
+    def _is_due(self, upload: Uploaded) -> bool:
+        return self.servers[self.home[upload.device]].last_of(upload.device) == upload.activation - 1
 
     def _timer(self, device: DeviceId, event: Event) -> None:
         wanted = self.setup.offline_limit is not None or not isinstance(event, OfflineDue)
@@ -305,15 +344,21 @@ class Network:
     def feed(self, actor: Actor, event: Event) -> None:
         """Hand one event to its machine, do what it says, and look at everything."""
         before = self._counters(actor)
+        self.was_waiting = getattr(self._machine(actor), "state", None) is ServerState.WAITING
         self._note_arrival(event)
         commands = self._machine(actor).handle(event)
         for command in commands:
             self._execute(actor, command)
         assert all(new >= old for old, new in zip(before, self._counters(actor), strict=True)), "a counter went back"
+        if isinstance(event, Declined):
+            self.undone.add((number_of(actor), event.activation))
         if isinstance(event, Acknowledged):
             self._check_acknowledged(number_of(actor))
         if any(isinstance(command, OpenPhase) for command in commands):
             assert not self.books[number_of(actor)].held, "acknowledged, but not absorbed when the next phase opened"
+        machine = self._machine(actor)
+        if isinstance(machine, Server) and machine.state is ServerState.COLLECTING:
+            assert not self.books[machine.server].enough(self.setup.active), "a phase waits for what cannot come"
         if self.setup.step == 0:
             assert self._mass() == self.mass, "mixing changed the mean of z"
 
@@ -344,7 +389,7 @@ class Network:
 
     def _check_acknowledged(self, device: DeviceId) -> None:
         """What a device believes to be counted is counted, or about to be."""
-        believed = {(device, activation) for activation in range(self.devices[device].activation)}
+        believed = {(device, activation) for activation in range(self.devices[device].activation)} - self.undone
         assert believed <= self.absorbed | self.forgotten | self.books[self.home[device]].held
 
     # ---------------------------------------------------------------------------------------------- commands, any actor
@@ -361,6 +406,10 @@ class Network:
                 self._open(self.books[number_of(actor)], command)
             case Absorb():
                 self._absorb(self.books[number_of(actor)], command)
+            case Undo():
+                device = number_of(actor)
+                assert (device, command.activation) in self.refused, "undone, but not refused"
+                self.personal[device] = self.before[device]
             case Admit():
                 assert command.model == self.books[number_of(actor)].model
                 self._make_device(command.device, self.models[command.model])
@@ -381,9 +430,14 @@ class Network:
     def _note_sent(self, send: Send) -> None:
         match send.message:
             case Activated(activation=activation):
-                self.granted[number_of(send.to)] = activation
+                device = number_of(send.to)
+                is_new = self.granted.get(device, -1) < activation
+                assert not (is_new and device in self.books[self.home[device]].excused), "let in again in the same phase"
+                self.granted[device] = activation
             case Uploaded(device=device, model=model):
                 self.models.setdefault(model, self.personal[device])
+            case Declined(activation=activation):
+                self._decline(number_of(send.to), activation)
             case Acknowledged(activation=activation):
                 self._acknowledge(number_of(send.to), activation)
             case ServerReady() as ready:
@@ -395,6 +449,7 @@ class Network:
         assert command.activation == self.devices[device].activation
         assert device not in self.work, "one thing at a time"
         self.streak[device] = 0
+        self._draw(device, command)
         self.personal[device] = (self.personal[device] + self.models[command.model]) / 2 + Fraction(1, device + 1)
         self.work[device] = Trained(activation=command.activation, steps=1)
 
@@ -402,8 +457,15 @@ class Network:
         assert device not in self.work, "one thing at a time"
         self.streak[device] += 1
         assert self.streak[device] <= (self.setup.offline_limit or 0), "trained on without contact"
+        self._draw(device, command)
         self.personal[device] += Fraction(1, 3)
         self.work[device] = OfflineTrained(session=command.session, steps=1)
+
+    def _draw(self, device: DeviceId, command: Train | Pull | TrainOffline) -> None:
+        self.before[device], self.sessions[device] = self.personal[device], command.session
+        if not isinstance(command, Pull):
+            assert (device, command.session) not in self.drawn, "a mini-batch was drawn twice"
+            self.drawn.add((device, command.session))
 
     # ------------------------------------------------------------------------------------------------ commands, servers
     def _open(self, books: Books, command: OpenPhase) -> None:
@@ -413,10 +475,12 @@ class Network:
         assert books.owed is None, "a mix was not used"
         books.phase, books.steps = command.phase, 0
         books.counted.clear()
+        books.excused.clear()
 
     def _absorb(self, books: Books, command: Absorb) -> None:
         upload = (command.device, command.activation)
         assert upload in self.uploaded, "absorbed what was never uploaded"
+        assert upload not in self.refused, "absorbed what was refused"
         assert upload not in self.absorbed | self.forgotten, "absorbed twice, or after the device had left"
         assert command.device in books.copies, "absorbed from a stranger"
         assert command.device not in books.counted, "one device was counted twice in a phase"
@@ -431,6 +495,14 @@ class Network:
         if upload not in self.absorbed | self.forgotten:
             assert self.servers[home].state is ServerState.WAITING, "acknowledged, but not counted"
             self.books[home].held.add(upload)
+
+    def _decline(self, device: DeviceId, activation: int) -> None:
+        home = self.home[device]
+        assert (device, activation) not in self.absorbed | self.forgotten | self.books[home].held, "declined, but counted"
+        if (device, activation) not in self.declined:
+            self.declined.add((device, activation))
+            if not self.was_waiting:
+                self.books[home].excused.add(device)
 
     def _dismiss(self, books: Books, command: Dismiss) -> None:
         dropped = {upload for upload in books.held if upload[0] == command.device}

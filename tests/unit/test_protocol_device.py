@@ -9,7 +9,9 @@ from fedbcd.protocol.messages import (
     Acknowledged,
     Activated,
     Command,
+    Declined,
     Event,
+    Failed,
     OfflineDue,
     OfflineTrained,
     Pull,
@@ -20,8 +22,10 @@ from fedbcd.protocol.messages import (
     Train,
     Trained,
     TrainOffline,
+    Undo,
     UpdateRequested,
     Uploaded,
+    Withdrawn,
     Woke,
 )
 from protocol_helpers import EVERY_EVENT, Nonsense, assert_ignored, assert_refused, play, snapshot
@@ -29,6 +33,7 @@ from protocol_helpers import EVERY_EVENT, Nonsense, assert_ignored, assert_refus
 S = DeviceState
 ASK = Send(to="server/3", message=UpdateRequested(device=7, activation=1))
 UPLOAD = Send(to="server/3", message=Uploaded(device=7, activation=1, model="x/7/1"))
+WITHDRAW = Send(to="server/3", message=Withdrawn(device=7, activation=1, incarnation=0, reason="finite"))
 LATE, NOW, EARLY = (Activated(activation=a, model=f"z/3/{a}") for a in (0, 1, 2))
 RESTORED = Restored(incarnation=1, activation=5, session=1 << 32, model="x/7/4")
 RESUMED = Send(to="server/3", message=Resumed(device=7, incarnation=1))
@@ -43,6 +48,7 @@ WAY_TO: dict[DeviceState, list[Event]] = {
     S.ASKING_OFFLINE: [OfflineDue(), Woke()],
     S.TRAINING: [Woke(), NOW],
     S.UPLOADING: [Woke(), NOW, Trained(activation=1, steps=3)],
+    S.WITHDRAWING: [Woke(), NOW, Failed(session=0)],
 }
 
 
@@ -71,6 +77,7 @@ ROWS: list[tuple[DeviceState, Event, list[Command], DeviceState]] = [
     (S.ASKING_OFFLINE, Woke(), [], S.ASKING_OFFLINE),
     (S.TRAINING, Woke(), [], S.TRAINING),
     (S.UPLOADING, Woke(), [], S.UPLOADING),
+    (S.WITHDRAWING, Woke(), [], S.WITHDRAWING),
     # it can train offline
     (S.IDLE, OfflineDue(), [TrainOffline(session=0)], S.OFFLINE),
     (S.ASKING, OfflineDue(), [TrainOffline(session=0)], S.ASKING_OFFLINE),
@@ -79,8 +86,11 @@ ROWS: list[tuple[DeviceState, Event, list[Command], DeviceState]] = [
     (S.ASKING_OFFLINE, OfflineDue(), [], S.ASKING_OFFLINE),
     (S.TRAINING, OfflineDue(), [], S.TRAINING),
     (S.UPLOADING, OfflineDue(), [], S.UPLOADING),
+    (S.WITHDRAWING, OfflineDue(), [], S.WITHDRAWING),
     (S.OFFLINE, OfflineTrained(session=0, steps=3), [], S.IDLE),
     (S.ASKING_OFFLINE, OfflineTrained(session=0, steps=3), [], S.ASKING),
+    (S.OFFLINE, Failed(session=0), [], S.IDLE),
+    (S.ASKING_OFFLINE, Failed(session=0), [], S.ASKING),
     # it is activated
     (S.IDLE, NOW, [PULL], S.TRAINING),
     (S.SUSPENDED, NOW, [Pull(activation=1, session=1, model="z/3/1")], S.TRAINING),
@@ -89,17 +99,24 @@ ROWS: list[tuple[DeviceState, Event, list[Command], DeviceState]] = [
     (S.ASKING_OFFLINE, NOW, [], S.ASKING_OFFLINE),
     (S.TRAINING, NOW, [], S.TRAINING),
     (S.UPLOADING, NOW, [], S.UPLOADING),
+    (S.WITHDRAWING, NOW, [], S.WITHDRAWING),
     # it uploads
     (S.TRAINING, Trained(activation=1, steps=3), [UPLOAD], S.UPLOADING),
     (S.UPLOADING, Acknowledged(activation=1), [], S.IDLE),
+    # what it uploaded is refused, or it has nothing to upload
+    (S.UPLOADING, Declined(activation=1, reason="far"), [Undo(activation=1)], S.IDLE),
+    (S.TRAINING, Failed(session=0), [WITHDRAW], S.WITHDRAWING),
+    (S.WITHDRAWING, Declined(activation=1, reason="finite"), [], S.IDLE),
     # no answer came
     (S.ASKING, RetryDue(), [ASK], S.ASKING),
     (S.ASKING_OFFLINE, RetryDue(), [ASK], S.ASKING_OFFLINE),
     (S.UPLOADING, RetryDue(), [UPLOAD], S.UPLOADING),
+    (S.WITHDRAWING, RetryDue(), [WITHDRAW], S.WITHDRAWING),
     *[(state, RetryDue(), [], state) for state in (S.IDLE, S.OFFLINE, S.SUSPENDED, S.TRAINING)],
     # late copies of activation 0 are normal in every state
     *[(state, LATE, [], state) for state in S],
     *[(state, Acknowledged(activation=0), [], state) for state in S],
+    *[(state, Declined(activation=0, reason="far"), [], state) for state in S],
     # the server puts it in step, whatever it was doing
     *[(state, RESTORED, [RESUMED], S.IDLE) for state in S],
 ]
@@ -108,7 +125,15 @@ REFUSED: list[tuple[DeviceState, Event, type[ProtocolError], str]] = [
     *[(state, EARLY, RemoteProtocolError, "its state is older than the server's") for state in S],
     *[(state, Acknowledged(activation=2), RemoteProtocolError, "has not uploaded") for state in S],
     *[(s, Acknowledged(activation=1), RemoteProtocolError, "has not uploaded") for s in S if s is not S.UPLOADING],
+    *[(state, Declined(activation=2, reason="far"), RemoteProtocolError, "has not uploaded") for state in S],
+    *[
+        (state, Declined(activation=1, reason="far"), RemoteProtocolError, "has not uploaded")
+        for state in S
+        if state not in (S.UPLOADING, S.WITHDRAWING)
+    ],
     (S.OFFLINE, OfflineTrained(session=1, steps=3), LocalProtocolError, "trains session 0, not 1"),
+    (S.OFFLINE, Failed(session=1), LocalProtocolError, "trains session 0, not 1"),
+    (S.TRAINING, Failed(session=1), LocalProtocolError, "works on session 0, not 1"),
     (S.ASKING_OFFLINE, OfflineTrained(session=1, steps=3), LocalProtocolError, "trains session 0, not 1"),
     (S.TRAINING, Trained(activation=0, steps=3), LocalProtocolError, "works for activation 1, not 0"),
 ]
@@ -147,8 +172,8 @@ def test_events_that_are_not_in_the_table_are_refused_and_change_nothing(state: 
 @pytest.mark.parametrize("state", S)
 def test_a_transition_to_the_same_state_without_commands_changes_nothing(state: DeviceState) -> None:
     """Late and repeated messages leave no trace."""
-    late = [LATE, Acknowledged(activation=0)]
-    for event in late + ([NOW] if state in (S.TRAINING, S.UPLOADING) else []):
+    late = [LATE, Acknowledged(activation=0), Declined(activation=0, reason="far")]
+    for event in late + ([NOW] if state in (S.TRAINING, S.UPLOADING, S.WITHDRAWING) else []):
         assert_ignored(device_in(state), event)
 
 

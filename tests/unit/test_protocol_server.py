@@ -15,6 +15,7 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    Declined,
     DeviceId,
     DeviceJoined,
     DeviceLeft,
@@ -35,6 +36,7 @@ from fedbcd.protocol.messages import (
     StepModel,
     UpdateRequested,
     Uploaded,
+    Withdrawn,
     device_actor,
 )
 from fedbcd.protocol.server import TRANSITIONS
@@ -52,6 +54,10 @@ def uploads(device: DeviceId, activation: int = 0) -> Uploaded:
     return Uploaded(device=device, activation=activation, model=f"x/{device}/{activation}")
 
 
+def withdrawn(device: DeviceId, activation: int = 0, incarnation: int = 0) -> Withdrawn:
+    return Withdrawn(device=device, activation=activation, incarnation=incarnation, reason="far")
+
+
 def lost(device: DeviceId, activation: int = 0) -> DeviceLost:
     return DeviceLost(device=device, activation=activation)
 
@@ -66,6 +72,10 @@ def activate(device: DeviceId, activation: int = 0, model: str = "z/3/0") -> Sen
 
 def acknowledge(device: DeviceId, activation: int = 0) -> Send:
     return Send(to=device_actor(device), message=Acknowledged(activation=activation))
+
+
+def decline(device: DeviceId, activation: int = 0) -> Send:
+    return Send(to=device_actor(device), message=Declined(activation=activation, reason="far"))
 
 
 def absorb(device: DeviceId, activation: int = 0) -> Absorb:
@@ -114,11 +124,13 @@ ROWS: list[tuple[ServerState, Event, list[Command], ServerState]] = [
     # devices
     (S.COLLECTING, asks(0, 1), [activate(0, 1, "z/3/1")], S.COLLECTING),
     (S.COLLECTING, uploads(2), [absorb(2), acknowledge(2)], S.COLLECTING),
+    (S.COLLECTING, withdrawn(2), [decline(2)], S.COLLECTING),
     (S.COLLECTING, lost(2), [], S.COLLECTING),
     (S.COLLECTING, DeviceJoined(device=9), [Admit(device=9, model="z/3/1")], S.COLLECTING),
     (S.COLLECTING, DeviceLeft(device=2), [Dismiss(device=2)], S.COLLECTING),
     (S.WAITING, asks(0, 1), [], S.WAITING),
     (S.WAITING, uploads(2), [acknowledge(2)], S.WAITING),
+    (S.WAITING, withdrawn(0, 0), [acknowledge(0)], S.WAITING),
     (S.WAITING, lost(2), [], S.WAITING),
     (S.WAITING, DeviceJoined(device=9), [Admit(device=9, model="z/3/1")], S.WAITING),
     (S.WAITING, DeviceLeft(device=2), [Dismiss(device=2)], S.WAITING),
@@ -141,6 +153,9 @@ REFUSED: list[tuple[ServerState, Event, type[ProtocolError], str]] = [
     *[(state, asks(0, 2), RemoteProtocolError, "asks for activation 2, .* its next is 1") for state in BUSY],
     *[(state, uploads(0, 1), RemoteProtocolError, "uploads activation 1, which server 3 has not started") for state in BUSY],
     *[(state, uploads(2, 1), RemoteProtocolError, "uploads activation 1, which server 3 has not started") for state in BUSY],
+    *[(state, withdrawn(0, 1), RemoteProtocolError, "uploads activation 1, which server 3 has not started") for state in BUSY],
+    *[(state, withdrawn(8), RemoteProtocolError, "device 8 is not a member") for state in BUSY],
+    (S.COLLECTING, withdrawn(2, 0, 1), RemoteProtocolError, "has been put in step 0 times; this is from before"),
     *[(state, asks(8), RemoteProtocolError, r"device 8 is not a member of server 3; its members are \[0") for state in BUSY],
     *[(state, uploads(8), RemoteProtocolError, "device 8 is not a member") for state in BUSY],
     *[(state, mixed(2), RemoteProtocolError, "got the answer to phase 2.0") for state in BUSY],

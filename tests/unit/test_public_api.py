@@ -59,7 +59,10 @@ SIDEWAYS = {
     ),
 }
 # An activation, the sums and the delays are the same on every engine, so they are the same code.
-SHARED = {f"fedbcd.engines.simulate.{name}" for name in ("allocator", "batch", "certify", "delays", "evaluate", "numbers", "rows", "store")}
+SHARED = {
+    f"fedbcd.engines.simulate.{name}"
+    for name in ("allocator", "batch", "certify", "delays", "evaluate", "numbers", "rows", "steps", "store")
+}
 PURE = ("fedbcd.algorithm", "fedbcd.protocol", "fedbcd.theory", "fedbcd.engines.simulate")
 
 

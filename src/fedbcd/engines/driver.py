@@ -17,6 +17,7 @@ from fedbcd.protocol.messages import (
     AdoptModel,
     Command,
     Event,
+    Failed,
     ModelRef,
     Pull,
     StepModel,
@@ -47,6 +48,8 @@ class NoNumbers:
         """Follow the handles."""
         if isinstance(event, Trained):
             del self.at_work[number_of(actor)]
+        elif isinstance(event, Failed):
+            self.at_work.pop(number_of(actor), None)  # or it was an offline round
         for command in commands:
             match command:
                 case Train() | Pull():

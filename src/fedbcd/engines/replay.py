@@ -57,7 +57,9 @@ def _replayed(
         )
     numbers = settings.numbers(federation, device)
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    numbers.remember(_restored_devices(reader.path))
+    restored, undone = _looked_ahead(reader.path)
+    numbers.remember(restored)
+    numbers.leave_out(undone)
     recorded = _Recorded(reader.path, settings.algorithm.steps)
     driver = Driver(settings.machines(federation), numbers, recorded)
     for step in reader:
@@ -73,15 +75,21 @@ def _replayed(
     return {**result, "complete": end is not None, **other_order}
 
 
-def _restored_devices(path: Path) -> set[int]:
-    """Who was put in step on the way: their last contributions are to be remembered. What is wrong with a line is found later."""
-    found: set[int] = set()
+def _looked_ahead(path: Path) -> tuple[set[int], set[tuple[int, int]]]:
+    """Who was put in step on the way: their last contributions are to be remembered. And the activations that were undone, of a device
+    each: what was trained in them is not to be computed. What is wrong with a line is found later."""
+    restored: set[int] = set()
+    undone: set[tuple[int, int]] = set()
     with path.open("rb") as file:
         for raw in file:
-            if raw.startswith(b'{"t"') and b'"event":{"Restored":' in raw:
+            if raw.startswith(b'{"t"') and (b'"event":{"Restored":' in raw or b'"event":{"Declined":' in raw):
                 with suppress(ValueError, KeyError, TypeError, AttributeError):
-                    found.add(number_of(json.loads(raw)["on"]))
-    return found
+                    line = json.loads(raw)
+                    device = number_of(line["on"])
+                    if "Restored" in line["event"]:
+                        restored.add(device)
+                    undone |= {(device, command["Undo"]["activation"]) for command in line["do"] if "Undo" in command}
+    return restored, undone
 
 
 @contextmanager

@@ -331,7 +331,8 @@ class _Training:
         driver.numbers = self.numbers
         self.numbers.load_state(dict(checkpoint.tensors))
         held = [handles.server_models.get(n, handle) for n, handle in enumerate(self.numbers.server_models)]
-        self.numbers.resume_at(held, dict(handles.at_work))
+        members = {device for server in driver.machines.servers for device in server.members}
+        self.numbers.resume_at(held, dict(handles.at_work), driver.machines.home.keys() - members)
         if self.numbers.digest() != checkpoint.digest:
             raise RecordError("the checkpoint is damaged: its tensors do not have the digest it names; remove it to start over")
         self.history = checkpoint.history

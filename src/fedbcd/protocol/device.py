@@ -12,8 +12,10 @@ from fedbcd.protocol.messages import (
     Activated,
     Actor,
     Command,
+    Declined,
     DeviceId,
     Event,
+    Failed,
     OfflineDue,
     OfflineTrained,
     Pull,
@@ -24,8 +26,10 @@ from fedbcd.protocol.messages import (
     Train,
     Trained,
     TrainOffline,
+    Undo,
     UpdateRequested,
     Uploaded,
+    Withdrawn,
     Woke,
     upload_ref,
 )
@@ -41,6 +45,11 @@ class DeviceState(Enum):
     ASKING_OFFLINE = "training offline, waiting to be activated"
     TRAINING = "working for an activation"
     UPLOADING = "waiting for the acknowledgement"
+    WITHDRAWING = "without an upload, waiting to be let go"
+
+
+_D = DeviceState
+NOT_FINITE = "finite"  # why an activation is withdrawn
 
 
 class Device:
@@ -85,11 +94,17 @@ class Device:
         return [TrainOffline(session=self.session)]
 
     def _retry(self, _: Event) -> list[Command]:
-        return [self._upload()] if self.state is DeviceState.UPLOADING else [self._request()]
+        match self.state:
+            case DeviceState.UPLOADING:
+                return [self._upload()]
+            case DeviceState.WITHDRAWING:
+                return [self._withdraw()]
+        return [self._request()]
 
     # ---------------------------------------------------------------------------------------------------------- work finished
     def _offline_done(self, event: Event) -> list[Command]:
-        assert isinstance(event, OfflineTrained)
+        """One that failed counts as a round: its mini-batches are not drawn again, and it is not tried more often."""
+        assert isinstance(event, OfflineTrained | Failed)
         if event.session != self.session:
             raise LocalProtocolError(f"device {self.device} trains session {self.session}, not {event.session}")
         self.session += 1
@@ -113,6 +128,16 @@ class Device:
         self.state = DeviceState.UPLOADING
         return [self._upload()]
 
+    def _failed(self, event: Event) -> list[Command]:
+        """There is nothing to upload: the server is told, and lets it go."""
+        assert isinstance(event, Failed)
+        if event.session != self._session_of_activation():
+            raise LocalProtocolError(f"device {self.device} works on session {self._session_of_activation()}, not {event.session}")
+        if self.offline_limit is None:
+            self.session += 1
+        self.state = DeviceState.WITHDRAWING
+        return [self._withdraw()]
+
     # ------------------------------------------------------------------------------------------------------ from the server
     def _activated(self, event: Event) -> list[Command]:
         assert isinstance(event, Activated)
@@ -121,7 +146,7 @@ class Device:
                 f"device {self.device} was activated for {event.activation} but has finished only {self.activation}; "
                 "its state is older than the server's"
             )
-        if event.activation < self.activation or self.state in (DeviceState.TRAINING, DeviceState.UPLOADING):
+        if event.activation < self.activation or self.state in (_D.TRAINING, _D.UPLOADING, _D.WITHDRAWING):
             return []  # a late copy
         if self.state in (DeviceState.OFFLINE, DeviceState.ASKING_OFFLINE):
             self.state = DeviceState.ASKING_OFFLINE
@@ -132,9 +157,12 @@ class Device:
     def _start(self, granted: Activated) -> list[Command]:
         self.state = DeviceState.TRAINING
         self.offline = 0
-        if self.offline_limit is None:
-            return [Train(activation=self.activation, session=self.session, model=granted.model)]
-        return [Pull(activation=self.activation, session=max(self.session - 1, 0), model=granted.model)]
+        work = Train if self.offline_limit is None else Pull
+        return [work(activation=self.activation, session=self._session_of_activation(), model=granted.model)]
+
+    def _session_of_activation(self) -> int:
+        """Of its own; with FedBCD-I that of the latest offline round, which says how many penalty steps to take."""
+        return self.session if self.offline_limit is None else max(self.session - 1, 0)
 
     def _acknowledged(self, event: Event) -> list[Command]:
         assert isinstance(event, Acknowledged)
@@ -146,6 +174,19 @@ class Device:
             self.activation += 1
             self.state = DeviceState.IDLE
         return []
+
+    def _declined(self, event: Event) -> list[Command]:
+        """The activation is over as if it had not been: x and x_prev are those of before, only the counters have gone on."""
+        assert isinstance(event, Declined)
+        is_waiting = self.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING)
+        if event.activation > self.activation or (event.activation == self.activation and not is_waiting):
+            raise RemoteProtocolError(f"device {self.device} was declined activation {event.activation}, which it has not uploaded")
+        if event.activation < self.activation:
+            return []  # a late copy
+        has_changed = self.state is DeviceState.UPLOADING
+        self.activation += 1
+        self.state = DeviceState.IDLE
+        return [Undo(activation=event.activation)] if has_changed else []
 
     def _restored(self, event: Event) -> list[Command]:
         """Whatever it was doing, it was not meant to: go on as the server remembers it. A copy is only answered."""
@@ -170,8 +211,11 @@ class Device:
         model = upload_ref(self.device, self.activation, self.incarnation)
         return Send(to=self.server, message=Uploaded(device=self.device, activation=self.activation, model=model))
 
+    def _withdraw(self) -> Send:
+        counters = {"device": self.device, "activation": self.activation, "incarnation": self.incarnation}
+        return Send(to=self.server, message=Withdrawn(**counters, reason=NOT_FINITE))
 
-_D = DeviceState
+
 TRANSITIONS: Mapping[tuple[DeviceState, type[Event]], Callable[[Device, Event], list[Command]]] = {
     # a device can take part
     (_D.IDLE, Woke): Device._ask,
@@ -181,6 +225,7 @@ TRANSITIONS: Mapping[tuple[DeviceState, type[Event]], Callable[[Device, Event], 
     (_D.ASKING_OFFLINE, Woke): Device._ignore,
     (_D.TRAINING, Woke): Device._ignore,
     (_D.UPLOADING, Woke): Device._ignore,
+    (_D.WITHDRAWING, Woke): Device._ignore,
     # FedBCD-I: it can train offline
     (_D.IDLE, OfflineDue): Device._start_offline,
     (_D.ASKING, OfflineDue): Device._start_offline,
@@ -189,16 +234,22 @@ TRANSITIONS: Mapping[tuple[DeviceState, type[Event]], Callable[[Device, Event], 
     (_D.ASKING_OFFLINE, OfflineDue): Device._ignore,
     (_D.TRAINING, OfflineDue): Device._ignore,
     (_D.UPLOADING, OfflineDue): Device._ignore,
+    (_D.WITHDRAWING, OfflineDue): Device._ignore,
     (_D.OFFLINE, OfflineTrained): Device._offline_done,
     (_D.ASKING_OFFLINE, OfflineTrained): Device._offline_done,
+    (_D.OFFLINE, Failed): Device._offline_done,
+    (_D.ASKING_OFFLINE, Failed): Device._offline_done,
     # the exchange; a late or repeated message is normal in every state
     **{(state, Activated): Device._activated for state in _D},
     (_D.TRAINING, Trained): Device._trained,
+    (_D.TRAINING, Failed): Device._failed,
     **{(state, Acknowledged): Device._acknowledged for state in _D},
+    **{(state, Declined): Device._declined for state in _D},
     **{(state, Restored): Device._restored for state in _D},
     # no answer came
     (_D.ASKING, RetryDue): Device._retry,
     (_D.ASKING_OFFLINE, RetryDue): Device._retry,
     (_D.UPLOADING, RetryDue): Device._retry,
+    (_D.WITHDRAWING, RetryDue): Device._retry,
     **{(state, RetryDue): Device._ignore for state in (_D.IDLE, _D.OFFLINE, _D.SUSPENDED, _D.TRAINING)},
 }

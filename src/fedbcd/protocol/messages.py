@@ -42,6 +42,12 @@ def upload_ref(device: DeviceId, activation: int, incarnation: int) -> ModelRef:
     return ref("x", device, activation, *([incarnation] if incarnation else []))
 
 
+def incarnation_of(upload: ModelRef) -> int:
+    """The incarnation in the handle of an upload; what is no such handle has none."""
+    parts = upload.split("/")
+    return int(parts[3]) if len(parts) == 4 and parts[3].isdecimal() else 0
+
+
 def first_session(life: int) -> int:
     """Where a device's sessions begin: each of its lives has 2^32 of its own, so that no mini-batch is drawn twice by accident."""
     return life << 32
@@ -106,10 +112,25 @@ class Trained(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Event):
+    """The work under way, with this session, gave values that are not finite: there is nothing to keep."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged(Event):
     """The server has the upload of this activation for good."""
 
     activation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined(Event):
+    """This activation is over and does not count; `reason` is one word (docs/wire.md)."""
+
+    activation: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +165,19 @@ class Uploaded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn(Event):
+    """An activation has come to nothing: the device could not train (it says so), or what it uploaded was refused (so the server does).
+
+    `incarnation` tells it from one of before the device was put in step.
+    """
+
+    device: DeviceId
+    activation: int
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLost(Event):
     """An activated device has not been heard from in time; another may have its place."""
 
@@ -160,9 +194,10 @@ class DeviceJoined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLeft(Event):
-    """A member has gone for good; its copy no longer counts."""
+    """A member has gone for good; its copy no longer counts. For `anew` see `Dismiss`."""
 
     device: DeviceId
+    anew: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +285,13 @@ class Pull(Command):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Undo(Command):
+    """Put back the model and its predecessor that were there before this activation, which has been declined."""
+
+    activation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenPhase(Command):
     """Accept update requests: the response-and-update phase begins."""
 
@@ -274,9 +316,13 @@ class Admit(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dismiss(Command):
-    """Stop counting a device."""
+    """Stop counting a device: form the server's sum `anew` from the copies of those who are left.
+
+    Until 0.1.0 (`anew` is False) its copy was subtracted; what rounding had lost by it stayed lost.
+    """
 
     device: DeviceId
+    anew: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    Declined,
     DeviceId,
     DeviceJoined,
     DeviceLeft,
@@ -38,6 +39,7 @@ from fedbcd.protocol.messages import (
     StepModel,
     UpdateRequested,
     Uploaded,
+    Withdrawn,
     device_actor,
     first_session,
     ref,
@@ -68,7 +70,10 @@ class Server:
         self._version = 0
         self._isolated_through = -1
         self._counted: set[DeviceId] = set()  # whose uploads this phase has; a device counts once
-        self._last = dict.fromkeys(members, -1)  # member -> its last accepted activation
+        self._excused: set[DeviceId] = set()  # who came to nothing in this phase, which does not wait for them
+        self._last = dict.fromkeys(members, -1)  # member -> its last activation that is over
+        self._contributed: dict[DeviceId, int] = {}  # member -> its last accepted activation, where it is another
+        self._declined: dict[DeviceId, Declined] = {}  # the latest answer of this kind
         self._left: dict[DeviceId, int] = {}
         self._asking: dict[DeviceId, int] = {}  # in order of arrival
         self._working: dict[DeviceId, Activated] = {}
@@ -100,7 +105,7 @@ class Server:
         return max(self._needed() - self.received - len(self._working), 0) if self.state is ServerState.COLLECTING else 0
 
     def last_of(self, device: DeviceId) -> int | None:
-        """The last accepted activation of a member, -1 before the first; None: it is no member."""
+        """The last activation of a member that is over, -1 before the first; None: it is no member."""
         return self._last.get(device)
 
     def incarnation_of(self, device: DeviceId) -> int:
@@ -114,6 +119,13 @@ class Server:
     def is_working(self, device: DeviceId) -> bool:
         """Whether the device is busy with an activation."""
         return device in self._working
+
+    def is_waiting_for(self, device: DeviceId, activation: int) -> bool:
+        """Whether an upload of this activation has yet to be answered, for the first time or because it was declined and comes again."""
+        if device not in self._last or device in self._restoring:
+            return False
+        heard = (self._working.get(device), self._lost.get(device), self._declined.get(device))
+        return any(one is not None and one.activation == activation for one in heard)
 
     def handle(self, event: Event) -> list[Command]:
         """Advance by one event and return what is to be done. The only method that changes anything."""
@@ -144,10 +156,11 @@ class Server:
         return self._activate_next() if self.state is ServerState.COLLECTING else []
 
     def _activate_next(self) -> list[Command]:
-        """Let in as many as are still needed, in order of arrival; a counted device waits for the next phase."""
+        """Let in as many as are still needed, in order of arrival; who has had its turn waits for the next phase."""
         free = max(self._needed() - self.received - len(self._working), 0)
         commands: list[Command] = []
-        for device in [device for device in self._asking if device not in self._counted][:free]:
+        barred = self._counted | self._excused
+        for device in [device for device in self._asking if device not in barred][:free]:
             self._working[device] = Activated(activation=self._asking.pop(device), model=self.model)
             commands.append(Send(to=device_actor(device), message=self._working[device]))
         return commands
@@ -158,28 +171,64 @@ class Server:
             return []
         if event.device in self._restoring:
             return [self._restore(event.device)]
-        acknowledge = Send(to=device_actor(event.device), message=Acknowledged(activation=event.activation))
         if event.activation <= self._last[event.device]:
-            return [acknowledge]  # the first acknowledgement was lost
-        activated = self._working.get(event.device) or self._lost.get(event.device)
-        if activated is None or activated.activation != event.activation:
-            raise RemoteProtocolError(
-                f"device {event.device} uploads activation {event.activation}, which server {self.server} has not started"
-            )
+            return self._answer_again(event.device, event.activation)
+        self._check_started(event.device, event.activation)
         if event.model != upload_ref(event.device, event.activation, self.incarnation_of(event.device)):
-            raise RemoteProtocolError(
-                f"device {event.device} uploads {event.model}, but it has been put in step {self.incarnation_of(event.device)} times; "
-                "this is from before"
-            )
-        self._working.pop(event.device, None)
-        self._lost.pop(event.device, None)
+            raise self._from_before(event.device, event.model)
+        self._is_over(event.device, event.activation)
         self._start.pop(event.device, None)
-        self._last[event.device] = event.activation
+        self._contributed.pop(event.device, None)
+        acknowledge = Send(to=device_actor(event.device), message=Acknowledged(activation=event.activation))
         if self.state is ServerState.WAITING:
             self._held.append((event.device, event.activation))
             return [acknowledge]
         self._counted.add(event.device)
         return [Absorb(device=event.device, activation=event.activation), acknowledge, *self._end_if_complete()]
+
+    def _withdrawn(self, event: Event) -> list[Command]:
+        """An activation ends without an upload: its place is free for another, and the phase does not wait for this device."""
+        assert isinstance(event, Withdrawn)
+        if self._is_gone(event.device):
+            return []
+        if event.device in self._restoring:
+            return [self._restore(event.device)]
+        last = self._last[event.device]
+        if event.activation <= last:
+            return self._answer_again(event.device, event.activation)
+        self._check_started(event.device, event.activation)
+        if event.incarnation != self.incarnation_of(event.device):
+            raise self._from_before(event.device, f"activation {event.activation} of incarnation {event.incarnation}")
+        self._contributed.setdefault(event.device, last)
+        self._is_over(event.device, event.activation)
+        self._declined[event.device] = Declined(activation=event.activation, reason=event.reason)
+        answer = Send(to=device_actor(event.device), message=self._declined[event.device])
+        if self.state is ServerState.WAITING:
+            return [answer]
+        self._excused.add(event.device)
+        return [answer, *self._activate_next(), *self._end_if_complete()]
+
+    def _is_over(self, device: DeviceId, activation: int) -> None:
+        self._working.pop(device, None)
+        self._lost.pop(device, None)
+        self._last[device] = activation
+
+    def _answer_again(self, device: DeviceId, activation: int) -> list[Command]:
+        """The first answer was lost. A device that was declined a later activation has heard all before it."""
+        declined = self._declined.get(device)
+        if declined is None or activation > declined.activation:
+            return [Send(to=device_actor(device), message=Acknowledged(activation=activation))]
+        return [Send(to=device_actor(device), message=declined)] if activation == declined.activation else []
+
+    def _check_started(self, device: DeviceId, activation: int) -> None:
+        activated = self._working.get(device) or self._lost.get(device)
+        if activated is None or activated.activation != activation:
+            raise RemoteProtocolError(f"device {device} uploads activation {activation}, which server {self.server} has not started")
+
+    def _from_before(self, device: DeviceId, what: str) -> RemoteProtocolError:
+        return RemoteProtocolError(
+            f"device {device} uploads {what}, but it has been put in step {self.incarnation_of(device)} times; this is from before"
+        )
 
     def _device_lost(self, event: Event) -> list[Command]:
         assert isinstance(event, DeviceLost)
@@ -215,7 +264,7 @@ class Server:
         if event.device in self._working:
             self._lost[event.device] = self._working.pop(event.device)  # it may come back and finish
         self._held = [(device, activation) for device, activation in self._held if device != event.device]
-        dismiss = Dismiss(device=event.device)
+        dismiss = Dismiss(device=event.device, anew=event.anew)
         if self.state is not ServerState.COLLECTING:
             return [dismiss]
         return [dismiss, *self._activate_next(), *self._end_if_complete()]
@@ -238,8 +287,9 @@ class Server:
 
     def _restore(self, device: DeviceId) -> Send:
         incarnation, last = self._incarnation[device], self._last[device]
+        contributed = self._contributed.get(device, last)
         session = first_session(self._lives[device])
-        model = self._start.get(device, ref("x", device, last) if last >= 0 else self._first_model())
+        model = self._start.get(device, ref("x", device, contributed) if contributed >= 0 else self._first_model())
         restored = Restored(incarnation=incarnation, activation=last + 1, session=session, model=model)
         return Send(to=device_actor(device), message=restored)
 
@@ -266,7 +316,8 @@ class Server:
         return device in self._left
 
     def _needed(self) -> int:
-        return min(self.active, len(self._last))
+        """How many uploads end the phase: q, or all that can still come."""
+        return min(self.active, sum(device not in self._excused for device in self._last) if self._excused else len(self._last))
 
     # ---------------------------------------------------------------------------------------------------------------- phases
     def _open(self) -> list[Command]:
@@ -275,6 +326,7 @@ class Server:
         self.iteration = 0
         held, self._held = self._held, []
         self._counted = {device for device, _ in held}
+        self._excused = set()
         absorbs = [Absorb(device=device, activation=activation) for device, activation in held]
         return [OpenPhase(phase=self.phase), *absorbs, *self._activate_next(), *self._end_if_complete()]
 
@@ -349,6 +401,7 @@ _ANSWERS: Mapping[type[Event], Callable[[Server, Event], list[Command]]] = {
 _DEVICES: Mapping[type[Event], Callable[[Server, Event], list[Command]]] = {
     UpdateRequested: Server._requested,
     Uploaded: Server._uploaded,
+    Withdrawn: Server._withdrawn,
     DeviceLost: Server._device_lost,
     DeviceJoined: Server._joined,
     DeviceLeft: Server._device_left,

@@ -282,12 +282,13 @@ class Story:
 
 _COUNTED = {
     "RetryDue": "retries of servers",
+    "Withdrawn": "activations undone",
     "DeviceLost": "devices lost",
     "DeviceJoined": "devices joined",
     "DeviceLeft": "devices left",
     "Isolated": "isolated phases",
 }
-_STATES = {"DeviceLost": "lost", "DeviceJoined": "idle", "DeviceLeft": "left"}
+_STATES = {"Withdrawn": "idle", "DeviceLost": "lost", "DeviceJoined": "idle", "DeviceLeft": "left"}
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:

@@ -133,6 +133,10 @@ class Shard:
         """What this device contributes to its server's sum at present; an upload that waits is forgotten."""
         return packed(self._numbers.last_counted(device))
 
+    def sum_counted(self, devices: list[int]) -> tuple[Array, str]:
+        """The weighted sum of what these devices contribute at present."""
+        return packed(self._numbers.sum_counted(devices))
+
     def forget_upload(self, device: int) -> None:
         """An upload that waits will not be counted."""
         self._numbers.forget_upload(device)

@@ -361,6 +361,7 @@ class ClusterNumbers(StackedNumbers):
 
     def _send(self) -> None:
         """Have actors do all pending work, each shard's in one call."""
+        self._form_anew()
         jobs, absorbing = self._pending, self._absorbing
         if not jobs and not absorbing:
             return
@@ -411,6 +412,18 @@ class ClusterNumbers(StackedNumbers):
         for k, server in enumerate(done.servers):
             total_VF[server] += done.sums[k]
             self.weight_V[server] += done.weights[k]
+
+    def _form_anew(self) -> None:
+        """With Sync-cloud the first sum holds what was uploaded to all."""
+        if self._stale and self.cloud.sync:
+            self._stale = {*range(self.servers)}
+        super()._form_anew()
+
+    def sum_counted(self, devices: Iterable[int]) -> Tensor:
+        """Each shard's part, added up."""
+        of_shard = self.shards.by_shard([*devices])
+        sums = self.shards.ask("sum_counted", {number: (some,) for number, some in of_shard.items()})
+        return sum((unpacked(sums[number]) for number in sorted(sums)), torch.zeros_like(self.total_VF[0]))
 
     def last_counted(self, device: int) -> Tensor:
         """What this device contributes to its server's sum at present."""

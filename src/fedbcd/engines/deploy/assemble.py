@@ -84,7 +84,8 @@ class Deployment:
         return process
 
     def _process(self, actor: Actor, store: Store, journal: Journal, available: Callable[[], bool] | None) -> Process:
-        limits = Limits(norm=self.options.norm_limit, beyond_norm=self.options.beyond_norm)
+        options = self.options
+        limits = Limits(norm=options.norm_limit, beyond_norm=options.beyond_norm, reach=options.reach_limit)
         if actor == COORDINATOR:
             role = CoordinatorRole.open(store, self.blueprint, limits)
             return CoordinatorProcess(role, self.options, self.declared, journal, self.rounds)

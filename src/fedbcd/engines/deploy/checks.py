@@ -2,19 +2,22 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fedbcd.algorithm.projection import Projection
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.parts import parts
 from fedbcd.errors import ConfigError, RemoteProtocolError
 from fedbcd.protocol.messages import Actor, Event
 
 STORE_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
+ROUNDING = 2.0**-24  # of a float32, relative
+REACH = 2.0**24
 MOST = 1 << 53  # of any counter: beyond, JSON readers and float clocks go astray
 
 
@@ -32,6 +35,7 @@ class Limits:
 
     norm: float | None = None  # of a model that arrives; None: any that is finite
     beyond_norm: Literal["warn", "refuse"] = "warn"
+    reach: float = REACH  # see `check_reach`; infinite: no bound
     ahead_s: float = 86_400.0  # how far a peer's clock may be ahead of ours
 
     def __post_init__(self) -> None:
@@ -39,6 +43,8 @@ class Limits:
             raise ConfigError(f"norm={self.norm} must be a finite number above 0; leave it out for no bound")
         if self.beyond_norm not in ("warn", "refuse"):
             raise ConfigError(f"beyond_norm={self.beyond_norm!r} must be 'warn' or 'refuse'")
+        if not self.reach > 0:
+            raise ConfigError(f"reach={self.reach} must be above 0; give inf for no bound")
         if not self.ahead_s > 0:
             raise ConfigError(f"ahead_s={self.ahead_s} must be above 0")
 
@@ -101,16 +107,81 @@ def check_model(model: Tensor | None, size: int, dtype: torch.dtype, limits: Lim
         raise CheckFailed("model", f"the letter has no model; {size} values of {dtype} belong to it")
     if model.dtype != dtype or tuple(model.shape) != (size,):
         raise CheckFailed("shape", f"the model has shape {tuple(model.shape)} of {model.dtype}; it must be ({size},) of {dtype}")
-    for part in parts(size):
-        if not bool(torch.isfinite(model[part]).all()):
-            place = part.start + int((~torch.isfinite(model[part])).nonzero()[0])
-            raise CheckFailed("finite", f"value {place} of the model is {float(model[place])}; all must be finite")
+    place = first_not_finite(model)
+    if place is not None:
+        raise CheckFailed("finite", f"value {place} of the model is {float(model[place])}; all must be finite")
+    return check_norm(model, limits)
+
+
+def first_not_finite(model: Tensor) -> int | None:
+    """The place of the first value that is not finite, if there is one."""
+    for part in parts(len(model)):
+        wrong = ~torch.isfinite(model[part])
+        if bool(wrong.any()):
+            return int(part.start) + int(wrong.nonzero()[0])
+    return None
+
+
+def norm_of(model: Tensor) -> float:
+    """The Euclidean norm, in float64."""
+    return float(torch.linalg.vector_norm(model, dtype=torch.float64))
+
+
+def check_norm(model: Tensor, limits: Limits) -> str | None:
+    """Refuse a model whose norm is beyond the bound, or return a sentence about it."""
     if limits.norm is None:
         return None
-    norm = float(torch.linalg.vector_norm(model, dtype=torch.float64))
+    norm = norm_of(model)
     if norm <= limits.norm:
         return None
     sentence = f"the model has norm {norm:g}, above the bound {limits.norm:g}"
     if limits.beyond_norm == "refuse":
         raise CheckFailed("norm", sentence)
     return sentence
+
+
+def check_within(x_P: Tensor, projection: Projection, roundings: float = 2.0) -> None:
+    """Refuse parameters that are not in X.
+
+    A projected vector is rounded twice to float32 (the bound or factor, and the value); each rounding moves it by 2^-24 of its norm at
+    most, so no coordinate, and no norm, by more. Who averages such vectors rounds more often, and says so.
+    """
+    allowance = roundings * ROUNDING * norm_of(x_P)
+    if projection.contains(x_P, allowance):
+        return
+    away = (x_P - projection.project(x_P)).abs()
+    place = int(away.argmax())
+    raise CheckFailed(
+        "outside",
+        f"value {place} of the model is {float(x_P[place]):g}, outside of the set X of this run, {projection!r:.80}, by "
+        f"{float(away[place]):g}; what was trained with this X is within it",
+    )
+
+
+def check_reach(model: Tensor, z: Tensor, limits: Limits) -> None:
+    """Refuse a model that is farther from z than `reach` times the larger of ||z|| and sqrt(values): entries of size 1.
+
+    With the default, 2^24, a float32 of the model has no digit left in which z could be seen. Honest training, which pulls x and z
+    towards each other, does not come near it from starts and to targets up to ten million; and sums in float64 keep
+    28 bits of what the others contribute beside one that comes just within.
+    """
+    bound = limits.reach * max(norm_of(z), math.sqrt(len(z)))
+    distance = math.hypot(*(norm_of(model[part].double() - z[part]) for part in parts(len(z))))
+    if not distance <= bound:
+        raise CheckFailed(
+            "far",
+            f"the model is {distance:g} away from the model of its server, where deploy.reach_limit = {limits.reach:g} allows {bound:g}; "
+            "check the data and device_step of who sent it, or raise the limit",
+        )
+
+
+def check_weight(weight: float, weights: Sequence[float], everybody: bool) -> None:
+    """Refuse a sum of weights that no choice of these devices gives: with `everybody` one at least counts, and all may.
+
+    A running sum of weights is off by a rounding of float64 for each change; 1e-9 covers millions.
+    """
+    least, most = (min(weights) if everybody else 0.0), math.fsum(weights)
+    if not least * (1 - 1e-9) <= weight <= most * (1 + 1e-9):
+        raise CheckFailed(
+            "weight", f"the weights of the sum add up to {weight:g}; those of its server's devices give {least:g} to {most:g}"
+        )

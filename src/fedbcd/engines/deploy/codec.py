@@ -35,12 +35,13 @@ HEADER_BYTES = 1024  # of the safetensors file
 DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F64": torch.float64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MODEL = re.compile(r"[a-z]+(/[0-9]{1,18}){1,4}")
+WORD = re.compile(r"[a-z_]{1,32}")
 LARGEST_NUMBER = 2**63 - 1
 
 # Who may say what to whom; anything else is refused before a machine sees it.
 SAID: dict[tuple[str, str], frozenset[str]] = {
-    ("device", "server"): frozenset({"UpdateRequested", "Uploaded", "Resumed"}),
-    ("server", "device"): frozenset({"Activated", "Acknowledged", "Restored"}),
+    ("device", "server"): frozenset({"UpdateRequested", "Uploaded", "Withdrawn", "Resumed"}),
+    ("server", "device"): frozenset({"Activated", "Acknowledged", "Declined", "Restored"}),
     ("server", "coordinator"): frozenset({"ServerReady"}),
     ("coordinator", "server"): frozenset({"Mixed", "GlobalUpdated", "Isolated"}),
 }
@@ -221,9 +222,13 @@ def check_speaker(event: Any, sender: Actor, to: Actor) -> None:
 
 
 def _check_values(event: Any) -> None:
-    """Numbers that fit a database and model names that fit a file name."""
+    """Numbers that fit a database, reasons that are a word, and model names that fit a file name."""
     for field in event.__slots__:
         value = getattr(event, field)
+        if field == "reason":
+            if WORD.fullmatch(value) is None:
+                raise Refused("event", f"{field} is {value!r:.80}; it must be a word of at most 32 letters")
+            continue
         if isinstance(value, int) and not 0 <= value <= LARGEST_NUMBER:
             raise Refused("event", f"{field} is {value!s:.30}, outside 0 to {LARGEST_NUMBER}")
         if isinstance(value, str) and MODEL.fullmatch(value) is None:

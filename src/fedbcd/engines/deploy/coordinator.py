@@ -8,13 +8,24 @@ import torch
 from torch import Tensor
 
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
-from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, is_counter, is_store_id
+from fedbcd.engines.deploy.checks import (
+    CheckFailed,
+    Limits,
+    check_model,
+    check_norm,
+    check_reach,
+    check_run,
+    check_weight,
+    check_within,
+    is_counter,
+    is_store_id,
+)
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.parts import in_parts, several_in_parts
 from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.snapshot import Parts
 from fedbcd.engines.deploy.store import Store
-from fedbcd.engines.simulate.numbers import mixed_models, mixing_matrices, stepped_globally
+from fedbcd.engines.simulate.steps import mixed_models, mixing_matrices, stepped_globally
 from fedbcd.protocol import Coordinator
 from fedbcd.protocol.clouds import RigorousCloud, SyncCloud
 from fedbcd.protocol.messages import (
@@ -42,8 +53,7 @@ class CoordinatorRole(Role):
 
     def __init__(self, store: Store, blueprint: Blueprint, limits: Limits) -> None:
         """See `open`."""
-        sums = blueprint.cloud.sync  # a bound on the norm of models says nothing about sums of them
-        super().__init__(COORDINATOR, store, blueprint, replace(limits, norm=None) if sums else limits)
+        super().__init__(COORDINATOR, store, blueprint, limits)
         self.machine = blueprint.coordinator_machine()
         self.z = blueprint.start  # Sync-cloud: the one global model
         self._current: ModelRef = ref("z", 0)
@@ -115,6 +125,49 @@ class CoordinatorRole(Role):
         size = self.blueprint.size_F
         return (size + 1, torch.float64) if self.blueprint.cloud.sync else (size, DTYPE)
 
+    def _check(self, letter: Letter) -> str | None:
+        """What a server reports is checked as an upload is: its model, or the mean of which it reports the sum."""
+        event, size, plan = letter.event, self._size_of(letter.event), self.blueprint
+        assert isinstance(event, ServerReady)
+        assert size is not None
+        remark = check_model(letter.model, *size, replace(self.limits, norm=None))
+        assert letter.model is not None
+        if event.server >= len(plan.servers) or not self._is_news(event):
+            return remark
+        model = self._mean(event.server, letter.model) if plan.cloud.sync else letter.model
+        if model is None:
+            return remark
+        check_within(model[: plan.size_P], plan.algorithm.projection, self._roundings(event.server))
+        check_reach(model, self.z if plan.cloud.sync else self._answered(event.server), self.limits)
+        return check_norm(model, self.limits)
+
+    def _roundings(self, server: int) -> float:
+        """How often a model of the cloud may have been rounded: twice on its device, and twice in each step, of which 1 - eta_z stays."""
+        algorithm, weights = self.blueprint.algorithm, self.blueprint.weights()
+        step = algorithm.server_step
+        if algorithm.server_step_form == "absolute":
+            step *= min(weights[device] for device in self.blueprint.servers[server])
+        return 2.0 + 2.0 / min(step, 1.0)
+
+    def _mean(self, server: int, vector: Tensor) -> Tensor | None:
+        """Of those that a sum counts, whose weights must be those of devices of its server; None if it counts nobody."""
+        total, weight, weights = vector[:-1], float(vector[-1]), self.blueprint.weights()
+        check_weight(weight, [weights[device] for device in self.blueprint.servers[server]], self.blueprint.algorithm.counts == "members")
+        if weight == 0.0:
+            if bool(total.any()):
+                raise CheckFailed("weight", f"the sum of server/{server} counts nobody, but is not 0")
+            return None
+        mean = in_parts(len(total), DTYPE, lambda part: (total[part] / weight).to(DTYPE))
+        check_model(mean, len(mean), DTYPE, replace(self.limits, norm=None))
+        return mean
+
+    def _answered(self, server: int) -> Tensor:
+        """The model that this server was last sent."""
+        handle = self._said.get(server)
+        if handle is None:
+            return self.blueprint.start
+        return self._fresh[handle] if handle in self._fresh else self.store.tensor(handle)
+
     def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
         assert isinstance(event, ServerReady)
         assert model is not None
@@ -130,7 +183,7 @@ class CoordinatorRole(Role):
                     self._step(command, self._reports(range(len(self.blueprint.servers)), event, model))
         for handle, tensor in self._fresh.items():
             if handle in self._said.values():
-                self.store.save(handle, tensor)
+                self._save_computed(handle, tensor)
         for handle in answered - {*self._said.values()}:
             self._drop(handle)
 
@@ -152,7 +205,7 @@ class CoordinatorRole(Role):
             return stepped_globally(algorithm, z[part], total_VF, weights, command.iterations, DTYPE)
 
         self.z = in_parts(self.blueprint.size_F, DTYPE, step)
-        self.store.save(command.result, self.z)
+        self._save_computed(command.result, self.z)
         self._drop(self._current)
         self._current = command.result
 

@@ -13,19 +13,21 @@ from fedbcd.algorithm.objective import Objective
 from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint, OwnData
-from fedbcd.engines.deploy.checks import CheckFailed, Limits
+from fedbcd.engines.deploy.checks import CheckFailed, Limits, first_not_finite
 from fedbcd.engines.deploy.role import Letter, Role
 from fedbcd.engines.deploy.snapshot import Parts
 from fedbcd.engines.deploy.store import Store
 from fedbcd.engines.simulate.batch import Job, Trainer
-from fedbcd.errors import DataError, LocalProtocolError
+from fedbcd.errors import DataError, LocalProtocolError, NumericalError
 from fedbcd.protocol import Device, DeviceState
 from fedbcd.protocol.messages import (
     Acknowledged,
     Activated,
     Actor,
     Command,
+    Declined,
     Event,
+    Failed,
     ModelRef,
     OfflineDue,
     OfflineTrained,
@@ -35,12 +37,14 @@ from fedbcd.protocol.messages import (
     Train,
     Trained,
     TrainOffline,
+    Undo,
     Uploaded,
     Woke,
     device_actor,
 )
 
 Work = Train | Pull | TrainOffline
+BEFORE = {"x": "before", "x_prev": "before_prev"}  # tensors in the store, and those set aside for them while an upload is unanswered
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,10 @@ class Done:
     """What a piece of work gave."""
 
     work: Work
-    event: Trained | OfflineTrained
+    event: Trained | OfflineTrained | Failed
     x: Tensor
     prev: Tensor
+    trouble: str = ""  # why it failed
 
 
 class _Task(NamedTuple):
@@ -92,7 +97,7 @@ class DeviceRole(Role):
     def hello(self) -> dict[str, Any]:
         """Who it is, and how far: the server sees from this whether the device has lost its memory."""
         machine = self.machine
-        uploading = machine.state is DeviceState.UPLOADING  # read first: an acknowledgement may be handled in the role's thread meanwhile
+        uploading = machine.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING)  # read first: an answer may be handled meanwhile
         return super().hello() | {"activation": machine.activation, "incarnation": machine.incarnation, "uploading": uploading}
 
     # ------------------------------------------------------------------------------------------------------------------- work
@@ -101,6 +106,12 @@ class DeviceRole(Role):
         task = self._task
         if task is None:
             raise LocalProtocolError(f"{self.actor} has nothing to compute")
+        try:
+            return self._computed(task)
+        except NumericalError as error:
+            return Done(task.work, Failed(session=task.work.session), task.x, task.prev, str(error))
+
+    def _computed(self, task: _Task) -> Done:
         work, z = task.work, task.z
         steps = draws.steps(self.blueprint.seed, self.device, work.session, *self.blueprint.algorithm.steps)
         if isinstance(work, TrainOffline):
@@ -114,6 +125,9 @@ class DeviceRole(Role):
 
     def _run(self, job: Job, x: Tensor, prev: Tensor, anchor: Tensor | None) -> tuple[Tensor, Tensor]:
         after, before = self._trainer.run([job], x[None], prev[None], None if anchor is None else anchor[None])
+        place = first_not_finite(after[0])  # of buffers, too
+        if place is not None:
+            raise NumericalError(f"value {place} of the model of {self.actor} is {float(after[0, place])} after session {job.session}")
         return after[0], before[0]
 
     def finish(self, done: Done, now: float) -> list[Letter]:
@@ -124,7 +138,7 @@ class DeviceRole(Role):
         return self._handle(done.event, None, self._clock.at(now))
 
     # ------------------------------------------------------------------------------------------------------------ transitions
-    def receive(self, letter: Letter, now: float) -> list[Letter]:
+    def _check(self, letter: Letter) -> str | None:
         """As every role; but a server that knows of fewer activations than were acknowledged here does not replace the model."""
         event, here = letter.event, self.machine
         if isinstance(event, Restored) and event.incarnation > here.incarnation and event.activation < here.activation:
@@ -134,11 +148,11 @@ class DeviceRole(Role):
                 f"the store of {letter.sender} is empty or an old one. {self.actor} keeps its model; put the newest store of "
                 f"{letter.sender} back",
             )
-        return super().receive(letter, now)
+        return super()._check(letter)
 
     def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
         server = self.machine.server
-        return dict.fromkeys((Activated, Acknowledged, Restored), lambda _: server)
+        return dict.fromkeys((Activated, Acknowledged, Declined, Restored), lambda _: server)
 
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
         if isinstance(event, Restored) and not self.blueprint.algorithm.personal:
@@ -146,13 +160,20 @@ class DeviceRole(Role):
         return super()._size_of(event)
 
     def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
+        if isinstance(event, Trained):
+            self._set_aside()
         if isinstance(event, Trained | OfflineTrained):
             assert self._done is not None
             self._keep(self._done.x, self._done.prev)
+        elif any(isinstance(command, Undo) for command in commands):
+            self._put_back()
         elif self.machine.incarnation > self._incarnation and self.blueprint.algorithm.personal:
             assert model is not None
             self._keep(model, model[: self.blueprint.size_P])
         self._follow(self.store.length, event, commands)
+        if self.machine.state is not DeviceState.UPLOADING:
+            for name in BEFORE.values():
+                self._drop(name)
         wanted = self._wanted()
         if self._anchor is not None and self._anchor[0] != wanted:
             self._anchor = None
@@ -172,12 +193,27 @@ class DeviceRole(Role):
         self.store.save("x", self.x)
         self.store.save("x_prev", self.prev)
 
+    def _set_aside(self) -> None:
+        """Keep what was there before an activation until its upload has been answered."""
+        for (name, before), tensor in zip(BEFORE.items(), (self.x, self.prev), strict=True):
+            if name in self.store.names():
+                self.store.rename(name, before)
+            else:
+                self.store.save(before, tensor)  # x(0)
+
+    def _put_back(self) -> None:
+        """What was there before the activation; an upload of 0.1.0, which set nothing aside, is left as it is."""
+        if {*BEFORE.values()} <= {*self.store.names()}:
+            self.x, self.prev = (self.store.tensor(before) for before in BEFORE.values())
+            for name, before in BEFORE.items():
+                self.store.rename(before, name)
+
     def _wanted(self) -> ModelRef | None:
         """The global model that is needed, now or after the offline round under way."""
         return self.machine.granted.model if self.machine.granted is not None else getattr(self.work, "model", None)
 
     def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if isinstance(event, Trained | OfflineTrained):
+        if isinstance(event, Trained | OfflineTrained | Failed):
             self.work = None
         elif self.machine.incarnation > self._incarnation:
             self.work, self._incarnation = None, self.machine.incarnation

@@ -16,8 +16,9 @@ from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.pace import Drawn, Pace, Real
 from fedbcd.engines.deploy.process import Process
-from fedbcd.protocol.device import DeviceState
-from fedbcd.protocol.messages import Actor, OfflineDue, TrainOffline, Woke
+from fedbcd.eventlog import Transition
+from fedbcd.protocol.device import NOT_FINITE, DeviceState
+from fedbcd.protocol.messages import Actor, Declined, Failed, OfflineDue, Trained, Undo, Woke
 
 POLL_S = 5.0  # how often a device that is not available now is asked again
 POLL = "poll"
@@ -30,8 +31,14 @@ WAITS_FOR = {
     DeviceState.ASKING_OFFLINE: "offline_training",
     DeviceState.TRAINING: "training",
     DeviceState.UPLOADING: "acknowledgement",
+    DeviceState.WITHDRAWING: "acknowledgement",
 }
-UNANSWERED = {DeviceState.ASKING: "ask", DeviceState.ASKING_OFFLINE: "ask", DeviceState.UPLOADING: "upload"}
+UNANSWERED = {
+    DeviceState.ASKING: "ask",
+    DeviceState.ASKING_OFFLINE: "ask",
+    DeviceState.UPLOADING: "upload",
+    DeviceState.WITHDRAWING: "upload",
+}
 
 
 class DeviceProcess(Process):
@@ -46,6 +53,8 @@ class DeviceProcess(Process):
         self._phase: dict[str, Any] = {}  # the server's latest notice
         self._heard_at = 0.0
         self._round = -1  # the latest round of the coordinator that it has heard of
+        self._undone = 0  # activations and offline rounds, since this process began
+        self._trouble = ""  # why the latest of them was
         self._asked = -1  # the latest phase in which it asked; a device takes part once in a phase
 
     # --------------------------------------------------------------------------------------------------------------- the process
@@ -62,7 +71,7 @@ class DeviceProcess(Process):
     def after(self, letters: list[Letter]) -> None:  # noqa: ARG002
         """Start work that is due, watch for answers, and see whether to ask."""
         machine = self.role.machine
-        if machine.state is DeviceState.UPLOADING:  # also when it was let in on a request from an earlier phase
+        if machine.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING):  # also when it was let in on a request from an earlier phase
             self._asked = max(self._asked, int(self._phase.get("phase", -1)))
         self.metrics.rounds.set(machine.activation)
         kind = UNANSWERED.get(machine.state)
@@ -82,7 +91,8 @@ class DeviceProcess(Process):
         travelled = (("in", "Activated"), ("in", "Restored"), ("out", "Uploaded"))  # since this process began
         models = sum(int(self.metrics.value("fedbcd_letters_total", direction=d, event=e)) for d, e in travelled)
         counters = {"activation": machine.activation, "session": machine.session, "models": models}
-        return {"state": machine.state.value, **counters, "server": machine.server}
+        undone = {"undone": self._undone, "trouble": self._trouble} if self._undone else {}
+        return {"state": machine.state.value, **counters, "server": machine.server, **undone}
 
     # ------------------------------------------------------------------------------------------------------------------ training
     async def _work(self) -> None:
@@ -90,15 +100,33 @@ class DeviceProcess(Process):
         began, work = time.monotonic(), self.role.work
         done = await _in_thread(self.role.compute)
         self.metrics.training.observe(time.monotonic() - began)
-        if work is not None and not isinstance(work, TrainOffline):
-            due = began + self.pace.work(work.activation, done.event.steps)
+        if work is not None and isinstance(done.event, Trained):
+            due = began + self.pace.work(done.event.activation, done.event.steps)
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
         await self.do(lambda now: self._hand_in(done, now))
 
     def _hand_in(self, done: Done, now: float) -> list[Letter]:
         """In the role's turn: an event that comes in between must not start the same work again."""
         self._computing = False
+        if isinstance(done.event, Failed) and done.work == self.role.work:
+            self._note_undone(
+                NOT_FINITE, f"{done.trouble}; this is undone, and the device goes on with the model of before", self.journal.error
+            )
         return self.role.finish(done, now)
+
+    def seen(self, step: Transition) -> None:
+        """An activation that was declined; its server's sentence comes beside, as with all that is refused."""
+        if isinstance(step.event, Declined) and any(isinstance(command, Undo) for command in step.commands):
+            activation, server = step.event.activation, self.role.machine.server
+            sentence = (
+                f"{server} has refused the upload of activation {activation}; it is undone, and the device goes on with the model of before"
+            )
+            self._note_undone(step.event.reason, sentence, self.journal.warning)
+
+    def _note_undone(self, reason: str, sentence: str, log: Callable[..., None]) -> None:
+        self._undone, self._trouble = self._undone + 1, sentence
+        self.metrics.undone.labels(reason=reason).inc()
+        log("undone", reason=reason, sentence=sentence)
 
     # -------------------------------------------------------------------------------------------------------------------- asking
     async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:

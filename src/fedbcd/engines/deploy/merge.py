@@ -7,7 +7,7 @@ store; as far as it counted, it follows from its server's log: which model it wa
 import hashlib
 import heapq
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,16 @@ from fedbcd.protocol.messages import (
     Actor,
     Admit,
     AdoptModel,
+    Declined,
     Event,
+    Failed,
     ModelRef,
     Restored,
     Send,
     StepModel,
     Trained,
     Uploaded,
+    Withdrawn,
     Woke,
     device_actor,
     number_of,
@@ -88,6 +91,7 @@ class Merger:
         self._coordinator = blueprint.coordinator_machine()
         self._devices: dict[int, _Followed] = {}
         self._granted: dict[int, Activated] = {}
+        self._answers: dict[int, Acknowledged | Declined] = {}  # the latest that each device was sent
         self._restored: dict[int, Restored] = {}  # what a device was last put in step with
         self._admitted: dict[int, tuple[int, int]] = {}  # device -> server and transition, until it has taken over its start
         self._numbers: dict[Actor, int] = {}
@@ -102,17 +106,19 @@ class Merger:
         if step.actor == COORDINATOR:
             self._coordinator.handle(step.event)
             return [self._noted(step)]
-        accepted = self._accepted(step)
-        if accepted is None or self._device(accepted[0].device).made == accepted[0].model:
+        over = self._over(step)
+        if over is None or self._device(over.device).made == over.upload:
             return [self._noted(step)]
-        if self.blueprint.algorithm.offline:
+        device, counts = self._device(over.device), isinstance(over.answer, Acknowledged)
+        if self.blueprint.algorithm.offline and counts:
             raise RecordError(
-                f"no log has the offline rounds that upload {accepted[0].model} rests on: they went with a disk; "
-                "this run cannot be replayed"
+                f"no log has the offline rounds that upload {over.upload} rests on: they went with a disk; this run cannot be replayed"
             )
-        device = self._device(accepted[0].device)
-        before = [self._noted(line) for line in device.before(step.time, accepted[1], self._restored.get(accepted[0].device))]
-        return [*before, self._noted(step), *map(self._noted, device.after(step.time))]
+        device.is_back = False
+        if self.blueprint.algorithm.offline:
+            return [self._noted(step)]
+        before = [self._noted(line) for line in device.before(step.time, over, self._restored.get(over.device))]
+        return [*before, self._noted(step), *map(self._noted, device.after(step.time, over.answer))]
 
     def read(self, line: Transition) -> None:
         """Take note of a line that was written before."""
@@ -121,7 +127,7 @@ class Merger:
         elif line.actor == COORDINATOR:
             self._coordinator.handle(line.event)
         else:
-            self._accepted(line)
+            self._over(line)
         self._noted(line)
 
     def lost(self, device: int) -> None:
@@ -150,23 +156,26 @@ class Merger:
                         self._models[server] = command.model
         return line
 
-    def _accepted(self, step: Transition) -> tuple[Uploaded, Activated] | None:
-        """The upload that a server accepts in this transition, for the first time, and what the device was sent for it."""
-        event = step.event
+    def _over(self, step: Transition) -> "_Over | None":
+        """The activation that ends with this transition of a server: its upload is accepted, or it comes to nothing."""
+        event, answers = step.event, list[Acknowledged | Declined]()
         for command in step.commands:
             match command:
                 case Send(message=Activated() as granted):
                     self._granted[number_of(command.to)] = granted
                 case Send(message=Restored() as restored):
                     self._restored[number_of(command.to)] = restored
-        if not isinstance(event, Uploaded):
+                case Send(message=Acknowledged() | Declined() as answer):
+                    answers.append(answer)
+        if not isinstance(event, Uploaded | Withdrawn):
             return None
         sent = self._granted.get(event.device)
-        acknowledged = any(isinstance(c, Send) and c.message == Acknowledged(activation=event.activation) for c in step.commands)
-        if sent is None or sent.activation != event.activation or not acknowledged:
+        if sent is None or sent.activation != event.activation or not answers:
             return None
         del self._granted[event.device]
-        return event, sent
+        upload = event.model if isinstance(event, Uploaded) else upload_ref(event.device, event.activation, event.incarnation)
+        before, self._answers[event.device] = self._answers.get(event.device), answers[0]
+        return _Over(event.device, upload, sent, answers[0], before)
 
     # -------------------------------------------------------------------------------------------------------------------- end
     def end(self, stores: Mapping[Actor, Store]) -> dict[str, Any]:
@@ -206,6 +215,17 @@ class Merger:
         return own.tensor(name) if own is not None and name in own.names() else self.blueprint.start
 
 
+@dataclass(frozen=True)
+class _Over:
+    """An activation that a server has ended: by which upload, what the device was sent for it, the answer, and the one before."""
+
+    device: int
+    upload: ModelRef
+    granted: Activated
+    answer: Acknowledged | Declined
+    before: Acknowledged | Declined | None
+
+
 class _Followed:
     """A device, as its lines tell. If its log has a gap, what counted in it follows from its server's; all else was undone."""
 
@@ -225,31 +245,32 @@ class _Followed:
             self.do(step.time, step.event)
         return self.is_back
 
-    def before(self, time: float, granted: Activated, restored: Restored | None) -> Iterator[Transition]:
-        """What it must have heard and done to upload."""
-        self.is_back = False
-        machine = self._machine
+    def before(self, time: float, over: _Over, restored: Restored | None) -> Iterator[Transition]:
+        """What it must have heard and done to upload, or to have nothing to upload: what was refused has changed nothing either."""
+        machine, granted = self._machine, over.granted
         if restored is not None and restored.incarnation > machine.incarnation:
             yield self.do(time, restored)
-        if machine.state is DeviceState.UPLOADING and machine.activation < granted.activation:
-            yield self.do(time, Acknowledged(activation=machine.activation))
+        is_unanswered = machine.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING) and machine.activation < granted.activation
+        if is_unanswered and over.before is not None:
+            yield self.do(time, over.before)
         if machine.state is DeviceState.IDLE:
             yield self.do(time, Woke())
         if machine.state is DeviceState.ASKING:
             yield self.do(time, granted)
         (seed, device), (low, high) = self._steps
         steps = draws.steps(seed, device, machine.session, low, high)
-        yield self.do(time, Trained(activation=granted.activation, steps=steps))
+        is_kept = isinstance(over.answer, Acknowledged)
+        yield self.do(time, Trained(activation=granted.activation, steps=steps) if is_kept else Failed(session=machine.session))
 
-    def after(self, time: float) -> Iterator[Transition]:
+    def after(self, time: float, answer: Acknowledged | Declined) -> Iterator[Transition]:
         """What it must have heard."""
-        yield self.do(time, Acknowledged(activation=self._machine.activation))
+        yield self.do(time, answer)
 
     def do(self, time: float, event: Event) -> Transition:
         """Let the device handle an event."""
         commands = self._machine.handle(event)
-        if isinstance(event, Trained):
-            self.made = upload_ref(self._device, event.activation, self._machine.incarnation)
+        if isinstance(event, Trained | Failed) and self._machine.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING):
+            self.made = upload_ref(self._device, self._machine.activation, self._machine.incarnation)
         return Transition(time, self.actor, event, tuple(commands))
 
 

@@ -33,6 +33,9 @@ class Metrics:
         self.bytes = Counter("fedbcd_bytes", "Bytes of messages and models", ["direction"], registry=registry)
         self.letters = Counter("fedbcd_letters", "Messages", ["direction", "event"], registry=registry)
         self.refused = Counter("fedbcd_refused_inputs", "Inputs that were refused, by reason", ["reason"], registry=registry)
+        self.undone = Counter(
+            "fedbcd_undone", "Activations and offline rounds of a device that were undone, by reason", ["reason"], registry=registry
+        )
         self.retries = Counter("fedbcd_retries", "Messages that were said again", registry=registry)
         self.lost = Counter("fedbcd_devices_lost", "Activated devices that were given up", registry=registry)
         self.connections = Gauge("fedbcd_connections", "Peers that are connected", registry=registry)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedbcd.config import build
+from fedbcd.engines.deploy.checks import REACH
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.messages import COORDINATOR, Actor, number_of
 
@@ -37,6 +38,7 @@ class Deploy:
     offline_every_s: float = 60.0  # FedBCD-I: seconds between offline rounds of a device, where nothing is drawn
     norm_limit: float | None = None  # of models that arrive; what is beyond is ...
     beyond_norm: Literal["refuse", "warn"] = "refuse"  # ... turned down, or taken with a remark in the log
+    reach_limit: float = REACH  # how far an upload may be from z_n, in norms of z_n; inf: no bound
     late: tuple[int, ...] = ()  # devices that are no members until they are admitted
     samples: int | tuple[int, ...] | None = None  # devices bring data of their own: so many samples each; nobody loads [data]
 
@@ -54,6 +56,8 @@ class Deploy:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"deploy.{name} = {value} must be above 0")
+        if not self.reach_limit > 0:
+            raise ConfigError(f"deploy.reach_limit = {self.reach_limit} must be above 0; inf is no bound")
 
     def sizes(self, devices: int) -> list[int]:
         """Samples of each device, where devices bring their own."""

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar
 
-from fedbcd.engines.deploy.checks import check_notice
+from fedbcd.engines.deploy.checks import CheckFailed, check_notice
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.dialer import Dialer
 from fedbcd.engines.deploy.exits import ExitCode
@@ -257,9 +257,12 @@ class Process(ABC):
 
     # -------------------------------------------------------------------------------------------------------------- one event
     async def receive(self, letter: Letter) -> None:
-        """A letter came; raises `Refused`, so that the link can tell the peer why."""
+        """A letter came; raises a `ProtocolError`, so that the link can tell the peer why, also when that it came had consequences."""
         self.metrics.letters.labels(direction="in", event=type(letter.event).__name__).inc()
-        await self.do(lambda now: self.role.receive(letter, now))
+        refused: list[CheckFailed] = []
+        await self.do(lambda now: self.role.receive(letter, now, refused.append))
+        for why in refused:
+            raise why
 
     async def tell(self, event: Event) -> None:
         """One of its own timers went off."""

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from fedbcd.engines.deploy import snapshot
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
-from fedbcd.engines.deploy.checks import Limits, check_clock, check_model, check_numbers, check_sender
+from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_clock, check_model, check_numbers, check_sender, first_not_finite
 from fedbcd.engines.deploy.clock import HybridClock
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.store import Store
-from fedbcd.errors import LocalProtocolError, ProtocolError, RecordError
+from fedbcd.errors import LocalProtocolError, NumericalError, ProtocolError, RecordError
 from fedbcd.eventlog import Transition
 from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.messages import Actor, Command, Event, RetryDue, Send
@@ -67,17 +67,36 @@ class Role:
             self.store.commit(facts=mine)
 
     # ----------------------------------------------------------------------------------------------------------------- events
-    def receive(self, letter: Letter, now: float) -> list[Letter]:
-        """Handle a letter from the network; raises a `ProtocolError` and changes nothing if it cannot be accepted."""
+    def receive(self, letter: Letter, now: float, refused: Callable[[CheckFailed], None] = lambda _: None) -> list[Letter]:
+        """Handle a letter from the network; raises a `ProtocolError` and changes nothing if it cannot be accepted.
+
+        If what it says is refused, but that it came has consequences, they are handled, and `refused` is told why.
+        """
         check_sender(letter, self.actor, self._speakers())
         check_numbers(letter.event)
         check_clock(letter.clock, now, self.limits)
+        time = self._clock.after(letter.clock, now)
+        try:
+            remark = self._check(letter)
+        except CheckFailed as failed:
+            instead = self._instead_of(letter.event, failed)
+            if instead is None:
+                raise
+            letters = self._handle(instead, None, time)
+            refused(failed)
+            return letters
+        if remark is not None and self.warn is not None:
+            self.warn(letter.sender, remark)
+        return self._handle(letter.event, letter.model, time)
+
+    def _check(self, letter: Letter) -> str | None:
+        """Refuse a model that cannot be used; a sentence about one that is merely large."""
         size = self._size_of(letter.event)
-        if size is not None:
-            remark = check_model(letter.model, *size, self.limits)
-            if remark is not None and self.warn is not None:
-                self.warn(letter.sender, remark)
-        return self._handle(letter.event, letter.model, self._clock.after(letter.clock, now))
+        return None if size is None else check_model(letter.model, *size, self.limits)
+
+    def _instead_of(self, event: Event, failed: CheckFailed) -> Event | None:  # noqa: ARG002
+        """What has happened when the model of this event is refused; None: nothing."""
+        return None
 
     def tell(self, event: Event, now: float) -> list[Letter]:
         """Handle an event that comes from within: a timer, or an operator's wish."""
@@ -159,6 +178,13 @@ class Role:
             self._clock.last = step.time
         self._load()
         self._recovering = False
+
+    def _save_computed(self, name: str, tensor: Tensor) -> None:
+        """Save what has been computed from others' models. With what is taken it is finite; if it is not, nothing becomes durable."""
+        place = first_not_finite(tensor)
+        if place is not None:
+            raise NumericalError(f"value {place} of {name}, which {self.actor} has computed, is {float(tensor[place])}; it is not kept")
+        self.store.save(name, tensor)
 
     def _drop(self, name: str) -> None:
         """Forget a tensor with the next commit; what is followed after a crash was forgotten then."""

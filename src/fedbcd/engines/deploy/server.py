@@ -5,7 +5,7 @@ phase opens and when members change; after a crash the uploads since then are ad
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fedbcd.algorithm.cloud import absorb
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
-from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_run, is_counter, is_store_id
+from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_reach, check_run, check_within, is_counter, is_store_id
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.parts import in_parts, parts
 from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.snapshot import Parts
 from fedbcd.engines.deploy.store import Store
-from fedbcd.engines.simulate.numbers import stepped
+from fedbcd.engines.simulate.steps import stepped
 from fedbcd.protocol import Server, ServerState
 from fedbcd.protocol.messages import (
     COORDINATOR,
@@ -31,6 +31,7 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    Declined,
     DeviceJoined,
     DeviceLeft,
     DeviceLost,
@@ -51,7 +52,9 @@ from fedbcd.protocol.messages import (
     StepModel,
     UpdateRequested,
     Uploaded,
+    Withdrawn,
     device_actor,
+    incarnation_of,
     number_of,
     server_actor,
 )
@@ -146,6 +149,23 @@ class ServerRole(Role):
             letters += super().tell(DeviceReset(device=event.device), now)
         return letters
 
+    # ---------------------------------------------------------------------------------------------------------------- uploads
+    def _check(self, letter: Letter) -> str | None:
+        """An upload that is waited for must also be in X, and within reach of z_n; copies of earlier ones were looked at then."""
+        remark, event, limits = super()._check(letter), letter.event, self.limits
+        if isinstance(event, Uploaded) and self.machine.is_waiting_for(event.device, event.activation):
+            assert letter.model is not None
+            check_within(letter.model[: self.blueprint.size_P], self.blueprint.algorithm.projection)
+            check_reach(letter.model, self.z, limits)
+        return remark
+
+    def _instead_of(self, event: Event, failed: CheckFailed) -> Event | None:
+        """An upload that is refused ends its activation: nobody waits for it, and the device is told to go on without it."""
+        if not isinstance(event, Uploaded) or not self.machine.is_waiting_for(event.device, event.activation):
+            return None
+        incarnation = incarnation_of(event.model)
+        return Withdrawn(device=event.device, activation=event.activation, incarnation=incarnation, reason=failed.reason)
+
     # ------------------------------------------------------------------------------------------------------------ transitions
     def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
         return _SPEAKERS
@@ -171,7 +191,7 @@ class ServerRole(Role):
                     self._change(command)
             self._note(command)
         if self._current != before:
-            self.store.save(self._current, self.z)
+            self._save_computed(self._current, self.z)
             self._release(before)
         if any(isinstance(command, OpenPhase | Admit | Dismiss) for command in commands):
             self._checkpoint()
@@ -193,8 +213,11 @@ class ServerRole(Role):
         if isinstance(command, Admit):
             self._copies.admit(command.device, self.z)
             self._sum.change(weight, self.z)
-        elif self._sum.members:
+        elif not command.anew:
             self._sum.change(-weight, self._copies.counted(command.device))
+        else:
+            members = sorted(self.machine.members)
+            self._sum.form((self._weights[device], self._copies.counted(device)) for device in members)
 
     def _checkpoint(self) -> None:
         """Save the sum; what only its making needed can go."""
@@ -210,6 +233,8 @@ class ServerRole(Role):
                 self._granted[number_of(command.to)] = granted
             case Send(message=Acknowledged() as acknowledged):
                 self._accepted(number_of(command.to), acknowledged.activation)
+            case Send(message=Declined() as declined):
+                self._accepted(number_of(command.to), declined.activation)
             case Send(message=Restored()):
                 self._unstarted.discard(number_of(command.to))
             case Send(message=ServerReady()):
@@ -231,6 +256,7 @@ class ServerRole(Role):
         )
 
     def _accepted(self, device: int, activation: int) -> None:
+        """Or declined: it will not ask for the model of this activation any more."""
         granted = self._granted.get(device)
         if granted is not None and granted.activation == activation:
             del self._granted[device]
@@ -326,12 +352,21 @@ class Sum:
             self.weight += weight
 
     def change(self, weight: float, model: Tensor) -> None:
-        """A member comes, or goes (`weight` is then negative)."""
+        """A member comes, or goes (`weight` is then negative, in what 0.1.0 wrote)."""
         if self.members:
             self._changes()
             for part in parts(len(self.total)):
                 absorb(self.total[part], weight, model[part], None)
             self.weight += weight
+
+    def form(self, contributions: Iterable[tuple[float, Tensor]]) -> None:
+        """Of these contributions with their weights, in order, whatever was in it before."""
+        if self.members:
+            self._changes()
+            self.total.zero_()
+            self.weight = 0.0
+            for weight, model in contributions:
+                self.change(weight, model)
 
     def vector(self) -> Tensor:
         """Both as one float64 vector, the weight last; the same one while it is on its way, however often it is sent."""
@@ -450,6 +485,6 @@ class _Standing:
 
 
 _SPEAKERS: Mapping[type[Event], Callable[[Any], Actor]] = {
-    **dict.fromkeys((UpdateRequested, Uploaded, Resumed), lambda event: device_actor(event.device)),
+    **dict.fromkeys((UpdateRequested, Uploaded, Withdrawn, Resumed), lambda event: device_actor(event.device)),
     **dict.fromkeys((Mixed, GlobalUpdated, Isolated), lambda _: COORDINATOR),
 }

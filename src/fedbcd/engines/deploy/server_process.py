@@ -21,6 +21,7 @@ from fedbcd.protocol.messages import (
     DeviceLost,
     Started,
     Uploaded,
+    Withdrawn,
     device_actor,
     number_of,
 )
@@ -118,10 +119,19 @@ class ServerProcess(Process):
 
     # --------------------------------------------------------------------------------------------------------------- lost devices
     async def receive(self, letter: Letter) -> None:
-        """A letter came; an upload tells how long devices take."""
-        await super().receive(letter)
-        if isinstance(letter.event, Uploaded):
-            key = (letter.event.device, letter.event.activation)
+        """A letter came; an upload tells how long devices take, whether it is taken or not."""
+        try:
+            await super().receive(letter)
+        finally:
+            if isinstance(letter.event, Uploaded | Withdrawn):
+                self._heard_from(letter.event.device, letter.event.activation)
+        if isinstance(letter.event, Withdrawn):
+            event = letter.event
+            self.journal.warning("withdrawn", device=event.device, activation=event.activation, reason=event.reason)
+
+    def _heard_from(self, device: int, activation: int) -> None:
+        key = (device, activation)
+        if key not in self.role.machine.working:
             self.drop(key)
             if key in self._activated_at:
                 self.timeouts.lost.observe(time.monotonic() - self._activated_at.pop(key))

@@ -58,6 +58,10 @@ class Store(Protocol):
         """Write a tensor; it is current from the next commit on."""
         ...
 
+    def rename(self, name: str, new: str) -> None:
+        """Call a tensor otherwise from the next commit on; nothing is written."""
+        ...
+
     def drop(self, name: str) -> None:
         """Forget a tensor with the next commit; one that is not there is fine."""
         ...
@@ -214,10 +218,18 @@ class StoreOn:
         self._folder.write(temporary, pieces)
         hit(Failpoint.AFTER_WRITE, name)
         self._unsynced[file] = temporary
+        self._name(name, (file, _digest(pieces)))
+
+    def _name(self, name: str, file: tuple[str, bytes]) -> None:
         if name in self._saved:
             self._overwritten.append(self._saved[name][0])
-        self._saved[name] = (file, _digest(pieces))
+        self._saved[name] = file
         self._dropped.discard(name)
+
+    def rename(self, name: str, new: str) -> None:
+        """Call a tensor otherwise from the next commit on."""
+        self._name(new, self._saved.get(name) or self._files[name])
+        self.drop(name)
 
     def drop(self, name: str) -> None:
         """Forget a tensor with the next commit."""
@@ -276,10 +288,12 @@ class StoreOn:
         old = [*self._overwritten, *(self._files[name][0] for name in self._saved if name in self._files)]
         self._files |= self._saved
         old += [self._files.pop(name)[0] for name in self._dropped]
+        kept = {file for name, (file, _) in self._saved.items() if name not in self._dropped}  # some under another name than before
         self._saved, self._dropped, self._overwritten = {}, set(), []
-        for file in old:
-            self._folder.remove(file)
-            hit(Failpoint.AFTER_REMOVE, file)
+        for file in dict.fromkeys(old):
+            if file not in kept:
+                self._folder.remove(file)
+                hit(Failpoint.AFTER_REMOVE, file)
 
     def _sweep(self) -> None:
         """Remove what a crash has left: files that were written but never committed, or replaced but not removed."""

@@ -7,7 +7,7 @@ devices, not the population. Training is due only when its result is read: all t
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +18,10 @@ from fedbcd.algorithm.variants import Algorithm, cloud_weights
 from fedbcd.data.federation import Federation
 from fedbcd.engines.simulate.batch import Job, Trainer
 from fedbcd.engines.simulate.fused import InPlace
-from fedbcd.engines.simulate.rows import TOGETHER, MakeRows, ManyModels, Rows, SomeRows, in_turn, total_distance
+from fedbcd.engines.simulate.rows import TOGETHER, MakeRows, ManyModels, Rows, SomeRows, in_turn, state_of, total_distance
+from fedbcd.engines.simulate.steps import mixed_models, mixing_matrices, stepped, stepped_globally
 from fedbcd.engines.simulate.workers import OneWorker, Workers
-from fedbcd.protocol.clouds import Cloud, GraphCloud
+from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import (
     Absorb,
     Acknowledged,
@@ -29,8 +30,10 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    Declined,
     Dismiss,
     Event,
+    Failed,
     MixModels,
     ModelRef,
     OfflineTrained,
@@ -56,45 +59,6 @@ class _Upload:
     activation: int
     before: Tensor | None
     after: Tensor
-
-
-def stepped(algorithm: Algorithm, mixed: Tensor, total: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
-    """Eqs. (5) and (6b) in float64, rounded once. With nobody to count, z = w."""
-    if weight == 0.0:
-        return mixed.to(dtype)
-    if algorithm.server_step_form == "absolute":
-        z = cloud_step.server_step_absolute(mixed, total, weight, algorithm.server_step)
-    else:
-        z = cloud_step.server_step(mixed, total / weight, algorithm.server_step)
-    return z.to(dtype)
-
-
-def stepped_globally(
-    algorithm: Algorithm, z: Tensor, total_VF: Tensor, weights: Sequence[float], iterations: int, dtype: torch.dtype
-) -> Tensor:
-    """Sync-cloud, eq. (5): K_z steps of the one global model towards all servers' devices together."""
-    total, weight = total_VF.sum(0), sum(weights)
-    z = z.double()
-    for _ in range(iterations):
-        z = stepped(algorithm, z, total, weight, dtype).double()
-    return z.to(dtype)
-
-
-def mixing_matrices(cloud: Cloud, device: torch.device) -> list[Tensor]:
-    """The matrices a_nm that are used in turn; none for clouds that take plain means."""
-    return [torch.tensor(m, dtype=torch.float64, device=device) for m in cloud.mixing] if isinstance(cloud, GraphCloud) else []
-
-
-def mixed_models(command: MixModels, models: Sequence[Tensor], mixing: Sequence[Tensor]) -> dict[ModelRef, Tensor]:
-    """Eq. (6a): w_n for the servers of a mix, by handle."""
-    z_BF = torch.stack([*models]).double()
-    if mixing:
-        weights = mixing[command.round % len(mixing)]
-        chosen = torch.tensor(command.servers, device=weights.device)
-        w_BF = cloud_step.mix(z_BF, weights[chosen][:, chosen])
-    else:
-        w_BF = cloud_step.mean(z_BF).expand(len(command.results), -1)
-    return {handle: w.to(models[0].dtype) for handle, w in zip(command.results, w_BF, strict=True)}
 
 
 class StackedNumbers:
@@ -138,6 +102,9 @@ class StackedNumbers:
         self.weights: list[float] = cloud_weights(algorithm, federation.sizes).tolist()
         self.mixing = mixing_matrices(cloud, start.device)
         self._set_start(start)
+        self._homes, self._absent = federation.servers, set(late)  # devices of each server, and those that are no members now
+        self._stale: set[int] = set()  # servers whose sums are to be formed anew before they are used
+        self._undone: Collection[tuple[int, int]] = ()  # (device, activation) of those that come to nothing
         self._count_members(federation, start.to(storage), late)
         self._at_work: dict[int, Train | Pull] = {}
         self._granted: dict[int, Activated] = {}  # until the upload is accepted: a device may begin late, or begin again
@@ -169,11 +136,17 @@ class StackedNumbers:
         if self.algorithm.personal:
             self._contribution = {device: self.x_NF[device].clone() for device in devices}
 
+    def leave_out(self, undone: Collection[tuple[int, int]]) -> None:
+        """Activations, (device, number), that will be declined: they change nothing, so they are not computed."""
+        self._undone = undone
+
     # ------------------------------------------------------------------------------------------------------------ transitions
     def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
         """Take note of one transition."""
         if isinstance(event, Trained):
             self._finished(number_of(actor), event)
+        elif isinstance(event, Failed):
+            self._at_work.pop(number_of(actor), None)
         elif isinstance(event, OfflineTrained):
             self._pending.append(Job(number_of(actor), event.session, event.steps, None, offline=True))
         elif isinstance(event, Restored):
@@ -196,6 +169,8 @@ class StackedNumbers:
                     self._step_global(command)
                 case Send(message=Activated() as granted):
                     self._granted[number_of(command.to)] = granted
+                case Send(message=Declined() as declined):
+                    self._release_granted(number_of(command.to), declined.activation)
                 case Send(message=Acknowledged() as acknowledged):
                     self._accept(number_of(command.to), acknowledged.activation)
                 case Send(message=ServerReady()) if self.cloud.sync and not isinstance(event, RetryDue):
@@ -203,10 +178,12 @@ class StackedNumbers:
                 case Admit():
                     self._admit(number_of(actor), command)
                 case Dismiss():
-                    self._dismiss(number_of(actor), command.device)
+                    self._dismiss(number_of(actor), command)
 
     def _finished(self, device: int, event: Trained) -> None:
         work = self._at_work.pop(device)
+        if (device, event.activation) in self._undone:
+            return
         self._pending.append(Job(device, work.session, event.steps, work.model, offline=False, activation=event.activation))
 
     def _open(self, server: int) -> None:
@@ -256,6 +233,7 @@ class StackedNumbers:
     def _admit(self, server: int, command: Admit) -> None:
         self.flush()
         z = self.models[command.model]
+        self._absent.discard(command.device)
         if self.algorithm.personal:
             self.forget_upload(command.device)  # with a baseline, one who comes back may finish what it was at
             self._set_device(command.device, z)
@@ -264,10 +242,39 @@ class StackedNumbers:
         if self.algorithm.counts == "members":
             self._count(server, command.device, self.x_NF[command.device], 1.0)
 
-    def _dismiss(self, server: int, device: int) -> None:
+    def _dismiss(self, server: int, command: Dismiss) -> None:
         self.flush()
-        if self.algorithm.counts == "members":
-            self._count(server, device, self.last_counted(device), -1.0)
+        self._absent.add(command.device)
+        if self.algorithm.counts != "members":
+            return
+        last = self.last_counted(command.device)
+        if not command.anew:
+            self._count(server, command.device, last, -1.0)
+            return
+        self._keep_report(server)
+        self._stale.add(server)  # several may leave at once
+
+    def _form_anew(self) -> None:
+        """Sums from the contributions of those who are members, in order, whatever was lost by rounding before."""
+        for server in sorted(self._stale):
+            members = [device for device in sorted(self._homes[server]) if device not in self._absent]
+            self.total_VF[server] = self.sum_counted(members)
+            self.weight_V[server] = 0.0
+            for device in members:
+                self.weight_V[server] += self.weights[device]
+        self._stale.clear()
+
+    def sum_counted(self, devices: Iterable[int]) -> Tensor:
+        """The weighted sum of what these devices contribute at present, added up in order."""
+        total = torch.zeros_like(self.total_VF[0])
+        for device in devices:
+            cloud_step.absorb(total, self.weights[device], self._counted(device), None)
+        return total
+
+    def _counted(self, device: int) -> Tensor:
+        """What this device contributes to its server's sum at present."""
+        upload = self._uploads.get(device)
+        return self.x_NF[device] if upload is None or upload.before is None else upload.before
 
     def forget_upload(self, device: int) -> None:
         """An upload that waits will not be counted."""
@@ -275,24 +282,34 @@ class StackedNumbers:
 
     def last_counted(self, device: int) -> Tensor:
         """What this device contributes to its server's sum at present; an upload that waits is forgotten."""
-        upload = self._uploads.pop(device, None)
-        return self.x_NF[device] if upload is None or upload.before is None else upload.before
+        found = self._counted(device)
+        self.forget_upload(device)
+        return found
 
     def _count(self, server: int, device: int, model: Tensor, sign: float) -> None:
         weight = sign * self.weights[device]
-        if server in self._reported and server not in self._sent:  # what it has reported stays as it was
-            self._sent[server] = self.total_VF[server].clone(), self.weight_V[server]
+        self._keep_report(server)
         cloud_step.absorb(self.total_VF[server], weight, model, None)
         self.weight_V[server] += weight
 
+    def _keep_report(self, server: int) -> None:
+        """What it has reported stays as it was."""
+        if server in self._reported and server not in self._sent:
+            self._sent[server] = self.total_VF[server].clone(), self.weight_V[server]
+
     def _accept(self, device: int, activation: int) -> None:
         """The server has this upload, perhaps from before."""
+        if self._release_granted(device, activation) and device in self._contribution:
+            self.flush()
+            self._contribution[device] = self.x_NF[device].clone()
+
+    def _release_granted(self, device: int, activation: int) -> bool:
+        """This activation is over, for the first time."""
         granted = self._granted.get(device)
-        if granted is not None and granted.activation == activation:
-            del self._granted[device]
-            if device in self._contribution:
-                self.flush()
-                self._contribution[device] = self.x_NF[device].clone()
+        if granted is None or granted.activation != activation:
+            return False
+        del self._granted[device]
+        return True
 
     def _restore(self, device: int, event: Restored) -> None:
         """A device that had lost its memory: x = x_prev = its last accepted model; what it was doing has not happened."""
@@ -301,7 +318,7 @@ class StackedNumbers:
         self.flush()
         self._incarnation[device] = event.incarnation
         self._at_work.pop(device, None)
-        if device in self._uploads and self._uploads[device].activation != event.activation - 1:
+        if device in self._uploads and event.model != ref("x", device, self._uploads[device].activation):  # it was not accepted
             del self._uploads[device]
         if self.algorithm.personal:
             self._set_device(device, self._contribution[device])
@@ -313,6 +330,7 @@ class StackedNumbers:
     # ---------------------------------------------------------------------------------------------------------------- batches
     def flush(self) -> None:
         """Run all pending work: per device in order, over devices together."""
+        self._form_anew()
         jobs, absorbing = self._pending, self._absorbing
         self._pending, self._absorbing = [], []
         self.compute(jobs, absorbing)
@@ -450,7 +468,7 @@ class StackedNumbers:
     def state(self) -> dict[str, Tensor | SomeRows]:
         """Everything that a checkpoint needs. Only valid between rounds, when nothing is pending."""
         self.flush()
-        state: dict[str, Tensor | SomeRows] = {**_state_of("x", self.x_NF), **_state_of("x_prev", self.prev_NP), "total": self.total_VF}
+        state: dict[str, Tensor | SomeRows] = {**state_of("x", self.x_NF), **state_of("x_prev", self.prev_NP), "total": self.total_VF}
         state["weight"] = torch.tensor(self.weight_V, dtype=torch.float64)
         return state | {f"model:{handle}": model for handle, model in self.models.items()}
 
@@ -464,10 +482,11 @@ class StackedNumbers:
         where = self.x_NF.device
         self.models = {k.removeprefix("model:"): v.to(where) for k, v in state.items() if k.startswith("model:")}
 
-    def resume_at(self, server_models: list[ModelRef], at_work: dict[int, Train | Pull]) -> None:
-        """After `load_state`: which handle each server holds, and which devices are busy with what."""
+    def resume_at(self, server_models: list[ModelRef], at_work: dict[int, Train | Pull], absent: Iterable[int]) -> None:
+        """After `load_state`: which handle each server holds, which devices are busy with what, and which are no members."""
         self.server_models = list(server_models)
         self._at_work = dict(at_work)
+        self._absent = set(absent)
 
     def rename_models(self, server_models: list[ModelRef]) -> None:
         """The same z_n under other handles, one for each server; others are forgotten. For numbers that no transition has led."""
@@ -483,11 +502,3 @@ class StackedNumbers:
             for block in in_turn(models):
                 digest.update(block.contiguous().cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()
-
-
-def _state_of(name: str, models: ManyModels) -> dict[str, Tensor | SomeRows]:
-    """Models for a checkpoint: all of them, or those that are no longer x(0) with their numbers."""
-    if not isinstance(models, Rows):
-        return {name: models}
-    written = models.written()
-    return {f"{name}:rows": written, name: SomeRows(models, written)}

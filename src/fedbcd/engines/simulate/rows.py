@@ -102,3 +102,11 @@ class SomeRows:
     def blocks(self) -> Iterator[Tensor]:
         """In order."""
         return self._rows.blocks(self._chosen)
+
+
+def state_of(name: str, models: ManyModels) -> dict[str, Tensor | SomeRows]:
+    """Models for a checkpoint: all of them, or those that are no longer x(0) with their numbers."""
+    if not isinstance(models, Rows):
+        return {name: models}
+    written = models.written()
+    return {f"{name}:rows": written, name: SomeRows(models, written)}

@@ -1,0 +1,109 @@
+"""A real deployment with one device that uploads 1e30 time and again, and one that meets a loss that is no number once.
+
+Prints what the roles said of it, and how large the models of all others are. `python -m faultsim.spoiling`
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from faultsim.processes import PATIENCE_S, Here, start, tables
+from fedbcd.engines.deploy.ask import ask_health, ask_status
+from fedbcd.engines.deploy.device import DeviceRole, Done
+from fedbcd.engines.deploy.filestore import FileStore
+from fedbcd.engines.deploy.operator import ask_change
+from fedbcd.engines.deploy.tls import Plain
+from fedbcd.engines.simulate.batch import Trainer
+from fedbcd.errors import NumericalError
+from fedbcd.eventlog import LogReader
+from fedbcd.protocol.messages import Actor
+
+FAR, SICK = 0, 3  # the two devices, one at each server; all are to be active in every phase
+
+
+def be_bad(actor: Actor) -> None:
+    """In the process of the role, before it begins."""
+    if actor == f"device/{FAR}":
+        whole = DeviceRole._computed
+
+        def far(self: DeviceRole, task: Any) -> Done:
+            done = whole(self, task)
+            return Done(done.work, done.event, torch.full_like(done.x, 1e30), done.prev)
+
+        DeviceRole._computed = far  # type: ignore[method-assign]
+    elif actor == f"device/{SICK}":
+        run, left = Trainer.run, [1]
+
+        def broken(self: Trainer, *arguments: Any) -> Any:
+            if left:
+                left.pop()
+                raise NumericalError(f"the loss of device {SICK} is nan in step 1 of 3 of its session 0; check its data")
+            return run(self, *arguments)
+
+        Trainer.run = broken  # type: ignore[method-assign]
+
+
+def play(here: Here, folder: Path) -> dict[str, Any]:
+    """Four rounds with both, then two without the first, which is dismissed."""
+    hurt, state, deadline = start(here, folder, None, be_bad), folder / "state", time.monotonic() + PATIENCE_S
+
+    def rounds() -> int:
+        return int((ask_status(state / "coordinator") or {}).get("round", 0))
+
+    def play_to(goal: int) -> None:
+        for view in hurt.watch(lambda: rounds() >= goal or time.monotonic() > deadline):
+            assert not view.crashed, view.crashed
+        assert rounds() >= goal, f"{rounds()} rounds, not {goal}"
+
+    try:
+        play_to(4)
+        metrics = {actor: (ask_health(state / actor, "/metrics") or b"").decode() for actor in ("server-0", "device-0", "device-3")}
+        status = {actor: ask_status(state / actor) for actor in ("device-0", "device-1", "device-3")}
+        dismissed = asyncio.run(ask_change("server/0", here.options(folder).servers[0], Plain(), "dismiss", FAR))
+        play_to(rounds() + 2)
+    finally:
+        hurt.stop()
+    return {"metrics": metrics, "status": status, "dismissed": dismissed}
+
+
+def largest(state: Path) -> dict[str, float]:
+    """The largest value of every model that the roles hold."""
+    found = {}
+    for folder in sorted(path for path in state.iterdir() if path.name != "coordinator"):
+        store = FileStore(folder, read_only=True)
+        names = [name for name in store.names() if name == "x" or name.startswith("z/")]
+        found[folder.name] = max(float(store.tensor(name).abs().max()) for name in names)
+        store.close()
+    return found
+
+
+def main() -> int:
+    """One run."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    table = tables(servers=2, devices=3, active=3, cloud={"name": "sync"})
+    table["algorithm"]["projection"] = {"name": "none"}
+    here = Here(table, plain=True)
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+        found = play(here, folder)
+        replayed = here.replays(folder)
+        events: Counter[str] = Counter()
+        for step in LogReader(folder / "events.jsonl"):
+            events[f"{step.actor} {type(step.event).__name__}"] += 1
+        log = [json.loads(line) for line in (folder / "logs" / f"device-{FAR}.log").read_text().splitlines()]
+        said = [[line["what"], line.get("sentence", "")] for line in log]
+        print(json.dumps({**found, "replayed": replayed, "events": events, "said": said, "largest": largest(folder / "state")}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
