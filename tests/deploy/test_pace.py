@@ -18,7 +18,7 @@ SCALE = 0.25
 
 def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
     (one,) = parse(job(federation={"servers": 2, "devices": 4, "active": 2}, run={"rounds": 4}, **changes))
-    one.start(folder)
+    one.start(folder, on_notice=lambda _: None)
     return one, list(LogReader(folder / "events.jsonl"))
 
 

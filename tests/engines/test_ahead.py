@@ -19,6 +19,8 @@ from fedbcd.engines.simulate.workers import OneWorker
 from fedbcd.errors import ConfigError, NumericalError, RecordError
 from fedbcd.models import logistic, mlp
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*never mixes:fedbcd.errors.DivergenceWarning")
+
 
 @pytest.fixture(scope="module")
 def digits() -> fb.Federation:

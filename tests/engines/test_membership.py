@@ -15,6 +15,8 @@ from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.errors import ConfigError
 from run_helpers import BCD, BCDI, DEVICES, LOGISTIC, OUTGROWN, SERVERS, federation, outgrown
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*never mixes:fedbcd.errors.DivergenceWarning")
+
 HOMES = [list(range(4 * n, 4 * n + 4)) for n in range(SERVERS)]
 CLOUDS: dict[str, fb.Cloud] = {
     "sync": fb.SyncCloud(),

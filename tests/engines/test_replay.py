@@ -67,6 +67,7 @@ def test_every_algorithm_on_every_cloud_replays_from_the_api(case: str, options:
     assert result == {"rounds": 4, "clock": run.summary["clock"], "digest": run.digest, "complete": True}
 
 
+@pytest.mark.filterwarnings("ignore:.*never mixes:fedbcd.errors.DivergenceWarning")
 @pytest.mark.parametrize("algorithm", [BCD, BCDI], ids=lambda a: a.name)
 def test_other_clocks_joins_and_leaves_replay(algorithm: fb.Algorithm, tmp_path: Path) -> None:
     run = fb.train(

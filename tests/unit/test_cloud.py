@@ -272,6 +272,7 @@ def test_training_refuses_a_graph_that_is_not_doubly_stochastic() -> None:
         fb.train(ten_devices_per_server(2), fb.FedBCD(), cloud=graph, rounds=1)
 
 
+@pytest.mark.filterwarnings("ignore::fedbcd.errors.BorderWarning")
 @pytest.mark.filterwarnings("ignore::fedbcd.errors.DivergenceWarning")
 def test_training_keeps_global_models_in_the_set() -> None:
     """Fact 1 in a run: projections happen on devices only, yet every z_n is in X."""

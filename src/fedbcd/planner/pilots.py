@@ -172,6 +172,7 @@ def _advance(
             max_batch=job.run.max_batch,
             storage=job.settings().storage,
             measure=job.run.measure,
+            on_notice=lambda _: None,  # the run that is chosen says them
         )
         scores.append(float(getattr(run.history.last, by)))
         if seed == 0:
