@@ -38,7 +38,7 @@ run: $(VENV)/run.stamp
 	$(BIN)/fedbcd run $(ARGS)
 
 test: $(VENV)/dev.stamp $(VENV)/browser.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/budget.py -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
