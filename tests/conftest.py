@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import exploring
 from budget import NOTES, Notes
 from fedbcd.algorithm.fused.library import library
 
@@ -21,6 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Files note the CPU time that they take when somebody asks (`budget.py`)."""
     if NOTES in os.environ:
         config.pluginmanager.register(Notes(Path(os.environ[NOTES])))
+    config.pluginmanager.register(exploring)
 
 
 @pytest.fixture
