@@ -6,18 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedbcd.config import dump_toml
 from fedbcd.engines.deploy.ask import ask_health, ask_status
 from fedbcd.protocol.messages import Actor
 from fedbcd.runfolder import read_tensors
+from waiting import ended
 
 MAIN = "from fedbcd.cli import main; main()"
-PATIENCE_S = 90.0  # on a loaded machine
 
 
 def job(**changes: Any) -> dict[str, Any]:
@@ -40,11 +39,13 @@ def write_job(folder: Path, table: Mapping[str, Any]) -> Path:
     return path
 
 
-def start(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start(
+    *arguments: str | Path, environment: Mapping[str, str] | None = None, stdout: int | IO[str] = subprocess.PIPE
+) -> subprocess.Popen[str]:
     """`fedbcd ...` in a process of its own."""
     command = [sys.executable, "-W", "error", "-c", MAIN, *map(str, arguments)]
     whole = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=whole)
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=whole)
 
 
 @contextlib.contextmanager
@@ -57,28 +58,19 @@ def running(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
         if process.poll() is None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=PATIENCE_S)
+                ended(process)
         process.kill()
         process.communicate()
 
 
-def run(*arguments: str | Path, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """`fedbcd ...` to its end."""
     process = start(*arguments)
     try:
-        out, err = process.communicate(timeout=timeout_s)
+        out, err = ended(process)
     finally:
         process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def wait_for(what: Callable[[], Any], why: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Until `what()` is true; what it gave."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, why
-        time.sleep(0.05)
-    return found
 
 
 def state_folder(out: Path, actor: Actor) -> Path:

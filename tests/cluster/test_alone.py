@@ -19,6 +19,7 @@ import pytest
 from cluster_helpers import QUIET, TWO
 from fedbcd.experiments.job import parse
 from run_helpers import fedbcd, job_table, write_job
+from waiting import LIMIT_S
 
 pytestmark = QUIET
 ON_TWO = ("--engine", "cluster", "--actors", "2")
@@ -81,7 +82,7 @@ def test_ctrl_c_stops_after_the_round_and_leaves_a_run_to_resume(tmp_path: Path)
     with started(_run(job, "--out", out, *ON_TWO), said) as process:
         _wait((out / "checkpoint.safetensors").exists, process, said)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all processes of the command
-        assert process.wait(60) == 130, said.read_text()
+        assert process.wait(LIMIT_S) == 130, said.read_text()
         _wait(lambda: not _processes_of(process.pid), None, said, 20)
     done = (out / "history.csv").read_text().splitlines()
     rounds = max(int(line.split(",")[0]) for line in done[1:])
@@ -112,7 +113,7 @@ def head_node(said: Path, **environment: str) -> Iterator[str]:
             yield f"127.0.0.1:{port}"
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(LIMIT_S)
             _wait(lambda: not _processes_of(process.pid), None, said, 60)
 
 
@@ -124,7 +125,7 @@ def test_a_job_on_a_cluster_that_was_started_before(tmp_path: Path) -> None:
     with head_node(tmp_path / "head", **token) as address:
         command = _run(job, "--out", out, *ON_TWO, "--address", address, "--json")
         with started(command, said, **token) as process:
-            assert process.wait(120) == 0, said.read_text()
+            assert process.wait(LIMIT_S) == 0, said.read_text()
         joined = json.loads(said.read_text().splitlines()[-1])
     here = fedbcd("run", job, "--out", tmp_path / "here", *ON_TWO, "--json").summary
     assert joined["digest"] == here["digest"]

@@ -24,7 +24,8 @@ from fedbcd.errors import LocalProtocolError, RecordError
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Actor, device_actor
-from process_helpers import job, kill, run, running, start, state_folder, status_of, wait_for, write_job
+from process_helpers import job, kill, run, running, start, state_folder, status_of, write_job
+from waiting import ended, wait_for
 
 
 class Watched(Unkind):
@@ -215,11 +216,11 @@ def test_the_log_of_a_real_deployment_grows_while_roles_are_killed(tmp_path: Pat
         while up.poll() is None:
             look()
             time.sleep(0.05)
-        _, said = up.communicate(timeout=120)
+        _, said = ended(up)
         assert up.returncode == 0, said
         time.sleep(3 * LOOK_S)
         follower.terminate()
-        followed, complaints = follower.communicate(timeout=60)
+        followed, complaints = ended(follower)
     final = (out / "events.jsonl").read_bytes()
     assert all(final.startswith(state) for _, state in states)
     lengths = {state.count(b"\n") for round_, state in states if round_ < 10}

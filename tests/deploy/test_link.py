@@ -22,22 +22,8 @@ from fedbcd.engines.deploy.refusals import Refused, RefusedForGood
 from fedbcd.engines.deploy.session import Room
 from fedbcd.engines.deploy.tls import Credentials, Plain, host_name
 from fedbcd.errors import ConfigError, RemoteProtocolError
-from wire_helpers import (
-    DEVICE,
-    QUICK,
-    SERVER,
-    SMALL,
-    Ear,
-    declared,
-    dialer,
-    down,
-    eventually,
-    linked,
-    listener,
-    make_authority,
-    running,
-    up,
-)
+from waiting import eventually
+from wire_helpers import DEVICE, QUICK, SERVER, SMALL, Ear, declared, dialer, down, linked, listener, make_authority, running, up
 
 LINK = "/fedbcd.v1.Federation/Link"
 

@@ -12,23 +12,8 @@ import torch
 
 from fedbcd.engines.deploy.refusals import Refused, RefusedForGood, Replaced
 from fedbcd.engines.deploy.tls import Credentials
-from wire_helpers import (
-    DEVICE,
-    QUICK,
-    SERVER,
-    Ear,
-    Proxy,
-    declared,
-    dialer,
-    down,
-    eventually,
-    linked,
-    listener,
-    make_authority,
-    only,
-    running,
-    up,
-)
+from waiting import eventually
+from wire_helpers import DEVICE, QUICK, SERVER, Ear, Proxy, declared, dialer, down, linked, listener, make_authority, only, running, up
 
 MLP = 109_386
 

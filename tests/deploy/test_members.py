@@ -17,7 +17,8 @@ from fedbcd.errors import ConfigError
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.deployed import one_job, settings_of
 from fedbcd.protocol.messages import DeviceJoined, DeviceLeft, Restored, Uploaded
-from process_helpers import job, kill, run, running, status_of, wait_for, write_job
+from process_helpers import job, kill, run, running, status_of, write_job
+from waiting import ended, wait_for
 
 
 def members(out: Path, server: int) -> int:
@@ -57,7 +58,7 @@ def test_devices_are_admitted_and_dismissed_while_rounds_go_on(tmp_path: Path) -
             change(out, "dismiss", 5, 0)
         with pytest.raises(RefusedForGood, match="device/4 may not change who belongs here; use the certificate of operator"):
             change(out, "admit", 4, 1, "device/4")
-        printed, said = up.communicate(timeout=180)
+        printed, said = ended(up)
         assert up.returncode == 0, said
     steps = list(LogReader(out / "events.jsonl"))
     changes = [(s.actor, s.event) for s in steps if isinstance(s.event, DeviceJoined | DeviceLeft)]
@@ -77,7 +78,7 @@ def test_who_is_available_is_drawn_among_those_who_are_left(tmp_path: Path) -> N
     with running("up", write_job(tmp_path, table), "--time-scale", "0.05", "--out", out, "--json") as up:
         wait_for(lambda: status_of(out, "coordinator").get("round", 0) >= 1, "no round")
         assert change(out, "dismiss", 5, 1)
-        printed, said = up.communicate(timeout=120)
+        printed, said = ended(up)
         assert up.returncode == 0, said
     assert json.loads(printed.splitlines()[-1])["rounds"] == 12
 

@@ -23,7 +23,8 @@ from fedbcd.engines.deploy.fedbcd_pb2 import Frame
 from fedbcd.engines.deploy.listener import Listener
 from fedbcd.engines.deploy.refusals import CredentialsError, Refused, RefusedForGood
 from fedbcd.engines.deploy.tls import Credentials, host_name, identity_of, is_loopback
-from wire_helpers import DEVICE, SERVER, Ear, dialer, down, eventually, linked, listener, make_authority, running, up
+from waiting import eventually
+from wire_helpers import DEVICE, SERVER, Ear, dialer, down, linked, listener, make_authority, running, up
 
 LINK = "/fedbcd.v1.Federation/Link"
 

@@ -11,7 +11,8 @@ from fedbcd.cli import app
 from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.experiments.job import parse
 from fedbcd.runfolder import read_tensors
-from process_helpers import job, kill, run, running, status_of, summary_of, wait_for, write_job
+from process_helpers import job, kill, run, running, status_of, summary_of, write_job
+from waiting import ended, wait_for
 
 
 def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: 
         for at, actor in ((2, "device/1"), (4, "server/1"), (6, "coordinator")):
             wait_for(lambda at=at: status_of(out, "coordinator").get("round", 0) >= at, f"no round {at}")
             kill(out, actor)
-        printed, said = up.communicate(timeout=120)
+        printed, said = ended(up)
         assert up.returncode == 0, said
     summary = json.loads(printed.splitlines()[-1])
     assert summary["rounds"] == 14
@@ -41,7 +42,7 @@ def test_each_role_is_killed_once_and_the_digest_is_that_of_the_undisturbed_run(
         for at, actor in ((2, "device/1"), (4, "server/0"), (6, "coordinator"), (8, "device/0"), (9, "server/1")):
             wait_for(lambda at=at: status_of(hurt, "coordinator").get("round", 0) >= at, f"no round {at}")
             kill(hurt, actor)
-        _, said = up.communicate(timeout=120)
+        _, said = ended(up)
         assert up.returncode == 0, said
     done = run("up", file, "--time-scale", "0.05", "--out", whole)
     assert done.returncode == 0, done.stderr
@@ -67,7 +68,7 @@ def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
     with running("up", file, "--time-scale", "0.05", "--plain", "--out", out) as up:
         wait_for(lambda: status_of(out, "coordinator").get("round", 0) >= 2, "no second round")
         up.terminate()
-        _, said = up.communicate(timeout=90)
+        _, said = ended(up)
         assert up.returncode == 130, said
         assert "--resume" in said
     assert not status_of(out, "server/0")

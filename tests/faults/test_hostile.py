@@ -24,7 +24,8 @@ from fedbcd.engines.deploy.server import ServerRole
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Started
-from wire_helpers import DEVICE, SERVER, eventually, linked, make_authority, up
+from waiting import eventually
+from wire_helpers import DEVICE, SERVER, linked, make_authority, up
 
 NAMES = ["wire", "device", "server", "events.jsonl", "job.toml", "models.safetensors", "store"]
 HALF_OPEN = int(os.environ.get("FEDBCD_HALF_OPEN", "1000"))

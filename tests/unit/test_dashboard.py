@@ -22,7 +22,8 @@ from fedbcd.report.view import read_run, run_view
 from fedbcd.runfolder import RunFolder
 from role_helpers import Roles, over
 from run_helpers import fedbcd, hash_folder, train
-from web_helpers import Site, serving, wait_until
+from waiting import wait_for
+from web_helpers import Site, serving
 
 TOKEN = "a-token-of-some-length"
 
@@ -204,7 +205,7 @@ def test_the_command_serves_until_it_is_interrupted(host: str, runs: Path) -> No
         assert found is not None, line
         site, token = Site(int(found[1])), found[2]
         assert (token is None) == (host == "127.0.0.1")
-        wait_until(lambda: _answers(site))
+        wait_for(lambda: _answers(site))
         assert site.ask("/api/runs").status == (200 if token is None else 401)
         assert site.ask("/api/runs", headers={"Authorization": f"Bearer {token}"}).status == 200
         process.send_signal(signal.SIGINT)
@@ -383,7 +384,7 @@ def test_a_deployment_is_served_beside_runs(roles: Roles, runs: Path) -> None:
     deployment.start()
     try:
         with serving(make_app(Library([runs]), deployment)) as site:
-            wait_until(lambda: len(site.get("/api/view")["deployment"]) == 3)
+            wait_for(lambda: len(site.get("/api/view")["deployment"]) == 3)
             view = site.get("/api/view", runs=_key(site, "fedbcd-sync"))
             assert view["runs"][0]["key"] == "deployment"
             assert len(view["runs"]) == 2
