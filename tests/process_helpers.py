@@ -10,12 +10,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from fedbcd.config import dump_toml
+from fedbcd.config import dump_toml, read_toml
 from fedbcd.engines.deploy.ask import ask_health, ask_status
+from fedbcd.engines.deploy.conclude import merge_stores
+from fedbcd.engines.deploy.options import settle
+from fedbcd.experiments.deployed import one_job, settings_of
 from fedbcd.protocol.messages import Actor
 from fedbcd.runfolder import read_tensors
-from waiting import ended
+from waiting import ended, wait_for
 
+ENDLESS = {"rounds": 1_000_000}  # for what must come before the end
 MAIN = "from fedbcd.cli import main; main()"
 
 
@@ -94,8 +98,48 @@ def pid_of(out: Path, actor: Actor) -> int:
 
 
 def kill(out: Path, actor: Actor) -> None:
-    """kill -9."""
-    os.kill(pid_of(out, actor), signal.SIGKILL)
+    """kill -9; returns when the role is back in another process."""
+    before = pid_of(out, actor)
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: status_of(out, actor) and pid_of(out, actor) != before, f"{actor} is not back")
+
+
+def round_of(out: Path) -> int:
+    """The coordinator's; -1 while it does not answer."""
+    return int(status_of(out, "coordinator").get("round", -1))
+
+
+def go_on(out: Path, rounds: int = 1) -> int:
+    """Wait for so many rounds more; which round that is."""
+    goal = max(round_of(out), 0) + rounds
+    wait_for(lambda: round_of(out) >= goal, f"no round {goal}")
+    return goal
+
+
+def stop(up: subprocess.Popen[str]) -> None:
+    """Stop a deployment that would go on."""
+    up.terminate()
+    _, said = ended(up)
+    assert up.returncode == 130, said
+
+
+def finish_log(out: Path) -> dict[str, Any]:
+    """Finish the log of a deployment that was stopped, from its stores; its end."""
+    job, options = one_job(read_toml(out / "config.toml")), settle(read_toml(out / "deploy.toml")["deploy"], {}, {})
+    return merge_stores(out, job.make_federation(), settings_of(job, options), options, job.to_table())
+
+
+def end_soon(out: Path, more: int = 2) -> int:
+    """Let a deployment that was stopped end after a few more rounds when it is resumed; how many these are in all.
+
+    Its log names the job, so it is made anew from the stores.
+    """
+    table = read_toml(out / "config.toml")
+    rounds: int = finish_log(out)["rounds"] + more
+    table["run"]["rounds"] = rounds
+    (out / "config.toml").write_text(dump_toml(table))
+    (out / "events.jsonl").unlink()
+    return rounds
 
 
 def summary_of(out: Path) -> dict[str, Any]:
