@@ -55,7 +55,7 @@ def test_a_run_in_progress_advances_on_the_page(browser: Any, tmp_path: Path) ->
     job = threading.Thread(
         target=lambda: train(
             "fedbcd-i-async",
-            rounds=400,
+            rounds=1_000_000,
             evaluate_every=5,
             out=tmp_path / "live",
             on_round=lambda _: time.sleep(0.05),
