@@ -1,10 +1,6 @@
 """The dashboard's server: what it answers, to whom, and that it changes nothing."""
 
 import json
-import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -192,33 +188,6 @@ def test_with_a_token_only_those_who_bring_it_are_answered(runs: Path) -> None:
         assert "HttpOnly" in cookie
         assert "samesite=strict" in cookie.lower()
         assert site.ask("/", headers={"Cookie": cookie.partition(";")[0]}).status == 200
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_the_command_serves_until_it_is_interrupted(host: str, runs: Path) -> None:
-    """A real process: its address on stderr, with a token where others could reach it; Ctrl-C ends it without a complaint."""
-    command = [sys.executable, "-m", "fedbcd.cli", "dashboard", str(runs), "--host", host, "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        found = re.fullmatch(r"dashboard at http://[^:]+:(\d+)/(?:\?token=(.*))?\n", line)
-        assert found is not None, line
-        site, token = Site(int(found[1])), found[2]
-        assert (token is None) == (host == "127.0.0.1")
-        wait_for(lambda: _answers(site))
-        assert site.ask("/api/runs").status == (200 if token is None else 401)
-        assert site.ask("/api/runs", headers={"Authorization": f"Bearer {token}"}).status == 200
-        process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
-    assert process.returncode == 0
-    assert "Traceback" not in rest
-
-
-def _answers(site: Site) -> bool:
-    try:
-        return site.ask("/").status > 0
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(

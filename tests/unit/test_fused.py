@@ -4,8 +4,6 @@ import ctypes
 import math
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import distributions
 from itertools import pairwise
@@ -471,20 +469,3 @@ def test_samples_may_come_as_bytes_as_numbers_or_by_a_function_of_the_user() -> 
     torch.set_num_threads(1)
     assert isinstance(given.transform, Scale)
     assert len(digests) == 1
-
-
-def test_it_can_be_turned_off_and_is_then_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of its own, in which FEDBCD_FUSED=0."""
-    program = (
-        "import sys; sys.path.insert(0, 'tests')\n"
-        "from fedbcd.algorithm.fused.library import library\n"
-        "from run_helpers import train\n"
-        "assert library() is None\n"
-        "print(train('fedbcd-sync', rounds=3).digest)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "FEDBCD_FUSED": "0"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
-    assert done.stdout.strip() == train("fedbcd-sync", rounds=3).digest
