@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 from cluster_helpers import QUIET, TWO
 from fedbcd.experiments.job import parse
-from run_helpers import fedbcd, job_table, write_job
+from run_helpers import fedbcd, job_table, log_lines, write_job
 from waiting import LIMIT_S, wait_for
 
 pytestmark = QUIET
@@ -80,7 +80,7 @@ def test_a_driver_that_is_killed_takes_its_actors_with_it_and_is_resumed_to_the_
     assert again.code == 0, again.err
     whole = fedbcd("run", job, "--rounds", rounds, "--out", tmp_path / "whole", *ON_TWO, "--json")
     assert again.summary["digest"] == whole.summary["digest"]
-    assert (out / "events.jsonl").read_bytes() == (tmp_path / "whole" / "events.jsonl").read_bytes()
+    assert log_lines(out) == log_lines(tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("two_nodes")
