@@ -22,7 +22,7 @@ from fedbcd.protocol.messages import Acknowledged, Activated, Event, UpdateReque
 from waiting import eventually
 
 SERVER, DEVICE = "server/3", "device/7"
-QUICK = LinkOptions(gone_s=3.0, keepalive_s=1.0, backoff_s=(0.02, 0.3), watch_s=0.05)
+QUICK = LinkOptions(gone_s=60.0, keepalive_s=1.0, backoff_s=(0.02, 0.3), watch_s=0.05)
 SMALL = Declared((("weight", (2, 3)), ("bias", (2,))))
 
 
