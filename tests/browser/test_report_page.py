@@ -86,7 +86,7 @@ def _open(browser: Any, runs: Path, plan: bool = False) -> None:
     """The report on these runs."""
     write_report([runs], runs / "report.html", plan=plan)
     browser.get((runs / "report.html").as_uri())
-    wait_until(lambda: text_of(browser, "#settings"))
+    wait_for(lambda: text_of(browser, "#settings"))
 
 
 def test_runs_without_personal_models_are_drawn_without_gain_and_are_what_others_gain_against(browser: Any, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_phases_too_short_to_be_drawn_are_drawn_as_shares_of_time(rounds: int, b
     (tmp_path / "report.html").write_text(html_of(view_of([record], plan=False)))
     browser.set_window_size(1280, 1000)
     browser.get((tmp_path / "report.html").as_uri())
-    wait_until(lambda: "shares of time" in text_of(browser, "#protocol p.muted"))
+    wait_for(lambda: "shares of time" in text_of(browser, "#protocol p.muted"))
     update, waiting, rest = browser.execute_script(SHARES, 4)
     assert update == pytest.approx(0.4, abs=0.04)
     assert waiting == pytest.approx(0.6, abs=0.06)
@@ -186,7 +186,7 @@ def test_phases_too_short_to_be_drawn_are_drawn_as_shares_of_time(rounds: int, b
     canvas = browser.find_element("css selector", "#protocol canvas")
     for _ in range(12):
         canvas.send_keys("+")
-    wait_until(lambda: not browser.find_element("css selector", "#protocol p.muted").is_displayed())
+    wait_for(lambda: not browser.find_element("css selector", "#protocol p.muted").is_displayed())
     assert complaints(browser) == []
 
 

@@ -1,6 +1,7 @@
 """The dashboard's server: what it answers, to whom, and that it changes nothing."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from importlib.metadata import distributions
 from itertools import pairwise
+from typing import Any
 
 import hypothesis
 import pytest
