@@ -1,8 +1,13 @@
 """Options of the test suite."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
+import exploring
+from budget import NOTES, Notes
 from fedbcd.algorithm.fused.library import library
 
 torch.set_num_threads(1)  # the tensors of the tests are small: more threads only wait for each other
@@ -11,6 +16,13 @@ torch.set_num_threads(1)  # the tensors of the tests are small: more threads onl
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--record` rewrites recorded texts instead of comparing with them; look at the difference before you keep it."""
     parser.addoption("--record", action="store_true", help="rewrite the transcripts in tests/scenarios/transcripts")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Files note the CPU time that they take when somebody asks (`budget.py`)."""
+    if NOTES in os.environ:
+        config.pluginmanager.register(Notes(Path(os.environ[NOTES])))
+    config.pluginmanager.register(exploring)
 
 
 @pytest.fixture

@@ -6,18 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from fedbcd.config import dump_toml
+from fedbcd.config import dump_toml, read_toml
 from fedbcd.engines.deploy.ask import ask_health, ask_status
+from fedbcd.engines.deploy.conclude import merge_stores
+from fedbcd.engines.deploy.options import settle
+from fedbcd.experiments.deployed import one_job, settings_of
 from fedbcd.protocol.messages import Actor
 from fedbcd.runfolder import read_tensors
+from waiting import ended, wait_for
 
+ENDLESS = {"rounds": 1_000_000}  # for what must come before the end
 MAIN = "from fedbcd.cli import main; main()"
-PATIENCE_S = 90.0  # on a loaded machine
 
 
 def job(**changes: Any) -> dict[str, Any]:
@@ -40,11 +43,13 @@ def write_job(folder: Path, table: Mapping[str, Any]) -> Path:
     return path
 
 
-def start(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start(
+    *arguments: str | Path, environment: Mapping[str, str] | None = None, stdout: int | IO[str] = subprocess.PIPE
+) -> subprocess.Popen[str]:
     """`fedbcd ...` in a process of its own."""
     command = [sys.executable, "-W", "error", "-c", MAIN, *map(str, arguments)]
     whole = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=whole)
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=whole)
 
 
 @contextlib.contextmanager
@@ -57,28 +62,19 @@ def running(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
         if process.poll() is None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=PATIENCE_S)
+                ended(process)
         process.kill()
         process.communicate()
 
 
-def run(*arguments: str | Path, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """`fedbcd ...` to its end."""
     process = start(*arguments)
     try:
-        out, err = process.communicate(timeout=timeout_s)
+        out, err = ended(process)
     finally:
         process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def wait_for(what: Callable[[], Any], why: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Until `what()` is true; what it gave."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, why
-        time.sleep(0.05)
-    return found
 
 
 def state_folder(out: Path, actor: Actor) -> Path:
@@ -102,8 +98,48 @@ def pid_of(out: Path, actor: Actor) -> int:
 
 
 def kill(out: Path, actor: Actor) -> None:
-    """kill -9."""
-    os.kill(pid_of(out, actor), signal.SIGKILL)
+    """kill -9; returns when the role is back in another process."""
+    before = pid_of(out, actor)
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: status_of(out, actor) and pid_of(out, actor) != before, f"{actor} is not back")
+
+
+def round_of(out: Path) -> int:
+    """The coordinator's; -1 while it does not answer."""
+    return int(status_of(out, "coordinator").get("round", -1))
+
+
+def go_on(out: Path, rounds: int = 1) -> int:
+    """Wait for so many rounds more; which round that is."""
+    goal = max(round_of(out), 0) + rounds
+    wait_for(lambda: round_of(out) >= goal, f"no round {goal}")
+    return goal
+
+
+def stop(up: subprocess.Popen[str]) -> None:
+    """Stop a deployment that would go on."""
+    up.terminate()
+    _, said = ended(up)
+    assert up.returncode == 130, said
+
+
+def finish_log(out: Path) -> dict[str, Any]:
+    """Finish the log of a deployment that was stopped, from its stores; its end."""
+    job, options = one_job(read_toml(out / "config.toml")), settle(read_toml(out / "deploy.toml")["deploy"], {}, {})
+    return merge_stores(out, job.make_federation(), settings_of(job, options), options, job.to_table())
+
+
+def end_soon(out: Path, more: int = 2) -> int:
+    """Let a deployment that was stopped end after a few more rounds when it is resumed; how many these are in all.
+
+    Its log names the job, so it is made anew from the stores.
+    """
+    table = read_toml(out / "config.toml")
+    rounds: int = finish_log(out)["rounds"] + more
+    table["run"]["rounds"] = rounds
+    (out / "config.toml").write_text(dump_toml(table))
+    (out / "events.jsonl").unlink()
+    return rounds
 
 
 def summary_of(out: Path) -> dict[str, Any]:

@@ -6,12 +6,13 @@ import json
 import shutil
 import socket
 import threading
-import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from waiting import LIMIT_S, wait_for
 
 NO_BROWSER = "no headless Chromium here: apt-get install chromium chromium-driver, and pip install selenium"
 
@@ -25,7 +26,7 @@ class Site:
 
     def ask(self, path: str, method: str = "GET", headers: dict[str, str] | None = None, **query: Any) -> http.client.HTTPResponse:
         """One request; its body has been read into `text`."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
         connection.request(method, f"{path}?{urllib.parse.urlencode(query)}", headers=headers or {})
         response = connection.getresponse()
         response.text = response.read().decode()  # type: ignore[attr-defined]
@@ -47,24 +48,13 @@ def serving(app: Any) -> Iterator[Site]:
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    wait_until(lambda: server.started)
+    wait_for(lambda: server.started)
     try:
         yield Site(listener.getsockname()[1])
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(LIMIT_S)
         listener.close()
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 40.0) -> Any:
-    """What the condition gives as soon as it gives something."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"not so within {seconds} seconds")
 
 
 def start_browser() -> Any:

@@ -5,7 +5,7 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from fedbcd.engines.deploy.listener import Listener, only
 from fedbcd.engines.deploy.session import LinkOptions
 from fedbcd.engines.deploy.tls import Credentials, Security
 from fedbcd.protocol.messages import Acknowledged, Activated, Event, UpdateRequested, Uploaded
+from waiting import eventually
 
 SERVER, DEVICE = "server/3", "device/7"
-QUICK = LinkOptions(gone_s=3.0, keepalive_s=1.0, backoff_s=(0.02, 0.3), watch_s=0.05)
+QUICK = LinkOptions(gone_s=60.0, keepalive_s=1.0, backoff_s=(0.02, 0.3), watch_s=0.05)
 SMALL = Declared((("weight", (2, 3)), ("bias", (2,))))
 
 
@@ -89,14 +90,6 @@ class Ear:
     def heard(self, what: str) -> list[dict[str, Any]]:
         """The journal's entries of one kind."""
         return [fields for word, fields in self.said if word == what]
-
-
-async def eventually(true: Callable[[], object], within_s: float = 20.0) -> None:
-    """Wait until something holds."""
-    until = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < until, "it did not happen in time"
-        await asyncio.sleep(0.005)
 
 
 def listener(ear: Ear, security: Security, address: str = "127.0.0.1:0", me: str = SERVER, **more: Any) -> Listener:

@@ -17,7 +17,8 @@ from fedbcd.dashboard.deployment import Deployment
 from fedbcd.dashboard.library import Library
 from role_helpers import Roles, over
 from run_helpers import train
-from web_helpers import complaints, serving, text_of, wait_until
+from waiting import wait_for
+from web_helpers import complaints, serving, text_of
 
 TOKEN = "a-token-of-some-length"
 
@@ -54,7 +55,7 @@ def test_a_run_in_progress_advances_on_the_page(browser: Any, tmp_path: Path) ->
     job = threading.Thread(
         target=lambda: train(
             "fedbcd-i-async",
-            rounds=400,
+            rounds=1_000_000,
             evaluate_every=5,
             out=tmp_path / "live",
             on_round=lambda _: time.sleep(0.05),
@@ -63,18 +64,18 @@ def test_a_run_in_progress_advances_on_the_page(browser: Any, tmp_path: Path) ->
     )
     job.start()
     try:
-        wait_until(lambda: (tmp_path / "live" / "events.jsonl").exists())
+        wait_for(lambda: (tmp_path / "live" / "events.jsonl").exists())
         with opened(browser, Library([tmp_path])):
-            first = wait_until(lambda: _rounds(browser) > 3 and _rounds(browser))
+            first = wait_for(lambda: _rounds(browser) > 3 and _rounds(browser))
             rows = browser.execute_script("return window.app.view.runs[0].history.round.length")
-            wait_until(lambda: _rounds(browser) > first + 5)
-            wait_until(lambda: browser.execute_script("return window.app.view.runs[0].history.round.length") > rows)
+            wait_for(lambda: _rounds(browser) > first + 5)
+            wait_for(lambda: browser.execute_script("return window.app.view.runs[0].history.round.length") > rows)
             assert "goes on" in text_of(browser, "#summary table")
             assert "collecting" in text_of(browser, "#live table")
-            wait_until(lambda: "that were heard from" in text_of(browser, "#live"))
+            wait_for(lambda: "that were heard from" in text_of(browser, "#live"))
             goes_on.set()
             job.join()
-            wait_until(lambda: "live" in text_of(browser, "#runs table"))
+            wait_for(lambda: "live" in text_of(browser, "#runs table"))
     finally:
         goes_on.set()
         job.join()
@@ -82,35 +83,35 @@ def test_a_run_in_progress_advances_on_the_page(browser: Any, tmp_path: Path) ->
 
 def test_every_view_renders_and_runs_can_be_picked(browser: Any, finished: Path) -> None:
     with opened(browser, Library([finished])):
-        wait_until(lambda: text_of(browser, "#settings table"))
+        wait_for(lambda: text_of(browser, "#settings table"))
         for name in ("runs", "live", "summary", "next", "curves", "devices", "distances", "certificates", "protocol", "time", "partition"):
             assert len(text_of(browser, f"#{name}")) > 60, name
         assert not browser.find_element("css selector", "#roles").is_displayed()
         assert browser.execute_script("return window.app.view.runs.length") == 2
         assert "cloud.name" in text_of(browser, "#settings")
         browser.find_element("css selector", "#runs input[type=checkbox]").click()
-        wait_until(lambda: browser.execute_script("return window.app.view.runs.length") == 1)
+        wait_for(lambda: browser.execute_script("return window.app.view.runs.length") == 1)
 
 
 def test_the_slider_moves_the_curve(browser: Any, finished: Path) -> None:
     keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
     with opened(browser, Library([finished / "fedbcd-async"])):
-        wait_until(lambda: "With B =" in text_of(browser, "#plan"))
+        wait_for(lambda: "With B =" in text_of(browser, "#plan"))
         label = browser.find_elements("css selector", "#plan .chart")[1].get_attribute("aria-label")
         words = text_of(browser, "#plan p[aria-live]")
         browser.find_element("css selector", "#plan input[type=range]").send_keys(keys.END)
-        wait_until(lambda: text_of(browser, "#plan p[aria-live]") != words)
+        wait_for(lambda: text_of(browser, "#plan p[aria-live]") != words)
         assert browser.find_elements("css selector", "#plan .chart")[1].get_attribute("aria-label") != label
 
 
 def test_zooming_fetches_details(browser: Any, finished: Path) -> None:
     with opened(browser, Library([finished / "fedbcd-async"])):
-        wait_until(lambda: text_of(browser, "#protocol table"))
+        wait_for(lambda: text_of(browser, "#protocol table"))
         canvas = browser.find_element("css selector", "#protocol canvas")
         for key in ("n", "n", "+", "+"):
             canvas.send_keys(key)
-        wait_until(lambda: "Round 1" in text_of(browser, "#protocol .readout"))
-        wait_until(lambda: any("api/timeline" in e for e in _requests(browser)))
+        wait_for(lambda: "Round 1" in text_of(browser, "#protocol .readout"))
+        wait_for(lambda: any("api/timeline" in e for e in _requests(browser)))
 
 
 def _requests(browser: Any) -> list[str]:
@@ -123,10 +124,10 @@ def test_a_log_that_breaks_while_one_looks_is_told(browser: Any, finished: Path,
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines[:200]))
     with opened(browser, Library([tmp_path])):
-        wait_until(lambda: _rounds(browser) > 0)
+        wait_for(lambda: _rounds(browser) > 0)
         with log.open("ab") as file:
             file.write(b"garbage <img src=x onerror=alert(1)>\n")
-        wait_until(lambda: "line 201 is damaged" in text_of(browser, "[role=status]"))
+        wait_for(lambda: "line 201 is damaged" in text_of(browser, "[role=status]"))
         assert _rounds(browser) > 0
         assert not browser.find_elements("css selector", "img")
 
@@ -134,9 +135,9 @@ def test_a_log_that_breaks_while_one_looks_is_told(browser: Any, finished: Path,
 def test_a_dashboard_that_goes_away_is_told_and_with_a_token_the_page_opens(browser: Any, finished: Path) -> None:
     with serving(make_app(Library([finished]), token=TOKEN)) as site:
         browser.get(f"{site.address}?token={TOKEN}")
-        wait_until(lambda: text_of(browser, "#summary table"))
+        wait_for(lambda: text_of(browser, "#summary table"))
         assert TOKEN not in browser.current_url
-    wait_until(lambda: "does not answer" in text_of(browser, "[role=status]"))
+    wait_for(lambda: "does not answer" in text_of(browser, "[role=status]"))
     complaints(browser)  # failed requests are what is expected here
     browser.get("about:blank")
 
@@ -149,11 +150,11 @@ def test_a_deployment_that_is_over_is_no_row_of_failures(end: bool, words: str, 
     deployment.start()
     try:
         with opened(browser, Library([folder]), deployment):
-            wait_until(lambda: words in text_of(browser, "#roles"))
+            wait_for(lambda: words in text_of(browser, "#roles"))
             assert not browser.find_element("css selector", "#roles table").is_displayed()
             assert "no answer" not in browser.find_element("css selector", "#page").text
             browser.find_element("css selector", "#roles summary").click()
-            wait_until(lambda: "ended" in browser.find_element("css selector", "#roles table").text)
+            wait_for(lambda: "ended" in browser.find_element("css selector", "#roles table").text)
             assert words in text_of(browser, "#next li") or end
     finally:
         deployment.stop()
@@ -170,15 +171,15 @@ def test_a_deployment_shows_its_roles(browser: Any, tmp_path: Path) -> None:
     deployment.start()
     try:
         with opened(browser, Library([tmp_path]), deployment):
-            wait_until(lambda: "server/1" in text_of(browser, "#roles"))
+            wait_for(lambda: "server/1" in text_of(browser, "#roles"))
             assert "<b>too far</b>" in text_of(browser, "#roles")
             assert "22 %" in text_of(browser, "#summary")
             assert "waiting" in text_of(browser, "#live table")
             assert not browser.find_element("css selector", "#curves").is_displayed()
             roles.say("coordinator", clock=2.0, round=5, rounds=9, released={"1": 1})
-            wait_until(lambda: "55 %" in text_of(browser, "#summary"))
+            wait_for(lambda: "55 %" in text_of(browser, "#summary"))
             roles.stop("coordinator")
-            wait_until(lambda: text_of(browser, "#next li").startswith("coordinator (for"))
+            wait_for(lambda: text_of(browser, "#next li").startswith("coordinator (for"))
             assert "levelled off" not in text_of(browser, "#next")
     finally:
         deployment.stop()

@@ -14,7 +14,8 @@ from fedbcd.report.runs import Extras
 from fedbcd.report.story import ServerState, Story
 from fedbcd.report.view import RunRecord
 from run_helpers import fedbcd, train, write_job
-from web_helpers import complaints, text_of, wait_until
+from waiting import wait_for
+from web_helpers import complaints, text_of
 
 SECTIONS = ("summary", "next", "curves", "devices", "distances", "certificates", "protocol", "time", "partition", "plan", "settings")
 EVIL = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
@@ -42,7 +43,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(browser: Any, report: Path) -> Any:
     browser.set_window_size(1280, 1000)
     browser.get(report.as_uri())
-    wait_until(lambda: text_of(browser, "#settings"))
+    wait_for(lambda: text_of(browser, "#settings"))
     return browser
 
 
@@ -52,7 +53,7 @@ def test_every_view_is_drawn_without_a_complaint(page: Any) -> None:
     for chart in page.find_elements("css selector", ".uplot canvas"):
         assert chart.size["width"] > 100
     assert len(page.find_elements("css selector", ".uplot")) == 3 + 2 + 3 + 2
-    wait_until(lambda: page.execute_script(COLOURS, "#protocol canvas") >= 4)
+    wait_for(lambda: page.execute_script(COLOURS, "#protocol canvas") >= 4)
     assert page.execute_script(COLOURS, "#partition canvas") >= 3
     assert len(page.find_elements("css selector", "#devices svg path")) == 4
     assert complaints(page) == []
@@ -85,7 +86,7 @@ def _open(browser: Any, runs: Path, plan: bool = False) -> None:
     """The report on these runs."""
     write_report([runs], runs / "report.html", plan=plan)
     browser.get((runs / "report.html").as_uri())
-    wait_until(lambda: text_of(browser, "#settings"))
+    wait_for(lambda: text_of(browser, "#settings"))
 
 
 def test_runs_without_personal_models_are_drawn_without_gain_and_are_what_others_gain_against(browser: Any, tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_phases_too_short_to_be_drawn_are_drawn_as_shares_of_time(rounds: int, b
     (tmp_path / "report.html").write_text(html_of(view_of([record], plan=False)))
     browser.set_window_size(1280, 1000)
     browser.get((tmp_path / "report.html").as_uri())
-    wait_until(lambda: "shares of time" in text_of(browser, "#protocol p.muted"))
+    wait_for(lambda: "shares of time" in text_of(browser, "#protocol p.muted"))
     update, waiting, rest = browser.execute_script(SHARES, 4)
     assert update == pytest.approx(0.4, abs=0.04)
     assert waiting == pytest.approx(0.6, abs=0.06)
@@ -185,13 +186,13 @@ def test_phases_too_short_to_be_drawn_are_drawn_as_shares_of_time(rounds: int, b
     canvas = browser.find_element("css selector", "#protocol canvas")
     for _ in range(12):
         canvas.send_keys("+")
-    wait_until(lambda: not browser.find_element("css selector", "#protocol p.muted").is_displayed())
+    wait_for(lambda: not browser.find_element("css selector", "#protocol p.muted").is_displayed())
     assert complaints(browser) == []
 
 
 def _table_of(page: Any, selector: str) -> str:
     page.execute_script("document.querySelector(arguments[0] + ' details').open = true", selector)
-    return str(wait_until(lambda: text_of(page, f"{selector} details table")))
+    return str(wait_for(lambda: text_of(page, f"{selector} details table")))
 
 
 def test_the_axis_can_be_rounds_clock_or_bytes(page: Any) -> None:
@@ -212,16 +213,16 @@ def test_the_keyboard_reads_charts_and_walks_the_timeline(page: Any) -> None:
     keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
     chart = page.find_element("css selector", "#curves .chart")
     chart.send_keys(keys.HOME)
-    wait_until(lambda: "clock 0" in text_of(page, "#curves .readout"))
+    wait_for(lambda: "clock 0" in text_of(page, "#curves .readout"))
     canvas = page.find_element("css selector", "#protocol canvas")
     canvas.send_keys("n")
-    wait_until(lambda: text_of(page, "#protocol .readout").startswith("Round 0, clock 0"))
+    wait_for(lambda: text_of(page, "#protocol .readout").startswith("Round 0, clock 0"))
     canvas.send_keys("n")
-    words = wait_until(lambda: "Round 1," in text_of(page, "#protocol .readout") and text_of(page, "#protocol .readout"))
+    words = wait_for(lambda: "Round 1," in text_of(page, "#protocol .readout") and text_of(page, "#protocol .readout"))
     assert "was ready last: its device" in words
     before = canvas.get_attribute("aria-label")
     canvas.send_keys("+")
-    wait_until(lambda: canvas.get_attribute("aria-label") != before)
+    wait_for(lambda: canvas.get_attribute("aria-label") != before)
     canvas.send_keys(keys.HOME)
     assert complaints(page) == []
 
@@ -231,7 +232,7 @@ def test_the_planners_slider_changes_the_curve(page: Any) -> None:
     slider = page.find_element("css selector", "#plan input[type=range]")
     words, label = text_of(page, "#plan p[aria-live]"), _labels(page)
     slider.send_keys(keys.END)
-    wait_until(lambda: text_of(page, "#plan p[aria-live]") != words)
+    wait_for(lambda: text_of(page, "#plan p[aria-live]") != words)
     assert _labels(page) != label
     assert "4 of 4" in text_of(page, "#plan output")
     assert "none is left out" in text_of(page, "#plan p[aria-live]")
@@ -249,7 +250,7 @@ def test_dark_light_phone_and_print(page: Any) -> None:
     assert page.execute_script("return document.documentElement.dataset.theme") == "dark"
     assert page.execute_script("return getComputedStyle(document.body).backgroundColor") != light
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 360, "height": 700, "deviceScaleFactor": 2, "mobile": True})
-    wait_until(lambda: page.execute_script("return document.documentElement.scrollWidth <= 360"))
+    wait_for(lambda: page.execute_script("return document.documentElement.scrollWidth <= 360"))
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert len(page.print_page()) > 20_000
     assert complaints(page) == []
@@ -275,7 +276,7 @@ def test_a_broken_log_shows_a_message_and_what_came_before(browser: Any, tmp_pat
     log.write_bytes(b"".join([*lines[:150], b"\xff\xff<b>\n", *lines[150:]]))
     write_report([tmp_path / "run"], tmp_path / "report.html", plan=False)
     browser.get((tmp_path / "report.html").as_uri())
-    wait_until(lambda: "line 151 is damaged" in text_of(browser, ".notice"))
+    wait_for(lambda: "line 151 is damaged" in text_of(browser, ".notice"))
     assert "mean" in text_of(browser, "#protocol caption")
     assert complaints(browser) == []
 
@@ -285,7 +286,7 @@ def test_a_log_that_has_just_begun_shows_a_message(browser: Any, tmp_path: Path)
     (tmp_path / "run" / "events.jsonl").write_text('{"fedbcd_log": 1')
     write_report([tmp_path / "run"], tmp_path / "report.html", plan=False)
     browser.get((tmp_path / "report.html").as_uri())
-    wait_until(lambda: "has no whole line yet" in text_of(browser, ".notice"))
+    wait_for(lambda: "has no whole line yet" in text_of(browser, ".notice"))
     assert complaints(browser) == []
 
 
@@ -299,12 +300,12 @@ def test_actors_of_a_cluster_are_shown_where_there_were_some(browser: Any, repor
     run.save(tmp_path / "run")
     write_report([tmp_path / "run"], tmp_path / "report.html")
     browser.get((tmp_path / "report.html").as_uri())
-    shown = wait_until(lambda: text_of(browser, "#cluster"))
+    shown = wait_for(lambda: text_of(browser, "#cluster"))
     assert "75 %" in shown
     assert "1.5 times as long as the mean" in shown
     assert "3 kB of sums in" in shown
     assert EVIL in shown
     assert complaints(browser) == []
     browser.get(report.as_uri())
-    wait_until(lambda: text_of(browser, "#settings"))
+    wait_for(lambda: text_of(browser, "#settings"))
     assert not browser.find_element("css selector", "#cluster").is_displayed()

@@ -12,11 +12,17 @@ import pytest
 from fedbcd.engines.cluster.engine import actors_kept
 
 STORE = 100 * 2**20
+PATIENT = {  # Ray takes what does not answer within seconds for dead; on a busy machine it is not
+    "RAY_gcs_server_request_timeout_seconds": "180",
+    "RAY_worker_register_timeout_seconds": "180",
+    "RAY_health_check_timeout_ms": "60000",
+}
 
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Any]:
     """The cluster. Its second node can be removed."""
+    os.environ.update(PATIENT)  # read when it is imported, and by its processes when they start
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -45,7 +51,7 @@ def two_nodes() -> Iterator[Any]:
 
 def _started(make: Callable[[], Any]) -> Any:
     """Two nodes. On a busy machine one of Ray's processes now and then does not come up within Ray's 30 s, so this tries again."""
-    for tries_left in (2, 1, 0):
+    for tries_left in reversed(range(8)):
         cluster = make()
         try:
             cluster.add_node(num_cpus=2, object_store_memory=STORE, include_dashboard=False)  # the first is the head

@@ -8,17 +8,18 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from cluster_helpers import QUIET, TWO
 from fedbcd.experiments.job import parse
-from run_helpers import fedbcd, job_table, write_job
+from run_helpers import fedbcd, job_table, log_lines, write_job
+from waiting import LIMIT_S, wait_for
 
 pytestmark = QUIET
 ON_TWO = ("--engine", "cluster", "--actors", "2")
@@ -30,12 +31,18 @@ def _processes_of(session: int) -> list[str]:
     return [line for line in found.stdout.splitlines() if line.strip()]
 
 
-def _wait(condition: Callable[[], Any], process: "subprocess.Popen[str] | None", said: Path, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process is None or process.poll() is None, said.read_text()
-        assert time.monotonic() < deadline, said.read_text() if said.is_file() else said
-        time.sleep(0.05)
+def _wait(condition: Callable[[], Any], process: "subprocess.Popen[str]", said: Path) -> None:
+    """Until it holds, while the process goes on."""
+
+    def holds() -> bool:
+        assert process.poll() is None, said.read_text()
+        return bool(condition())
+
+    wait_for(holds, "what the command is to do")
+
+
+def _all_gone(session: int) -> bool:
+    return not _processes_of(session)
 
 
 @contextmanager
@@ -58,31 +65,33 @@ def _run(*arguments: str | Path) -> list[str]:
 
 @pytest.mark.usefixtures("two_nodes")
 def test_a_driver_that_is_killed_takes_its_actors_with_it_and_is_resumed_to_the_same_digest(tmp_path: Path) -> None:
-    changes = {"run.rounds": 400, "run.checkpoint_every": 20, "run.evaluate_every": 100}
+    changes = {"run.rounds": 1_000_000, "run.checkpoint_every": 20, "run.evaluate_every": 100}
     job, out, said = write_job(tmp_path / "job.toml", **changes), tmp_path / "out", tmp_path / "said"
     with started(_run(job, "--out", out, *ON_TWO), said, to_the_end=False) as process:
         _wait((out / "checkpoint.safetensors").exists, process, said)
         os.kill(process.pid, signal.SIGKILL)  # the driver alone: Ray has to notice
         process.wait()
         killed.append(process.pid)
-        _wait(lambda: not any("Shard" in line or "raylet" in line for line in _processes_of(process.pid)), None, said, 60)
+        wait_for(lambda: not any("Shard" in line or "raylet" in line for line in _processes_of(process.pid)))
     assert not (out / "models.safetensors").exists(), "killed in the middle"
-    again = fedbcd("run", "--resume", "--out", out, *ON_TWO, "--json")
+    with safe_open(out / "checkpoint.safetensors", framework="pt") as file:
+        rounds = str(int(file.metadata()["round"]) + 50)
+    again = fedbcd("run", "--resume", "--rounds", rounds, "--out", out, *ON_TWO, "--json")
     assert again.code == 0, again.err
-    whole = fedbcd("run", job, "--out", tmp_path / "whole", *ON_TWO, "--json")
+    whole = fedbcd("run", job, "--rounds", rounds, "--out", tmp_path / "whole", *ON_TWO, "--json")
     assert again.summary["digest"] == whole.summary["digest"]
-    assert (out / "events.jsonl").read_bytes() == (tmp_path / "whole" / "events.jsonl").read_bytes()
+    assert log_lines(out) == log_lines(tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("two_nodes")
 def test_ctrl_c_stops_after_the_round_and_leaves_a_run_to_resume(tmp_path: Path) -> None:
-    changes = {"run.rounds": 100_000, "run.checkpoint_every": 5, "run.evaluate_every": 50}
+    changes = {"run.rounds": 1_000_000, "run.checkpoint_every": 5, "run.evaluate_every": 50}
     job, out, said = write_job(tmp_path / "job.toml", **changes), tmp_path / "out", tmp_path / "said"
     with started(_run(job, "--out", out, *ON_TWO), said) as process:
         _wait((out / "checkpoint.safetensors").exists, process, said)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all processes of the command
-        assert process.wait(60) == 130, said.read_text()
-        _wait(lambda: not _processes_of(process.pid), None, said, 20)
+        assert process.wait(LIMIT_S) == 130, said.read_text()
+        wait_for(lambda: _all_gone(process.pid))
     done = (out / "history.csv").read_text().splitlines()
     rounds = max(int(line.split(",")[0]) for line in done[1:])
     again = parse(job_table(**changes | {"run.rounds": rounds + 200}))[0].start(out, resume=True, engine=TWO)
@@ -112,8 +121,8 @@ def head_node(said: Path, **environment: str) -> Iterator[str]:
             yield f"127.0.0.1:{port}"
         finally:
             process.terminate()
-            process.wait(60)
-            _wait(lambda: not _processes_of(process.pid), None, said, 60)
+            process.wait(LIMIT_S)
+            wait_for(lambda: _all_gone(process.pid))
 
 
 @pytest.mark.usefixtures("two_nodes")
@@ -124,7 +133,7 @@ def test_a_job_on_a_cluster_that_was_started_before(tmp_path: Path) -> None:
     with head_node(tmp_path / "head", **token) as address:
         command = _run(job, "--out", out, *ON_TWO, "--address", address, "--json")
         with started(command, said, **token) as process:
-            assert process.wait(120) == 0, said.read_text()
+            assert process.wait(LIMIT_S) == 0, said.read_text()
         joined = json.loads(said.read_text().splitlines()[-1])
     here = fedbcd("run", job, "--out", tmp_path / "here", *ON_TWO, "--json").summary
     assert joined["digest"] == here["digest"]
@@ -135,7 +144,7 @@ def test_zz_nothing_is_left_of_a_driver_that_was_killed(tmp_path: Path) -> None:
     """Last in this file: two idle processes of Ray go a minute after the others, when they have given up telling its store why."""
     for session in killed:
         try:
-            _wait(lambda session=session: not _processes_of(session), None, tmp_path, 120)
+            wait_for(lambda session=session: _all_gone(session))
         finally:
             if _processes_of(session):
                 os.killpg(session, signal.SIGKILL)

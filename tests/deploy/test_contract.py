@@ -19,7 +19,7 @@ from fedbcd.runfolder import read_tensors
 from process_helpers import job, run, write_job
 
 ROUNDS = 3
-SCALES = (0.4, 0.8, 1.6)  # seconds per unit of the clock
+SCALES = (0.4, 0.8, 1.6, 3.2, 6.4, 12.8)  # seconds per unit of the clock
 
 
 def _job(cloud: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from fedbcd.engines.deploy.exits import AddressError, ExitCode
 from fedbcd.engines.deploy.health import Health
 from fedbcd.engines.deploy.refusals import Counts, Refusals, Silence
 from fedbcd.engines.deploy.up import free_ports
-from process_helpers import MAIN, job, running, state_folder, wait_for, write_job
+from process_helpers import MAIN, job, running, state_folder, write_job
+from waiting import LIMIT_S, ended, wait_for
 
 WITHOUT = """
 import sys
@@ -31,7 +32,7 @@ def without(names: tuple[str, ...], *arguments: str | Path) -> subprocess.Comple
     """`fedbcd ...` where these packages are not installed."""
     command = [sys.executable, "-c", WITHOUT.format(names=names) + MAIN, *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False)
 
 
 @pytest.mark.parametrize("missing", [("google",), ("prometheus_client",), EXTRA], ids="+".join)
@@ -65,7 +66,7 @@ def test_a_deployment_that_is_stopped_while_it_starts_was_interrupted(tmp_path: 
     with running("up", "--servers", "2", "--devices", "4", "--rounds", "1000", "--out", out) as up:
         wait_for(lambda: state_folder(out, "device/3").exists(), "no process has begun")
         up.terminate()
-        _, said = up.communicate(timeout=90)
+        _, said = ended(up)
     assert up.returncode == ExitCode.INTERRUPTED, said
     assert "did not end well" not in said
 
@@ -94,6 +95,6 @@ def test_a_device_that_is_stopped_while_it_trains_ends_well(tmp_path: Path) -> N
     with coordinator, server, running("device", file, "--id", "0") as device:
         wait_for(lambda: state() == "training", "no training")
         device.terminate()
-        _, said = device.communicate(timeout=20)
+        _, said = ended(device)
     assert device.returncode == 0, said
     assert '"meaning": "DONE"' in said.splitlines()[-1]

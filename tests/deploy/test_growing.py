@@ -1,7 +1,6 @@
 """The merged log of a deployment that goes on: it grows at its end only, whatever is killed or cut, and ends as the merged log."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -10,7 +9,6 @@ import pytest
 
 import fedbcd as fb
 from deploy_helpers import CASES, Town, Unkind, federation
-from fedbcd.cli_deploy import LOOK_S
 from fedbcd.engines.deploy.assemble import Deployment
 from fedbcd.engines.deploy.blueprint import Blueprint
 from fedbcd.engines.deploy.filestore import FileStore
@@ -24,7 +22,8 @@ from fedbcd.errors import LocalProtocolError, RecordError
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Actor, device_actor
-from process_helpers import job, kill, run, running, start, state_folder, status_of, wait_for, write_job
+from process_helpers import ENDLESS, finish_log, go_on, job, kill, run, running, start, state_folder, stop, write_job
+from waiting import ended, wait_for
 
 
 class Watched(Unkind):
@@ -198,34 +197,31 @@ def stores_of(out: Path, actors: list[Actor]) -> dict[Actor, FileStore]:
 
 def test_the_log_of_a_real_deployment_grows_while_roles_are_killed(tmp_path: Path) -> None:
     """Every state of the file is a prefix of the last one, which is the merged log of the stores; `fedbcd log` follows stores."""
-    out, table = tmp_path / "run", job(run={"rounds": 12}, cloud={"name": "async", "first": 1})
-    states: list[tuple[int, bytes]] = []
+    out, table = tmp_path / "run", job(run=ENDLESS, cloud={"name": "async", "first": 1})
+    states: list[bytes] = []
 
     def look() -> int:
-        round_ = int(status_of(out, "coordinator").get("round", 0))
-        states.append((round_, (out / "events.jsonl").read_bytes() if (out / "events.jsonl").exists() else b""))
-        return round_
+        states.append((out / "events.jsonl").read_bytes())
+        return len({state.count(b"\n") for state in states})
 
-    with running("up", write_job(tmp_path, table), "--time-scale", "0.1", "--out", out) as up:
-        for at, actor in ((2, "device/1"), (4, "server/1"), (6, "coordinator")):
-            wait_for(lambda at=at: look() >= at, f"no round {at}")
+    with running("up", write_job(tmp_path, table), "--time-scale", "0.1", "--out", out) as up, (tmp_path / "followed").open("w") as file:
+        for actor in ("device/1", "server/1", "coordinator"):
+            go_on(out)
+            look()
             kill(out, actor)
             if actor == "device/1":
-                follower = start("log", state_folder(out, "server/0"), state_folder(out, "device/2"), "--follow")
-        while up.poll() is None:
-            look()
-            time.sleep(0.05)
-        _, said = up.communicate(timeout=120)
-        assert up.returncode == 0, said
-        time.sleep(3 * LOOK_S)
+                follower = start("log", state_folder(out, "server/0"), state_folder(out, "device/2"), "--follow", stdout=file)
+        wait_for(lambda: look() >= 5, "no lines come while rounds go on")
+        stop(up)
+        finish_log(out)
+        final = (out / "events.jsonl").read_bytes()
+        expected = [line for line in final.decode().splitlines() if '"on":"server/0"' in line or '"on":"device/2"' in line]
+        wait_for(lambda: len((tmp_path / "followed").read_text().splitlines()) >= len(expected), "not all is followed")
         follower.terminate()
-        followed, complaints = follower.communicate(timeout=60)
-    final = (out / "events.jsonl").read_bytes()
-    assert all(final.startswith(state) for _, state in states)
-    lengths = {state.count(b"\n") for round_, state in states if round_ < 10}
-    assert len(lengths) >= 3  # lines came while rounds went on
+        _, complaints = ended(follower)
+    assert all(final.startswith(state) for state in states)
     assert not complaints
-    assert followed.splitlines() == [line for line in final.decode().splitlines() if '"on":"server/0"' in line or '"on":"device/2"' in line]
+    assert (tmp_path / "followed").read_text().splitlines() == expected
     assert len(run("log", out).stdout.splitlines()) == len(list(LogReader(out / "events.jsonl")))
     _same_as_merged(out, table, final, tmp_path / "merged.jsonl")
 

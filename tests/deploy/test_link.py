@@ -22,22 +22,8 @@ from fedbcd.engines.deploy.refusals import Refused, RefusedForGood
 from fedbcd.engines.deploy.session import Room
 from fedbcd.engines.deploy.tls import Credentials, Plain, host_name
 from fedbcd.errors import ConfigError, RemoteProtocolError
-from wire_helpers import (
-    DEVICE,
-    QUICK,
-    SERVER,
-    SMALL,
-    Ear,
-    declared,
-    dialer,
-    down,
-    eventually,
-    linked,
-    listener,
-    make_authority,
-    running,
-    up,
-)
+from waiting import LIMIT_S, eventually
+from wire_helpers import DEVICE, QUICK, SERVER, SMALL, Ear, declared, dialer, down, linked, listener, make_authority, running, up
 
 LINK = "/fedbcd.v1.Federation/Link"
 
@@ -60,7 +46,7 @@ def test_letters_arrive_bit_for_bit_both_ways(certs: Path, size: int) -> None:
             assert await device.send(up(model))
             assert await server.send(down(model))
             assert await server.send(down(None))
-            await eventually(lambda: here.letters and len(there.letters) == 2, 60.0)
+            await eventually(lambda: here.letters and len(there.letters) == 2)
             (got,) = here.letters
             assert got.model is not None
             assert torch.equal(got.model, model)
@@ -182,7 +168,7 @@ class Raw:
             await self.call.write(frame)
 
     async def hear(self) -> Frame:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             frame = await self.call.read()
         assert isinstance(frame, Frame), "the listener hung up"
         return frame
@@ -391,10 +377,13 @@ def test_a_peer_that_sends_too_fast_is_slowed_down_and_told(certs: Path) -> None
         async with raw(certs, options=options) as (server, ear, peer):
             await peer.welcome()
             (frame,) = encode(up(None), 1)
-            await peer.say(*[frame] * 8)
+            sent = 0
+            while not server.counts.refused["rate"]:  # again on a machine that is too slow to send too fast
+                await peer.say(*[frame] * 8)
+                sent += 8
+                await eventually(lambda: len(ear.letters) + server.counts.refused["rate"] == sent)  # noqa: B023
             assert (await peer.refused())[0] == "rate"
-            await eventually(lambda: len(ear.letters) + server.counts.refused["rate"] == 8)
-            assert 3 <= len(ear.letters) < 8
+            assert 3 <= len(ear.letters) < sent
             assert len(ear.heard("refused")) == 1
 
     asyncio.run(scenario())
@@ -421,18 +410,19 @@ def test_letters_for_a_peer_that_does_not_read_are_dropped_not_kept(certs: Path)
 
 def test_models_that_arrive_wait_for_room_in_turn() -> None:
     async def scenario() -> None:
-        room = Room(10)
+        room, go = Room(10), asyncio.Event()
         order: list[str] = []
 
         async def use(name: str, size: int) -> None:
             taken = await room.take(size)
             order.append(name)
-            await asyncio.sleep(0.01)
+            await go.wait()
             room.give_back(taken)
 
         tasks = [asyncio.create_task(use(name, size)) for name, size in (("a", 6), ("b", 6), ("huge", 99), ("c", 1))]
-        await asyncio.sleep(0.005)
+        await eventually(lambda: order == ["a"])
         tasks[1].cancel()
+        go.set()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert order == ["a", "huge", "c"]
         assert room._free == 10

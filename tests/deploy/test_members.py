@@ -14,14 +14,20 @@ from fedbcd.engines.deploy.options import Deploy, settle
 from fedbcd.engines.deploy.refusals import Refused, RefusedForGood
 from fedbcd.engines.deploy.tls import Credentials
 from fedbcd.errors import ConfigError
-from fedbcd.eventlog import LogReader
+from fedbcd.eventlog import LogReader, Transition
 from fedbcd.experiments.deployed import one_job, settings_of
 from fedbcd.protocol.messages import DeviceJoined, DeviceLeft, Restored, Uploaded
-from process_helpers import job, kill, run, running, status_of, wait_for, write_job
+from process_helpers import ENDLESS, finish_log, go_on, job, kill, run, running, status_of, stop, write_job
+from waiting import wait_for
 
 
 def members(out: Path, server: int) -> int:
     return int(status_of(out, f"server/{server}").get("members", -1))
+
+
+def steps_in(out: Path) -> list[Transition]:
+    """What the log of a deployment that goes on holds by now."""
+    return list(LogReader(out / "events.jsonl", unfinished=True))
 
 
 def change(out: Path, what: str, device: int, server: int, who: str = "operator") -> bool:
@@ -32,11 +38,11 @@ def change(out: Path, what: str, device: int, server: int, who: str = "operator"
 
 
 def test_devices_are_admitted_and_dismissed_while_rounds_go_on(tmp_path: Path) -> None:
-    """A late device joins, a member leaves and comes back, a server is killed in between; the log replays to the digest of the run."""
+    """A late device joins, a member leaves and comes back, a server is killed in between; the log replays to the models of the stores."""
     out = tmp_path / "run"
-    table = job(run={"rounds": 45}, cloud={"name": "async", "first": 1}, deploy={"late": [2]})
-    with running("up", write_job(tmp_path, table), "--time-scale", "0.15", "--out", out, "--json") as up:
-        wait_for(lambda: status_of(out, "coordinator").get("round", 0) >= 1, "no round")
+    table = job(run=ENDLESS, cloud={"name": "async", "first": 1}, deploy={"late": [2]})
+    with running("up", write_job(tmp_path, table), "--time-scale", "0.1", "--out", out) as up:
+        go_on(out)
         assert members(out, 0) == 2
         told = run("admit", out, "2")
         assert (told.returncode, told.stdout) == (0, "device 2 is a member of server/0\n"), told.stderr
@@ -57,29 +63,29 @@ def test_devices_are_admitted_and_dismissed_while_rounds_go_on(tmp_path: Path) -
             change(out, "dismiss", 5, 0)
         with pytest.raises(RefusedForGood, match="device/4 may not change who belongs here; use the certificate of operator"):
             change(out, "admit", 4, 1, "device/4")
-        printed, said = up.communicate(timeout=180)
-        assert up.returncode == 0, said
+        wait_for(lambda: status_of(out, "device/2").get("activation", 0) >= 1, "device 2 takes no part")
+        wait_for(lambda: {step.actor for step in steps_in(out) if isinstance(step.event, Restored)} >= {"device/2", "device/4"})
+        stop(up)
+    end = finish_log(out)
     steps = list(LogReader(out / "events.jsonl"))
     changes = [(s.actor, s.event) for s in steps if isinstance(s.event, DeviceJoined | DeviceLeft)]
     there = [DeviceLeft(device=4), DeviceLeft(device=3), *(2 * [DeviceJoined(device=4), DeviceLeft(device=4)])[:3], DeviceLeft(device=5)]
     assert changes == [("server/0", DeviceJoined(device=2)), *(("server/1", event) for event in there)]
-    assert {s.actor for s in steps if isinstance(s.event, Restored)} >= {"device/2", "device/4"}
     assert any(isinstance(s.event, Uploaded) and s.event.device == 2 for s in steps)
     again = run("replay", out, "--exact", "--json")
     assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["digest"] == json.loads(printed.splitlines()[-1])["digest"]
+    assert json.loads(again.stdout)["digest"] == end["digest"]
 
 
 def test_who_is_available_is_drawn_among_those_who_are_left(tmp_path: Path) -> None:
     """It was drawn among the first members: with two of three left and two to be active, Sync-cloud waited for ever in most rounds."""
     out = tmp_path / "run"
-    table = job(run={"rounds": 12}, algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 2})
-    with running("up", write_job(tmp_path, table), "--time-scale", "0.05", "--out", out, "--json") as up:
-        wait_for(lambda: status_of(out, "coordinator").get("round", 0) >= 1, "no round")
+    table = job(run=ENDLESS, algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 2})
+    with running("up", write_job(tmp_path, table), "--time-scale", "0.05", "--out", out) as up:
+        go_on(out)
         assert change(out, "dismiss", 5, 1)
-        printed, said = up.communicate(timeout=120)
-        assert up.returncode == 0, said
-    assert json.loads(printed.splitlines()[-1])["rounds"] == 12
+        go_on(out, 8)
+        stop(up)
 
 
 def test_commands_refuse_what_cannot_be(tmp_path: Path) -> None:

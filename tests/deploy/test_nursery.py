@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from waiting import LIMIT_S, wait_for
 
 SCRIPT = """
 import os, signal, sys, time
@@ -21,17 +22,16 @@ def play(actor):
         os.kill(os.getpid(), signal.SIGKILL)
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    (folder / actor.replace('/', '-ready-')).touch()
     while not stopped:
         time.sleep(0.01)
     print('goodbye')
     return 0
 nursery = Nursery(play, folder / 'logs')
 nursery.start(['device/0', 'device/1', 'device/2'])
-deadline = time.monotonic() + 20
-while time.monotonic() < deadline and not (nursery.children['device/2'].restarts == 2 and nursery.children['device/1'].code == 21):
+while nursery.children['device/1'].code != 21 or len(list(folder.glob('*-ready-*'))) < 2:
     nursery.look()
     time.sleep(0.02)
-time.sleep(0.3)
 assert len(nursery.running) == 2, nursery.children
 assert nursery.restarts == 2
 assert nursery.memory_bytes() > 0
@@ -39,8 +39,16 @@ print(nursery.stop(['device/0', 'device/2']))
 """
 
 
+def state_of(pid: int) -> str:
+    """Empty when it has gone, Z when only its exit code is left."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def test_crashed_children_start_again_and_refused_ones_do_not(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "{'device/0': 0, 'device/2': 0}"
     assert len((tmp_path / "device-2").read_text().split()) == 3
@@ -48,20 +56,14 @@ def test_crashed_children_start_again_and_refused_ones_do_not(tmp_path: Path) ->
 
 
 def test_children_end_with_their_parent(tmp_path: Path) -> None:
-    script = SCRIPT.partition("deadline =")[0] + "time.sleep(60)"
+    script = SCRIPT.partition("while nursery.children")[0] + "time.sleep(10_000)"
     parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
     try:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "device-0").exists() or not (tmp_path / "device-0").read_text().endswith("\n"):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for((tmp_path / "device-ready-0").exists)
         child = int((tmp_path / "device-0").read_text())
-        time.sleep(0.2)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: state_of(child) in ("", "Z"), "the child has not ended")
     finally:
         parent.kill()
         parent.wait()

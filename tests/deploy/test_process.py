@@ -24,6 +24,7 @@ from fedbcd.engines.deploy.server_process import ServerProcess
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.protocol.messages import COORDINATOR, Activated, Actor, MixModels, ServerReady, Started, Woke
+from waiting import LIMIT_S, eventually
 
 
 def play(folder: Path, actor: Actor, scene: Callable[[Any], Awaitable[None]], rounds: int | None = None, init: bool = True) -> None:
@@ -44,12 +45,6 @@ def play(folder: Path, actor: Actor, scene: Callable[[Any], Awaitable[None]], ro
     asyncio.run(whole())
 
 
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not what():
-            await asyncio.sleep(0.005)
-
-
 def report(process: Process, server: int) -> Letter:
     ready = ServerReady(server=server, phase=0, iteration=0, model=f"z/{server}/0")
     return Letter(f"server/{server}", COORDINATOR, ready, process.role.blueprint.start.clone(), 0.0)
@@ -57,20 +52,21 @@ def report(process: Process, server: int) -> Letter:
 
 def test_an_event_that_has_begun_is_brought_to_its_end_without_the_connection_that_brought_it(folder: Path) -> None:
     async def scene(process: ServerProcess) -> None:
-        go, afters = threading.Event(), []
+        go, begun, afters = threading.Event(), threading.Event(), []
         process.after = lambda letters: afters.append(letters)  # type: ignore[method-assign]
 
         def slow(_: float) -> list[Letter]:
-            go.wait(20)
+            begun.set()
+            go.wait(LIMIT_S)
             return []
 
         task = asyncio.create_task(process.do(slow))
-        await asyncio.sleep(0.02)
+        await eventually(begun.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         go.set()
-        await until(lambda: afters == [[]])
+        await eventually(lambda: afters == [[]])
 
     play(folder, "server/0", scene)
 
@@ -102,10 +98,10 @@ def test_a_device_does_not_start_the_same_work_twice(folder: Path) -> None:
             arrives = asyncio.create_task(process.receive(start))
         await arrives
         async with process._turn:
-            await until(lambda: len(made) == 1)
+            await eventually(lambda: len(made) == 1)
             await asyncio.sleep(0.05)
             process.after([])  # what the end of any other event does
-        await until(lambda: role.machine.state.name == "UPLOADING")
+        await eventually(lambda: role.machine.state.name == "UPLOADING")
         await asyncio.sleep(0.05)
         assert len(made) == 1
 
@@ -140,11 +136,11 @@ def test_devices_are_told_of_a_phase_once_it_is_durable(folder: Path) -> None:
         def slow(now: float) -> list[Letter]:
             letters = process.role.tell(Started(), now)
             seen.set()
-            go.wait(20)
+            go.wait(LIMIT_S)
             return letters
 
         task = asyncio.create_task(process.do(slow))
-        await until(seen.is_set)
+        await eventually(seen.is_set)
         assert process.role.machine.phase == 0
         assert (process.status()["phase"], process._notice()["phase"], process._notice()["open"]) == (-1, -1, False)
         go.set()
@@ -287,7 +283,7 @@ def test_a_new_server_begins_when_its_coordinator_has_welcomed_it(folder: Path) 
         await asyncio.sleep(0)
         assert (process.role.machine.phase, process.waits_for(), process.has_timer(Started)) == (-1, "coordinator", False)
         await process.noticed(COORDINATOR, "round", {"round": 0})
-        await until(lambda: process.role.machine.phase == 0)
+        await eventually(lambda: process.role.machine.phase == 0)
         await process.noticed(COORDINATOR, "round", {"round": 1})
         assert (process.waits_for(), process.role.store.length) == ("devices", 1)
 

@@ -16,7 +16,8 @@ from fedbcd.engines.deploy.ask import ask_status
 from fedbcd.engines.deploy.certs import Authority
 from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.engines.deploy.up import free_ports
-from process_helpers import job, metrics_of, run, running, status_of, wait_for, write_job
+from process_helpers import job, metrics_of, run, running, status_of, write_job
+from waiting import ended, wait_for
 
 Processes = dict[str, Popen[str]]
 
@@ -64,7 +65,7 @@ def test_roles_start_answer_and_stop_cleanly(deployment: tuple[Path, Path, Proce
     assert "fedbcd_waiting_seconds_total{" in metrics_of(out, "device/0")
     for actor in ("device/0", "device/1", "server/0", "coordinator"):
         processes[actor].send_signal(signal.SIGTERM)
-        _, said = processes[actor].communicate(timeout=60)
+        _, said = ended(processes[actor])
         assert processes[actor].returncode == 0, said
         last = json.loads(said.splitlines()[-1])
         assert (last["what"], last["meaning"]) == ("ended", "DONE")
@@ -90,7 +91,7 @@ def test_rules_of_identity(deployment: tuple[Path, Path, Processes]) -> None:
     assert processes["device/0"].poll() is None
     other = out / "other"
     with running("device", file, "--id", "0", "--folder", other) as newest:
-        _, said = processes["device/0"].communicate(timeout=60)
+        _, said = ended(processes["device/0"])
         assert processes["device/0"].returncode == ExitCode.REPLACED, said
         wait_for(lambda: status_of(out, "server/0").get("devices") == 2, "the newest is not connected")
         wait_for(lambda: (ask_status(other / "device-0") or {}).get("activation", 0) >= 2, "the new disk was not put in step")

@@ -23,7 +23,8 @@ from fedbcd.engines.deploy.fedbcd_pb2 import Frame
 from fedbcd.engines.deploy.listener import Listener
 from fedbcd.engines.deploy.refusals import CredentialsError, Refused, RefusedForGood
 from fedbcd.engines.deploy.tls import Credentials, host_name, identity_of, is_loopback
-from wire_helpers import DEVICE, SERVER, Ear, dialer, down, eventually, linked, listener, make_authority, running, up
+from waiting import LIMIT_S, eventually
+from wire_helpers import DEVICE, SERVER, Ear, dialer, down, linked, listener, make_authority, running, up
 
 LINK = "/fedbcd.v1.Federation/Link"
 
@@ -164,7 +165,7 @@ def test_plain_text_on_the_tls_port_disturbs_nobody(authority: Authority) -> Non
                 reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
                 writer.write(words)
                 if words:
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(LIMIT_S):
                         assert len(await reader.read()) < 200  # a TLS alert, or nothing; then the end
                 writer.close()
                 await writer.wait_closed()
@@ -395,7 +396,7 @@ async def main():
     port = server.add_secure_port("127.0.0.1:0", Credentials(Path(sys.argv[1]), "server/3").for_listener())
     await server.start()
     print(port, flush=True)
-    await asyncio.sleep(60)
+    await asyncio.sleep(10_000)
 
 asyncio.run(main())
 """
@@ -410,7 +411,7 @@ def test_a_listener_survives_many_handshakes_at_once(authority: Authority) -> No
 
     def shake_hands(port: int) -> None:
         for _ in range(100):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as plain:
                 context.wrap_socket(plain).close()
 
     with subprocess.Popen([sys.executable, "-c", LISTENER, str(folder)], stdout=subprocess.PIPE, text=True) as listener:

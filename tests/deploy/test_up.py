@@ -11,22 +11,26 @@ from fedbcd.cli import app
 from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.experiments.job import parse
 from fedbcd.runfolder import read_tensors
-from process_helpers import job, kill, run, running, status_of, summary_of, wait_for, write_job
+from process_helpers import ENDLESS, end_soon, go_on, job, kill, run, running, status_of, stop, summary_of, write_job
+from waiting import ended
 
 
 def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: Path) -> None:
     """kill -9 of a coordinator, a server and a device in the middle; the run ends, and its log replays to its own digest."""
     out = tmp_path / "run"
-    file = write_job(tmp_path, job(run={"rounds": 14}, cloud={"name": "async", "first": 1}))
-    with running("up", file, "--time-scale", "0.1", "--out", out, "--json") as up:
-        for at, actor in ((2, "device/1"), (4, "server/1"), (6, "coordinator")):
-            wait_for(lambda at=at: status_of(out, "coordinator").get("round", 0) >= at, f"no round {at}")
+    file = write_job(tmp_path, job(run=ENDLESS, cloud={"name": "async", "first": 1}))
+    with running("up", file, "--time-scale", "0.1", "--out", out) as up:
+        for actor in ("device/1", "server/1", "coordinator"):
+            go_on(out, 2)
             kill(out, actor)
-        printed, said = up.communicate(timeout=120)
-        assert up.returncode == 0, said
-    summary = json.loads(printed.splitlines()[-1])
-    assert summary["rounds"] == 14
-    assert summary["deployment"]["restarts"] == 3
+        go_on(out)
+        stop(up)
+    rounds = end_soon(out)
+    done = run("up", "--resume", "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["rounds"] == rounds
+    assert summary["deployment"]["processes"] == 9
     again = run("replay", out, "--exact", "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["digest"] == summary["digest"]
@@ -35,20 +39,22 @@ def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: 
 def test_each_role_is_killed_once_and_the_digest_is_that_of_the_undisturbed_run(tmp_path: Path) -> None:
     """Where time decides nothing (Sync-cloud, all devices active, one per server), every x_i and z_n of a deployment that was hurt is
     bit for bit that of one that was not, and of the simulation."""
-    table = job(federation={"servers": 2, "devices": 1, "active": 1}, run={"rounds": 12, "max_batch": 1, "threads": 1})
-    file, hurt, whole = write_job(tmp_path, table), tmp_path / "hurt", tmp_path / "whole"
-    with running("up", file, "--time-scale", "0.2", "--out", hurt) as up:
-        for at, actor in ((2, "device/1"), (4, "server/0"), (6, "coordinator"), (8, "device/0"), (9, "server/1")):
-            wait_for(lambda at=at: status_of(hurt, "coordinator").get("round", 0) >= at, f"no round {at}")
+    table = job(federation={"servers": 2, "devices": 1, "active": 1}, run={**ENDLESS, "max_batch": 1, "threads": 1})
+    table["deploy"] = {"lost_s": [600.0, 3600.0]}  # nobody is given up, however slow the machine is
+    hurt, whole = tmp_path / "hurt", tmp_path / "whole"
+    with running("up", write_job(tmp_path, table), "--time-scale", "0.1", "--out", hurt) as up:
+        for actor in ("device/1", "server/0", "coordinator", "device/0", "server/1"):
+            go_on(hurt)
             kill(hurt, actor)
-        _, said = up.communicate(timeout=120)
-        assert up.returncode == 0, said
-    done = run("up", file, "--time-scale", "0.05", "--out", whole)
-    assert done.returncode == 0, done.stderr
+        go_on(hurt)
+        stop(up)
+    table["run"]["rounds"] = end_soon(hurt)
+    for arguments in (("--resume", "--out", hurt), (write_job(tmp_path, table), "--time-scale", "0.05", "--out", whole)):
+        done = run("up", *arguments)
+        assert done.returncode == 0, done.stderr
     parse(table)[0].start(tmp_path / "simulated")
     summaries = {name: summary_of(tmp_path / name) for name in ("hurt", "whole", "simulated")}
-    assert {name: summary["rounds"] for name, summary in summaries.items()} == dict.fromkeys(summaries, 12)
-    assert [summaries[name]["deployment"]["restarts"] for name in ("hurt", "whole")] == [5, 0]
+    assert {name: summary["rounds"] for name, summary in summaries.items()} == dict.fromkeys(summaries, table["run"]["rounds"])
     assert len({summary["digest"] for summary in summaries.values()}) == 1
     assert {(s["measure"], round(s["personal_accuracy"], 9)) for s in summaries.values()} == {
         ("own-shares", round(summaries["simulated"]["personal_accuracy"], 9))
@@ -63,16 +69,16 @@ def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
     Where a server has lost its store, --resume begins nothing, not even a process.
     """
     out = tmp_path / "run"
-    file = write_job(tmp_path, job(run={"rounds": 6}, algorithm={"name": "fedbcd-i", "device_step": 0.02, "steps": [1, 2]}))
+    file = write_job(tmp_path, job(run=ENDLESS, algorithm={"name": "fedbcd-i", "device_step": 0.02, "steps": [1, 2]}))
     with running("up", file, "--time-scale", "0.05", "--plain", "--out", out) as up:
-        wait_for(lambda: status_of(out, "coordinator").get("round", 0) >= 2, "no second round")
+        go_on(out, 2)
         up.terminate()
-        _, said = up.communicate(timeout=90)
+        _, said = ended(up)
         assert up.returncode == 130, said
         assert "--resume" in said
     assert not status_of(out, "server/0")
     asked = run("status", out, "--plain")
-    assert re.fullmatch(rf"stopped at round \d of 6; go on with fedbcd up --resume --out {re.escape(str(out))}\n", asked.stdout)
+    assert re.fullmatch(rf"stopped at round \d+ of 1000000; go on with fedbcd up --resume --out {re.escape(str(out))}\n", asked.stdout)
     assert (asked.returncode, asked.stderr) == (1, "")
     assert [json.loads(line)["code"] for line in (out / "logs" / "server-0.log").read_text().splitlines() if '"ended"' in line] == [0]
     store, logged = out / "state" / "server-1", (out / "logs" / "coordinator.log").read_text()
@@ -82,11 +88,12 @@ def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert getattr(lost.exception, "exit_code", None) == ExitCode.NO_STORE
     assert (store.exists(), (out / "logs" / "coordinator.log").read_text()) == (False, logged)
     (tmp_path / "mislaid").rename(store)
+    rounds = end_soon(out)
     done = run("up", "--resume", "--out", out, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 6
+    assert json.loads(done.stdout.splitlines()[-1])["rounds"] == rounds
     assert summary_of(out)["deployment"]["processes"] == 9
-    assert run("status", out, "--plain").stdout == "finished, 6 rounds; no role runs\n"
+    assert run("status", out, "--plain").stdout == f"finished, {rounds} rounds; no role runs\n"
 
 
 def test_up_refuses_what_cannot_be(tmp_path: Path) -> None:

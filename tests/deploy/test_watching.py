@@ -18,6 +18,7 @@ from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.metrics import Metrics, Mixing, totals
 from fedbcd.engines.deploy.timeouts import MULTIPLE, WINDOW, Patience, Timeouts
 from fedbcd.protocol.messages import MixModels
+from waiting import LIMIT_S
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -76,7 +77,7 @@ def test_the_coordinator_measures_staleness_and_disagreement() -> None:
 def _get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -6,8 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,58 +15,94 @@ from safetensors import SafetensorError, safe_open
 
 import fedbcd as fb
 from run_helpers import BCD, Answer, fedbcd, federation, hash_folder, log_lines, train, write_job
+from waiting import ended, wait_for
 
 MODEL = """
 import os, time
+from pathlib import Path
+from safetensors import safe_open
 from torch import nn
 
-class Slow(nn.Module):
+since = 0
+
+def stand_still():  # a few steps after the moment that the test waits for, until it lets go: so the moment cannot be missed
+    global since
+    folder = Path(os.environ["STAND_STILL_IN"])
+    reached = (folder / "events.jsonl").exists()
+    if (round_ := int(os.environ["STAND_STILL_AFTER"])) and reached:
+        try:
+            with safe_open(folder / "checkpoint.safetensors", framework="pt") as file:
+                reached = int(file.metadata()["round"]) >= round_
+        except FileNotFoundError:
+            reached = False
+    since += reached
+    while since > 10 and not Path("let-go").exists():
+        time.sleep(0.02)
+
+class Still(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(64, 10)
 
     def forward(self, x):
-        if self.training:
-            time.sleep(float(os.environ.get("PAUSE_S", "0")))
-        return self.layer(x.flatten(1))
+        if self.training and "STAND_STILL_IN" in os.environ:
+            stand_still()
+        return self.layer(x.flatten(1)).tanh()
 """
 JOBS: dict[str, dict[str, Any]] = {
     "fedbcd-sync": {"algorithm.name": "fedbcd", "cloud": {"name": "sync"}},
     "fedbcd-i-async": {"algorithm.name": "fedbcd-i", "cloud": {"name": "async", "first": 2}},
     "fedbcd-rigorous": {"algorithm.name": "fedbcd", "cloud": {"name": "rigorous", "first": 2}},
 }
-Moment = Callable[[Path], bool]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """After the checkpoint of a round, 0: as soon as there is a log. `further`: the log has grown since, so it is inside a later round."""
+
+    round: int
+    further: bool = False
+
+    def has_come(self, folder: Path) -> bool:
+        if not self.round:
+            return (folder / "events.jsonl").exists()
+        found = _checkpoint(folder)
+        grown = bool(found) and (folder / "events.jsonl").stat().st_size > int(found["log_bytes"])
+        return int(found.get("round", -1)) >= self.round and (grown or not self.further)
 
 
 # ------------------------------------------------------------------------------------------------------------- real processes
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model that can be told to be slow; slow only in the processes that are killed."""
-    (tmp_path / "slow_digits.py").write_text(MODEL)
+    """A folder with a model whose training stands still when it is told to, in the processes that are killed."""
+    (tmp_path / "still_digits.py").write_text(MODEL)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
 def _job(workplace: Path, name: str) -> Path:
-    changes = {"model.name": "slow_digits:Slow", "run": {"rounds": 12, "evaluate_every": 4, "checkpoint_every": 3}}
+    changes = {"model.name": "still_digits:Still", "run": {"rounds": 12, "evaluate_every": 4, "checkpoint_every": 3, "max_batch": 1}}
     return write_job(workplace / "job.toml", **changes, **JOBS[name])
 
 
-def _start(workplace: Path, *arguments: str | Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fedbcd.cli", "run", *map(str, arguments)]
-    environment = {**os.environ, "PAUSE_S": "0.03", "PYTHONPATH": str(workplace)}
+def _start(workplace: Path, folder: Path, moment: Moment, *arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fedbcd.cli", "run", "--out", str(folder), *map(str, arguments)]
+    still = {"STAND_STILL_IN": str(folder), "STAND_STILL_AFTER": str(moment.round)}
+    environment = {**os.environ, **still, "PYTHONPATH": str(workplace)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=workplace)
 
 
 def _interrupt(process: subprocess.Popen[str], folder: Path, moment: Moment, how: signal.Signals) -> str:
     """Wait for the moment, send the signal, and return what the process said on stderr."""
-    deadline = time.monotonic() + 120
-    while not moment(folder):
+
+    def has_come() -> bool:
         assert process.poll() is None, f"the run ended before the moment came: {process.communicate()}"
-        assert time.monotonic() < deadline, "the moment did not come"
-        time.sleep(0.005)
+        return moment.has_come(folder)
+
+    wait_for(has_come, "the moment")
     process.send_signal(how)
-    _, err = process.communicate(timeout=60)
+    (folder.parent / "let-go").touch()
+    _, err = ended(process)
     return err
 
 
@@ -79,25 +114,6 @@ def _checkpoint(folder: Path) -> dict[str, str]:
         return {}
 
 
-def _begun(folder: Path) -> bool:
-    return (folder / "events.jsonl").exists()
-
-
-def _at_round(round_: int) -> Moment:
-    return lambda folder: int(_checkpoint(folder).get("round", -1)) >= round_
-
-
-def _past_round(round_: int) -> Moment:
-    """The log has grown beyond the checkpoint: the process is somewhere inside a later round."""
-
-    def moment(folder: Path) -> bool:
-        found = _checkpoint(folder)
-        length = (folder / "events.jsonl").stat().st_size if _begun(folder) else 0
-        return int(found.get("round", -1)) >= round_ and length > int(found["log_bytes"])
-
-    return moment
-
-
 def _assert_same_run(folder: Path, expected: Path) -> None:
     for name in ("history.csv", "events.jsonl"):
         assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
@@ -106,9 +122,9 @@ def _assert_same_run(folder: Path, expected: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "moments"),
     [
-        ("fedbcd-sync", [_begun, _at_round(3)]),
-        ("fedbcd-i-async", [_past_round(3), _at_round(9)]),
-        ("fedbcd-rigorous", [_past_round(6)]),
+        ("fedbcd-sync", [Moment(0), Moment(3)]),
+        ("fedbcd-i-async", [Moment(3, further=True), Moment(9)]),
+        ("fedbcd-rigorous", [Moment(6, further=True)]),
     ],
     ids=JOBS,
 )
@@ -117,11 +133,12 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(workpla
     undisturbed = fedbcd("run", job, "--out", workplace / "undisturbed", "--json")
     folder = workplace / "killed"
     for number, moment in enumerate(moments):
-        process = _start(workplace, job, "--out", folder, *(["--resume"] if number else []))
+        process = _start(workplace, folder, moment, job, *(["--resume"] if number else []))
         _interrupt(process, folder, moment, signal.SIGKILL)
+        (workplace / "let-go").unlink()
         assert process.returncode == -signal.SIGKILL
         assert not (folder / "models.safetensors").exists()
-        assert bool(_checkpoint(folder)) is (moment is not _begun)
+        assert bool(_checkpoint(folder)) is bool(moment.round)
     resumed = fedbcd("run", "--resume", "--out", folder, "--json")  # its own config.toml says what it was
     assert resumed.code == 0, resumed.err
     assert resumed.summary["digest"] == undisturbed.summary["digest"]
@@ -133,8 +150,8 @@ def test_control_c_leaves_a_run_that_the_printed_command_finishes(workplace: Pat
     job = _job(workplace, "fedbcd-i-async")
     undisturbed = fedbcd("run", job, "--out", workplace / "undisturbed", "--json")
     folder = workplace / "a folder [with] odd letters"
-    process = _start(workplace, job, "--out", folder)
-    err = _interrupt(process, folder, _at_round(3), signal.SIGINT)
+    process = _start(workplace, folder, Moment(3), job)
+    err = _interrupt(process, folder, Moment(3), signal.SIGINT)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert not fb.Run.load(folder, _federation_of(job)).finished

@@ -24,7 +24,8 @@ from fedbcd.engines.deploy.server import ServerRole
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Started
-from wire_helpers import DEVICE, SERVER, eventually, linked, make_authority, up
+from waiting import LIMIT_S, eventually
+from wire_helpers import DEVICE, SERVER, linked, make_authority, up
 
 NAMES = ["wire", "device", "server", "events.jsonl", "job.toml", "models.safetensors", "store"]
 HALF_OPEN = int(os.environ.get("FEDBCD_HALF_OPEN", "1000"))
@@ -164,7 +165,7 @@ def test_a_bomb_that_inflates_is_refused_before_it_does(tmp_path: Path) -> None:
         async def scenario() -> list[dict[str, Any]]:
             async with linked(tmp_path) as (server, here, device, _):
                 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-                told, _ = await asyncio.to_thread(bomber.communicate, f"{server.port}\n", 60)
+                told, _ = await asyncio.to_thread(bomber.communicate, f"{server.port}\n", LIMIT_S)
                 grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
                 print(f"{told}{grown:.1f} MiB more")
                 assert grown < 20

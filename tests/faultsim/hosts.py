@@ -29,7 +29,7 @@ from fedbcd.protocol.messages import COORDINATOR, Actor
 
 SERVERS, PORT, NETWORK = 2, 7400, "10.77.0"
 HOSTS = (COORDINATOR, *(f"server/{n}" for n in range(SERVERS)), "devices")
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 CLONE_NEWNET = 0x40000000
 BAD = ("delay", "40ms", "20ms", "loss", "25%")
 
@@ -166,6 +166,8 @@ class Several:
             before = self.round()
             self.network.cut(host)
             time.sleep(seconds)
+            if host.startswith("server/"):
+                self.wait_for_round(before + 1)
             during = self.round() - before
             self.network.join(host)
             self._tell("cut", host, during)

@@ -12,7 +12,7 @@ def main(port: int, number: int) -> None:
     held = []
     for k in range(number):
         try:
-            one = socket.create_connection(("127.0.0.1", port), timeout=10)
+            one = socket.create_connection(("127.0.0.1", port), timeout=180)
         except OSError:
             break
         if k % 2:

@@ -49,6 +49,7 @@ def once(here: Here, folder: Path, role: Actor = "", point: Failpoint | None = N
             failpoints.arm(point, times=times, action=lambda: _die(marker))
 
     began = time.monotonic()
+    here.set_options(folder, lost_s=(600.0, 3600.0))  # nobody is given up, however slow the machine is
     restarts, replayed = play_to_the_end(here, folder, ROUNDS, before)
     store = FileStore(here.options(folder).folder_of(COORDINATOR), read_only=True)
     model = store.tensor(f"z/{ROUNDS}")

@@ -215,8 +215,8 @@ class Watched:
         }
 
 
-def drive(plan: Deployment, seconds: float, pid: int, every: float) -> dict[str, Any]:
-    """All clients, for a while."""
+def drive(plan: Deployment, seconds: float, pid: int, every: float, enough: Callable[[], bool]) -> dict[str, Any]:
+    """All clients, for a while, and until there is enough to see."""
     with crowd(plan) as pipes:
         began = time.monotonic()
         for pipe in pipes:
@@ -226,7 +226,7 @@ def drive(plan: Deployment, seconds: float, pid: int, every: float) -> dict[str,
         for pipe in pipes:
             pipe.send("begin")
         watched, told = Watched(pid), 1
-        while not watched.seen or watched.seen[-1][0] < seconds:
+        while not watched.seen or watched.seen[-1][0] < seconds or not enough():
             time.sleep(min(1.0, seconds / 10))
             watched.look()
             if watched.seen[-1][0] > told * every:
@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pid = hurt.nursery.children["server/0"].pid
         assert pid is not None
         try:
-            found = drive(plan, asked.seconds, pid, asked.every)
+            found = drive(plan, asked.seconds, pid, asked.every, lambda: hurt.look([]).coordinator.get("round", 0) >= 1)
             rounds = hurt.look([]).coordinator.get("round")
             who = {"servers": asked.servers, "devices": asked.devices, "rounds": rounds}
             print(json.dumps({**who, **found, "cpu": shares(causes)}))

@@ -16,7 +16,7 @@ from fedbcd.engines.replay import replay
 from fedbcd.experiments.deployed import deployment_of, one_job
 from fedbcd.protocol.messages import Actor
 
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 Before = Callable[[Actor], None]
 
 

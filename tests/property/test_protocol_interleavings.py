@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from exploring import examples
 from fedbcd.protocol import (
     AsyncCoordinator,
     Coordinator,
@@ -586,13 +587,7 @@ def _version(model: ModelRef) -> int:
 # ----------------------------------------------------------------------------------------------------------- strategies
 WEIGHTED = [*Op, *[Op.ADVANCE] * 8, *[Op.DELIVER] * 4, *[Op.SLOW] * 2]  # disturbances between stretches of progress
 STORM = st.lists(st.tuples(st.sampled_from(WEIGHTED), st.integers(0, 23)), min_size=20, max_size=60)
-THOROUGH = settings(
-    max_examples=900,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+THOROUGH = examples(900, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @st.composite

@@ -4,16 +4,17 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedbcd as fb
+from exploring import examples
 from fedbcd.algorithm import cloud
 from fedbcd.algorithm.projection import Ball, Box, Projection, Simplex
 from fedbcd.errors import ConfigError
 
-EXACT = settings(derandomize=True, deadline=None, max_examples=40)
+EXACT = examples(40)
 seeds = st.integers(0, 2**20)
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbcd as fb
+from exploring import examples
 from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.config import NESTED, build, check_keys, choose, convert, dump_toml, nearest, read_toml
 from fedbcd.describe import describe
@@ -18,7 +19,7 @@ from fedbcd.engines.simulate.delays import DELAYS
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.clouds import CLOUDS
 
-EXACT = settings(derandomize=True, deadline=None, max_examples=100)
+EXACT = examples(100)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,6 @@
 
 import json
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +19,8 @@ from fedbcd.report.view import read_run, run_view
 from fedbcd.runfolder import RunFolder
 from role_helpers import Roles, over
 from run_helpers import fedbcd, hash_folder, train
-from web_helpers import Site, serving, wait_until
+from waiting import wait_for
+from web_helpers import Site, serving
 
 TOKEN = "a-token-of-some-length"
 
@@ -193,33 +191,6 @@ def test_with_a_token_only_those_who_bring_it_are_answered(runs: Path) -> None:
         assert site.ask("/", headers={"Cookie": cookie.partition(";")[0]}).status == 200
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_the_command_serves_until_it_is_interrupted(host: str, runs: Path) -> None:
-    """A real process: its address on stderr, with a token where others could reach it; Ctrl-C ends it without a complaint."""
-    command = [sys.executable, "-m", "fedbcd.cli", "dashboard", str(runs), "--host", host, "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        found = re.fullmatch(r"dashboard at http://[^:]+:(\d+)/(?:\?token=(.*))?\n", line)
-        assert found is not None, line
-        site, token = Site(int(found[1])), found[2]
-        assert (token is None) == (host == "127.0.0.1")
-        wait_until(lambda: _answers(site))
-        assert site.ask("/api/runs").status == (200 if token is None else 401)
-        assert site.ask("/api/runs", headers={"Authorization": f"Bearer {token}"}).status == 200
-        process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
-    assert process.returncode == 0
-    assert "Traceback" not in rest
-
-
-def _answers(site: Site) -> bool:
-    try:
-        return site.ask("/").status > 0
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -383,7 +354,7 @@ def test_a_deployment_is_served_beside_runs(roles: Roles, runs: Path) -> None:
     deployment.start()
     try:
         with serving(make_app(Library([runs]), deployment)) as site:
-            wait_until(lambda: len(site.get("/api/view")["deployment"]) == 3)
+            wait_for(lambda: len(site.get("/api/view")["deployment"]) == 3)
             view = site.get("/api/view", runs=_key(site, "fedbcd-sync"))
             assert view["runs"][0]["key"] == "deployment"
             assert len(view["runs"]) == 2

@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import fedbcd as fb
+from exploring import examples
 from fedbcd.algorithm import draws
 from fedbcd.data.datasets import Scale
 from fedbcd.errors import ConfigError, DataError
 
-EXACT = settings(derandomize=True, deadline=None, max_examples=25)
+EXACT = examples(25)
 
 
 # ------------------------------------------------------------------------------------------------------------------- the digits

@@ -6,18 +6,19 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 import fedbcd as fb
+from exploring import examples
 from fedbcd.algorithm import draws
 from fedbcd.config import choose
 from fedbcd.describe import describe
 from fedbcd.engines.simulate.delays import DELAYS, Delay
 from fedbcd.errors import ConfigError
 
-EXACT = settings(derandomize=True, deadline=None, max_examples=60)
+EXACT = examples(60)
 KINDS: dict[str, Delay] = {
     "exponential": fb.Exponential(2.0),
     "weibull": fb.Weibull(shape=0.7, scale=3.0),

@@ -4,14 +4,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from exploring import examples
 from fedbcd.algorithm.device import Rows, Work, aspg, aspg_step, extrapolate, penalty_step, penalty_steps
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
 
-EXACT = settings(derandomize=True, deadline=None, max_examples=25)
+EXACT = examples(25)
 N, P = 4, 6
 SETS: dict[str, Projection] = {
     "none": NoProjection(),

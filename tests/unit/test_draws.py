@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from exploring import examples
 from fedbcd.algorithm import draws
 
 MODULUS = 1 << 64
-EXACT = settings(derandomize=True, deadline=None, max_examples=60)
+EXACT = examples(60)
 seeds = st.integers(-(2**70), 2**70)
 parts = st.lists(st.integers(0, 2**40), min_size=1, max_size=5)
 

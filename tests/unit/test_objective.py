@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedbcd as fb
+from exploring import examples
 from fedbcd.algorithm.objective import Gradients, Loss, Objective, _generators
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.traced import LONG, _does_nothing, product_in_two, trace
@@ -190,7 +191,7 @@ def test_loading_keeps_tied_weights_tied() -> None:
     assert module.decode.weight is module.encode.weight
 
 
-@settings(derandomize=True, deadline=None, max_examples=20)
+@examples(20)
 @given(shapes=st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=5), seed=st.integers(0, 1000))
 def test_any_shapes_survive_being_flat(shapes: list[list[int]], seed: int) -> None:
     torch.manual_seed(seed)

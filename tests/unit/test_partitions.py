@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from exploring import examples
 from fedbcd.algorithm import draws
 from fedbcd.cli import app
 from fedbcd.config import dump_toml
@@ -36,7 +37,7 @@ from fedbcd.data.shares import fill, parts, proportions
 from fedbcd.errors import ConfigError, DataError
 from fedbcd.experiments.job import parse
 
-EXACT = settings(derandomize=True, deadline=None, max_examples=40)
+EXACT = examples(40)
 TARGETS = torch.arange(600) * 7 % 10  # sixty of each label
 WRITERS = (np.arange(600) * 13) % 24
 KINDS: dict[str, Partitioner] = {

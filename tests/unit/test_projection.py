@@ -5,15 +5,16 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from exploring import examples
 from fedbcd.algorithm.projection import PROJECTIONS, Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 
-EXACT = settings(derandomize=True, deadline=None, max_examples=8)
+EXACT = examples(8)
 P = 7
 SETS: dict[str, Projection] = {
     "none": NoProjection(),

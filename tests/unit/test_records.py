@@ -10,10 +10,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from exploring import examples
 from fedbcd.describe import describe
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import LogReader, LogWriter, Transition, decode, encode
@@ -22,7 +23,7 @@ from fedbcd.protocol import messages
 from fedbcd.protocol.messages import Absorb, Command, Event, MixModels, Send, Started, StepModel, Trained, Uploaded, Woke
 from fedbcd.runfolder import read_tensors, write_tensors
 
-EXACT = settings(derandomize=True, deadline=None, max_examples=60)
+EXACT = examples(60)
 floats = st.floats()
 rows = st.builds(Row, st.integers(0, 10**6), floats, st.integers(0, 10**9), floats, floats, floats, floats, floats)
 
@@ -140,7 +141,7 @@ def message_of(kind: type) -> st.SearchStrategy[Any]:
 
 
 @every_kind
-@settings(derandomize=True, deadline=None, max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_every_message_survives_being_recorded(kind: type, data: st.DataObject) -> None:
     message = data.draw(message_of(kind))

@@ -14,7 +14,7 @@ import fedbcd as fb
 from fedbcd.errors import ConfigError
 from fedbcd.trackers import MLflow, TensorBoard, Tracker, WandB, tracker
 from run_helpers import fedbcd, train, write_job
-from web_helpers import wait_until
+from waiting import wait_for
 
 SETTINGS = {"title": "small", "algorithm": {"name": "fedbcd", "penalty": 1.0}}
 
@@ -77,7 +77,7 @@ def test_wandb_reads_back_the_history(tmp_path: Path, monkeypatch: pytest.Monkey
     expected = _train(WandB("ours", folder=tmp_path, mode="offline", name="small", settings=SETTINGS))
     (log,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     found: dict[str, dict[int, float]] = {}
-    wait_until(lambda: len(_wandb_rows(log)) == len(expected["clock"]))  # the library's service may write a moment after the end
+    wait_for(lambda: len(_wandb_rows(log)) == len(expected["clock"]))  # the library's service may write a moment after the end
     for step, values in _wandb_rows(log):
         for key, value in values.items():
             found.setdefault(key, {})[step] = value
