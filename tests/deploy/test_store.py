@@ -72,7 +72,7 @@ def test_a_replaced_and_a_dropped_tensor_leave_no_file(folder: Path) -> None:
 
 
 def test_a_renamed_tensor_keeps_its_file_whatever_takes_its_name(folder: Path) -> None:
-    store = FileStore(folder)
+    store = FileStore(folder, begin=True)
     store.save("x", MODEL)
     store.commit()
     (file,) = files(folder)

@@ -40,6 +40,9 @@ class Fault(Enum):
     OLD_STORE = "a server or the coordinator comes up with an old copy of its disk; later its own is put back"
 
 
+APART = (Fault.LOST_STORE, Fault.OLD_STORE, Fault.SPOILED)  # drawn by themselves
+
+
 @dataclass(frozen=True)
 class Planned:
     """One fault."""
@@ -112,12 +115,13 @@ class Schedule:
         active = chance.randint(1, members)
         left_out = [Fault.LOST_DISK, Fault.OLD_BACKUP] if CASES[case][1].offline else []
         left_out += [Fault.CHANGE] if members == 1 else []  # the last member of a server cannot leave
-        kinds = [fault for fault in Fault if fault not in (*left_out, Fault.LOST_STORE, Fault.OLD_STORE)]
+        kinds = [fault for fault in Fault if fault not in (*left_out, *APART)]
         chosen = chance.sample(kinds, chance.randint(1, len(kinds)))  # few kinds often, so that each also comes alone
         late = frozenset(d for d in range(SERVERS * members) if d % members and Fault.CHANGE in chosen and chance.random() < 0.3)
         plan = blueprint_of(case, members, active, late)
         faults = [_draw(chance, chance.choice(chosen), plan) for _ in range(chance.randint(2, 14))]
         faults += _wrong_stores(random.Random(f"stores {seed}"))
+        faults += _spoiled(random.Random(f"spoiled {seed}"), plan)
         together = chance.choice([0.0, 0.05, 0.3])
         return cls(seed, case, members, active, late, together, tuple(sorted(faults, key=lambda planned: planned.at)))
 
@@ -135,6 +139,12 @@ def _wrong_stores(chance: random.Random) -> list[Planned]:
         Planned(round(chance.uniform(0.0, UNTIL), 3), fault, chance.choice(actors), round(chance.uniform(0.2, 2.0), 2), chance.random())
         for fault in faults
     ]
+
+
+def _spoiled(chance: random.Random, plan: Blueprint) -> list[Planned]:
+    """Drawn apart as well: a third of the seeds have them."""
+    count = chance.randint(1, 3) if chance.random() < 1 / 3 else 0
+    return [_draw(chance, Fault.SPOILED, plan) for _ in range(count)]
 
 
 def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from faultsim.schedule import Fault, Planned
 from fedbcd.errors import ProtocolError
 from fedbcd.eventlog import Transition
-from fedbcd.protocol.messages import COORDINATOR, Acknowledged, Actor, Send, Uploaded, device_actor, number_of
+from fedbcd.protocol.messages import COORDINATOR, Acknowledged, Actor, Declined, Send, Uploaded, Withdrawn, device_actor, number_of
 
 if TYPE_CHECKING:
     from faultsim.world import Node, World
@@ -103,7 +103,7 @@ class Stores:
         """Why a guest has to be refused: one of the two has lost what was acknowledged. Read from the logs, from their start."""
         number = number_of(guest)
         if host.actor != COORDINATOR:
-            last = max((step.event.activation for step in host.disk.log if _acknowledges(step, number)), default=-1)
+            last = max((step.event.activation for step in host.disk.log if _is_over(step, number)), default=-1)
             return f"{host.actor} let {guest} in, which is ahead of it" if hello["activation"] > last + 1 else ""
         if host.disk.facts_.get(f"store/{number}", hello["store"]) != hello["store"]:
             return f"{host.actor} let {guest} in with another store than before"
@@ -111,9 +111,10 @@ class Stores:
         return f"{host.actor} let {guest} in, whose store is an old one" if hello["phase"] < reported else ""
 
 
-def _acknowledges(step: Transition, device: int) -> bool:
-    """Whether this is an upload of a device that was accepted."""
+def _is_over(step: Transition, device: int) -> bool:
+    """Whether an activation of a device was accepted or declined."""
     event = step.event
-    if not isinstance(event, Uploaded) or event.device != device:
+    if not isinstance(event, Uploaded | Withdrawn) or event.device != device:
         return False
-    return Send(to=device_actor(device), message=Acknowledged(activation=event.activation)) in step.commands
+    answers = [c.message for c in step.commands if isinstance(c, Send) and c.to == device_actor(device)]
+    return any(isinstance(answer, Acknowledged | Declined) and answer.activation == event.activation for answer in answers)

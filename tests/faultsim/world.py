@@ -274,7 +274,7 @@ class World:
         fate = self._fates[key]
         if fate is None:
             return done
-        self._count(Fault.SPOILED)
+        self.count(Fault.SPOILED)
         if fate is Failed or not isinstance(done.event, Trained):
             return replace(done, event=Failed(session=done.work.session), x=node.role.x, prev=node.role.prev)
         self.spoiled.add(handle)
