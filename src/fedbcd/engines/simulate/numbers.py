@@ -6,9 +6,11 @@ devices, not the population. Training is due only when its result is read: all t
 """
 
 import hashlib
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -75,11 +77,8 @@ class StackedNumbers:
         storage: torch.dtype,
         make_rows: MakeRows | None = None,
     ) -> None:
-        """`start` is x(0); devices in `late` join later and are not counted before; personal models are kept as `storage`.
-
-        `make_rows` keeps them elsewhere than in a tensor.
-
-        A device rounds its model to `storage` at the end of a session, and what it keeps is what it uploads.
+        """`start` is x(0); devices in `late` join later and are not counted before; personal models are kept as `storage`,
+        elsewhere than in a tensor if `make_rows` says so. A device rounds its model to `storage` at the end of a session, and what it keeps is what it uploads.
         """
         self.workers: Workers = OneWorker()
         self.algorithm = algorithm
@@ -182,9 +181,8 @@ class StackedNumbers:
 
     def _finished(self, device: int, event: Trained) -> None:
         work = self._at_work.pop(device)
-        if (device, event.activation) in self._undone:
-            return
-        self._pending.append(Job(device, work.session, event.steps, work.model, offline=False, activation=event.activation))
+        if (device, event.activation) not in self._undone:
+            self._pending.append(Job(device, work.session, event.steps, work.model, offline=False, activation=event.activation))
 
     def _open(self, server: int) -> None:
         if self.algorithm.counts == "active":
@@ -248,20 +246,20 @@ class StackedNumbers:
         if self.algorithm.counts != "members":
             return
         last = self.last_counted(command.device)
-        if not command.anew:
+        if command.anew:
+            self._keep_report(server)
+            self._stale.add(server)  # several may leave at once
+        else:
             self._count(server, command.device, last, -1.0)
-            return
-        self._keep_report(server)
-        self._stale.add(server)  # several may leave at once
 
     def _form_anew(self) -> None:
         """Sums from the contributions of those who are members, in order, whatever was lost by rounding before."""
         for server in sorted(self._stale):
             members = [device for device in sorted(self._homes[server]) if device not in self._absent]
             self.total_VF[server] = self.sum_counted(members)
-            self.weight_V[server] = 0.0
-            for device in members:
-                self.weight_V[server] += self.weights[device]
+            self.weight_V[server] = reduce(
+                operator.add, (self.weights[device] for device in members), 0.0
+            )  # one by one, as a deployment does
         self._stale.clear()
 
     def sum_counted(self, devices: Iterable[int]) -> Tensor:
