@@ -57,9 +57,7 @@ def _replayed(
         )
     numbers = settings.numbers(federation, device)
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    restored, undone = _looked_ahead(reader.path)
-    numbers.remember(restored)
-    numbers.leave_out(undone)
+    numbers.remember(*_looked_ahead(reader.path))
     recorded = _Recorded(reader.path, settings.algorithm.steps)
     driver = Driver(settings.machines(federation), numbers, recorded)
     for step in reader:

@@ -77,8 +77,9 @@ class StackedNumbers:
         storage: torch.dtype,
         make_rows: MakeRows | None = None,
     ) -> None:
-        """`start` is x(0); devices in `late` join later and are not counted before; personal models are kept as `storage`,
-        elsewhere than in a tensor if `make_rows` says so. A device rounds its model to `storage` at the end of a session, and what it keeps is what it uploads.
+        """`start` is x(0); devices in `late` join later and are not counted before; personal models are kept as `storage`.
+
+        `make_rows` keeps them elsewhere than in a tensor. A device rounds its model at the end of a session, and uploads what it keeps.
         """
         self.workers: Workers = OneWorker()
         self.algorithm = algorithm
@@ -130,14 +131,14 @@ class StackedNumbers:
                 self.weight_V[n] = sum(self.weights[i] for i in members if i not in late)
                 self.total_VF[n] = self.weight_V[n] * start.double()
 
-    def remember(self, devices: Iterable[int]) -> None:
-        """Keep the last accepted model of these devices, from the start: they will be put in step by `Restored`."""
+    def remember(self, devices: Iterable[int], undone: Collection[tuple[int, int]] = ()) -> None:
+        """Keep the last accepted model of these devices, from the start: they will be put in step by `Restored`.
+
+        Activations that will be `undone`, (device, number), change nothing, so they are not computed.
+        """
+        self._undone = undone
         if self.algorithm.personal:
             self._contribution = {device: self.x_NF[device].clone() for device in devices}
-
-    def leave_out(self, undone: Collection[tuple[int, int]]) -> None:
-        """Activations, (device, number), that will be declined: they change nothing, so they are not computed."""
-        self._undone = undone
 
     # ------------------------------------------------------------------------------------------------------------ transitions
     def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
@@ -257,9 +258,7 @@ class StackedNumbers:
         for server in sorted(self._stale):
             members = [device for device in sorted(self._homes[server]) if device not in self._absent]
             self.total_VF[server] = self.sum_counted(members)
-            self.weight_V[server] = reduce(
-                operator.add, (self.weights[device] for device in members), 0.0
-            )  # one by one, as a deployment does
+            self.weight_V[server] = reduce(operator.add, (self.weights[device] for device in members), 0.0)  # one by one
         self._stale.clear()
 
     def sum_counted(self, devices: Iterable[int]) -> Tensor:
