@@ -269,7 +269,6 @@ class StackedNumbers:
         return total
 
     def _counted(self, device: int) -> Tensor:
-        """What this device contributes to its server's sum at present."""
         upload = self._uploads.get(device)
         return self.x_NF[device] if upload is None or upload.before is None else upload.before
 
