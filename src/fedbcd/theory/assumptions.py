@@ -91,9 +91,9 @@ def connectivity(servers: int, edges: Sequence[Sequence[tuple[int, int]]], sourc
 
 # --------------------------------------------------------------------------------------------------------------- Assumption 2
 WITHOUT_D_X = (
-    "X is not bounded, so whatever holds D_X says nothing: all three lines of Theorem 1 (A_1, A_2, B_1, B_2, C), C_1 to C_10, and the gap, "
-    "in whose place certificates have the norm of the gradient mapping. What needs no D_X is left: that steps descend, up to the noise and "
-    "the spread of the servers, so that with Sync-cloud and exact gradients the gradients and the pull go to 0"
+    "X is not bounded, so what holds D_X says nothing: all three lines of Theorem 1, and the gap; "
+    "certificates have the norm of the gradient mapping in its place. What is left: steps descend, up to noise and spread; "
+    "with Sync-cloud and exact gradients, gradients and pull go to 0"
 )
 
 
