@@ -99,8 +99,10 @@ class Town:
     stopped: int = 0  # how often a role died at a failpoint
     limits: Limits = field(default_factory=Limits)
     declined: list[CheckFailed] = field(default_factory=list)  # why what had come was not taken, though that it came had consequences
+    offsets: dict[Actor, float] = field(default_factory=dict)  # by how many seconds clocks are wrong
 
     def __post_init__(self) -> None:
+        self.acting = ""
         self.settings = replace(self.settings, max_batch=1)
         self.blueprint = Blueprint.of(self.settings, self.federation)
         self.late = set(self.settings.joins)
@@ -180,12 +182,17 @@ class Town:
             self.kill(actor)
 
     def tick(self) -> float:
+        """A moment later; by the clock of the role that acts."""
         self.now += 1e-3
-        return self.now
+        return self.by_clock_of(self.acting)
+
+    def by_clock_of(self, actor: Actor) -> float:
+        return self.now + self.offsets.get(actor, 0.0)
 
     # --------------------------------------------------------------------------------------------------------------- delivery
     def do(self, actor: Actor, act: Callable[[], list[Letter]]) -> None:
         """Let a role act; at a failpoint it dies, and is started again."""
+        self.acting = actor
         try:
             letters = act()
         except ProtocolError as error:

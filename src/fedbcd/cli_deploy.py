@@ -458,10 +458,10 @@ def _nobody(file: Path, silent: list[dict[str, Any]]) -> str:
 
 
 def _status_table(found: list[dict[str, Any]]) -> Table:
-    table = Table("role", "round or phase", "clock", "peers", "waits for", box=None, header_style="bold")
+    table = Table("role", "round or phase", "clock", "peers", "waits for", "clocks that are off", box=None, header_style="bold")
     for status in found:
         if "error" in status:
-            table.add_row(status["actor"], "-", "-", "-", status["error"])
+            table.add_row(status["actor"], "-", "-", "-", status["error"], "")
             continue
         table.add_row(
             status["actor"],
@@ -469,5 +469,16 @@ def _status_table(found: list[dict[str, Any]]) -> Table:
             f"{status['clock']:.1f}",
             str(status["peers"]),
             status["waits_for"],
+            _clocks(status),
         )
     return table
+
+
+def _clocks(status: dict[str, Any]) -> str:
+    """Whose clock is off by more than a few seconds: that of a role's own machine, or of the worst of its peers."""
+    from fedbcd.engines.deploy.clock import OFF_S
+
+    own, skew = status.get("clock_ahead", 0.0), status.get("clock_skew", 0.0)  # older roles do not say
+    parts = [f"own log {own:+,.0f} s"] if abs(own) > OFF_S else []
+    parts += [f"{status['clock_skew_of']} {skew:+,.0f} s"] if abs(skew) > OFF_S else []
+    return ", ".join(parts)

@@ -218,7 +218,9 @@ def test_listeners_learn_how_long_peers_take_to_answer_and_hang_up_on_those_that
             await process.heard(new, "pong", pings[new])
         assert process.timeouts.peer.seconds() == 12.0 < before
         await process.heard(new, "ping", {"number": 5})
-        assert links.told[-1] == (new, "pong", {"number": 5})
+        peer, kind, body = links.told[-1]
+        assert (peer, kind, body["number"]) == (new, "pong", 5)
+        assert body["clock"] == pytest.approx(process.now(), abs=60.0)
         with pytest.raises(CheckFailed, match="gave a notice that cannot be"):
             await process.heard(new, "ping", {"number": -5.5})
         await beat()

@@ -15,7 +15,7 @@ SEEDS, PART = 2000, 500
 CAUGHT_BY = {
     "no_file_sync": 0,
     "no_folder_sync": 0,
-    "commit_before_the_files": 6,
+    "commit_before_the_files": 11,
     "answer_before_commit": 0,
     "remove_before_commit": 0,
     "a_group_is_answered_before_its_commit": 0,
@@ -34,6 +34,8 @@ CAUGHT_BY = {
     "work_is_not_resumed": 6,
     "clock_follows_the_wall": 0,
     "clock_is_forgotten": 55,
+    "peers_carry_the_clock": 1,
+    "logs_are_merged_by_time_alone": 1,
     "sum_is_saved_too_late": 32,
     "snapshot_without_the_sum": 10,
     "snapshot_skips_an_event": 1,

@@ -3,6 +3,7 @@
 `check` reads what every role has made durable (its log) and every letter that was ever sent, and raises `Violation`.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from faultsim.world import FAR, Violation, World, trained
 from fedbcd.engines.deploy.blueprint import Blueprint
+from fedbcd.engines.deploy.clock import AHEAD_S
 from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.order import Order
 from fedbcd.eventlog import Transition
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud, RigorousCloud
 from fedbcd.protocol.messages import (
@@ -25,13 +28,16 @@ from fedbcd.protocol.messages import (
     AdoptModel,
     Declined,
     Dismiss,
+    Event,
     GlobalUpdated,
+    Isolated,
     Mixed,
     MixModels,
     OfflineTrained,
     OpenPhase,
     Pull,
     Restored,
+    Resumed,
     Send,
     ServerReady,
     StepGlobal,
@@ -49,6 +55,19 @@ from fedbcd.protocol.messages import (
 
 CLOSE = 1e-5
 LARGEST = 1e3  # of what honest training gives here
+HEARD = (
+    Activated,
+    Acknowledged,
+    Declined,
+    Restored,
+    UpdateRequested,
+    Uploaded,
+    Resumed,
+    ServerReady,
+    Mixed,
+    GlobalUpdated,
+    Isolated,
+)
 Log = Sequence[Transition]
 
 
@@ -63,7 +82,10 @@ def check(world: World) -> None:
     logs = {actor: tuple(node.disk.log) for actor, node in world.nodes.items()}
     lost = {actor for actor, node in world.nodes.items() if node.was_reset}
     wire = Wire(world.sent)
+    right = {actor for actor, node in world.nodes.items() if node.is_right}
     servers = _check_logs(world.plan, logs, world.sent, lost, wire)
+    check_causes(world.sent, logs, right)
+    check_nobody_is_carried_along({actor: logs[actor] for actor in right}, world.now)
     check_final(world, logs, lost, servers, wire)
 
 
@@ -73,9 +95,7 @@ def check_logs(plan: Blueprint, logs: Mapping[Actor, Log]) -> None:
         Letter(_speaker(plan, actor, step.event), actor, step.event, None, 0.0)
         for actor, log in logs.items()
         for step in log
-        if isinstance(
-            step.event, Activated | Acknowledged | Declined | Restored | UpdateRequested | Uploaded | ServerReady | Mixed | GlobalUpdated
-        )
+        if isinstance(step.event, HEARD)
     ]
     _check_logs(plan, logs, heard, set(), _Unseen(plan))
 
@@ -85,13 +105,14 @@ def _speaker(plan: Blueprint, actor: Actor, event: Any) -> Actor:
         return f"server/{plan.home_of(number_of(actor))}"
     if isinstance(event, ServerReady):
         return f"server/{event.server}"
-    return COORDINATOR if isinstance(event, Mixed | GlobalUpdated) else f"device/{event.device}"
+    return COORDINATOR if isinstance(event, Mixed | GlobalUpdated | Isolated) else f"device/{event.device}"
 
 
 def _check_logs(
     plan: Blueprint, logs: Mapping[Actor, Log], letters: Sequence[Letter], lost: set[Actor], wire: "Wire"
 ) -> dict[int, "ServerStory"]:
-    check_times(letters, logs)
+    check_times(logs)
+    check_order(plan, logs, lost)
     check_letters_are_durable(letters, {actor: log for actor, log in logs.items() if actor not in lost})
     servers = {n: check_server(plan, n, logs[f"server/{n}"], wire) for n in range(len(plan.servers))}
     check_coordinator(plan, logs[COORDINATOR], wire)
@@ -166,20 +187,63 @@ class _Unseen(Wire):
 
 
 # ------------------------------------------------------------------------------------------------------------- of all roles
-def check_times(letters: Iterable[Letter], logs: Mapping[Actor, Log]) -> None:
-    """A role's time only goes forward, and what it heard was said before."""
-    said: dict[tuple[Actor, Any], float] = {}
-    for letter in letters:
-        key = (letter.to, letter.event)
-        said[key] = min(said.get(key, letter.clock), letter.clock)
+def check_times(logs: Mapping[Actor, Log]) -> None:
+    """A role's time only goes forward."""
     for actor, log in logs.items():
         before = -1.0
         for step in log:
             if not (step.time > before):
                 raise Violation(f"the clock of {actor} went from {before} to {step.time}")
+            before = step.time
+
+
+def check_causes(letters: Iterable[Letter], logs: Mapping[Actor, Log], right: set[Actor]) -> None:
+    """Where the clocks of two are right, what one heard was said before."""
+    said: dict[tuple[Actor, Any], float] = {}
+    for letter in letters:
+        if letter.sender in right:
+            key = (letter.to, letter.event)
+            said[key] = min(said.get(key, letter.clock), letter.clock)
+    for actor in right:
+        for step in logs[actor]:
             if not (step.time > said.get((actor, step.event), -1.0)):
                 raise Violation(f"{actor} heard {step.event} before it was said")
-            before = step.time
+
+
+def check_nobody_is_carried_along(logs: Mapping[Actor, Log], now: float) -> None:
+    """Whoever's clock is right records times that are right, whatever those of its peers say."""
+    for actor, log in logs.items():
+        if log and log[-1].time > now + 2 * AHEAD_S:
+            raise Violation(f"the clock of {actor} was carried to {log[-1].time}, though it is {now}")
+
+
+def check_order(plan: Blueprint, logs: Mapping[Actor, Log], lost: set[Actor]) -> None:
+    """The merged log has every line, each role's in order, at times that do not go back; and nothing is heard before it is said."""
+    order = Order(plan.home_of)
+    for actor, log in logs.items():
+        order.add(actor, log)
+    lines = order.due(math.inf)
+    for actor, log in logs.items():
+        if [(line.event, line.commands) for line in lines if line.actor == actor] != [(step.event, step.commands) for step in log]:
+            raise Violation(f"the merged log has not the lines of {actor}")
+    said: set[tuple[Actor, Event]] = set()
+    before = -math.inf
+    for line in lines:
+        if line.time < before:
+            raise Violation(f"the merged log goes back from {before} to {line.time}")
+        before = line.time
+        is_heard = isinstance(line.event, (*HEARD, Withdrawn)) and _speaker(plan, line.actor, line.event) not in lost
+        if is_heard and not any((line.actor, event) in said for event in _as_said(line.event)):
+            raise Violation(f"in the merged log {line.actor} hears {line.event} before it is said")
+        said |= {(command.to, command.message) for command in line.commands if isinstance(command, Send)}
+
+
+def _as_said(event: Event) -> list[Event]:
+    """What a device has said; where its upload was refused, its server notes that it was withdrawn."""
+    if not isinstance(event, Withdrawn):
+        return [event]
+    handle = upload_ref(event.device, event.activation, event.incarnation)
+    return [event, Uploaded(device=event.device, activation=event.activation, model=handle)]
 
 
 def check_letters_are_durable(letters: Iterable[Letter], logs: Mapping[Actor, Log]) -> None:

@@ -13,7 +13,7 @@ from faultsim.disk import Disk
 from faultsim.run import run
 from faultsim.schedule import Schedule
 from fedbcd.algorithm import cloud
-from fedbcd.engines.deploy import clock, coordinator, device, server, snapshot, store
+from fedbcd.engines.deploy import clock, coordinator, device, order, server, snapshot, store
 from fedbcd.engines.deploy.checks import CheckFailed
 from fedbcd.engines.deploy.role import Role
 from fedbcd.protocol import Device, Server
@@ -247,6 +247,16 @@ def clock_is_forgotten() -> Any:
     return patch.object(Role, "_recover", recover)
 
 
+def peers_carry_the_clock() -> Any:
+    """A letter from the far future takes its receiver along."""
+    return patch.object(clock.HybridClock, "after", lambda self, sent, now: self.at(max(now, sent + clock.TICK)))
+
+
+def logs_are_merged_by_time_alone() -> Any:
+    """A role whose clock is wrong hears what nobody has said."""
+    return patch.object(order.Order, "_cause", lambda *_: None)
+
+
 def sum_is_saved_too_late() -> Any:
     """The note of which transitions the saved sum holds is one ahead."""
     whole = server.ServerRole._checkpoint
@@ -417,6 +427,8 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         work_is_not_resumed,
         clock_follows_the_wall,
         clock_is_forgotten,
+        peers_carry_the_clock,
+        logs_are_merged_by_time_alone,
         sum_is_saved_too_late,
         snapshot_without_the_sum,
         snapshot_skips_an_event,

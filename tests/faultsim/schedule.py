@@ -15,6 +15,7 @@ from fedbcd.protocol.messages import COORDINATOR, device_actor, server_actor
 
 UNTIL = 4.0  # seconds of trouble
 STRUCK = 0.35  # of the seeds have wrong stores
+MINUTES, DAYS, YEARS = 1e3, 1e6, 1e9  # seconds that a clock may leap by, at most
 
 
 class Fault(Enum):
@@ -30,6 +31,7 @@ class Fault(Enum):
     CRASH_AT_STEP = "a role dies at a named step inside an event; what was not synced is lost or torn"
     FULL_DISK = "a disk is full for a while"
     CLOCK_JUMP = "a clock jumps"
+    CLOCK_LEAP = "a clock is wrong by minutes, days or years for a while, and the role begins with it, or goes on"
     PAUSE = "a process stands still and goes on"
     GIVE_UP = "a server takes a working device for lost"
     LOST_DISK = "a device comes back with an empty disk"
@@ -40,7 +42,7 @@ class Fault(Enum):
     OLD_STORE = "a server or the coordinator comes up with an old copy of its disk; later its own is put back"
 
 
-APART = (Fault.LOST_STORE, Fault.OLD_STORE, Fault.SPOILED)  # drawn by themselves
+APART = (Fault.LOST_STORE, Fault.OLD_STORE, Fault.SPOILED, Fault.CLOCK_LEAP)  # drawn by themselves
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class Schedule:
         faults = [_draw(chance, chance.choice(chosen), plan) for _ in range(chance.randint(2, 14))]
         faults += _wrong_stores(random.Random(f"stores {seed}"))
         faults += _spoiled(random.Random(f"spoiled {seed}"), plan)
+        faults += _leaps(random.Random(f"leaps {seed}"), plan)
         together = chance.choice([0.0, 0.05, 0.3])
         return cls(seed, case, members, active, late, together, tuple(sorted(faults, key=lambda planned: planned.at)))
 
@@ -147,6 +150,11 @@ def _spoiled(chance: random.Random, plan: Blueprint) -> list[Planned]:
     return [_draw(chance, Fault.SPOILED, plan) for _ in range(count)]
 
 
+def _leaps(chance: random.Random, plan: Blueprint) -> list[Planned]:
+    """Drawn apart as well: half of the seeds have them."""
+    return [_draw(chance, Fault.CLOCK_LEAP, plan) for _ in range(chance.choice([0, 0, 0, 1, 2, 4]))]
+
+
 def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
     actors = [COORDINATOR, *(server_actor(n) for n in range(SERVERS)), *(device_actor(d) for d in range(plan.devices))]
     where, amount, point = chance.choice(actors), chance.random(), None
@@ -161,4 +169,6 @@ def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
             where = device_actor(chance.randrange(plan.devices))
         case Fault.CLOCK_JUMP:
             amount = chance.choice([-1, 1]) * 10 ** chance.uniform(-3, 4)
+        case Fault.CLOCK_LEAP:
+            amount *= chance.choice([-1, 1]) * chance.choice([MINUTES, DAYS, YEARS])
     return Planned(round(chance.uniform(0.0, UNTIL), 3), fault, where, round(chance.uniform(0.05, 1.5), 2), round(amount, 3), point)

@@ -92,6 +92,8 @@ class Node:
     disk: Disk
     role: Any = None
     offset: float = 0.0
+    leap: float = 0.0  # as `offset`, for a while
+    is_right: bool = True  # its clock, all the time
     paused_until: float = 0.0
     doomed: Planned | None = None  # dies at a step of an event to come
     patience: int = 0
@@ -203,7 +205,7 @@ class World:
         node.committed = node.role.store.length
 
     def _time(self, node: Node) -> float:
-        return max(self.now + node.offset, 0.0)
+        return self.now + node.offset + node.leap
 
     def crash(self, node: Node, back_in: float) -> None:
         node.role = None
@@ -450,7 +452,9 @@ class World:
             case Fault.CRASH:
                 self.crash(node, planned.length)
             case Fault.CLOCK_JUMP:
-                node.offset = max(min(node.offset + planned.amount, 36_000.0), -36_000.0)
+                node.offset, node.is_right = max(min(node.offset + planned.amount, 36_000.0), -36_000.0), False
+            case Fault.CLOCK_LEAP:
+                self._leap(node, planned)
             case Fault.PAUSE:
                 node.paused_until = self.now + planned.length
             case Fault.GIVE_UP:
@@ -468,6 +472,18 @@ class World:
                 self.stores.strike(planned)
                 return
         self.count(fault)
+
+    def _leap(self, node: Node, planned: Planned) -> None:
+        """A clock is wrong for a while; every other time the role begins anew with it, and once more when it is right again."""
+        begins_anew = int(abs(planned.amount) * 1000) % 2 == 0
+        for leap, when in ((planned.amount, 0.0), (0.0, planned.length)):
+
+            def turn(leap: float = leap) -> None:
+                node.leap, node.is_right = leap, False
+                if begins_anew:
+                    self.crash(node, 0.05)
+
+            self.after(when, turn)
 
     def _give_up(self, device: int) -> None:
         home = self.nodes[server_actor(self.plan.home_of(device))]

@@ -80,7 +80,7 @@ class Deployment:
         except BaseException:
             store.close()
             raise
-        process.not_before = self.not_before
+        process.clock.begin_at(self.not_before)
         return process
 
     def _process(self, actor: Actor, store: Store, journal: Journal, available: Callable[[], bool] | None) -> Process:

@@ -2,8 +2,10 @@
 
 import copy
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+from fedbcd.engines.deploy.checks import CheckFailed
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.letter import Letter
@@ -44,18 +46,13 @@ class CoordinatorProcess(Process):
         """Nothing to do: servers report by themselves."""
         self.after([])
 
-    async def receive(self, letter: Letter) -> None:
-        """A server reports."""
-        self.metrics.letters.labels(direction="in", event=type(letter.event).__name__).inc()
-        await self.do(lambda now: self._take(letter, now))
-
-    def _take(self, letter: Letter, now: float) -> list[Letter]:
+    def take(self, letter: Letter, now: float, refused: Callable[[CheckFailed], None]) -> list[Letter]:
         """In the role's thread, one report at a time; one too many for the last round stays unanswered."""
         if self._is_beyond_the_end(letter):
             return []
         self._reports.append(letter)
         try:
-            return self.role.receive(letter, now)
+            return self.role.receive(letter, now, refused)
         except ProtocolError:
             self._reports.pop()
             raise

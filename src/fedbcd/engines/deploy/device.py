@@ -135,7 +135,7 @@ class DeviceRole(Role):
         if done.work != self.work:
             return []
         self._done = done
-        return self._handle(done.event, None, self._clock.at(now))
+        return self._handle(done.event, None, now)
 
     # ------------------------------------------------------------------------------------------------------------ transitions
     def _check(self, letter: Letter) -> str | None:

@@ -1,12 +1,18 @@
 """Exit codes: stable, documented in docs/operations.md, one meaning each."""
 
+import errno
+import os
+import sqlite3
 from enum import IntEnum
+from pathlib import Path
 
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, RecordError
+
+ROOM = 1 << 20  # bytes: a disk with less than this is full
 
 
 class ExitCode(IntEnum):
-    """How a fedbcd process ended. Codes 2 to 7 are those of `fedbcd.errors`; a supervisor restarts after 1 and after signals only."""
+    """How a fedbcd process ended. Codes 2 to 7 are those of `fedbcd.errors`; supervisors restart after signals and what is not final."""
 
     DONE = 0  # finished, or stopped by SIGTERM with everything durable
     BUG = 1  # an error that fedbcd did not expect; the trace is on stderr
@@ -21,16 +27,37 @@ class ExitCode(IntEnum):
     ADDRESS = 22  # the address to listen at cannot be used
     CREDENTIALS = 23  # certificates are missing, expired or not those of this role
     EXTRA = 24  # the deploy extra is not installed
+    DISK = 25  # the disk is full, or cannot be written; everything that was acknowledged is on it
     NO_STORE = 26  # a server or the coordinator finds no store, and was not told to begin one
     INTERRUPTED = 130  # Ctrl-C
 
     @property
     def is_final(self) -> bool:
         """Whether starting the process again cannot help."""
-        return self not in (ExitCode.DONE, ExitCode.BUG, ExitCode.ADDRESS, ExitCode.INTERRUPTED)
+        return self not in (ExitCode.DONE, ExitCode.BUG, ExitCode.ADDRESS, ExitCode.DISK, ExitCode.INTERRUPTED)
 
 
 class AddressError(ConfigError):
     """The address to listen at is in use, or not one of this machine."""
 
     exit_code = int(ExitCode.ADDRESS)
+
+
+class DiskError(RecordError):
+    """What was to be kept cannot be written: once there is room, the role goes on from what it has acknowledged."""
+
+    exit_code = int(ExitCode.DISK)
+
+    def __init__(self, path: object, error: Exception) -> None:
+        super().__init__(f"cannot write to {path} ({error}); make room or repair the disk, then start this role again")
+
+
+def is_of_the_disk(error: Exception, path: Path) -> bool:
+    """Whether something went wrong because the disk is full or fails, as far as it can be told; `path` is on it."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_CANTOPEN:  # it may have had no room for a file that belongs to it
+        room = os.statvfs(path)
+        return room.f_bavail * room.f_frsize < ROOM
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)

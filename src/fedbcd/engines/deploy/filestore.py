@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbcd.engines.deploy.exits import ExitCode
+from fedbcd.engines.deploy.exits import DiskError, ExitCode, is_of_the_disk
 from fedbcd.engines.deploy.store import Piece, Saved, StoreOn
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import Transition, decode, encode
@@ -60,6 +60,8 @@ class FileStore(StoreOn):
             super().__init__(_Folder(path / "tensors"), _Database(path, begin, read_only), str(path), read_only=read_only)
         except (OSError, sqlite3.Error, ValueError, TypeError) as error:  # the last two: what is left of a damaged database
             self._unlock()
+            if is_of_the_disk(error, path):
+                raise DiskError(f"the store {path}", error) from None
             remedy = "restore a backup; only a device may begin with an empty folder instead"
             raise RecordError(f"the store {path} cannot be used ({error}); {remedy}") from None
         except BaseException:
@@ -173,7 +175,7 @@ class _Database:
         (last,) = self._db.execute("SELECT MAX(number) FROM transition").fetchone()
         return 0 if last is None else int(last) + 1
 
-    def tail(self, number: int | None, time: float) -> Tail:
+    def tail(self, number: int | None, time: float, line: tuple[int, Transition] | None) -> Tail:
         """See `read_tail`."""
         if time == -math.inf:
             place = 0
@@ -181,6 +183,9 @@ class _Database:
             where = "time = ?" if number is None else "number = ? AND time = ?"
             values = (time,) if number is None else (number - 1, time)
             found = self._db.execute(f"SELECT number FROM transition WHERE {where}", values).fetchone()
+            if found is None and line is not None:
+                same = "SELECT number FROM transition WHERE number = ? AND event = ? AND commands = ?"
+                found = self._db.execute(same, (line[0] - 1, *_encoded(line[1])[2:])).fetchone()
             place = -1 if found is None else int(found[0]) + 1
         length = self.length()
         chosen = ("number >= ? AND number < ?", (place, length)) if place >= 0 else ("time > ? AND number < ?", (time, length))
@@ -217,18 +222,18 @@ class _Database:
         self._db.close()
 
 
-def read_tail(path: Path, number: int | None, time: float) -> Tail:
+def read_tail(path: Path, number: int | None, time: float, line: tuple[int, Transition] | None = None) -> Tail:
     """What a store has after its transition `number - 1`, which happened at `time`; its role may be running.
 
-    Without `number` the place is found by the time. If that transition is not there any more, the store is another, or an old copy of
-    it; then all transitions after that time are given.
+    Without `number` the place is found by the time; where that is another one, by a `line` and how many of this store there were with it.
+    If that transition is not there any more, the store is another, or an old copy of it; then all transitions after that time are given.
     """
     if not (path / "store.sqlite").is_file():
         return Tail(0, [], time == -math.inf)
     try:
         database = _Database(path, begin=False, read_only=True)
         try:
-            return database.tail(number, time)
+            return database.tail(number, time, line)
         finally:
             database.close()
     except _NotMade:

@@ -1,7 +1,8 @@
 """`events.jsonl` of a deployment that goes on: it grows at its end only, and at the end of the run it is the merged log.
 
 A line is written once nothing can come before it any more: every role that runs says up to which time its log is settled
-(`Process.settled`), and one that is started again is told to begin after the last line (`Deployment.not_before`).
+(`Process.settled`), and one that is started again is told to begin after the last line (`Deployment.not_before`). A role whose clock is
+wrong holds nobody up: what its peers have heard of it is written before what they did with it, whatever its times (`Order`).
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import fcntl
 import math
 import mmap
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,8 +19,9 @@ from typing import Any, NamedTuple
 
 from fedbcd.engines.deploy.ask import ask_status, pid_in
 from fedbcd.engines.deploy.blueprint import Blueprint
-from fedbcd.engines.deploy.filestore import FileStore, read_tail
-from fedbcd.engines.deploy.merge import Merger, in_order
+from fedbcd.engines.deploy.filestore import FileStore, Tail, read_tail
+from fedbcd.engines.deploy.merge import Merger
+from fedbcd.engines.deploy.order import Order, in_order
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import LogReader, LogWriter, Transition, header_line, transition_line
 from fedbcd.protocol.messages import Actor, number_of
@@ -27,16 +30,22 @@ ALONE_S = 10.0  # how long to wait for another process that writes the log: one 
 
 
 class Settled(NamedTuple):
-    """A role says: my log has so many events, and those to come will not be earlier than `time`."""
+    """A role says: my log has so many events, and those to come will not be earlier than `time`.
+
+    One that is `ahead` counts, since it has recorded times far ahead of its clock: what it says of time holds nobody up.
+    """
 
     time: float
     events: int
+    ahead: bool = False
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> "Settled | None":
         """From what it says of itself."""
         time, events = status.get("settled"), status.get("events")
-        return cls(float(time), events) if isinstance(time, int | float) and isinstance(events, int) else None
+        if not (isinstance(time, int | float) and isinstance(events, int)):
+            return None
+        return cls(float(time), events, bool(status.get("counting")))
 
 
 class Reader:
@@ -45,27 +54,23 @@ class Reader:
     def __init__(self, folders: Mapping[Actor, Path]) -> None:
         self._folders = folders
         self._places: dict[Actor, tuple[int | None, float]] = {}  # how many transitions were read, and when the last one was
-        self._waiting: dict[Actor, list[Transition]] = {}
+        self._lines: dict[Actor, tuple[int, Transition]] = {}  # how many were written down before, and the last one
 
-    def begin_after(self, actor: Actor, time: float) -> None:
-        """Leave out what happened until this time."""
-        self._places[actor] = (None, time)
+    def begin_after(self, actor: Actor, number: int, line: Transition) -> None:
+        """Leave out what was written down before: so many transitions, of which this is the last."""
+        self._places[actor], self._lines[actor] = (None, line.time), (number, line)
 
-    def fetch(self, actor: Actor, settled: Settled | None = None) -> bool:
-        """Read on; False: the store is not the one that was there before."""
+    def fetch(self, actor: Actor, settled: Settled | None = None) -> Tail:
+        """Read on."""
         number, time = self._places.get(actor, (0, -math.inf))
         if settled is not None and settled.events == number:
-            return True
-        tail = read_tail(self._folders[actor], number, time)
-        self._waiting.setdefault(actor, []).extend(tail.steps)
-        self._places[actor] = (tail.length, tail.steps[-1].time if tail.steps else time)
-        return tail.is_same
-
-    def due(self, before: float) -> list[Transition]:
-        """What was read and happened before this time, in order; the rest waits."""
-        chosen = sorted((step for steps in self._waiting.values() for step in steps if step.time < before), key=in_order)
-        self._waiting = {actor: [step for step in steps if step.time >= before] for actor, steps in self._waiting.items()}
-        return chosen
+            return Tail(number, [], True)
+        tail = read_tail(self._folders[actor], number, time, self._lines.get(actor))
+        if tail.steps:
+            time = tail.steps[-1].time
+            self._lines.pop(actor, None)
+        self._places[actor] = (tail.length, time)
+        return tail
 
 
 class Onlooker:
@@ -74,15 +79,20 @@ class Onlooker:
     def __init__(self, folders: Iterable[Path]) -> None:
         self._folders = {str(folder): folder for folder in folders}
         self._reader = Reader(self._folders)
+        self._waiting: list[Transition] = []
         self._settled: dict[Actor, Settled] = {}
 
     def lines(self, wait: bool) -> list[bytes]:
         """The next lines; with `wait` only those before which no other can come any more."""
         running = self._ask() if wait else {}
         for key in self._folders:
-            if not self._reader.fetch(key, running.get(key)):
+            tail = self._reader.fetch(key, running.get(key))
+            if not tail.is_same:
                 raise RecordError(f"the store {key} is not the one that was there before; start again")
-        due = self._reader.due(min((settled.time for settled in running.values()), default=math.inf))
+            self._waiting += tail.steps
+        before = min((settled.time for settled in running.values()), default=math.inf)
+        due = sorted((step for step in self._waiting if step.time < before), key=in_order)
+        self._waiting = [step for step in self._waiting if step.time >= before]
         return [transition_line(step.time, step.actor, step.event, step.commands) for step in due]
 
     def _ask(self) -> dict[Actor, Settled]:
@@ -116,6 +126,7 @@ class GrowingLog:
         self._folders = folders
         self._merger = Merger(blueprint)
         self._reader = Reader(folders)
+        self._order = Order(blueprint.home_of, self._fetch)
         self._lock = _alone(path)
         try:
             keep = self._read_back(header)
@@ -141,12 +152,15 @@ class GrowingLog:
         return 0
 
     def _take_note(self, reader: LogReader) -> int:
-        last: dict[Actor, float] = {}
+        last: dict[Actor, Transition] = {}
+        lines: Counter[Actor] = Counter()
         for line in reader:
             self._merger.read(line)
-            last[line.actor] = line.time
-        for actor, time in last.items():
-            self._reader.begin_after(actor, time)
+            self._order.note(line)
+            last[line.actor] = line
+            lines[line.actor] += 1
+        for actor, line in last.items():
+            self._reader.begin_after(actor, lines[actor], line)
         keep = self.path.stat().st_size
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             for _ in [line for line in (reader.cut, reader.end) if line is not None]:
@@ -154,21 +168,27 @@ class GrowingLog:
         return keep
 
     # ---------------------------------------------------------------------------------------------------------------- growing
-    def grow(self, settled: Mapping[Actor, Settled]) -> None:
-        """Write what is certain by now. `settled` is what each role that runs says; the others do not run."""
+    def grow(self, settled: Mapping[Actor, Settled], until: float = math.inf) -> None:
+        """Write what is certain by now. `settled` is what each role that runs says; the others do not run.
+
+        If nobody runs, everything is written; it has happened `until` now.
+        """
         for actor in self._folders:
             self._fetch(actor, settled.get(actor))
-        self._write(min((each.time for each in settled.values()), default=math.inf))
+        before = min((each.time for each in settled.values() if not each.ahead), default=until)
+        ahead = [actor for actor, each in settled.items() if each.ahead] if settled else self._folders
+        self._write(self._order.due(before, ahead))
 
-    def _fetch(self, actor: Actor, settled: Settled | None) -> None:
-        if self._reader.fetch(actor, settled):
+    def _fetch(self, actor: Actor, settled: Settled | None = None) -> None:
+        tail = self._reader.fetch(actor, settled)
+        self._order.add(actor, tail.steps)
+        if tail.is_same:
             return
         if not actor.startswith("device/"):
             raise RecordError(f"the store of {actor} does not hold what is in {self.path}; restore its newest backup")
         self._merger.lost(number_of(actor))
 
-    def _write(self, before: float) -> None:
-        due = self._reader.due(before)
+    def _write(self, due: list[Transition]) -> None:
         for step in due:
             for line in self._merger.take(step):
                 self._log.append(line.time, line.actor, line.event, list(line.commands))

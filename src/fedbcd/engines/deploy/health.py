@@ -8,12 +8,15 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
-from fedbcd.engines.deploy.exits import AddressError
+from fedbcd.engines.deploy.exits import AddressError, DiskError
+from fedbcd.runfolder import write_whole
 
 MOST_BYTES, MOST_SECONDS, MOST_CLIENTS = 8192, 5.0, 32  # of a request; a client that sends more, or nothing, is cut off
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -74,6 +77,14 @@ class Health:
             case b"/status":
                 return _response(HTTPStatus.OK, json.dumps(self._status()).encode() + b"\n", "application/json")
         return _response(HTTPStatus.NOT_FOUND, b"there are /healthz, /readyz, /metrics and /status\n")
+
+
+def note_port(folder: Path, port: int) -> None:
+    """Where this process can be asked, for those who look into the folder of its role."""
+    try:
+        write_whole(folder / "health.json", json.dumps({"port": port, "pid": os.getpid()}).encode())
+    except OSError as error:
+        raise DiskError(folder, error) from None
 
 
 def _response(status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> bytes:

@@ -1,5 +1,6 @@
 """Structured logs: one JSON object per line on stderr, and never a secret."""
 
+import contextlib
 import json
 import re
 import sys
@@ -42,7 +43,7 @@ class Journal:
             return
         line = {"time": _now(), "level": level, "actor": self.actor, "what": what, **{k: _clean(k, v) for k, v in fields.items()}}
         text = json.dumps(line, default=str)
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # a full disk that logs lie on is no concern of the role
             print(text, file=self._stream or sys.stderr, flush=True)
 
 

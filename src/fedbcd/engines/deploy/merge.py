@@ -1,11 +1,11 @@
 """The logs of all roles as one event log in the simulation's format, with the digest of every x_i, x_prev and z_n at its end.
 
-Times are hybrid logical, so in order of time causes come before effects. What a device did before it lost its disk is not in its
-store; as far as it counted, it follows from its server's log: which model it was sent, and that it uploaded.
+Causes come before effects (`order`). What a device did before it lost its disk is not in its store; as far as it counted, it follows from
+its server's log: which model it was sent, and that it uploaded.
 """
 
 import hashlib
-import heapq
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 from fedbcd.algorithm import draws
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
+from fedbcd.engines.deploy.order import Order
 from fedbcd.engines.deploy.store import Store
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import RecordError
@@ -63,7 +64,10 @@ def merge(stores: Mapping[Actor, Store], blueprint: Blueprint, header: dict[str,
     merger = Merger(blueprint)
     log = LogWriter(out, header)
     try:
-        for step in heapq.merge(*(store.transitions() for store in stores.values()), key=in_order):
+        order = Order(blueprint.home_of)
+        for actor, store in stores.items():
+            order.add(actor, store.transitions())
+        for step in order.due(math.inf):
             for line in merger.take(step):
                 log.append(line.time, line.actor, line.event, list(line.commands))
         end = merger.end(stores)
@@ -71,11 +75,6 @@ def merge(stores: Mapping[Actor, Store], blueprint: Blueprint, header: dict[str,
     finally:
         log.close()
     return end
-
-
-def in_order(step: Transition) -> tuple[float, Actor]:
-    """By which the transitions of several roles are put in one order."""
-    return step.time, step.actor
 
 
 class Merger:

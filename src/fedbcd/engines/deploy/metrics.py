@@ -39,6 +39,12 @@ class Metrics:
         self.retries = Counter("fedbcd_retries", "Messages that were said again", registry=registry)
         self.lost = Counter("fedbcd_devices_lost", "Activated devices that were given up", registry=registry)
         self.connections = Gauge("fedbcd_connections", "Peers that are connected", registry=registry)
+        self.clock_skew = Gauge(
+            "fedbcd_clock_skew_seconds", "How far the clock of a peer is ahead (or, below 0, behind); the worst one", registry=registry
+        )
+        self.clock_ahead = Gauge(
+            "fedbcd_clock_ahead_seconds", "How far this role's time is ahead of the clock of its machine", registry=registry
+        )
         self.staleness = Histogram(
             "fedbcd_staleness_rounds",
             "Rounds of the coordinator between two mixes of a server, less one",

@@ -8,7 +8,6 @@ are letters handed to the links.
 import asyncio
 import contextlib
 import json
-import math
 import os
 import signal
 import sys
@@ -21,12 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar
 
-from fedbcd.engines.deploy.checks import CheckFailed, check_notice
+from fedbcd.engines.deploy.checks import CheckFailed, check_notice, is_time
+from fedbcd.engines.deploy.clock import OFF_S, SteadyClock, wall
 from fedbcd.engines.deploy.codec import Declared
 from fedbcd.engines.deploy.dialer import Dialer
 from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
-from fedbcd.engines.deploy.health import Health
+from fedbcd.engines.deploy.health import Health, note_port
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.link import trouble_of
 from fedbcd.engines.deploy.listener import Change, Listener, Welcomes
@@ -36,12 +36,12 @@ from fedbcd.engines.deploy.options import Deploy, split_address
 from fedbcd.engines.deploy.refusals import Counts, Refused
 from fedbcd.engines.deploy.role import Role
 from fedbcd.engines.deploy.session import LinkOptions
+from fedbcd.engines.deploy.skew import Skews
 from fedbcd.engines.deploy.timeouts import Timeouts
 from fedbcd.engines.deploy.tls import Credentials, Plain, Security
 from fedbcd.errors import FedBCDError, ProtocolError
 from fedbcd.eventlog import Transition
 from fedbcd.protocol.messages import Actor, Event, RetryDue
-from fedbcd.runfolder import write_whole
 
 PING, PONG = "ping", "pong"  # notices by which peers learn how long the other takes to answer
 GROUP = 64  # calls that share one write to disk, at most
@@ -57,8 +57,8 @@ class Process(ABC):
     AT_ONCE: ClassVar[frozenset[str]] = frozenset({"upload"})  # messages that a peer answers without waiting for anybody else
 
     def __init__(self, role: Role, options: Deploy, declared: Declared, journal: Journal) -> None:
-        self.not_before = -math.inf  # the clock goes on from here
-        self._event_at = -math.inf  # the time at which the event under way was begun
+        self.clock = SteadyClock(options.epoch, partial(wall, role.actor))
+        self._event_at = 0.0  # the earliest time that the event under way may have
         self.role = role
         self.options = options
         self.declared = declared
@@ -69,6 +69,7 @@ class Process(ABC):
         role.warn = lambda peer, remark: journal.warning("remark", peer=peer, sentence=remark)
         self.journal = journal
         self.metrics = Metrics(role.actor)
+        self.skews = Skews(self.metrics, journal)
         self.counts = Counts()
         self.timeouts = Timeouts(options.retry_s, options.lost_s, options.peer_s)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="role")
@@ -138,7 +139,7 @@ class Process(ABC):
             "on_connect": self.connected,
             "on_disconnect": self.disconnected,
             "on_notice": self.heard,
-            "about": self.role.hello,
+            "about": lambda: self.role.hello() | {"clock": self.now()},
             "options": self._link_options(),
             "journal": self.journal,
             "counts": self.counts,
@@ -148,9 +149,11 @@ class Process(ABC):
         gone_s = self.timeouts.peer.seconds()
         return LinkOptions(gone_s=gone_s, keepalive_s=gone_s)
 
-    async def connected(self, peer: Actor, about: dict[str, Any]) -> None:  # noqa: ARG002
+    async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
         """A connection is new: what was said on the old one may be lost."""
         self._forget_pings(peer)
+        if is_time(about.get("clock")):
+            self.skews.at_least(peer, about["clock"] - self.now())
         self.metrics.connections.set(len(self.peers()))
         if self.dialer is not None and peer == self.dialer.peer:
             self.say_again_now()
@@ -168,6 +171,7 @@ class Process(ABC):
     async def disconnected(self, peer: Actor) -> None:
         """A connection has ended; the dialler tries again by itself, as patiently as experience says."""
         self._forget_pings(peer)
+        self.skews.forget(peer)
         self.metrics.connections.set(len(self.peers()))
         if self.dialer is not None and peer == self.dialer.peer:
             self.dialer.options = self._link_options()
@@ -198,12 +202,11 @@ class Process(ABC):
     # ----------------------------------------------------------------------------------------------------------------- running
     def now(self) -> float:
         """Seconds since the run began; never less than before."""
-        self.not_before = max(self.not_before, time.time() - self.options.epoch)
-        return self.not_before
+        return self.clock.now()
 
     def settled(self) -> float:
         """No event that is yet to come will be earlier than this."""
-        return self._event_at if self._turn.locked() else self.now()
+        return self._event_at if self._turn.locked() else self.role.earliest(self.now())
 
     async def run(self) -> ExitCode:
         """Until SIGTERM, SIGINT or an error that ends it."""
@@ -233,13 +236,12 @@ class Process(ABC):
 
     async def _open(self, health: Health) -> None:
         port = await health.start(*split_address(self.options.health, "deploy.health"))
-        folder = self.options.folder_of(self.role.actor)
-        write_whole(folder / "health.json", json.dumps({"port": port, "pid": os.getpid()}).encode())
+        note_port(self.options.folder_of(self.role.actor), port)
         await self.open_links()
         self.journal.info("started", health_port=port, **self.status())
         self.begin()
         self.at(PING, self.timeouts.peer.seconds(), self.beat)
-        self._note_wait()
+        self._refresh()
 
     async def _close(self, health: Health) -> None:
         for timer in self._timers.values():
@@ -259,10 +261,15 @@ class Process(ABC):
     async def receive(self, letter: Letter) -> None:
         """A letter came; raises a `ProtocolError`, so that the link can tell the peer why, also when that it came had consequences."""
         self.metrics.letters.labels(direction="in", event=type(letter.event).__name__).inc()
+        self.skews.at_least(letter.sender, letter.clock - self.now())
         refused: list[CheckFailed] = []
-        await self.do(lambda now: self.role.receive(letter, now, refused.append))
+        await self.do(lambda now: self.take(letter, now, refused.append))
         for why in refused:
             raise why
+
+    def take(self, letter: Letter, now: float, refused: Callable[[CheckFailed], None]) -> list[Letter]:
+        """In the role's thread."""
+        return self.role.receive(letter, now, refused)
 
     async def tell(self, event: Event) -> None:
         """One of its own timers went off."""
@@ -302,7 +309,7 @@ class Process(ABC):
                     handled.set_result(None)
 
     async def _handle(self, group: Sequence[tuple[Call, "asyncio.Future[None]"]]) -> None:
-        began, self._event_at = time.perf_counter(), self.now()
+        began, self._event_at = time.perf_counter(), self.role.earliest(self.now())
         calls = [partial(call, self.now()) for call, _ in group]
         outcomes = await asyncio.get_running_loop().run_in_executor(self._worker, self.role.together, calls)
         took = time.perf_counter() - began
@@ -406,6 +413,7 @@ class Process(ABC):
     def beat(self) -> None:
         """Now and then: ask every peer for an answer, and hang up on those that used to answer and did not this time."""
         self.at(PING, self.timeouts.peer.seconds(), self.beat)
+        self._refresh()
         self._beats += 1
         for peer in sorted(self.peers()):
             self.spawn(self._ping(peer))
@@ -435,9 +443,12 @@ class Process(ABC):
         check_notice(sender, body, "number")
         end, waiting = self._end_of(sender), self._pings.get(sender)
         if kind == PING and end is not None:
-            await end.notice(sender, PONG, {"number": body["number"]})
+            await end.notice(sender, PONG, {"number": body["number"], "clock": self.now()})
         elif kind == PONG and waiting is not None and waiting[0] == body["number"]:
-            self.timeouts.peer.observe(time.monotonic() - waiting[1])
+            took = time.monotonic() - waiting[1]
+            self.timeouts.peer.observe(took)
+            if is_time(body.get("clock")) and took < OFF_S:  # the older ones do not say; the slow ones cannot tell
+                self.skews.measured(sender, body["clock"] - (self.now() - took / 2))
             self._ponged[sender] = waiting[1]
             del self._pings[sender]
 
@@ -454,20 +465,21 @@ class Process(ABC):
 
     def full_status(self) -> dict[str, Any]:
         """What /status and `fedbcd status` show."""
-        self._note_wait()
-        self._copy_counts()
+        self._refresh()
         common = {"actor": self.role.actor, "ready": self.is_ready(), "waits_for": self.waits_for(), "clock": round(self.now(), 3)}
         log = {"settled": self.settled(), "events": self.role.store.length, "pid": os.getpid()}
-        trouble = trouble_of(self.dialer, self.listener)
-        return {**common, **log, "trouble": trouble, "peers": len(self.peers()), **self.status(), "totals": totals(self.metrics)}
+        log["counting"] = log["settled"] > self.now() + OFF_S  # since what it has recorded is far ahead of its clock
+        told = {**self.skews.status(), "trouble": trouble_of(self.dialer, self.listener), "peers": len(self.peers())}
+        return {**common, **log, **told, **self.status(), "totals": totals(self.metrics)}
 
     def _metrics_text(self) -> bytes:
-        self._note_wait()
-        self._copy_counts()
+        self._refresh()
         return self.metrics.text()
 
-    def _copy_counts(self) -> None:
-        """What the links have counted, into the registry."""
+    def _refresh(self) -> None:
+        """What was measured elsewhere, into the registry."""
+        self._note_wait()
+        self.skews.note_own(self.settled() - self.clock.on_the_wall())
         for direction, seen in (("in", self.counts.bytes_in), ("out", self.counts.bytes_out)):
             self.metrics.bytes.labels(direction=direction).inc(seen - self.metrics.value("fedbcd_bytes_total", direction=direction))
         for reason, seen in self.counts.refused.items():
@@ -483,5 +495,6 @@ def run_process(make: Callable[[], Process]) -> ExitCode:
     try:
         return asyncio.run(whole())
     except FedBCDError as error:
-        sys.stderr.write(json.dumps({"level": "error", "what": "failed", "sentence": str(error), "code": error.exit_code}) + "\n")
+        with contextlib.suppress(OSError):  # its disk may be the full one
+            sys.stderr.write(json.dumps({"level": "error", "what": "failed", "sentence": str(error), "code": error.exit_code}) + "\n")
         return ExitCode(error.exit_code)

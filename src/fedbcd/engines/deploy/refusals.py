@@ -6,6 +6,8 @@ RefusedForGood     the peer will not have this process: wrong version, model, me
 Replaced           another process with this identity has connected since                                   exit code 20
 CredentialsError   certificates are missing, expired or not those of this role                              exit code 23
 MissingExtra       the packages of the deploy extra are not installed                                       exit code 24
+
+`exits.py` has those that are not final: AddressError (22), DiskError (25).
 """
 
 from collections import Counter

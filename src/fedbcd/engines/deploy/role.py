@@ -16,7 +16,7 @@ from torch import Tensor
 from fedbcd.engines.deploy import snapshot
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_clock, check_model, check_numbers, check_sender, first_not_finite
-from fedbcd.engines.deploy.clock import HybridClock
+from fedbcd.engines.deploy.clock import HybridClock, said_at
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.store import Store
@@ -74,20 +74,19 @@ class Role:
         """
         check_sender(letter, self.actor, self._speakers())
         check_numbers(letter.event)
-        check_clock(letter.clock, now, self.limits)
-        time = self._clock.after(letter.clock, now)
+        check_clock(letter.clock)
         try:
             remark = self._check(letter)
         except CheckFailed as failed:
             instead = self._instead_of(letter.event, failed)
             if instead is None:
                 raise
-            letters = self._handle(instead, None, time)
+            letters = self._handle(instead, None, now, letter.clock)
             refused(failed)
             return letters
         if remark is not None and self.warn is not None:
             self.warn(letter.sender, remark)
-        return self._handle(letter.event, letter.model, time)
+        return self._handle(letter.event, letter.model, now, letter.clock)
 
     def _check(self, letter: Letter) -> str | None:
         """Refuse a model that cannot be used; a sentence about one that is merely large."""
@@ -102,7 +101,7 @@ class Role:
         """Handle an event that comes from within: a timer, or an operator's wish."""
         if not isinstance(event, self.OWN):
             raise LocalProtocolError(f"{self.actor} cannot be told {event}; it comes from the network or from its own work")
-        return self._handle(event, None, self._clock.at(now))
+        return self._handle(event, None, now)
 
     def together(self, calls: Sequence[Callable[[], list[Letter]]]) -> list[list[Letter] | ProtocolError]:
         """Several calls, one after the other, that become durable with one wait for the disk; each one's letters, or why it was refused."""
@@ -127,13 +126,18 @@ class Role:
         """Give the store back; everything that was answered is durable already."""
         self.store.close()
 
-    def _handle(self, event: Event, model: Tensor | None, time: float) -> list[Letter]:
+    def earliest(self, now: float) -> float:
+        """The time that an event would have at local time `now`; no later one has an earlier time."""
+        return self._clock.at(now)
+
+    def _handle(self, event: Event, model: Tensor | None, now: float, sent: float | None = None) -> list[Letter]:
         if self._broken:
             raise RecordError(f"{self.actor} could not write to its store and must be opened again")
         commands = self.machine.handle(event)
+        time = self._clock.at(now) if sent is None else self._clock.after(sent, now)
         self._clock.last = time
         if isinstance(event, RetryDue):  # says the last thing again and changes nothing, so it leaves no trace
-            return self._letters(commands, time)
+            return self._letters(commands, said_at(time, now))
         try:
             self._apply(event, model, commands)
             if (self.store.length + 1) % self.SNAPSHOT_EVERY == 0:
@@ -146,7 +150,7 @@ class Role:
             self._broken = True  # machine and memory are ahead of the disk
             raise
         self._show(step)
-        return self._letters(commands, time)
+        return self._letters(commands, said_at(time, now))
 
     def _show(self, step: Transition) -> None:
         """To `watch`, once it is durable."""
@@ -155,9 +159,9 @@ class Role:
         elif self.watch is not None:
             self.watch(step)
 
-    def _letters(self, commands: Sequence[Command], time: float) -> list[Letter]:
+    def _letters(self, commands: Sequence[Command], clock: float) -> list[Letter]:
         letters = [
-            Letter(self.actor, command.to, command.message, self._tensor(command.to, command.message), time)
+            Letter(self.actor, command.to, command.message, self._tensor(command.to, command.message), clock)
             for command in commands
             if isinstance(command, Send)
         ]

@@ -27,6 +27,7 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.protocol.server import ServerState
 
+LOOK_S = 10.0  # how often a server that waits for the epoch looks at the clock
 CHANGES: Mapping[str, type[DeviceJoined | DeviceLeft]] = {"admit": DeviceJoined, "dismiss": DeviceLeft}
 
 
@@ -134,16 +135,17 @@ class ServerProcess(Process):
         if key not in self.role.machine.working:
             self.drop(key)
             if key in self._activated_at:
-                self.timeouts.lost.observe(time.monotonic() - self._activated_at.pop(key))
+                self.timeouts.lost.observe(device, time.monotonic() - self._activated_at.pop(key))
 
     def _watch(self, device: int, activation: int) -> None:
         key = (device, activation)
         if key not in self._activated_at:
             self._activated_at = {k: t for k, t in self._activated_at.items() if k[0] != device} | {key: time.monotonic()}
-            self.at(key, self.timeouts.lost.seconds(), lambda: self._lost(device, activation))
+            self.at(key, self.timeouts.lost.seconds(device), lambda: self._lost(device, activation))
 
     def _lost(self, device: int, activation: int) -> None:
         self.metrics.lost.inc()
+        self.timeouts.lost.given_up(device)
         self.journal.warning("device_lost", device=device, activation=activation)
         self.spawn(self.tell(DeviceLost(device=device, activation=activation)))
 
@@ -154,10 +156,17 @@ class ServerProcess(Process):
             check_notice(sender, body, "round")
             self._round = max(self._round, int(body["round"]))
             self._finished = self._finished or bool(body.get("finished"))
-            if not self._is_welcome:  # a new server opens its first phase now, or when the clock of the run begins
+            if not self._is_welcome:
                 self._is_welcome = True
-                self.at(Started, max(-self.now(), 0.0), lambda: self.spawn(self.do(self.role.welcome)))
+                self._start()
             self._tell_devices()
+
+    def _start(self) -> None:
+        """A new server opens its first phase now, or when the clock of the run begins, which may be set right meanwhile."""
+        if self.now() < 0:
+            self.at(Started, min(-self.now(), LOOK_S), self._start)
+        else:
+            self.spawn(self.do(self.role.welcome))
 
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
         """A device has dialled: put it in step if it has lost its memory, and tell it how the phase stands."""

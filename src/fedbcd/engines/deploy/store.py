@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedbcd.engines.deploy.exits import DiskError
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import Transition
@@ -204,10 +205,7 @@ class StoreOn:
         try:
             self._save(name, tensor)
         except OSError as error:
-            raise self._full(error) from None
-
-    def _full(self, error: Exception) -> RecordError:
-        return RecordError(f"cannot write to the store {self._place} ({error}); make room or repair the disk, then start this role again")
+            raise DiskError(f"the store {self._place}", error) from None
 
     def _save(self, name: str, tensor: Tensor) -> None:
         pieces = _packed(tensor.detach().contiguous())
@@ -261,7 +259,7 @@ class StoreOn:
             self._sync_files()
             self._commit(steps, facts)
         except (OSError, sqlite3.Error) as error:
-            raise self._full(error) from None
+            raise DiskError(f"the store {self._place}", error) from None
         self._let_go()
 
     def _sync_files(self) -> None:

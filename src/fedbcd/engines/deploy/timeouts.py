@@ -1,7 +1,8 @@
 """The three timeouts, from what was observed: say it again, give a device up, call a peer gone.
 
-Each is a multiple of a high quantile of the latest durations, within bounds that the user may set. Before anything has been
-observed it is the upper bound divided by the multiple, so that a slow start is not mistaken for a loss.
+Each is a multiple of a high quantile of the latest durations, within bounds that the user may set. Before anything has been observed, to
+say it again and to call a peer gone take their time (a part of the upper bound); a device is given up from the lower bound on, since
+that costs little (its upload counts all the same), and waiting for one that is gone stops its phase.
 """
 
 from collections import deque
@@ -19,6 +20,7 @@ class Patience:
 
     least: float
     most: float
+    first: float | None = None  # before anything was observed; None: a quarter of the most
     seen: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def observe(self, seconds: float) -> None:
@@ -27,8 +29,38 @@ class Patience:
 
     def seconds(self, attempt: int = 0) -> float:
         """How long to wait, twice as long for each attempt before."""
-        usual = quantile(self.seen, QUANTILE) if self.seen else self.most / MULTIPLE**2
+        first = self.most / MULTIPLE if self.first is None else self.first
+        usual = quantile(self.seen, QUANTILE) if self.seen else first / MULTIPLE
         return min(max(MULTIPLE * usual * 2.0 ** min(attempt, 30), self.least), self.most)
+
+
+class LostPatience:
+    """How long to wait for an activated device: by what all took of late, and by what this one took last.
+
+    Twice as long after a device was given up that had been given all of the time, until an upload comes: if all are slow, whoever is let
+    in next has longer, and none is given up for ever.
+    """
+
+    def __init__(self, least: float, most: float) -> None:
+        self._all = Patience(least, most, first=least)
+        self._last: dict[int, float] = {}  # of each device
+        self._attempt = 0
+        self._given: dict[int, int] = {}  # device -> the attempt that its time was of
+
+    def seconds(self, device: int) -> float:
+        """For a device that is let in now."""
+        self._given[device] = self._attempt
+        return max(self._all.seconds(self._attempt), min(MULTIPLE * self._last.get(device, 0.0), self._all.most))
+
+    def given_up(self, device: int) -> None:
+        """It did not come in time."""
+        self._attempt = max(self._attempt, self._given.get(device, 0) + 1)
+
+    def observe(self, device: int, seconds: float) -> None:
+        """An upload has come, in time or late."""
+        self._all.observe(seconds)
+        self._last[device] = seconds
+        self._attempt = 0
 
 
 class Timeouts:
@@ -37,7 +69,7 @@ class Timeouts:
     def __init__(self, retry_s: tuple[float, float], lost_s: tuple[float, float], peer_s: tuple[float, float]) -> None:
         self._retry_bounds = retry_s
         self._retry: dict[Hashable, Patience] = {}
-        self.lost = Patience(*lost_s)
+        self.lost = LostPatience(*lost_s)
         self.peer = Patience(*peer_s)
 
     def retry(self, kind: Hashable) -> Patience:

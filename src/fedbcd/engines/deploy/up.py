@@ -15,7 +15,7 @@ from fedbcd.engines.deploy.ask import ask_status
 from fedbcd.engines.deploy.assemble import Deployment
 from fedbcd.engines.deploy.blueprint import Blueprint
 from fedbcd.engines.deploy.certs import Authority
-from fedbcd.engines.deploy.clock import TICK
+from fedbcd.engines.deploy.clock import AHEAD_S, TICK, SteadyClock
 from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.growing import GrowingLog, Settled
 from fedbcd.engines.deploy.nursery import Child, Nursery
@@ -115,6 +115,7 @@ class Up:
         self._settled: dict[Actor, tuple[int, Settled]] = {}  # with the process that said so
         self._turn = 0  # of the devices that are asked next
         self._options = deployment.options
+        self._clock = SteadyClock(deployment.options.epoch)  # of all children: one that starts later begins where the others are
         self._actors = actors_of(deployment.blueprint)
         self.nursery = Nursery(self._play, out / "logs")
         self._memory = 0
@@ -122,8 +123,12 @@ class Up:
         self._weighed_at = -WEIGH_S
 
     def _play(self, actor: Actor) -> int:
-        after = -math.inf if self._log is None else self._log.clock + TICK
-        return int(run_process(lambda: replace(self._deployment, not_before=after).process(actor)))
+        return int(run_process(lambda: replace(self._deployment, not_before=self._now()).process(actor)))
+
+    def _now(self) -> float:
+        """By this process's clock, after what the log tells."""
+        self._clock.begin_at(-math.inf if self._log is None else self._log.clock + TICK)
+        return self._clock.now()
 
     def start(self) -> None:
         """Fork everybody."""
@@ -147,6 +152,7 @@ class Up:
 
     def look(self, crashed: list[Child]) -> View:
         """Ask the coordinator and the servers."""
+        self._now()
         servers = len(self._deployment.blueprint.servers)
         found = {n: ask_status(self._options.folder_of(server_actor(n))) or {} for n in range(servers)}
         coordinator = ask_status(self._options.folder_of(COORDINATOR)) or {}
@@ -154,7 +160,7 @@ class Up:
         self._weigh()
         return View(coordinator, found, len(self.nursery.running), self.nursery.restarts, self._memory, crashed)
 
-    def _grow(self, statuses: dict[Actor, dict[str, Any]]) -> None:
+    def _grow(self, statuses: dict[Actor, dict[str, Any]], until: float = math.inf) -> None:
         """Let the log grow by what is certain now."""
         if self._log is None or not self._grows:
             return
@@ -172,7 +178,7 @@ class Up:
             pid, said = self._settled.get(child.actor, (None, None))
             known[child.actor] = said if said is not None and pid == child.pid else Settled(self._log.clock, -1)
         try:
-            self._log.grow(known)
+            self._log.grow(known, until)
         except (FedBCDError, OSError) as error:  # the run is worth more than its log, which can be made from the stores later
             sys.stderr.write(f"the log does not grow any more: {error}\n")
             self._grows = False
@@ -211,5 +217,5 @@ class Up:
         codes: dict[Actor, int] = {}
         for kind in ("device/", "server/", COORDINATOR):
             codes |= self.nursery.stop([actor for actor in self._actors if actor.startswith(kind)])
-        self._grow({})
+        self._grow({}, until=self._now() + AHEAD_S)
         return codes
