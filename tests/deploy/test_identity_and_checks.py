@@ -259,7 +259,7 @@ def test_a_store_goes_on_with_its_own_settings_where_the_job_says_nothing(folder
     began, settings = fb.FedBCD(batch=4, penalty=0.5, projection=fb.Box(-0.01, 0.01)), Settings(fb.FedBCD(batch=4), active=2)
     here = federation()
     for algorithm in (began, settings.algorithm):
-        store = FileStore(folder / "device")
+        store = FileStore(folder / "device", begin=True)
         role = DeviceRole.open(store, Blueprint.of(replace(settings, algorithm=algorithm), here), 0, OwnData.of(here, 0, 0))
         assert role.blueprint.algorithm == began
         assert float(role.x.abs().max()) == pytest.approx(0.01)

@@ -476,6 +476,7 @@ def tiny_federation(model: Callable[[], nn.Module], servers: int = 1) -> fb.Fede
     return fb.Federation(model, F.cross_entropy, tiny_data(), servers)
 
 
+@pytest.mark.filterwarnings("ignore::fedbcd.errors.BorderWarning")
 def test_training_averages_buffers_and_neither_steps_nor_projects_them() -> None:
     """SPEC item 9: buffers are 'averaged and mixed as parameters are, never penalised, stepped or projected'."""
     federation, box = tiny_federation(MODULES["batch norm"]), fb.Box(-0.2, 0.2)

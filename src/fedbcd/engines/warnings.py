@@ -34,10 +34,13 @@ def doubts(federation: Federation, settings: Settings, numbers: StackedNumbers) 
 
 def at_the_border(numbers: StackedNumbers, devices: Sequence[int]) -> str | None:
     """A sentence if weights sit on the border of the set that was asked for, in the models of some of these devices or the global ones."""
-    projection, chosen = numbers.algorithm.projection, sample_of(devices, MODELS)
+    projection, p, z_1F = numbers.algorithm.projection, numbers.size_P, numbers.global_NF()[:1]
+    if on_bound(projection, z_1F[:, :p]) is None:
+        return None  # before personal models are fetched from wherever they are kept
+    chosen = sample_of(devices, MODELS)
     personal = numbers.algorithm.personal and bool(chosen)
-    there = torch.tensor(chosen, device=numbers.total_VF.device)
-    x_NP = (numbers.x_NF.index_select(0, there) if personal else numbers.global_NF()[:1])[:, : numbers.size_P]
+    there = torch.tensor(chosen, device=z_1F.device)
+    x_NP = (numbers.x_NF.index_select(0, there) if personal else z_1F)[:, :p]
     held = on_bound(projection, x_NP)
     count = 0 if held is None else int(held.sum())
     if not count:
