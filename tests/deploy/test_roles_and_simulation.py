@@ -113,7 +113,7 @@ def test_with_joins_and_leaves(case: str, folder: Path, towns: list[Town]) -> No
 
 def test_with_a_device_that_leaves_nothing_behind(folder: Path, towns: list[Town]) -> None:
     """The sum that is formed anew is the same, to the last bit, where a subtraction would leave another."""
-    settings = Settings(OUTGROWN, fb.AsyncCloud(first=1), active=1, leaves={0: 3, 4: 5}, joins={1: 2})
+    settings = Settings(OUTGROWN, fb.AsyncCloud(first=2), active=1, leaves={0: 3, 4: 5}, joins={1: 2})
     compare(settings, outgrown(), 9, folder, towns, limits=Limits(reach=float("inf")))
 
 

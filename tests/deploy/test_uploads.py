@@ -38,6 +38,7 @@ from fedbcd.protocol.messages import (
 )
 
 FREE = fb.NoProjection()
+BOXED = replace(BCD, projection=fb.Box())
 ASYNC = fb.AsyncCloud(first=1)
 
 
@@ -141,7 +142,7 @@ def test_an_upload_out_of_range_is_undone_and_the_device_goes_on(
 
 
 def test_the_first_activation_is_undone_to_the_start(folder: Path, towns: list[Town]) -> None:
-    town = town_of(folder, towns, BCD)
+    town = town_of(folder, towns, BOXED)
     to_training(town)
     upload(town, 0, torch.full((650,), 3.0))
     town.restart("device/0")
@@ -188,7 +189,7 @@ def test_a_baseline_starts_from_z_again(folder: Path, towns: list[Town]) -> None
 
 def test_what_0_1_0_was_uploading_when_it_was_stopped_is_let_go_as_it_is(folder: Path, towns: list[Town]) -> None:
     """It had set nothing aside."""
-    town = town_of(folder, towns, BCD)
+    town = town_of(folder, towns, BOXED)
     to_training(town)
     upload(town, 0, torch.full((650,), 3.0))
     role = device(town)
@@ -201,7 +202,7 @@ def test_what_0_1_0_was_uploading_when_it_was_stopped_is_let_go_as_it_is(folder:
 
 
 def test_a_device_that_is_put_in_step_gets_its_last_contribution_not_what_was_refused(folder: Path, towns: list[Town]) -> None:
-    town = town_of(folder, towns, BCD)
+    town = town_of(folder, towns, BOXED)
     activation(town, 0)
     good = device(town).x.clone()
     to_training(town)

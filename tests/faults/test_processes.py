@@ -46,8 +46,7 @@ def test_one_bad_device_harms_nobody() -> None:
     (found,) = told("faultsim.spoiling")
     assert found["dismissed"]
     assert found["replayed"]
-    bad = found["largest"].pop("device-0")
-    assert max(found["largest"].values()) < 5, (bad, found["largest"])
+    assert max(found["largest"].values()) < 5, found["largest"]
     assert 'fedbcd_refused_inputs_total{reason="far"}' in found["metrics"]["server-0"]
     assert 'fedbcd_undone_total{reason="far"}' in found["metrics"]["device-0"]
     assert 'fedbcd_undone_total{reason="finite"} 1.0' in found["metrics"]["device-3"]
@@ -57,7 +56,8 @@ def test_one_bad_device_harms_nobody() -> None:
     assert any(what == "refused_by_peer" and "deploy.reach_limit" in sentence for what, sentence in found["said"])
     assert any(what == "undone" for what, _ in found["said"])
     events = found["events"]
-    assert events["device/0 Trained"] - events["device/0 Declined"] in (0, 1)
-    assert "server/0 Uploaded" in events
+    assert events["device/0 Declined"] >= 1
+    assert events["device/0 Restored"] == 1
+    assert events["device/0 Acknowledged"] >= 1  # once it was repaired, and admitted again
     assert events["device/3 Failed"] == 1
     assert events["server/1 Withdrawn"] == 1

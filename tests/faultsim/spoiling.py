@@ -1,6 +1,6 @@
 """A real deployment with one device that uploads 1e30 time and again, and one that meets a loss that is no number once.
 
-Prints what the roles said of it, and how large the models of all others are. `python -m faultsim.spoiling`
+The first is dismissed; once it is repaired it is admitted again, and starts from its server's model. Prints what the roles said of it, and how large the models of all others are. `python -m faultsim.spoiling`
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,14 @@ from fedbcd.protocol.messages import Actor
 FAR, SICK = 0, 3  # the two devices, one at each server; all are to be active in every phase
 
 
-def be_bad(actor: Actor) -> None:
-    """In the process of the role, before it begins."""
+def be_bad(actor: Actor, repaired: Path) -> None:
+    """In the process of the role, before it begins; the first is bad until there is a file `repaired`."""
     if actor == f"device/{FAR}":
         whole = DeviceRole._computed
 
         def far(self: DeviceRole, task: Any) -> Done:
             done = whole(self, task)
-            return Done(done.work, done.event, torch.full_like(done.x, 1e30), done.prev)
+            return done if repaired.exists() else Done(done.work, done.event, torch.full_like(done.x, 1e30), done.prev)
 
         DeviceRole._computed = far  # type: ignore[method-assign]
     elif actor == f"device/{SICK}":
@@ -52,23 +53,37 @@ def be_bad(actor: Actor) -> None:
 
 
 def play(here: Here, folder: Path) -> dict[str, Any]:
-    """Four rounds with both, then two without the first, which is dismissed."""
-    hurt, state, deadline = start(here, folder, None, be_bad), folder / "state", time.monotonic() + PATIENCE_S
+    """Four rounds with both, then two without the first, then until it is back."""
+    repaired, state, deadline = folder / "repaired", folder / "state", time.monotonic() + PATIENCE_S
+    hurt = start(here, folder, None, lambda actor: be_bad(actor, repaired))
 
     def rounds() -> int:
         return int((ask_status(state / "coordinator") or {}).get("round", 0))
 
-    def play_to(goal: int) -> None:
-        for view in hurt.watch(lambda: rounds() >= goal or time.monotonic() > deadline):
+    def until(what: Callable[[], bool]) -> None:
+        for view in hurt.watch(lambda: what() or time.monotonic() > deadline):
             assert not view.crashed, view.crashed
-        assert rounds() >= goal, f"{rounds()} rounds, not {goal}"
+        assert what(), view
+
+    def play_to(goal: int) -> None:
+        until(lambda: rounds() >= goal)
+
+    def change(what: str) -> bool:
+        return asyncio.run(ask_change("server/0", here.options(folder).servers[0], Plain(), what, FAR))
+
+    def uploads() -> int:
+        counted = (ask_health(state / "device-0", "/metrics") or b"").decode()
+        return counted.count('fedbcd_letters_total{direction="in",event="Acknowledged"}')
 
     try:
         play_to(4)
         metrics = {actor: (ask_health(state / actor, "/metrics") or b"").decode() for actor in ("server-0", "device-0", "device-3")}
         status = {actor: ask_status(state / actor) for actor in ("device-0", "device-1", "device-3")}
-        dismissed = asyncio.run(ask_change("server/0", here.options(folder).servers[0], Plain(), "dismiss", FAR))
+        dismissed = change("dismiss")
         play_to(rounds() + 2)
+        repaired.touch()
+        assert change("admit")
+        until(lambda: uploads() > 0)
     finally:
         hurt.stop()
     return {"metrics": metrics, "status": status, "dismissed": dismissed}
