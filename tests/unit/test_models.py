@@ -56,7 +56,7 @@ def test_resnet_trains_in_a_batch_as_it_does_alone(norm: str) -> None:
         augment=FlipCrop(),
     )
     runs = [
-        fb.train(federation, fb.FedBCD(batch=4, steps=(1, 2)), cloud=fb.AsyncCloud(1), rounds=2, active=1, dtype=torch.float64, max_batch=m)
+        fb.train(federation, fb.FedBCD(batch=4, steps=(1, 2)), cloud=fb.AsyncCloud(2), rounds=2, active=1, dtype=torch.float64, max_batch=m)
         for m in (None, 1)
     ]
     assert float((runs[0].personal_NF - runs[1].personal_NF).abs().max()) < 1e-9
