@@ -57,7 +57,7 @@ def test_one_bad_device_harms_nobody() -> None:
     assert any(what == "undone" for what, _ in found["said"])
     events = found["events"]
     assert events["device/0 Declined"] >= 1
-    assert events["device/0 Restored"] == 1
+    assert events["device/0 Restored"] >= 1  # a letter may come twice
     assert events["device/0 Acknowledged"] >= 1  # once it was repaired, and admitted again
     assert events["device/3 Failed"] == 1
-    assert events["server/1 Withdrawn"] == 1
+    assert events["server/1 Withdrawn"] >= 1
