@@ -5,29 +5,24 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import fedbcd as fb
 from deploy_helpers import BCD, CASES, Town, Unkind, federation
-from fedbcd.config import read_toml
 from fedbcd.engines.deploy.clock import AHEAD_S, FALSE_CLOCKS, LASTING_S, OFF_S, TICK, HybridClock, SteadyClock, said_at, wall
-from fedbcd.engines.deploy.conclude import merge_stores
 from fedbcd.engines.deploy.growing import GrowingLog, Settled
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.logs import Journal
 from fedbcd.engines.deploy.merge import header_of
 from fedbcd.engines.deploy.metrics import Metrics
-from fedbcd.engines.deploy.options import settle
 from fedbcd.engines.deploy.order import Order
 from fedbcd.engines.deploy.skew import Skews
-from fedbcd.engines.replay import replay
 from fedbcd.engines.settings import Settings
 from fedbcd.eventlog import LogReader, Transition
-from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import COORDINATOR, Acknowledged, Activated, Actor, Send, UpdateRequested, Uploaded, Woke
-from process_helpers import job, kill, metrics_of, run, start, status_of, wait_for, write_job
+from process_helpers import ENDLESS, finish_log, job, kill, metrics_of, round_of, run, start, status_of, stop, write_job
+from waiting import wait_for
 
 MINUTES, DAYS, YEARS = 300.0, 2 * 86_400.0, 30 * 365.25 * 86_400.0
 JUMPS = [sign * jump for jump in (MINUTES, DAYS, YEARS) for sign in (1, -1)]
@@ -296,55 +291,41 @@ def test_a_letter_of_0_1_0_from_a_clock_that_is_days_ahead_is_taken(folder: Path
 def test_processes_go_on_whatever_their_clocks_do(tmp_path: Path) -> None:
     """While they run, after a restart with the wrong clock, and after one with the right clock again; for each kind of role."""
     out, clocks = tmp_path / "run", tmp_path / "clocks"
-    table = job(run={"rounds": 100_000}, cloud={"name": "async", "first": 1})
+    file = write_job(tmp_path, job(run=ENDLESS, cloud={"name": "async", "first": 1}))
     wrong = {"coordinator": -YEARS, "server/0": DAYS, "device/1": 80_000.0}
     clocks.write_text("")
-
-    def rounds() -> int:
-        return int(status_of(out, COORDINATOR).get("round", 0))
 
     def written() -> int:
         return (out / "events.jsonl").read_bytes().count(b'"MixModels"') if (out / "events.jsonl").exists() else 0
 
     def goes_on() -> None:
-        round_, line = rounds(), written()
-        wait_for(lambda: rounds() > round_ + 2, "rounds stand still")
+        round_, line = round_of(out), written()
+        wait_for(lambda: round_of(out) > round_ + 2, "rounds stand still")
         wait_for(lambda: written() > line + 2, "events.jsonl stands still")
 
-    up = start("up", write_job(tmp_path, table), "--time-scale", "0.05", "--out", out, environment={FALSE_CLOCKS: str(clocks)})
+    up = start("up", file, "--time-scale", "0.05", "--out", out, environment={FALSE_CLOCKS: str(clocks)})
     try:
-        wait_for(lambda: rounds() > 1, "no first round")
+        wait_for(lambda: round_of(out) > 1, "no first round")
         clocks.write_text("".join(f"{actor} {seconds}\n" for actor, seconds in wrong.items()))
         goes_on()
         assert status_of(out, "server/0")["clock"] < 10_000
         assert status_of(out, "server/0")["clock_ahead"] < -10_000
-        _restart(out, wrong)
+        for actor in wrong:
+            kill(out, actor)
         goes_on()
         assert status_of(out, "server/0")["clock"] > DAYS
         wait_for(lambda: abs(status_of(out, COORDINATOR).get("clock_skew", 0.0) - DAYS) < 600, "no skew")
         assert "server/0 +17" in run("status", out).stdout  # 172,800 s, as the coordinator sees it
         assert "fedbcd_clock_skew_seconds 17" in metrics_of(out, COORDINATOR)
         clocks.write_text("")
-        _restart(out, wrong)
+        for actor in wrong:
+            kill(out, actor)
         goes_on()
         assert status_of(out, "server/0")["clock_ahead"] > DAYS / 2
         assert status_of(out, "server/1")["clock"] < 10_000
+        stop(up)
     finally:
-        up.terminate()
-        _, said = up.communicate(timeout=90)
-    assert "does not grow" not in said
-    assert _replays(out, table)
-
-
-def _restart(out: Path, actors: dict[Actor, Any]) -> None:
-    for actor in actors:
-        before = status_of(out, actor)["pid"]
-        kill(out, actor)
-        wait_for(lambda actor=actor, before=before: status_of(out, actor).get("pid", before) != before, f"{actor} does not come back")
-
-
-def _replays(out: Path, table: dict[str, Any]) -> bool:
-    one = one_job(table)
-    data, options = one.make_federation(), settle(read_toml(out / "deploy.toml")["deploy"], {}, {})
-    end = merge_stores(out, data, one.settings(), options, one.to_table())
-    return bool(replay(out / "events.jsonl", data, exact=True)["digest"] == end["digest"])
+        up.kill()
+        up.communicate()
+    end = finish_log(out)
+    assert json.loads(run("replay", out, "--exact", "--json").stdout)["digest"] == end["digest"]

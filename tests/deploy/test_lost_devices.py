@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 from fedbcd.engines.deploy.ask import ask_status
 from fedbcd.engines.deploy.timeouts import MULTIPLE, LostPatience
 from fedbcd.engines.deploy.up import free_ports
-from process_helpers import job, running, wait_for, write_job
+from process_helpers import job, running, write_job
+from waiting import wait_for
 
 LEAST, MOST = 10.0, 3600.0
 
@@ -81,11 +81,12 @@ def test_a_phase_goes_on_within_seconds_when_a_device_is_killed_in_its_first_tra
     def trains(device: int) -> Callable[[], bool]:
         return lambda: status(f"device-{device}").get("waits_for") == "training"
 
-    with running("coordinator", file), running("server", file, "--id", "0"), running("device", file, "--id", "0") as first:
+    coordinator, server = running("coordinator", file, "--init"), running("server", file, "--id", "0", "--init")
+    with coordinator, server, running("device", file, "--id", "0") as first:
         wait_for(trains(0), "no training")
         os.kill(first.pid, signal.SIGKILL)
         with running("device", file, "--id", "1"):
             wait_for(lambda: status("server-0").get("devices") == 1, "nobody else is there")
-            began = time.monotonic()
-            wait_for(lambda: int(str(status("coordinator").get("round", 0))) >= 1, "the phase stands still", 60.0)
-            assert time.monotonic() - began < 60.0
+            wait_for(
+                lambda: int(str(status("coordinator").get("round", 0))) >= 1, "the phase stands still"
+            )  # the limit is a fifth of 900 s
