@@ -248,5 +248,8 @@ def test_all_models_tested_together_score_as_one_by_one(which, request, monkeypa
         Evaluator(federation, objective, torch.device("cpu"), together).scores(models[:4], personal, OneWorker())
         for together in (False, True)
     ]
-    assert scores[0].servers == pytest.approx(scores[1].servers, abs=2e-3)
-    assert [scores[0].devices[i] for i in range(20)] == pytest.approx([scores[1].devices[i] for i in range(20)], abs=5e-3)
+    # Where two outputs are as near as rounding takes them, one sample may fall on either side.
+    labels = federation.test.targets.bincount()
+    assert scores[0].servers == pytest.approx(scores[1].servers, abs=1.01 / len(federation.test))
+    devices = [[score.devices[i] for i in range(20)] for score in scores]
+    assert devices[0] == pytest.approx(devices[1], abs=1.01 / int(labels[labels > 0].min()))

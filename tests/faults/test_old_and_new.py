@@ -19,6 +19,7 @@ from fedbcd.eventlog import LogReader
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import COORDINATOR, RetryDue, number_of
 from fedbcd.recorded import in_record
+from rounding import of_run
 
 VERSIONS = sorted((Path(__file__).parent / "fixtures").iterdir())
 
@@ -45,7 +46,7 @@ def test_the_log_replays(old: Path) -> None:
     assert found["rounds"] == 3
     for server, z in enumerate(seen[-1].numbers.global_NF()):
         store = FileStore(stores_of(old)[f"server/{server}"], read_only=True)
-        torch.testing.assert_close(z, store.tensor("z/3"), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(z, store.tensor("z/3"), rtol=0, atol=of_run(3))
         store.close()
 
 

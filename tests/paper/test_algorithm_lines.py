@@ -12,6 +12,7 @@ from torch import Tensor
 import fedbcd as fb
 from fedbcd.algorithm.cloud import cloud_round, first_b_weights
 from fedbcd.algorithm.device import Rows, Work, aspg_step, extrapolate, penalty_step
+from rounding import ROUNDED_64
 
 
 def number(value: float) -> Tensor:
@@ -189,7 +190,7 @@ def test_line_20_counts_every_member_with_its_last_copy() -> None:
     z = 4.0
     for personal, server in zip(seen.personal, seen.servers, strict=True):
         z = z - 0.5 * (z - float(personal.mean()))
-        assert float(server) == pytest.approx(z, abs=1e-14)
+        assert float(server) == pytest.approx(z, abs=ROUNDED_64)
 
 
 def test_algorithm_2_line_24_counts_the_active_only() -> None:
@@ -197,7 +198,7 @@ def test_algorithm_2_line_24_counts_the_active_only() -> None:
     algorithm = fb.FedBCDI(batch="all", steps=(1, 1), device_step=0.25, server_step=1.0, projection=FREE)
     seen = history_of(one_number_federation([0.0, 1.0, 2.0, 3.0], 1), algorithm, 3)
     for personal, server in zip(seen.personal, seen.servers, strict=True):
-        assert float((personal - float(server)).abs().min()) < 1e-14
+        assert float((personal - float(server)).abs().min()) < ROUNDED_64
 
 
 def test_one_activation_by_hand_through_the_whole_package() -> None:

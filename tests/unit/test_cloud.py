@@ -13,6 +13,7 @@ from exploring import examples
 from fedbcd.algorithm import cloud
 from fedbcd.algorithm.projection import Ball, Box, Projection, Simplex
 from fedbcd.errors import ConfigError
+from rounding import ROUNDED_64
 
 EXACT = examples(40)
 seeds = st.integers(0, 2**20)
@@ -67,7 +68,7 @@ def test_relative_and_absolute_agree(seed: int, gamma: list[float], step: float)
 def test_step_one_replaces_the_model_by_the_mean() -> None:
     """FedAvg's and FedProx's average is the step of length 1."""
     w, m = normal(0, 3), normal(1, 3)
-    torch.testing.assert_close(cloud.server_step(w, m, 1.0), m, rtol=0, atol=1e-15)
+    torch.testing.assert_close(cloud.server_step(w, m, 1.0), m, rtol=0, atol=ROUNDED_64)
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3, 7])
@@ -77,13 +78,13 @@ def test_cloud_iterations_repeat_mixing_and_stepping(iterations: int) -> None:
     expected = z
     for _ in range(iterations):
         expected = 0.5 * (weights @ expected) + 0.5 * m
-    torch.testing.assert_close(cloud.cloud_round(z, weights, m, 0.5, iterations), expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(cloud.cloud_round(z, weights, m, 0.5, iterations), expected, rtol=0, atol=ROUNDED_64)
 
 
 def test_many_sync_iterations_solve_the_server_problem() -> None:
     """Eq. (3b): the minimiser over z of sum gamma_i/2 ||z - x_i||^2 is the weighted mean."""
     m = normal(1, 1, 3)
-    torch.testing.assert_close(cloud.cloud_round(normal(0, 1, 3), torch.eye(1), m, 0.5, 60), m, rtol=0, atol=1e-14)
+    torch.testing.assert_close(cloud.cloud_round(normal(0, 1, 3), torch.eye(1), m, 0.5, 60), m, rtol=0, atol=ROUNDED_64)
 
 
 # ------------------------------------------------------------------------------------------------------------------ special cases
@@ -117,7 +118,7 @@ def test_sync_cloud_is_mixing_on_one_point() -> None:
     z = normal(0, 3).expand(4, 3)
     m = normal(1, 3).expand(4, 3)
     after = cloud.cloud_round(z, cloud.first_b_weights(4, (0, 1, 2, 3)), m, 0.5)
-    torch.testing.assert_close(after, (z[0] - 0.5 * (z[0] - m[0])).expand(4, 3), rtol=0, atol=1e-15)
+    torch.testing.assert_close(after, (z[0] - 0.5 * (z[0] - m[0])).expand(4, 3), rtol=0, atol=ROUNDED_64)
 
 
 # --------------------------------------------------------------------------------------------------------------------- properties

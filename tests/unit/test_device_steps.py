@@ -11,6 +11,7 @@ from torch import Tensor
 from exploring import examples
 from fedbcd.algorithm.device import Rows, Work, aspg, aspg_step, extrapolate, penalty_step, penalty_steps
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from rounding import ROUNDED_64
 
 EXACT = examples(25)
 N, P = 4, 6
@@ -70,7 +71,7 @@ def test_one_model_and_a_stack_take_the_same_step(name: str) -> None:
     stacked = aspg_step(ex, gradient, anchor, penalty, 0.3, SETS[name])
     for i in range(N):
         alone = aspg_step(ex[i], gradient[i], anchor[i], float(penalty[i]), 0.3, SETS[name])
-        torch.testing.assert_close(stacked[i], alone, rtol=0, atol=1e-14)
+        torch.testing.assert_close(stacked[i], alone, rtol=0, atol=ROUNDED_64)
 
 
 def test_a_step_changes_none_of_its_arguments() -> None:
@@ -98,7 +99,7 @@ def test_a_penalty_step_never_moves_away_from_a_feasible_anchor(seed: int, name:
 
 def test_a_penalty_step_with_penalty_one_arrives() -> None:
     x, anchor = normal(1, N, P), normal(2, N, P).clamp(-2, 2)
-    torch.testing.assert_close(penalty_step(x, anchor, 1.0, Box()), anchor, rtol=0, atol=1e-15)
+    torch.testing.assert_close(penalty_step(x, anchor, 1.0, Box()), anchor, rtol=0, atol=ROUNDED_64)
 
 
 # ----------------------------------------------------------------------------------------------------------------- whole rounds
@@ -124,8 +125,8 @@ def test_rows_with_fewer_steps_stop_changing() -> None:
     together = aspg(begin, work_of([5, 3, 3, 1], drawn_gradient(7), anchor), 0.1, 0.9, Box())
     for row, steps in enumerate([5, 3, 3, 1]):
         alone = aspg(begin, work_of([steps] * N, drawn_gradient(7), anchor), 0.1, 0.9, Box())
-        torch.testing.assert_close(together.x_NP[row], alone.x_NP[row], rtol=0, atol=1e-15)
-        torch.testing.assert_close(together.prev_NP[row], alone.prev_NP[row], rtol=0, atol=1e-15)
+        torch.testing.assert_close(together.x_NP[row], alone.x_NP[row], rtol=0, atol=ROUNDED_64)
+        torch.testing.assert_close(together.prev_NP[row], alone.prev_NP[row], rtol=0, atol=ROUNDED_64)
 
 
 def test_only_rows_still_at_work_are_asked_for_gradients() -> None:
@@ -185,7 +186,7 @@ def test_the_momentum_of_offline_training_is_kept_over_a_contact() -> None:
     begin, anchor = Rows(*(normal(seed, N, P).clamp(-2, 2) for seed in (3, 5))), normal(4, N, P).clamp(-2, 2)
     for k in (1, 2, 3):
         after = penalty_steps(begin, work_of([k] * N, drawn_gradient(0), anchor, 0.3), Box())
-        torch.testing.assert_close(after.x_NP - after.prev_NP, begin.x_NP - begin.prev_NP, rtol=0, atol=1e-14)
+        torch.testing.assert_close(after.x_NP - after.prev_NP, begin.x_NP - begin.prev_NP, rtol=0, atol=ROUNDED_64)
 
 
 def test_momentum_that_is_kept_may_be_kept_step_by_step() -> None:
@@ -194,7 +195,7 @@ def test_momentum_that_is_kept_may_be_kept_step_by_step() -> None:
     one, two = (work_of([k] * N, drawn_gradient(0), anchor, 0.3) for k in (1, 2))
     twice, at_once = penalty_steps(penalty_steps(begin, one, Box()), one, Box()), penalty_steps(begin, two, Box())
     assert torch.equal(twice.x_NP, at_once.x_NP)
-    torch.testing.assert_close(twice.prev_NP, at_once.prev_NP, rtol=0, atol=1e-14)
+    torch.testing.assert_close(twice.prev_NP, at_once.prev_NP, rtol=0, atol=ROUNDED_64)
 
 
 def test_the_pull_as_momentum_ends_with_the_last_iterate_but_one_in_x_prev() -> None:
@@ -219,7 +220,7 @@ def test_a_pull_that_is_momentum_overshoots_z_and_one_that_is_not_does_not() -> 
         pulled = penalty_steps(Rows(rest, rest), work_of([3], drawn_gradient(0), anchor, 0.2), Box(), momentum)
         on = aspg(pulled, work_of([20], lambda _, ex: torch.zeros_like(ex), None), 0.1, 0.9, Box())
         size[momentum] = float(on.x_NP)
-    assert size["kept"] == size["restart"] == pytest.approx(0.8**3, abs=1e-15)
+    assert size["kept"] == size["restart"] == pytest.approx(0.8**3, abs=ROUNDED_64)
     assert size["pull"] < 0
 
 

@@ -22,6 +22,7 @@ from oracle import (
     run,
     unit,
 )
+from rounding import ROUNDED_64
 
 SEED = 7
 NEVER = 1000.0
@@ -148,13 +149,13 @@ def test_fedbcd_by_hand_with_momentum_that_crosses_rounds() -> None:
     one = settings(momentum=0.9, steps=(2, 2))
     first = run(quadratic([[0]], {0: 1.0}), one)
     # 0 -> ex 0, g -1 -> 0.1 -> ex 0.19, g -0.81 + 0.19 -> 0.252; z = 0.252 / 2
-    assert scalars([first.x_prev[0], first.x[0], first.z[0]]) == pytest.approx([0.1, 0.252, 0.126], abs=1e-15)
+    assert scalars([first.x_prev[0], first.x[0], first.z[0]]) == pytest.approx([0.1, 0.252, 0.126], abs=ROUNDED_64)
     second = run(quadratic([[0]], {0: 1.0}), settings(momentum=0.9, steps=(2, 2), rounds=2))
     # ex 0.3888, g -0.3484 -> 0.42364; ex 0.578116, g 0.030232 -> 0.5750928; z = 0.126 + (0.5750928 - 0.126) / 2
-    assert scalars([second.x_prev[0], second.x[0]]) == pytest.approx([0.42364, 0.5750928], abs=1e-15)
-    assert scalars(second.z) == pytest.approx([0.3505464], abs=1e-15)
+    assert scalars([second.x_prev[0], second.x[0]]) == pytest.approx([0.42364, 0.5750928], abs=ROUNDED_64)
+    assert scalars(second.z) == pytest.approx([0.3505464], abs=ROUNDED_64)
     assert second.clock == 6.0  # two rounds of arrival 1 and two steps of 1
-    assert scalars([z for (z,) in second.trace]) == pytest.approx([0.126, 0.3505464], abs=1e-15)
+    assert scalars([z for (z,) in second.trace]) == pytest.approx([0.126, 0.3505464], abs=ROUNDED_64)
 
 
 def test_every_step_is_projected() -> None:
@@ -170,9 +171,9 @@ def test_m_counts_inactive_members_with_their_last_copy_and_weighs_by_penalty() 
     problem = quadratic([[0, 1]], {0: 1.0, 1: -1.0})
     result = run(problem, settings(rounds=2, arrival_quantile=early, penalty={0: 1.0, 1: 3.0}))
     # round 0: x_0 = 0.1, x_1 = 0: m = 0.1 / 4, z = 0.0125. round 1: x_1 = -0.1 (1 - 3 * 0.0125) = -0.09625
-    assert scalars([result.x[0], result.x[1]]) == pytest.approx([0.1, -0.09625], abs=1e-15)
+    assert scalars([result.x[0], result.x[1]]) == pytest.approx([0.1, -0.09625], abs=ROUNDED_64)
     m = (0.1 - 3 * 0.09625) / 4
-    assert scalars(result.z) == pytest.approx([0.0125 + 0.5 * (m - 0.0125)], abs=1e-15)
+    assert scalars(result.z) == pytest.approx([0.0125 + 0.5 * (m - 0.0125)], abs=ROUNDED_64)
 
 
 def test_relative_step_agrees_with_equation_5_and_repeats_k_z_times() -> None:
@@ -183,7 +184,7 @@ def test_relative_step_agrees_with_equation_5_and_repeats_k_z_times() -> None:
     z = 0.4
     for _ in range(3):
         z -= (0.3 / 4.0) * sum(gamma[i] * (z - float(result.x[i][0])) for i in gamma)
-    assert scalars(result.z) == pytest.approx([z, z], abs=1e-15)
+    assert scalars(result.z) == pytest.approx([z, z], abs=ROUNDED_64)
 
 
 def test_sync_cloud_waits_for_all_servers_and_lists_them_in_order() -> None:
@@ -203,7 +204,7 @@ def test_sync_cloud_of_one_server_is_async_cloud_of_one_server() -> None:
     for other in results[1:]:
         assert other.mixes == results[0].mixes
         assert other.activations == results[0].activations
-        assert scalars(other.z) == pytest.approx(scalars(results[0].z), abs=1e-15)
+        assert scalars(other.z) == pytest.approx(scalars(results[0].z), abs=ROUNDED_64)
 
 
 # ---- Async-cloud ----
@@ -216,7 +217,7 @@ def test_async_mixes_the_first_b_and_leaves_the_others_alone() -> None:
     result = run(problem, settings(cloud="async", first=2, arrival_quantile=early))
     assert result.mixes == [(4.0, (2, 0))]
     # w = 0; x_0 = 0.1 and x_2 = 0.3, each server steps halfway to its own m_n; server 1's device has not uploaded
-    assert scalars(result.z) == pytest.approx([0.05, 0.0, 0.15], abs=1e-15)
+    assert scalars(result.z) == pytest.approx([0.05, 0.0, 0.15], abs=ROUNDED_64)
     assert scalars([result.x[1]]) == [0.0]
 
 
@@ -228,9 +229,9 @@ def test_async_keeps_a_waiting_server_ahead_of_later_ones_and_mixes_current_mode
     # (0, 1) at 3; server 2 waits from 4, server 1 comes at 3 + 2.5; server 2 is back at 5.5 + 2, server 0 at 3 + 5
     assert result.mixes == [(3.0, (0, 1)), (5.5, (2, 1)), (7.5, (2, 1))]
     after_one, after_two = scalars(result.trace[0]), scalars(result.trace[1])
-    assert after_one == pytest.approx([0.05, 0.1, 0.0], abs=1e-15)
+    assert after_one == pytest.approx([0.05, 0.1, 0.0], abs=ROUNDED_64)
     # x_2 = 0.3; x_1 = 0.2 - 0.1 (-1.8 + 0.1) = 0.37; w = (0 + 0.1) / 2
-    assert after_two == pytest.approx([0.05, 0.21, 0.175], abs=1e-15)
+    assert after_two == pytest.approx([0.05, 0.21, 0.175], abs=ROUNDED_64)
 
 
 def test_async_repeats_mixing_then_step_k_z_times() -> None:
@@ -238,7 +239,7 @@ def test_async_repeats_mixing_then_step_k_z_times() -> None:
     problem = quadratic([[0], [1]], {0: 1.0, 1: 2.0})
     result = run(problem, settings(cloud="async", first=2, cloud_iterations=2))
     # z = (0.05, 0.1); w = 0.075; halfway to x = (0.1, 0.2)
-    assert scalars(result.z) == pytest.approx([0.0875, 0.1375], abs=1e-15)
+    assert scalars(result.z) == pytest.approx([0.0875, 0.1375], abs=ROUNDED_64)
 
 
 @pytest.mark.parametrize("cloud", ["async", "rigorous"])
@@ -279,8 +280,8 @@ def test_rigorous_isolated_server_steps_alone_for_every_round_it_missed() -> Non
         z = z - 0.5 * (z - x)
     x = x - 0.1 * ((x - 3.0) + (x - z))
     other = scalars(result.trace[1])[0]
-    assert scalars([result.x[2]]) == pytest.approx([x], abs=1e-15)
-    assert scalars(result.z)[2] == pytest.approx(0.5 * ((z + other) / 2 + x), abs=1e-15)
+    assert scalars([result.x[2]]) == pytest.approx([x], abs=ROUNDED_64)
+    assert scalars(result.z)[2] == pytest.approx(0.5 * ((z + other) / 2 + x), abs=ROUNDED_64)
 
 
 def test_rigorous_server_has_not_stepped_before_its_phase_ends() -> None:
@@ -307,7 +308,7 @@ def test_fedbcd_i_trains_without_penalty_then_pulls_towards_z() -> None:
     two = settings(algorithm="fedbcd-i", penalty={0: 0.2}, momentum=0.5, steps=(2, 2))
     result = run(quadratic([[0]], {0: 1.0}), two)
     # offline: 0.1, ex 0.15 -> 0.235, which is 0.135 more; penalty: 0.188, 0.1504
-    assert scalars([result.x_prev[0], result.x[0], result.z[0]]) == pytest.approx([0.0154, 0.1504, 0.0752], abs=1e-15)
+    assert scalars([result.x_prev[0], result.x[0], result.z[0]]) == pytest.approx([0.0154, 0.1504, 0.0752], abs=ROUNDED_64)
     assert result.activations == [(3.0, 0, 0, 2)]
 
 
@@ -316,14 +317,14 @@ def test_fedbcd_i_three_readings_of_the_momentum_after_a_contact(momentum: str, 
     """K_i = 1: offline 0 -> 0.1, then one penalty step to 0.08."""
     one = settings(algorithm="fedbcd-i", penalty={0: 0.2}, momentum_after_contact=momentum)
     result = run(quadratic([[0]], {0: 1.0}), one)
-    assert scalars([result.x_prev[0], result.x[0]]) == pytest.approx([x_prev, 0.08], abs=1e-15)
+    assert scalars([result.x_prev[0], result.x[0]]) == pytest.approx([x_prev, 0.08], abs=ROUNDED_64)
 
 
 def test_fedbcd_i_projects_every_penalty_step() -> None:
     """A2.16: x <- P_X(x - gamma (x - z)); with gamma = 2 the step overshoots z and leaves the set."""
     problem = quadratic([[0]], {0: 1.0}, project=lambda x: np.clip(x, -0.02, 0.05))
     result = run(problem, settings(algorithm="fedbcd-i", penalty={0: 2.0}))
-    assert scalars([result.x_prev[0], result.x[0]]) == pytest.approx([-0.07, -0.02], abs=1e-15)
+    assert scalars([result.x_prev[0], result.x[0]]) == pytest.approx([-0.07, -0.02], abs=ROUNDED_64)
 
 
 def test_fedbcd_i_mean_counts_the_active_devices_only() -> None:
@@ -331,7 +332,7 @@ def test_fedbcd_i_mean_counts_the_active_devices_only() -> None:
     early = arrivals({(0, 0): 1.0})
     both = settings(algorithm="fedbcd-i", available=2, arrival_quantile=early, penalty={0: 0.2, 1: 0.2})
     result = run(quadratic([[0, 1]], {0: 1.0, 1: 5.0}), both)
-    assert scalars([result.x[0], result.x[1], result.z[0]]) == pytest.approx([0.08, 0.5, 0.04], abs=1e-15)
+    assert scalars([result.x[0], result.x[1], result.z[0]]) == pytest.approx([0.08, 0.5, 0.04], abs=ROUNDED_64)
 
 
 def test_fedbcd_i_suspends_a_device_after_its_offline_limit_until_it_is_activated() -> None:
@@ -379,11 +380,13 @@ def test_fedbcd_i_offline_rounds_go_on_until_the_device_asks_but_not_while_it_is
     base = {"algorithm": "fedbcd-i", "cloud": "async", "penalty": {0: 0.2, 1: 0.2}}
     waiting = run(problem, settings(**base, rounds=3, **clock))
     # offline rounds 0, 1, 2 (at 0, 2, 4): 1 - 0.9^3; the activation under way at 6 has not happened
-    assert scalars([waiting.x[1]]) == pytest.approx([1 - 0.9**3], abs=1e-15)
+    assert scalars([waiting.x[1]]) == pytest.approx([1 - 0.9**3], abs=ROUNDED_64)
     trained.clear()
     done = run(problem, settings(**base, rounds=4, **clock))
     assert trained.count(1) == 3  # not in round 3, which starts at 6
-    assert scalars([done.x[1], done.x_prev[1]]) == pytest.approx([0.8 * (1 - 0.9**3), 0.8 * (1 - 0.9**3) - (0.9**2 - 0.9**3)], abs=1e-15)
+    assert scalars([done.x[1], done.x_prev[1]]) == pytest.approx(
+        [0.8 * (1 - 0.9**3), 0.8 * (1 - 0.9**3) - (0.9**2 - 0.9**3)], abs=ROUNDED_64
+    )
     assert (6.5, 1, 0, 1) in done.activations
 
 
@@ -407,7 +410,7 @@ def test_fedavg_weighs_the_active_models_by_data_size_and_every_device_then_hold
     # plain SGD: 0.1, 0.19 and 0.2, 0.38; device 1 has no weight as it is not active
     z = (100 * 0.19 + 300 * 0.38) / 400
     everything = [*result.z, *result.x.values(), *result.x_prev.values()]
-    assert scalars(everything) == pytest.approx([z] * 8, abs=1e-15)
+    assert scalars(everything) == pytest.approx([z] * 8, abs=ROUNDED_64)
 
 
 def test_fedprox_starts_each_activation_from_z_without_old_momentum() -> None:
@@ -415,7 +418,7 @@ def test_fedprox_starts_each_activation_from_z_without_old_momentum() -> None:
     s = settings(algorithm="fedprox", momentum=0.9, steps=(2, 2), rounds=2, penalty={0: 5.0})
     result = run(quadratic([[0]], {0: 1.0}), s)
     # round 0: 0.1; ex 0.19, g -0.81 + 0.95 -> 0.176. round 1: 0.2584; ex 0.33256, g -0.66744 + 0.7828 -> 0.321024
-    assert scalars([z for (z,) in result.trace]) == pytest.approx([0.176, 0.321024], abs=1e-15)
+    assert scalars([z for (z,) in result.trace]) == pytest.approx([0.176, 0.321024], abs=ROUNDED_64)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
@@ -433,9 +436,9 @@ def test_joining_device_starts_from_z_and_counts_in_m_from_then_on() -> None:
     early = arrivals({(0, 0): 1.0, (0, 1): 1.0})
     result = run(quadratic([[0, 1]], {0: 1.0, 1: 0.0}), settings(rounds=2, joins={1: 1}, arrival_quantile=early))
     # round 0: x_0 = 0.1, m = 0.1 (device 1 absent), z = 0.05; round 1: x_0 = 0.1 - 0.1 (-0.9 + 0.05) = 0.185
-    assert scalars([result.x[1], result.x_prev[1]]) == pytest.approx([0.05, 0.05], abs=1e-15)
+    assert scalars([result.x[1], result.x_prev[1]]) == pytest.approx([0.05, 0.05], abs=ROUNDED_64)
     m = (0.185 + 0.05) / 2
-    assert scalars(result.z) == pytest.approx([0.05 + 0.5 * (m - 0.05)], abs=1e-15)
+    assert scalars(result.z) == pytest.approx([0.05 + 0.5 * (m - 0.05)], abs=ROUNDED_64)
 
 
 def test_leaving_device_is_dropped_from_m_and_keeps_its_model() -> None:
@@ -443,7 +446,7 @@ def test_leaving_device_is_dropped_from_m_and_keeps_its_model() -> None:
     problem = quadratic([[0, 1]], {0: 1.0, 1: -1.0})
     result = run(problem, settings(active=2, rounds=2, leaves={1: 1}))
     # round 0: 0.1 and -0.1, z = 0; round 1: one candidate suffices, x_0 = 0.1 - 0.1 (-0.9 + 0.1) = 0.18, z = 0.09
-    assert scalars([result.x[0], result.x[1], result.z[0]]) == pytest.approx([0.18, -0.1, 0.09], abs=1e-15)
+    assert scalars([result.x[0], result.x[1], result.z[0]]) == pytest.approx([0.18, -0.1, 0.09], abs=ROUNDED_64)
     assert result.mixes == [(2.0, (0,)), (4.0, (0,))]
 
 
@@ -460,4 +463,4 @@ def test_server_without_members_ends_its_phase_at_once_and_makes_no_step(cloud: 
     """A phase needs just as many uploads as there are candidates; an empty sum moves nothing."""
     result = run(quadratic([[0], []], {0: 1.0}), settings(cloud=cloud, first=2))
     assert result.mixes == [(2.0, (0, 1) if cloud == "sync" else (1, 0))]
-    assert scalars(result.z) == pytest.approx([0.05, 0.05 if cloud == "sync" else 0.0], abs=1e-15)
+    assert scalars(result.z) == pytest.approx([0.05, 0.05 if cloud == "sync" else 0.0], abs=ROUNDED_64)
