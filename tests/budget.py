@@ -192,7 +192,9 @@ def run(arguments: list[str]) -> int:
     name, most = budget_of(arguments)
     below = Below()
     with tempfile.TemporaryDirectory() as folder:
-        main = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], env={**os.environ, NOTES: folder})
+        # A hundred processes would each compile the package anew where bytecode is not to be kept.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {NOTES: folder}
+        main = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], env=environment)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest hears it as well, and ends in order
         signal.signal(signal.SIGTERM, lambda *_: main.terminate())
         ended = _told_of_children()

@@ -3,6 +3,7 @@
 import copy
 import ctypes
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbcd.algorithm.device import Rows
+from fedbcd.algorithm.fused.chain import LinearLayer
 from fedbcd.algorithm.fused.library import PORTABLE, ChainTrainer, Models, Pool, Sessions, load
 from fedbcd.algorithm.objective import Objective
 from fedbcd.data.samples import BYTES
@@ -55,9 +57,13 @@ class Example:
         self.pool = Pool(inputs, number_of, targets)
         self.inputs = inputs.double() if number_of is None else number_of.double()[inputs.long()]
         self.positions = torch.randint(40, (n, max(steps), samples), generator=generator)
-        layers = self.objective.chain(self.rows.x_NP[0].double(), self.inputs[:4], targets[:4])
-        assert layers is not None
-        self.layers = layers
+
+    @cached_property
+    def layers(self) -> tuple[LinearLayer, ...]:
+        """Found when they are needed: it takes a second of imports."""
+        found = self.objective.chain(self.rows.x_NP[0].double(), self.inputs[:4], self.pool.targets[:4])
+        assert found is not None
+        return found
 
     def __repr__(self) -> str:
         return f"Example{self.arguments}"

@@ -4,13 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
-import exploring
 from budget import NOTES, Notes
-from fedbcd.algorithm.fused.library import library
-
-torch.set_num_threads(1)  # the tensors of the tests are small: more threads only wait for each other
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,10 +14,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Files note the CPU time that they take when somebody asks (`budget.py`)."""
+    """Files note the CPU time that they take when somebody asks (`budget.py`); and one thread for each process that runs tests."""
     if NOTES in os.environ:
         config.pluginmanager.register(Notes(Path(os.environ[NOTES])))
-    config.pluginmanager.register(exploring)
+    if "FEDBCD_EXPLORE" in os.environ:
+        import exploring
+
+        config.pluginmanager.register(exploring)
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        import torch  # a second, which the process that only hands out tests need not spend
+
+        torch.set_num_threads(1)  # the tensors of the tests are small: more threads only wait for each other
 
 
 @pytest.fixture
@@ -34,6 +36,8 @@ def record(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(params=["compiled", "torch"])
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Once with compiled code for the models that it knows, if it was built, and once without."""
+    from fedbcd.algorithm.fused.library import library
+
     if request.param == "torch":
         monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
     elif library() is None:

@@ -208,7 +208,7 @@ SHALLOW = Example([20, 12, 5], samples=9, steps=[2, 1], bytes_=True, anchored=Tr
 
 
 @needs_library
-@examples(30)
+@examples(20)
 @given(example=EXAMPLES)
 @hypothesis.example(DEEP)
 def test_every_build_takes_the_steps_of_eq_4(example: Example) -> None:
