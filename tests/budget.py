@@ -25,6 +25,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BUDGETS_S = {"tests/unit": 60.0, "tests": 720.0}  # the first that holds everything that was asked for
+LEEWAY = 4 / 3  # busy machines, and cores that share one, count more for the same work: what fails is a third more
 EVERY_S = 0.5
 PATIENCE_S = 30.0  # processes that have been told to stop may take this long
 NAMED = 10  # files
@@ -222,10 +223,12 @@ def _judge(status: int, total: float, most: float, name: str, by_file: Counter[s
     if left:
         print("Processes that a test left behind were killed: " + "; ".join(left))
     if total > most:
-        print(f"Over the budget: {name} may take {most:.0f} s of CPU. Make the files named above cheaper.")
+        print(
+            f"Over the budget: {name} may take {most:.0f} s of CPU, and fails beyond {LEEWAY * most:.0f} s. Make the files named above cheaper."
+        )
     else:
         print(f"Within the budget of {most:.0f} s of CPU for {name}.")
-    return status or int(total > most or bool(left))
+    return status or int(total > LEEWAY * most or bool(left))
 
 
 if __name__ == "__main__":

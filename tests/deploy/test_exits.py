@@ -35,7 +35,7 @@ def without(names: tuple[str, ...], *arguments: str | Path) -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False)
 
 
-@pytest.mark.parametrize("missing", [("google",), ("prometheus_client",), EXTRA], ids="+".join)
+@pytest.mark.parametrize("missing", [("google",), EXTRA], ids="+".join)
 def test_a_role_without_the_extra_says_what_to_install(missing: tuple[str, ...], tmp_path: Path) -> None:
     file = write_job(tmp_path, job() | {"deploy": {"plain": True, "servers": ["127.0.0.1:7401", "127.0.0.1:7402"]}})
     done = without(missing, "coordinator", file, "--folder", tmp_path)

@@ -51,8 +51,21 @@ def deployment(tmp_path: Path) -> Iterator[tuple[Path, Path, Processes]]:
         yield file, tmp_path, processes
 
 
-def test_roles_start_answer_and_stop_cleanly(deployment: tuple[Path, Path, Processes]) -> None:
+def test_roles_start_answer_keep_to_the_rules_of_identity_and_stop_cleanly(deployment: tuple[Path, Path, Processes]) -> None:
+    """The folder is locked; from another folder the newest wins and the older ends, unless it is refused; a lost disk is put in step."""
     file, out, processes = deployment
+    check_answers(file, out)
+    check_identity(file, out, processes)
+    for actor in ("device/1", "server/0", "coordinator"):
+        processes[actor].send_signal(signal.SIGTERM)
+        _, said = ended(processes[actor])
+        assert processes[actor].returncode == 0, said
+        last = json.loads(said.splitlines()[-1])
+        assert (last["what"], last["meaning"]) == ("ended", "DONE")
+        assert "PRIVATE KEY" not in said
+
+
+def check_answers(file: Path, out: Path) -> None:
     wait_for(lambda: status_of(out, "coordinator").get("round", 0) >= 3, "no third round")
     told = run("status", file, "--json")
     assert told.returncode == 0, told.stderr
@@ -63,18 +76,9 @@ def test_roles_start_answer_and_stop_cleanly(deployment: tuple[Path, Path, Proce
     assert "waits for" in run("status", file).stdout
     assert 'fedbcd_letters_total{direction="in",event="Uploaded"}' in metrics_of(out, "server/0")
     assert "fedbcd_waiting_seconds_total{" in metrics_of(out, "device/0")
-    for actor in ("device/0", "device/1", "server/0", "coordinator"):
-        processes[actor].send_signal(signal.SIGTERM)
-        _, said = ended(processes[actor])
-        assert processes[actor].returncode == 0, said
-        last = json.loads(said.splitlines()[-1])
-        assert (last["what"], last["meaning"]) == ("ended", "DONE")
-        assert "PRIVATE KEY" not in said
 
 
-def test_rules_of_identity(deployment: tuple[Path, Path, Processes]) -> None:
-    """The folder is locked; from another folder the newest wins and the older ends, unless it is refused; a lost disk is put in step."""
-    file, out, processes = deployment
+def check_identity(file: Path, out: Path, processes: Processes) -> None:
     wait_for(lambda: status_of(out, "device/0").get("activation", 0) >= 1, "device 0 has not taken part")
     second = run("device", file, "--id", "0")
     assert second.returncode == ExitCode.RECORD, second.stderr

@@ -18,8 +18,8 @@ from planner_helpers import CLOCK, DELAYS, mean_round, simulation
 from run_helpers import job_table
 
 # ------------------------------------------------------------------------------------------------ prediction against simulation
-CASES = [(name, 10, first) for name in DELAYS for first in (1, 5, 10)]
-CASES += [("exponential", 100, first) for first in (1, 3, 50, 100)] + [("weibull", 100, 100)]
+CASES = [(name, 10, first) for name in DELAYS for first in (1, 10)]
+CASES += [("exponential", 10, 5), *(("exponential", 100, first) for first in (3, 50)), ("weibull", 100, 100)]
 
 
 @pytest.mark.parametrize(("name", "servers", "first"), CASES)
@@ -72,7 +72,7 @@ def short_log(path: Path, seed: int, rounds: int = 20) -> Path:
     return path
 
 
-LOGS = 20
+LOGS = 10
 
 
 def test_error_bars_of_a_short_log_are_wide_and_cover_the_truth(tmp_path: Path) -> None:

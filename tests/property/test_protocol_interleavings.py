@@ -587,7 +587,7 @@ def _version(model: ModelRef) -> int:
 # ----------------------------------------------------------------------------------------------------------- strategies
 WEIGHTED = [*Op, *[Op.ADVANCE] * 8, *[Op.DELIVER] * 4, *[Op.SLOW] * 2]  # disturbances between stretches of progress
 STORM = st.lists(st.tuples(st.sampled_from(WEIGHTED), st.integers(0, 23)), min_size=20, max_size=60)
-THOROUGH = examples(900, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+THOROUGH = examples(600, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @st.composite
