@@ -33,7 +33,8 @@ from fedbcd.history import Row
 from fedbcd.report.page import page, view_of
 from fedbcd.report.view import read_run
 from fedbcd.runfolder import Checkpoint, RunFolder
-from web_helpers import complaints, start_browser, text_of, wait_until
+from waiting import wait_for
+from web_helpers import complaints, start_browser, text_of
 
 DEVICES, SERVERS = 10_000, 100
 
@@ -81,7 +82,7 @@ def in_browser(client: Client, found: dict[str, float]) -> None:
     browser = start_browser()
     began = time.perf_counter()
     browser.get(f"http://127.0.0.1:{client.port}/")
-    wait_until(lambda: text_of(browser, "#settings table"))
+    wait_for(lambda: text_of(browser, "#settings table"))
     found["browser: page opened and drawn"] = round(time.perf_counter() - began, 3)
     frames = """const done = arguments[0], times = [], frame = () => new Promise(requestAnimationFrame);
     (async () => {

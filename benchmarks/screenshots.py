@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fedbcd.dashboard.app import make_app
 from fedbcd.dashboard.library import Library
 from fedbcd.report.page import write_report
-from web_helpers import serving, start_browser, wait_until
+from waiting import wait_for
+from web_helpers import serving, start_browser
 
 CHOOSE = """const s = document.querySelector('#protocol select'), i = document.querySelector('#protocol input');
 s.value = arguments[0]; s.dispatchEvent(new Event('change')); i.value = arguments[1]; i.dispatchEvent(new Event('change'));"""
@@ -52,7 +53,7 @@ def main() -> None:
         picture(browser, options.out / "report-timeline.png", "#protocol")
     with serving(make_app(Library([options.runs]))) as site:
         browser.get(site.address)
-        wait_until(lambda: "With B =" in browser.execute_script("return document.querySelector('#plan')?.textContent || ''"))
+        wait_for(lambda: "With B =" in browser.execute_script("return document.querySelector('#plan')?.textContent || ''"))
         browser.execute_script("document.documentElement.dataset.theme = 'dark'; window.app.show(window.app.view)")
         time.sleep(2)
         picture(browser, options.out / "dashboard.png", "header", "#summary")
