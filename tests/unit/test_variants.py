@@ -244,3 +244,8 @@ def test_fedavg_weighs_by_data_size_in_a_run() -> None:
     run = fb.train(federation, algorithm, rounds=1, active=2, dtype=torch.float64)
     assert float(run.global_VF) == pytest.approx((1 * 0.0 + 3 * 8.0) / 4)  # a step of 0.5 on (w - target)^2 arrives at the target
     assert run.personal_NF.flatten().tolist() == [float(run.global_VF)] * 2
+
+
+def test_a_projection_by_its_name_is_refused_with_what_to_write() -> None:
+    with pytest.raises(ConfigError, match=r"projection='box' must be a set to project onto, such as fb\.Box\(-2, 2\)"):
+        fb.FedBCD(projection="box")  # type: ignore[arg-type]

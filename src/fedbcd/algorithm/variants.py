@@ -38,6 +38,8 @@ class _DeviceSettings(Said):
         low, high = self.steps
         if not 1 <= low <= high:
             raise ConfigError(f"steps={list(self.steps)} must be [low, high] with 1 <= low <= high, e.g. [1, 5]")
+        if not callable(getattr(self.projection, "project", None)):
+            raise ConfigError(f"projection={self.projection!r} must be a set to project onto, such as fb.Box(-2, 2) or fb.NoProjection()")
         if self.batch != "all" and not (isinstance(self.batch, int) and self.batch >= 1):
             raise ConfigError(f"batch={self.batch} must be 1 or more, or 'all' for exact gradients")
 
