@@ -1,4 +1,5 @@
-"""The large-N formula of eq. (8) against exact order statistics: its error against N, as a table and a picture.
+"""The large-N formula of eq. (8) against exact order statistics: its error against N, as a table
+and a picture.
 
 usage: python benchmarks/approximation.py [--json] [--out PICTURE.png]
 """
@@ -22,12 +23,17 @@ BETAS, SIZES = (0.3, 0.5, 0.9), (10, 20, 50, 100, 200, 500, 1000)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one object on the last line")
     parser.add_argument("--out", type=Path, help="draw the picture to this file")
     options = parser.parse_args()
     kinds = {name: distribution_of(delay) for name, delay in DELAYS.items()}
-    table = {name: {beta: [approximation_error(kind, beta, n) for n in SIZES] for beta in BETAS} for name, kind in kinds.items()}
+    table = {
+        name: {beta: [approximation_error(kind, beta, n) for n in SIZES] for beta in BETAS}
+        for name, kind in kinds.items()
+    }
     for name, rows in table.items():
         for beta, errors in rows.items():
             print(f"{name:20} beta {beta:<4}", *(f"{100 * error:8.3f} %" for error in errors))

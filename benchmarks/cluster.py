@@ -1,10 +1,13 @@
-"""cluster: what the cluster engine costs and what it moves, as ratios to the simulation in the same run.
+"""cluster: what the cluster engine costs and what it moves, as ratios to the simulation in the same
+run.
 
 usage: python benchmarks/cluster.py [--devices 100,1000,10000] [--json] [--out FILE] [--repeats 5]
-FedBCD on Sync-cloud with ten servers, a tenth of the devices active (at least 3 per server), 60 samples of 784 values each. At 100
-devices the model is the paper's MLP; above, logistic regression. Simulation with one worker, one actor, two actors, in turn: a ratio is
-the median over repeats of runs that followed one another, with the smallest and the largest beside it. CPU time is that of this process
-and of all that it has started, Ray's own included. Takes some five minutes on two free cores.
+FedBCD on Sync-cloud with ten servers, a tenth of the devices active (at least 3 per server), 60
+samples of 784 values each. At 100 devices the model is the paper's MLP; above, logistic regression.
+Simulation with one worker, one actor, two actors, in turn: a ratio is the median over repeats of
+runs that followed one another, with the smallest and the largest beside it. CPU time is that of
+this process and of all that it has started, Ray's own included. Takes some five minutes on two free
+cores.
 """
 
 import os
@@ -30,7 +33,11 @@ from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.models import logistic, mlp
 
 SERVERS, SAMPLES, POOL = 10, 60, 20_000
-ENGINES: dict[str, str | fb.Cluster] = {"simulate": "simulate", "1 actor": fb.Cluster(actors=1), "2 actors": fb.Cluster(actors=2)}
+ENGINES: dict[str, str | fb.Cluster] = {
+    "simulate": "simulate",
+    "1 actor": fb.Cluster(actors=1),
+    "2 actors": fb.Cluster(actors=2),
+}
 
 
 def as_fractions(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -39,10 +46,15 @@ def as_fractions(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def federation(devices: int, model: Callable[[], torch.nn.Module]) -> fb.Federation:
     rng = np.random.default_rng(0)
-    pool = fb.Samples(torch.from_numpy(rng.integers(0, 256, (POOL, 784), dtype=np.uint8)), torch.from_numpy(rng.integers(0, 10, POOL)))
+    pool = fb.Samples(
+        torch.from_numpy(rng.integers(0, 256, (POOL, 784), dtype=np.uint8)),
+        torch.from_numpy(rng.integers(0, 10, POOL)),
+    )
     owned = (np.arange(devices * SAMPLES) % POOL).reshape(devices, SAMPLES)
     partition = Partition(tuple(owned), ((0, 1, 2),) * devices)
-    return fb.Federation.from_partition(model, torch.nn.functional.cross_entropy, pool, partition, SERVERS, transform=as_fractions)
+    return fb.Federation.from_partition(
+        model, torch.nn.functional.cross_entropy, pool, partition, SERVERS, transform=as_fractions
+    )
 
 
 def cpu_seconds() -> float:
@@ -53,14 +65,19 @@ def cpu_seconds() -> float:
             after_name = (folder / "stat").read_text().rpartition(")")[2].split()
         except (OSError, ValueError):
             continue  # not a process, or gone
-        parent[folder.name], ticks[folder.name] = after_name[1], int(after_name[11]) + int(after_name[12])
+        parent[folder.name], ticks[folder.name] = (
+            after_name[1],
+            int(after_name[11]) + int(after_name[12]),
+        )
     ours = {str(os.getpid())}
     while more := {child for child, of in parent.items() if of in ours} - ours:
         ours |= more
     return sum(ticks[process] for process in ours) / os.sysconf("SC_CLK_TCK")
 
 
-def one_run(data: fb.Federation, active: int, rounds: int, engine: str | fb.Cluster) -> dict[str, Any]:
+def one_run(
+    data: fb.Federation, active: int, rounds: int, engine: str | fb.Cluster
+) -> dict[str, Any]:
     """Wall-clock and CPU milliseconds of a round, after some rounds of warming up."""
     warm_up = 3 if rounds < 20 else 10
     ticks: list[float] = []
@@ -82,7 +99,12 @@ def one_run(data: fb.Federation, active: int, rounds: int, engine: str | fb.Clus
         on_round=tick,
     )
     wall = statistics.median(b - a for a, b in pairwise(ticks[warm_up - 1 : -1]))
-    return {"ms": wall * 1e3, "cpu_ms": (cpu[1] - cpu[0]) / rounds * 1e3, "report": run.summary.get("cluster", {}), "rounds": len(ticks)}
+    return {
+        "ms": wall * 1e3,
+        "cpu_ms": (cpu[1] - cpu[0]) / rounds * 1e3,
+        "report": run.summary.get("cluster", {}),
+        "rounds": len(ticks),
+    }
 
 
 def spread(values: Iterable[float]) -> list[float]:
@@ -102,19 +124,34 @@ def measure(devices: int, rounds: int, repeats: int) -> list[dict[str, Any]]:
             loads.append(os.getloadavg()[0])
     size = Layout(data.make_model(0)).size_F
     labels = {"devices": devices, "parameters": size, "active": active * SERVERS}
-    return [labels | row_of(name, runs, seen, size) | {"load": spread(loads)} for name, runs in seen.items()]
+    return [
+        labels | row_of(name, runs, seen, size) | {"load": spread(loads)}
+        for name, runs in seen.items()
+    ]
 
 
-def row_of(name: str, runs: list[dict[str, Any]], seen: dict[str, list[dict[str, Any]]], size: int) -> dict[str, Any]:
+def row_of(
+    name: str, runs: list[dict[str, Any]], seen: dict[str, list[dict[str, Any]]], size: int
+) -> dict[str, Any]:
     def against(other: str, what: str = "ms") -> list[float]:
         return spread(run[what] / one[what] for run, one in zip(runs, seen[other], strict=True))
 
-    row: dict[str, Any] = {"who": name, "ms_per_round": spread(run["ms"] for run in runs), "against_simulate": against("simulate")}
-    row |= {"cpu_ms_per_round": spread(run["cpu_ms"] for run in runs), "cpu_against_simulate": against("simulate", "cpu_ms")}
+    row: dict[str, Any] = {
+        "who": name,
+        "ms_per_round": spread(run["ms"] for run in runs),
+        "against_simulate": against("simulate"),
+    }
+    row |= {
+        "cpu_ms_per_round": spread(run["cpu_ms"] for run in runs),
+        "cpu_against_simulate": against("simulate", "cpu_ms"),
+    }
     report = runs[-1]["report"]
     if report:
         row["against_1_actor"] = against("1 actor")
-        row |= {f"{kind}_bytes_per_round": round(report["bytes"][kind] / runs[-1]["rounds"]) for kind in ("models", "work", "sums")}
+        row |= {
+            f"{kind}_bytes_per_round": round(report["bytes"][kind] / runs[-1]["rounds"])
+            for kind in ("models", "work", "sums")
+        }
         row["sums_bound"] = report["actors"] * size * 8
         row["shard_seconds"] = [shard["seconds"] for shard in report["shards"]]
     return row
@@ -123,14 +160,18 @@ def row_of(name: str, runs: list[dict[str, Any]], seen: dict[str, list[dict[str,
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--devices", default="100,1000,10000")
-    parser.add_argument("--rounds", type=int, help="per run; default: 30, with 10,000 devices or more 10")
+    parser.add_argument(
+        "--rounds", type=int, help="per run; default: 30, with 10,000 devices or more 10"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as `fedbcd run` does
     rows: list[dict[str, Any]] = []
     with ray_for(fb.Cluster(actors=3)), actors_kept():
         for devices in map(int, chosen.devices.split(",")):
-            rows += measure(devices, chosen.rounds or (30 if devices < 10_000 else 10), chosen.repeats)
+            rows += measure(
+                devices, chosen.rounds or (30 if devices < 10_000 else 10), chosen.repeats
+            )
     driver = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     finish("cluster", chosen, rows, driver_peak_mib=driver, repeats=chosen.repeats)
 

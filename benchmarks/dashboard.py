@@ -1,4 +1,5 @@
-"""How quickly the dashboard answers for 10,000 devices and 10,000 rounds: a log made by the simulation's own schedule, without numbers.
+"""How quickly the dashboard answers for 10,000 devices and 10,000 rounds: a log made by the
+simulation's own schedule, without numbers.
 
 python benchmarks/dashboard.py [--out results/dashboard.json] [--rounds N]
 """
@@ -40,21 +41,33 @@ DEVICES, SERVERS = 10_000, 100
 
 
 def make_run(folder: Path, rounds: int) -> None:
-    """A real schedule with its event log, and a history with a row per round whose accuracies are made up."""
+    """A real schedule with its event log, and a history with a row per round whose accuracies are
+    made up.
+    """
     data = [(torch.zeros(1, 2), torch.tensor([k % 10])) for k in range(DEVICES)]
     federation = fb.Federation(lambda: nn.Linear(2, 10), nn.functional.cross_entropy, data, SERVERS)
-    settings = Settings(fb.FedBCD(), fb.AsyncCloud(first=3), 3, fb.Clock(), 0, {}, {}, torch.float32, None, None)
-    files = RunFolder(folder, settings.identity(federation), {"title": "10,000 devices", "run": {"rounds": rounds}})
+    settings = Settings(
+        fb.FedBCD(), fb.AsyncCloud(first=3), 3, fb.Clock(), 0, {}, {}, torch.float32, None, None
+    )
+    files = RunFolder(
+        folder,
+        settings.identity(federation),
+        {"title": "10,000 devices", "run": {"rounds": rounds}},
+    )
     log = files.open(files.inspect(False), False)
     driver = Driver(settings.machines(federation), NoNumbers(), log)
     simulation = Simulation(driver, Schedule(settings.algorithm, settings.clock, 0, 3, {}, {}))
     history = fb.History()
     for k in range(rounds):
         simulation.play_round()
-        history.append(Row(k + 1, simulation.now, 9 * k, k / rounds, k / rounds, k / rounds, 0.1, 0.2))
+        history.append(
+            Row(k + 1, simulation.now, 9 * k, k / rounds, k / rounds, k / rounds, 0.1, 0.2)
+        )
     scores = {device: (device % 100) / 100 for device in range(DEVICES)}
     notes = notes_of(federation, scores, dict.fromkeys(range(DEVICES), 0.5))
-    files.write_checkpoint(Checkpoint(rounds, log.sync(), 0.0, "", history, {"x": torch.zeros(1)}, notes))
+    files.write_checkpoint(
+        Checkpoint(rounds, log.sync(), 0.0, "", history, {"x": torch.zeros(1)}, notes)
+    )
     log.close()
 
 
@@ -76,7 +89,9 @@ class Client:
 
 
 def in_browser(client: Client, found: dict[str, float]) -> None:
-    """How long the page takes, in headless Chromium where there is one: to open, to take in a new view, to draw the timeline."""
+    """How long the page takes, in headless Chromium where there is one: to open, to take in a new
+    view, to draw the timeline.
+    """
     if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
         return
     browser = start_browser()
@@ -84,7 +99,8 @@ def in_browser(client: Client, found: dict[str, float]) -> None:
     browser.get(f"http://127.0.0.1:{client.port}/")
     wait_for(lambda: text_of(browser, "#settings table"))
     found["browser: page opened and drawn"] = round(time.perf_counter() - began, 3)
-    frames = """const done = arguments[0], times = [], frame = () => new Promise(requestAnimationFrame);
+    frames = """const done = arguments[0], times = [];
+    const frame = () => new Promise(requestAnimationFrame);
     (async () => {
       for (let k = 0; k < 5; k += 1) {
         const began = performance.now();
@@ -94,8 +110,13 @@ def in_browser(client: Client, found: dict[str, float]) -> None:
       }
       done(times.sort((a, b) => a - b)[2] / 1000);
     })()"""
-    found["browser: a new view taken in and two frames painted"] = round(browser.execute_async_script(frames), 3)
-    print({name: value for name, value in found.items() if name.startswith("browser")}, complaints(browser))
+    found["browser: a new view taken in and two frames painted"] = round(
+        browser.execute_async_script(frames), 3
+    )
+    print(
+        {name: value for name, value in found.items() if name.startswith("browser")},
+        complaints(browser),
+    )
     browser.quit()
 
 
@@ -116,13 +137,21 @@ def main() -> None:
         folder = Path(temporary) / "run"
         make_run(folder, options.rounds)
         found = measure(folder)
-    record = {"devices": DEVICES, "servers": SERVERS, "rounds": options.rounds, "seconds": found, "environment": environment()}
+    record = {
+        "devices": DEVICES,
+        "servers": SERVERS,
+        "rounds": options.rounds,
+        "seconds": found,
+        "environment": environment(),
+    }
     if options.out is not None:
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def measure(folder: Path) -> dict[str, float]:
-    found: dict[str, float] = {"log_megabytes": round((folder / "events.jsonl").stat().st_size / 1e6, 1)}
+    found: dict[str, float] = {
+        "log_megabytes": round((folder / "events.jsonl").stat().st_size / 1e6, 1)
+    }
     client = Client(folder)
     key = timed("list of runs", found, lambda: json.loads(client.get("/api/runs")))[0]["key"]
 
@@ -140,11 +169,21 @@ def measure(folder: Path) -> dict[str, float]:
     answer = timed("a line is new: whole view", found, lambda: client.get("/api/view", runs=key))
     found["view_megabytes"] = round(len(answer) / 1e6, 2)
     middle = json.loads(answer)["runs"][0]["summary"]["clock"] / 2
-    timed("zoom into 10 units of clock", found, lambda: client.get("/api/timeline", run=key, begin=middle, end=middle + 10))
-    timed("a page of devices, sorted", found, lambda: client.get("/api/devices", run=key, sort="contact", down="1"))
+    timed(
+        "zoom into 10 units of clock",
+        found,
+        lambda: client.get("/api/timeline", run=key, begin=middle, end=middle + 10),
+    )
+    timed(
+        "a page of devices, sorted",
+        found,
+        lambda: client.get("/api/devices", run=key, sort="contact", down="1"),
+    )
     timed("the planner, first time", found, lambda: client.get("/api/plan", run=key))
     in_browser(client, found)
-    text = timed("a whole report without plan", found, lambda: page(view_of([read_run(folder)], plan=False)))
+    text = timed(
+        "a whole report without plan", found, lambda: page(view_of([read_run(folder)], plan=False))
+    )
     found["report_megabytes"] = round(len(str(text)) / 1e6, 2)
     return found
 

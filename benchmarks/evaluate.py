@@ -1,9 +1,10 @@
-"""evaluate: one look at the models of `round` (100 personal MLPs) or of `resnet` (50 ResNet-20s): each on the test samples of its 3 labels,
-and the global model on all.
+"""evaluate: one look at the models of `round` (100 personal MLPs) or of `resnet` (50 ResNet-20s):
+each on the test samples of its 3 labels, and the global model on all.
 
-usage: python benchmarks/evaluate.py [--model mlp|resnet20] [--test 10000] [--device cuda] [--json] [--out FILE] [--repeats 5] [--threads 2]
-Ours; a plain loop (one module, `load_state_dict` per device); and a floor: the multiplications of the MLPs' first layers alone, or the
-ResNets' operations over the measured matrix rate.
+usage: python benchmarks/evaluate.py [--model mlp|resnet20] [--test 10000] [--device cuda] [--json]
+[--out FILE] [--repeats 5] [--threads 2] Ours; a plain loop (one module, `load_state_dict` per
+device); and a floor: the multiplications of the MLPs' first layers alone, or the ResNets'
+operations over the measured matrix rate.
 """
 
 from functools import partial
@@ -22,7 +23,10 @@ from fedbcd.engines.simulate.workers import workers
 from fedbcd.models import mlp, resnet20
 
 LABELS = 3
-MODELS = {"mlp": (mlp, (784,), 100), "resnet20": (resnet20, (3, 32, 32), 50)}  # how to make one, its inputs, how many
+MODELS = {
+    "mlp": (mlp, (784,), 100),
+    "resnet20": (resnet20, (3, 32, 32), 50),
+}  # how to make one, its inputs, how many
 RESNET_OPERATIONS = 2 * 40.8e6  # of one image: multiply and add
 
 Owned = tuple[tuple[int, ...], ...]
@@ -37,21 +41,46 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     make, shape, count = MODELS[chosen.model]
     rng = np.random.default_rng(0)
-    owned = tuple(tuple(sorted(rng.choice(10, LABELS, replace=False).tolist())) for _ in range(count))
-    test = fb.Samples(torch.from_numpy(rng.integers(0, 256, (chosen.test, *shape), dtype=np.uint8)), torch.arange(chosen.test) % 10)
+    owned = tuple(
+        tuple(sorted(rng.choice(10, LABELS, replace=False).tolist())) for _ in range(count)
+    )
+    test = fb.Samples(
+        torch.from_numpy(rng.integers(0, 256, (chosen.test, *shape), dtype=np.uint8)),
+        torch.arange(chosen.test) % 10,
+    )
     partition = Partition(tuple(np.arange(10) for _ in range(count)), owned)
-    federation = fb.Federation.from_partition(make, nn.functional.cross_entropy, test, partition, 10, test=test, transform=fb.Scale(255.0))
+    federation = fb.Federation.from_partition(
+        make, nn.functional.cross_entropy, test, partition, 10, test=test, transform=fb.Scale(255.0)
+    )
     where = torch.device(chosen.device)
     objective = Objective(make(), nn.functional.cross_entropy).to(where)
-    models = torch.stack([objective.layout.flatten(make(), torch.float32) for _ in range(count)]).to(where)
+    models = torch.stack(
+        [objective.layout.flatten(make(), torch.float32) for _ in range(count)]
+    ).to(where)
     floor = partial(floor_of_mlps, objective) if chosen.model == "mlp" else floor_of_resnets
     contestants = [
-        Contestant("ours", lambda: timed(lambda: ours(Evaluator(federation, objective, where, where.type != "cpu"), models))),
-        Contestant("plain loop", lambda: timed(lambda: plain(make().to(where).eval(), objective, models, test, owned))),
+        Contestant(
+            "ours",
+            lambda: timed(
+                lambda: ours(Evaluator(federation, objective, where, where.type != "cpu"), models)
+            ),
+        ),
+        Contestant(
+            "plain loop",
+            lambda: timed(lambda: plain(make().to(where).eval(), objective, models, test, owned)),
+        ),
         Contestant("matrix floor", lambda: floor(models, test, owned)),
     ]
     rows = as_rows(alternate(contestants, chosen.repeats), 1e3)
-    finish("evaluate", chosen, rows, unit="milliseconds per look", repeats=chosen.repeats, model=chosen.model, test=chosen.test)
+    finish(
+        "evaluate",
+        chosen,
+        rows,
+        unit="milliseconds per look",
+        repeats=chosen.repeats,
+        model=chosen.model,
+        test=chosen.test,
+    )
 
 
 def ours(evaluator: Evaluator, models: torch.Tensor) -> float:
@@ -61,8 +90,14 @@ def ours(evaluator: Evaluator, models: torch.Tensor) -> float:
     return 1
 
 
-def plain(module: nn.Module, objective: Objective, models: torch.Tensor, test: fb.Samples, owned: Owned) -> float:
-    inputs, targets, p = test.inputs.to(models.device).float() / 255, test.targets.to(models.device), objective.layout.size_P
+def plain(
+    module: nn.Module, objective: Objective, models: torch.Tensor, test: fb.Samples, owned: Owned
+) -> float:
+    inputs, targets, p = (
+        test.inputs.to(models.device).float() / 255,
+        test.targets.to(models.device),
+        objective.layout.size_P,
+    )
     mine = [torch.isin(targets, torch.tensor(labels, device=models.device)) for labels in owned]
     with torch.no_grad():
         for flat, chosen in zip(models, mine, strict=True):
@@ -74,7 +109,9 @@ def plain(module: nn.Module, objective: Objective, models: torch.Tensor, test: f
     return 1
 
 
-def floor_of_mlps(objective: Objective, models: torch.Tensor, test: fb.Samples, owned: Owned) -> tuple[float, float]:
+def floor_of_mlps(
+    objective: Objective, models: torch.Tensor, test: fb.Samples, owned: Owned
+) -> tuple[float, float]:
     def products() -> float:
         inputs = test.inputs.to(models.device).float() / 255
         count = len(inputs) // 10

@@ -1,4 +1,5 @@
-"""The floor on CPU: the same rounds with gradients written by hand in NumPy, one model in cache at a time, nothing general.
+"""The floor on CPU: the same rounds with gradients written by hand in NumPy, one model in cache at
+a time, nothing general.
 
 Server work is included: sums in float64, the cloud step, the models written back.
 """
@@ -54,7 +55,14 @@ def gradient(flat: Array, x: Array, y: npt.NDArray[np.int64], out: Array) -> Non
 class Floor:
     """FedBCD, FedBCD-I and FedProx on the paper's MLP."""
 
-    def __init__(self, inputs: npt.NDArray[np.uint8], targets: npt.NDArray[np.int64], start: Array, devices: int, personal: bool) -> None:
+    def __init__(
+        self,
+        inputs: npt.NDArray[np.uint8],
+        targets: npt.NDArray[np.int64],
+        start: Array,
+        devices: int,
+        personal: bool,
+    ) -> None:
         self.inputs = inputs.astype(np.float32) / np.float32(255)
         self.targets = targets
         rows = devices if personal else 1
@@ -64,7 +72,9 @@ class Floor:
         self.total = rows * start.astype(np.float64)
         self.g, self.ex, self.step = (np.empty_like(start) for _ in range(3))
 
-    def aspg(self, x: Array, prev: Array, batches: npt.NDArray[np.int64], gamma: float | None) -> None:
+    def aspg(
+        self, x: Array, prev: Array, batches: npt.NDArray[np.int64], gamma: float | None
+    ) -> None:
         """K ASPG steps in place; `batches` has one row of positions per step."""
         g, ex, step = self.g, self.ex, self.step
         for rows in batches:
@@ -82,7 +92,9 @@ class Floor:
             np.clip(x, -2, 2, out=x)
 
     def fedbcd(self, work: list[tuple[int, npt.NDArray[np.int64]]]) -> None:
-        """Algorithm 1: every active device trains; the sum of all copies follows; z steps towards their mean."""
+        """Algorithm 1: every active device trains; the sum of all copies follows; z steps towards
+        their mean.
+        """
         for i, batches in work:
             before = self.x[i].astype(np.float64)
             self.aspg(self.x[i], self.prev[i], batches, 1.0)
@@ -91,7 +103,9 @@ class Floor:
         mean = self.total / len(self.x)
         self.z = (self.z - 0.5 * (self.z - mean)).astype(np.float32)
 
-    def fedbcd_i(self, offline: list[tuple[int, npt.NDArray[np.int64]]], active: list[tuple[int, int]]) -> None:
+    def fedbcd_i(
+        self, offline: list[tuple[int, npt.NDArray[np.int64]]], active: list[tuple[int, int]]
+    ) -> None:
         """Algorithm 2: available devices train without the penalty, active ones step towards z."""
         for i, batches in offline:
             self.aspg(self.x[i], self.prev[i], batches, None)

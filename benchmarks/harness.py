@@ -1,4 +1,6 @@
-"""What every benchmark shares: alternating measurements, peak memory, and a record of where and with what they were made."""
+"""What every benchmark shares: alternating measurements, peak memory, and a record of where and
+with what they were made.
+"""
 
 import argparse
 import json
@@ -48,7 +50,9 @@ def timed(work: Callable[[], float]) -> tuple[float, float]:
 
 
 def alternate(contestants: list[Contestant], repeats: int) -> dict[str, Measured]:
-    """Each in turn, `repeats` times, after one round of warming up; so that a noisy minute hits all alike."""
+    """Each in turn, `repeats` times, after one round of warming up; so that a noisy minute hits all
+    alike.
+    """
     for contestant in contestants:
         contestant.run()
     seen: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
@@ -56,7 +60,10 @@ def alternate(contestants: list[Contestant], repeats: int) -> dict[str, Measured
         for contestant in contestants:
             seconds, units = contestant.run()
             seen[contestant.name].append(seconds / units)
-    return {name: Measured(name, statistics.median(s), min(s), max(s), len(s)) for name, s in seen.items()}
+    return {
+        name: Measured(name, statistics.median(s), min(s), max(s), len(s))
+        for name, s in seen.items()
+    }
 
 
 def environment() -> dict[str, Any]:
@@ -89,7 +96,9 @@ def bandwidth(device: str) -> float:
 
 @cache
 def matrix_rate(device: str, dtype: torch.dtype = torch.float32) -> float:
-    """Operations per second of a large matrix product, with the precision that torch is set to use."""
+    """Operations per second of a large matrix product, with the precision that torch is set to
+    use.
+    """
     n = 8192 if device != "cpu" else 1024
     a = torch.randn(n, n, device=device, dtype=dtype)
     return 2 * n**3 / _best(lambda: a @ a, device)
@@ -114,17 +123,31 @@ def synchronise(device: str) -> None:
 
 def options(doc: str | None) -> argparse.ArgumentParser:
     """The arguments that all scripts take."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one object instead of a table")
     parser.add_argument("--out", type=Path, help="also write that object to this file")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="cores to use, for every contestant")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="cores to use, for every contestant",
+    )
     return parser
 
 
 def finish(name: str, chosen: argparse.Namespace, rows: list[dict[str, Any]], **more: Any) -> None:
     """Print and write the result."""
-    result = {"benchmark": name, **environment(), "threads": chosen.threads, "peak_mib": round(peak_memory_mib()), **more, "rows": rows}
+    result = {
+        "benchmark": name,
+        **environment(),
+        "threads": chosen.threads,
+        "peak_mib": round(peak_memory_mib()),
+        **more,
+        "rows": rows,
+    }
     if chosen.out is not None:
         chosen.out.write_text(json.dumps(result, indent=1) + "\n")
     if chosen.json:
@@ -132,16 +155,29 @@ def finish(name: str, chosen: argparse.Namespace, rows: list[dict[str, Any]], **
         return
     for row in rows:
         print("  ".join(f"{key} {_short(value)}" for key, value in row.items()))
-    print(", ".join(f"{key} {value}" for key, value in result.items() if key not in ("rows", "benchmark")), file=sys.stderr)
+    print(
+        ", ".join(
+            f"{key} {value}" for key, value in result.items() if key not in ("rows", "benchmark")
+        ),
+        file=sys.stderr,
+    )
 
 
 def as_rows(measured: dict[str, Measured], unit_ms: float, **labels: Any) -> list[dict[str, Any]]:
-    """One row per contestant, in milliseconds per round, with the factor by which ours is faster."""
+    """One row per contestant, in milliseconds per round, with the factor by which ours is
+    faster.
+    """
     ours = measured["ours"].median
     rows = []
     for m in measured.values():
-        figures = {k: round(v * unit_ms, 3) for k, v in asdict(m).items() if k in ("median", "best", "worst")}
-        rows.append({**labels, "who": m.name, **figures, "ours_is_faster": round(m.median / ours, 2)})
+        figures = {
+            k: round(v * unit_ms, 3)
+            for k, v in asdict(m).items()
+            if k in ("median", "best", "worst")
+        }
+        rows.append(
+            {**labels, "who": m.name, **figures, "ours_is_faster": round(m.median / ours, 2)}
+        )
     return rows
 
 
@@ -154,13 +190,20 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 def _commit() -> str | None:
     try:
         found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent, check=True
+            ["git", "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parent,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -1,4 +1,6 @@
-"""The plain loop that a good researcher would write: data in memory, one module, `load_state_dict` per device, autograd for the rest."""
+"""The plain loop that a good researcher would write: data in memory, one module, `load_state_dict`
+per device, autograd for the rest.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -9,25 +11,40 @@ State = dict[str, Tensor]
 class PlainLoop:
     """FedBCD, FedBCD-I and FedProx, one device after another."""
 
-    def __init__(self, module: nn.Module, inputs: Tensor, targets: Tensor, devices: int, personal: bool) -> None:
+    def __init__(
+        self, module: nn.Module, inputs: Tensor, targets: Tensor, devices: int, personal: bool
+    ) -> None:
         self.module = module
         self.inputs, self.targets = inputs, targets
         self.z = {k: v.clone() for k, v in module.state_dict().items()}
-        self.x = [{k: v.clone() for k, v in self.z.items()} for _ in range(devices if personal else 0)]
+        self.x = [
+            {k: v.clone() for k, v in self.z.items()} for _ in range(devices if personal else 0)
+        ]
         self.prev = [{k: v.clone() for k, v in self.z.items()} for _ in self.x]
 
-    def aspg(self, x: State, prev: State, batches: Tensor, gamma: float | None) -> tuple[State, State]:
+    def aspg(
+        self, x: State, prev: State, batches: Tensor, gamma: float | None
+    ) -> tuple[State, State]:
         """K ASPG steps, eq. (4), with the penalty in the loss."""
         module, anchor = self.module, self.z
         for rows in batches:
             module.load_state_dict({k: x[k] + 0.9 * (x[k] - prev[k]) for k in x})
             loss = nn.functional.cross_entropy(module(self.inputs[rows]), self.targets[rows])
             if gamma is not None:
-                loss = loss + gamma / 2 * sum(((p - anchor[k]) ** 2).sum() for k, p in module.named_parameters())
+                loss = loss + gamma / 2 * sum(
+                    ((p - anchor[k]) ** 2).sum() for k, p in module.named_parameters()
+                )
             module.zero_grad()
             loss.backward()
             with torch.no_grad():
-                prev, x = x, {k: (p - 0.005 * p.grad).clamp(-2, 2) for k, p in module.named_parameters() if p.grad is not None}
+                prev, x = (
+                    x,
+                    {
+                        k: (p - 0.005 * p.grad).clamp(-2, 2)
+                        for k, p in module.named_parameters()
+                        if p.grad is not None
+                    },
+                )
         return x, prev
 
     def fedbcd(self, work: list[tuple[int, Tensor]]) -> None:
@@ -45,7 +62,9 @@ class PlainLoop:
         for i, steps in active:
             for _ in range(steps):
                 self.prev[i] = self.x[i]
-                self.x[i] = {k: (v - 0.2 * (v - self.z[k])).clamp(-2, 2) for k, v in self.x[i].items()}
+                self.x[i] = {
+                    k: (v - 0.2 * (v - self.z[k])).clamp(-2, 2) for k, v in self.x[i].items()
+                }
         for k in self.z:
             mean = torch.stack([self.x[i][k] for i, _ in active]).mean(0)
             self.z[k] = self.z[k] - 0.5 * (self.z[k] - mean)

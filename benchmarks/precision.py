@@ -1,7 +1,9 @@
-"""precision: what TF32 and bfloat16 products cost in accuracy: the paper's CIFAR-10 run (50 active ResNet-20s) in each, on one GPU.
+"""precision: what TF32 and bfloat16 products cost in accuracy: the paper's CIFAR-10 run (50 active
+ResNet-20s) in each, on one GPU.
 
-usage: python benchmarks/precision.py --folder CIFAR10 [--algorithm fedavg] [--rounds 200] [--compile tf32] [--json] [--out FILE]
-Same seed, draws and schedule; global and personal accuracy at several rounds, seconds per round, share of evaluation.
+usage: python benchmarks/precision.py --folder CIFAR10 [--algorithm fedavg] [--rounds 200]
+[--compile tf32] [--json] [--out FILE] Same seed, draws and schedule; global and personal accuracy
+at several rounds, seconds per round, share of evaluation.
 """
 
 import time
@@ -18,14 +20,20 @@ from fedbcd.experiments.paper import Setting, fig3d
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="where the files of CIFAR-10 are")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="where the files of CIFAR-10 are"
+    )
     parser.add_argument("--algorithm", default="fedbcd")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--looks", type=int, default=5)
     parser.add_argument("--precision", action="append", choices=("float32", "tf32", "bfloat16"))
     parser.add_argument("--compile", action="append", default=[], help="precisions to compile for")
     chosen = parser.parse_args()
-    base = next(job for job in fig3d(Setting(str(chosen.folder), chosen.rounds, "cuda")).jobs if job.algorithm.name == chosen.algorithm)
+    base = next(
+        job
+        for job in fig3d(Setting(str(chosen.folder), chosen.rounds, "cuda")).jobs
+        if job.algorithm.name == chosen.algorithm
+    )
     federation = base.make_federation()
     rows: list[dict[str, Any]] = []
     for precision in chosen.precision or ("tf32", "bfloat16", "float32"):

@@ -1,7 +1,9 @@
-"""The specification's MNIST reference figures, recomputed: 500 Sync rounds of four algorithms, and the clouds at clock 800.
+"""The specification's MNIST reference figures, recomputed: 500 Sync rounds of four algorithms, and
+the clouds at clock 800.
 
-usage: python benchmarks/reference.py [--data DIR] [--seeds 3] [--json FILE]
-DIR holds the four MNIST files. Exits 1 if a mean is more than 0.01 from the reference, or the async order or gaps are not as expected.
+usage: python benchmarks/reference.py [--data DIR] [--seeds 3] [--json FILE] DIR holds the four
+MNIST files. Exits 1 if a mean is more than 0.01 from the reference, or the async order or gaps are
+not as expected.
 """
 
 import argparse
@@ -54,12 +56,22 @@ CLOCK_800 = {  # global accuracy; first = 0 means Sync-cloud
     ("fedbcd-i pull", 6, 3): 0.871,
 }
 BOX = fb.Box(-2, 2)
-ALGORITHMS = {kind.name: kind(projection=BOX) for kind in (fb.FedAvg, fb.FedProx, fb.FedBCD, fb.FedBCDI)}
-ALGORITHMS["fedbcd-i pull"] = fb.FedBCDI(projection=BOX, momentum_after_contact="pull")  # as of version 0.1.0
+ALGORITHMS = {
+    kind.name: kind(projection=BOX) for kind in (fb.FedAvg, fb.FedProx, fb.FedBCD, fb.FedBCDI)
+}
+ALGORITHMS["fedbcd-i pull"] = fb.FedBCDI(
+    projection=BOX, momentum_after_contact="pull"
+)  # as of version 0.1.0
 
 
 def one_run(
-    data: str, algorithm: str, diversity: int, first: int, seed: int, rounds: int | None, device: str = "cpu"
+    data: str,
+    algorithm: str,
+    diversity: int,
+    first: int,
+    seed: int,
+    rounds: int | None,
+    device: str = "cpu",
 ) -> tuple[float, float]:
     torch.set_num_threads(1)
     loaded = fb.load_dataset("mnist", Path(data))
@@ -88,9 +100,15 @@ def one_run(
     return run.history.last.global_accuracy, run.history.last.personal_accuracy
 
 
-def collect(data: str, seeds: int, workers: int, only: str, device: str, rows: str = "") -> dict[str, list[tuple[float, float]]]:
+def collect(
+    data: str, seeds: int, workers: int, only: str, device: str, rows: str = ""
+) -> dict[str, list[tuple[float, float]]]:
     jobs = [(a, d, 0, s, 500) for a, d in SYNC_500 for s in range(seeds)] if "sync" in only else []
-    jobs += [(a, d, b, s, None) for a, d, b in CLOCK_800 for s in range(seeds)] if "clock" in only else []
+    jobs += (
+        [(a, d, b, s, None) for a, d, b in CLOCK_800 for s in range(seeds)]
+        if "clock" in only
+        else []
+    )
     jobs = [job for job in jobs if not rows or f"{job[0]}/{job[1]}" in rows.split(",")]
     results: dict[str, list[tuple[float, float]]] = {}
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -113,18 +131,29 @@ def judge(results: dict[str, list[tuple[float, float]]]) -> bool:
             off = [abs(a - b) for a, b in zip(means, expected, strict=True)]
             verdict = "ok" if max(off) <= 0.01 else "OFF"
             good &= verdict == "ok"
-            print(f"{algorithm:9} d{diversity} 500 sync rounds: global {means[0]:.4f} ({spread[0]:.3f}) against {expected[0]:.4f}, "
-                  f"personal {means[1]:.4f} ({spread[1]:.3f}) against {expected[1]:.4f}  {verdict}")  # fmt: skip
+            print(f"{algorithm:9} d{diversity} 500 sync rounds: "
+                  f"global {means[0]:.4f} ({spread[0]:.3f}) against {expected[0]:.4f}, "
+                  f"personal {means[1]:.4f} ({spread[1]:.3f}) against {expected[1]:.4f}  "
+                  f"{verdict}")  # fmt: skip
         else:
             expected_global = CLOCK_800[algorithm, diversity, first]
             cloud = f"B={first}" if first else "sync"
-            print(f"{algorithm:9} d{diversity} {cloud:5} clock 800: global {means[0]:.3f} ({spread[0]:.3f}) against {expected_global:.3f}")
+            print(
+                f"{algorithm:9} d{diversity} {cloud:5} clock 800: global {means[0]:.3f}"
+                f" ({spread[0]:.3f}) against {expected_global:.3f}"
+            )
     return good & async_order_holds(results)
 
 
 def async_order_holds(results: dict[str, list[tuple[float, float]]]) -> bool:
-    """At clock 800 a smaller B is better, by a gap of the expected size; FedBCD-I with B = 3 is ahead of FedProx at diversity 6."""
-    at = {tuple(json.loads(k)[:3]): mean(s[0] for s in v) for k, v in results.items() if json.loads(k)[3] is None}
+    """At clock 800 a smaller B is better, by a gap of the expected size; FedBCD-I with B = 3 is
+    ahead of FedProx at diversity 6.
+    """
+    at = {
+        tuple(json.loads(k)[:3]): mean(s[0] for s in v)
+        for k, v in results.items()
+        if json.loads(k)[3] is None
+    }
     if len(at) < len(CLOCK_800):
         return True
     good = True
@@ -136,7 +165,9 @@ def async_order_holds(results: dict[str, list[tuple[float, float]]]) -> bool:
                 CLOCK_800[algorithm, diversity, 3] - CLOCK_800[algorithm, diversity, 0],
             )
             holds = curve == sorted(curve) and expected / 2 < gap < 2 * expected
-            print(f"{algorithm} d{diversity}: sync, 7, 5, 3 = {', '.join(f'{v:.3f}' for v in curve)}; gap {gap:.3f}, "
+            print(f"{algorithm} d{diversity}: sync, 7, 5, 3 = "
+                  f"{', '.join(f'{v:.3f}' for v in curve)}; "
+                  f"gap {gap:.3f}, "
                   f"expected {expected:.3f}  {'ok' if holds else 'OFF'}")  # fmt: skip
             good &= holds
     ahead = at["fedbcd-i pull", 6, 3] > at["fedprox", 6, 0]
@@ -145,19 +176,28 @@ def async_order_holds(results: dict[str, list[tuple[float, float]]]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default=os.environ.get("FEDBCD_DATA", str(BESIDE)))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="sync,clock")
-    parser.add_argument("--rows", default="", help="only these, e.g. fedbcd-i/3,fedbcd-i/6 (algorithm/diversity)")
+    parser.add_argument(
+        "--rows", default="", help="only these, e.g. fedbcd-i/3,fedbcd-i/6 (algorithm/diversity)"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not Path(options.data).is_dir():
-        print(f"skipped: MNIST is not in {options.data}; say where it is with --data DIR or FEDBCD_DATA")
+        print(
+            f"skipped: MNIST is not in {options.data}; say where it is with --data DIR or"
+            " FEDBCD_DATA"
+        )
         return
-    results = collect(options.data, options.seeds, options.workers, options.only, options.device, options.rows)
+    results = collect(
+        options.data, options.seeds, options.workers, options.only, options.device, options.rows
+    )
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     sys.exit(0 if judge(results) else 1)

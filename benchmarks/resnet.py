@@ -1,9 +1,10 @@
 """resnet: the paper's CIFAR-10 round, 50 active ResNet-20s with batches of 32 each, on one GPU.
 
 usage: python benchmarks/resnet.py [--device cuda] [--models 50] [--json] [--out FILE] [--repeats 5]
-Ours in TF32, float32 and bfloat16 products, and without torch.compile; a plain loop, one model after another; and a floor from measured
-bandwidth and matrix rate. Milliseconds per step of all models; ours includes all of a round of 5 steps (drawing, augmenting, gathering
-models, sums, the cloud), divided by 5.
+Ours in TF32, float32 and bfloat16 products, and without torch.compile; a plain loop, one model
+after another; and a floor from measured bandwidth and matrix rate. Milliseconds per step of all
+models; ours includes all of a round of 5 steps (drawing, augmenting, gathering models, sums, the
+cloud), divided by 5.
 """
 
 import sys
@@ -12,7 +13,17 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from harness import Contestant, alternate, as_rows, bandwidth, finish, matrix_rate, options, synchronise, timed
+from harness import (
+    Contestant,
+    alternate,
+    as_rows,
+    bandwidth,
+    finish,
+    matrix_rate,
+    options,
+    synchronise,
+    timed,
+)
 from torch import Tensor, nn
 
 import fedbcd as fb
@@ -25,7 +36,9 @@ from fedbcd.engines.simulate.outline import Outline
 from fedbcd.models import resnet20
 
 BATCH, STEPS, SERVERS, SAMPLES = 32, 5, 10, 250
-OPERATIONS = 2 * 40.8e6 * 3  # of one image: multiply and add, forward, backward for weights and inputs
+OPERATIONS = (
+    2 * 40.8e6 * 3
+)  # of one image: multiply and add, forward, backward for weights and inputs
 
 
 def federation(models: int) -> fb.Federation:
@@ -46,18 +59,29 @@ def federation(models: int) -> fb.Federation:
     )
 
 
-def ours(models: int, device: str, precision: str, compile: bool) -> Callable[[], tuple[float, float]]:
+def ours(
+    models: int, device: str, precision: str, compile: bool
+) -> Callable[[], tuple[float, float]]:
     data, active = federation(models), models // SERVERS
-    settings = fb.Settings(fb.FedBCD(steps=(STEPS, STEPS), projection=fb.Box(-2, 2)), active=active, precision=precision)
+    settings = fb.Settings(
+        fb.FedBCD(steps=(STEPS, STEPS), projection=fb.Box(-2, 2)),
+        active=active,
+        precision=precision,
+    )
     with products_in(precision):
         numbers = settings.numbers(data, torch.device(device))
         numbers.trainer.check_vectorised(numbers.global_NF()[0])
         schedule = Schedule(settings.algorithm, settings.clock, 0, active)
-        simulation = Ahead(numbers, Outline(data.servers, schedule, settings.cloud), compile and device != "cpu")
+        simulation = Ahead(
+            numbers, Outline(data.servers, schedule, settings.cloud), compile and device != "cpu"
+        )
         began = time.perf_counter()
         simulation.play_round()
         simulation.settle()
-        print(f"{precision}, compile={compile}: first round {time.perf_counter() - began:.1f} s", file=sys.stderr)
+        print(
+            f"{precision}, compile={compile}: first round {time.perf_counter() - began:.1f} s",
+            file=sys.stderr,
+        )
 
     def run() -> tuple[float, float]:
         def one_round() -> float:
@@ -72,10 +96,17 @@ def ours(models: int, device: str, precision: str, compile: bool) -> Callable[[]
 
 
 def plain(models: int, device: str) -> Callable[[], tuple[float, float]]:
-    """One model after another, as a good researcher would: data on the device, one module, `load_state_dict` per device."""
+    """One model after another, as a good researcher would: data on the device, one module,
+    `load_state_dict` per device.
+    """
     module, anchor = resnet20().to(device), resnet20().to(device)
-    states = [{name: value.clone() for name, value in module.state_dict().items()} for _ in range(models)]
-    inputs, targets = torch.randn(models, BATCH, 3, 32, 32, device=device), torch.randint(10, (models, BATCH), device=device)
+    states = [
+        {name: value.clone() for name, value in module.state_dict().items()} for _ in range(models)
+    ]
+    inputs, targets = (
+        torch.randn(models, BATCH, 3, 32, 32, device=device),
+        torch.randint(10, (models, BATCH), device=device),
+    )
     optimiser = torch.optim.SGD(module.parameters(), lr=0.005, momentum=0.9)
 
     def one_step() -> float:
@@ -116,7 +147,15 @@ def main() -> None:
     ]
     rows = as_rows(alternate(contestants, chosen.repeats), 1e3)
     gpu = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
-    finish("resnet", chosen, rows, unit="milliseconds per step of all models", models=chosen.models, device=chosen.device, gpu_peak_gib=gpu)
+    finish(
+        "resnet",
+        chosen,
+        rows,
+        unit="milliseconds per step of all models",
+        models=chosen.models,
+        device=chosen.device,
+        gpu_peak_gib=gpu,
+    )
 
 
 if __name__ == "__main__":

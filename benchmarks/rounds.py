@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 from floor import SIZE, Floor
-from harness import Contestant, alternate, as_rows, bandwidth, finish, matrix_rate, options, synchronise, timed
+from harness import (
+    Contestant,
+    alternate,
+    as_rows,
+    bandwidth,
+    finish,
+    matrix_rate,
+    options,
+    synchronise,
+    timed,
+)
 from plain import PlainLoop
 
 import fedbcd as fb
@@ -33,7 +43,9 @@ WARM_UP = 3  # measurements, until the shapes that come up have been traced
 
 
 class Setting:
-    """The data of a federation, and draws of who does what for the two contestants without a protocol."""
+    """The data of a federation, and draws of who does what for the two contestants without a
+    protocol.
+    """
 
     def __init__(
         self,
@@ -45,7 +57,13 @@ class Setting:
         make_model: Callable[[], Any] = mlp,
         seed: int = 0,
     ) -> None:
-        self.devices, self.servers, self.samples, self.active, self.steps = devices, servers, samples, active, steps
+        self.devices, self.servers, self.samples, self.active, self.steps = (
+            devices,
+            servers,
+            samples,
+            active,
+            steps,
+        )
         self.make_model = make_model
         self.rng = np.random.default_rng(seed)
         pool = min(devices * samples, 60_000)
@@ -58,14 +76,22 @@ class Setting:
         partition = Partition(tuple(self.owned), tuple((0, 1, 2) for _ in self.owned))
         pool = fb.Samples(torch.from_numpy(self.inputs), torch.from_numpy(self.targets))
         return fb.Federation.from_partition(
-            self.make_model, torch.nn.functional.cross_entropy, pool, partition, self.servers, transform=fb.Scale(255.0)
+            self.make_model,
+            torch.nn.functional.cross_entropy,
+            pool,
+            partition,
+            self.servers,
+            transform=fb.Scale(255.0),
         )
 
     def work(self, count: int) -> list[tuple[int, np.ndarray]]:
         """`count` devices with the positions of their mini-batches, one row per step."""
         chosen = self.rng.choice(self.devices, count, replace=False)
         low, high = self.steps
-        return [(int(i), self.rng.choice(self.owned[i], (self.rng.integers(low, high + 1), BATCH))) for i in chosen]
+        return [
+            (int(i), self.rng.choice(self.owned[i], (self.rng.integers(low, high + 1), BATCH)))
+            for i in chosen
+        ]
 
 
 def play(simulation: Any, rounds: int, device: str) -> float:
@@ -76,13 +102,19 @@ def play(simulation: Any, rounds: int, device: str) -> float:
     return rounds
 
 
-def ours(setting: Setting, algorithm: str, rounds: int, device: str = "cpu", **options: Any) -> Callable[[], tuple[float, float]]:
+def ours(
+    setting: Setting, algorithm: str, rounds: int, device: str = "cpu", **options: Any
+) -> Callable[[], tuple[float, float]]:
     """Rounds of a simulation, protocol and all, as in the middle of a run."""
     federation = setting.federation()
-    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active, **options)
+    settings = fb.Settings(
+        ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active, **options
+    )
     numbers = settings.numbers(federation, torch.device(device))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    numbers.trainer.objective.TRACE_AFTER = 4  # as in the middle of a run, when the shapes that come up have been traced
+    numbers.trainer.objective.TRACE_AFTER = (
+        4  # as in the middle of a run, when the shapes that come up have been traced
+    )
     schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
     simulation = Simulation(Driver(settings.machines(federation), numbers), schedule)
 
@@ -96,11 +128,21 @@ def ours(setting: Setting, algorithm: str, rounds: int, device: str = "cpu", **o
 
 
 def ours_ahead(
-    setting: Setting, algorithm: str, rounds: int, device: str, precision: str = "float32", compile: bool = True, **options: Any
+    setting: Setting,
+    algorithm: str,
+    rounds: int,
+    device: str,
+    precision: str = "float32",
+    compile: bool = True,
+    **options: Any,
 ) -> Callable[[], tuple[float, float]]:
-    """The same on a GPU: rounds planned ahead, recorded and replayed; everything included, to the last upload."""
+    """The same on a GPU: rounds planned ahead, recorded and replayed; everything included, to the
+    last upload.
+    """
     federation = setting.federation()
-    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active, **options)
+    settings = fb.Settings(
+        ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active, **options
+    )
     with products_in(precision):
         numbers = settings.numbers(federation, torch.device(device))
         numbers.trainer.check_vectorised(numbers.global_NF()[0])
@@ -109,7 +151,11 @@ def ours_ahead(
         began = time.perf_counter()
         simulation.play_round()
         simulation.settle()
-        print(f"{algorithm}, {precision}, compile={compile}: first round {time.perf_counter() - began:.1f} s", file=sys.stderr)
+        print(
+            f"{algorithm}, {precision}, compile={compile}: first round"
+            f" {time.perf_counter() - began:.1f} s",
+            file=sys.stderr,
+        )
 
     def run() -> tuple[float, float]:
         with products_in(precision):
@@ -118,24 +164,36 @@ def ours_ahead(
     return run
 
 
-def ours_logged(setting: Setting, algorithm: str, rounds: int, device: str, ahead: bool = True) -> Callable[[], tuple[float, float]]:
-    """The same with an event log, as `train` does it with `out`: events beside rounds planned ahead, or event by event."""
+def ours_logged(
+    setting: Setting, algorithm: str, rounds: int, device: str, ahead: bool = True
+) -> Callable[[], tuple[float, float]]:
+    """The same with an event log, as `train` does it with `out`: events beside rounds planned
+    ahead, or event by event.
+    """
     federation = setting.federation()
-    settings = fb.Settings(ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active)
+    settings = fb.Settings(
+        ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active
+    )
     numbers = settings.numbers(federation, torch.device(device))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
     handles = NoNumbers()
     log = LogWriter(Path(mkdtemp()) / "events.jsonl", {})
-    simulation: Any = Simulation(Driver(settings.machines(federation), handles if ahead else numbers, log), schedule)
+    simulation: Any = Simulation(
+        Driver(settings.machines(federation), handles if ahead else numbers, log), schedule
+    )
     if ahead:
-        planned = Ahead(numbers, Outline(federation.servers, schedule, settings.cloud), compile=True)
+        planned = Ahead(
+            numbers, Outline(federation.servers, schedule, settings.cloud), compile=True
+        )
         simulation = AheadWithEvents(planned, simulation, handles)
 
     return lambda: timed(lambda: play(simulation, rounds, device))
 
 
-def plain(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") -> Callable[[], tuple[float, float]]:
+def plain(
+    setting: Setting, algorithm: str, rounds: int, device: str = "cpu"
+) -> Callable[[], tuple[float, float]]:
     inputs = (torch.from_numpy(setting.inputs).float() / 255).to(device)
     targets = torch.from_numpy(setting.targets).to(device)
     loop = PlainLoop(mlp().to(device), inputs, targets, setting.devices, algorithm != "fedprox")
@@ -149,7 +207,10 @@ def plain(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") ->
         def all_rounds() -> float:
             for _ in range(rounds):
                 if algorithm == "fedbcd-i":
-                    loop.fedbcd_i(tensors(setting.work(setting.devices * 8 // 10)), [(i, len(b)) for i, b in setting.work(setting.q)])
+                    loop.fedbcd_i(
+                        tensors(setting.work(setting.devices * 8 // 10)),
+                        [(i, len(b)) for i, b in setting.work(setting.q)],
+                    )
                 else:
                     getattr(loop, algorithm)(tensors(setting.work(setting.q)))
             synchronise(device)
@@ -160,7 +221,9 @@ def plain(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") ->
     return run
 
 
-def floor(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") -> Callable[[], tuple[float, float]]:
+def floor(
+    setting: Setting, algorithm: str, rounds: int, device: str = "cpu"
+) -> Callable[[], tuple[float, float]]:
     if device != "cpu":
         return lambda: (rounds * hardware_floor(setting, algorithm, device), rounds)
     start = torch.nn.utils.parameters_to_vector(mlp().parameters()).detach().numpy()
@@ -170,7 +233,10 @@ def floor(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") ->
         def all_rounds() -> float:
             for _ in range(rounds):
                 if algorithm == "fedbcd-i":
-                    loop.fedbcd_i(setting.work(setting.devices * 8 // 10), [(i, len(b)) for i, b in setting.work(setting.q)])
+                    loop.fedbcd_i(
+                        setting.work(setting.devices * 8 // 10),
+                        [(i, len(b)) for i, b in setting.work(setting.q)],
+                    )
                 else:
                     getattr(loop, algorithm)(setting.work(setting.q))
             return rounds
@@ -181,10 +247,18 @@ def floor(setting: Setting, algorithm: str, rounds: int, device: str = "cpu") ->
 
 
 def hardware_floor(setting: Setting, algorithm: str, device: str) -> float:
-    """Seconds per round if memory and matrix units did nothing but what must be done, one after the other's slower."""
-    steps = sum(setting.steps) / 2 * (setting.devices * 8 / 10 if algorithm == "fedbcd-i" else setting.q)
+    """Seconds per round if memory and matrix units did nothing but what must be done, one after the
+    other's slower.
+    """
+    steps = (
+        sum(setting.steps)
+        / 2
+        * (setting.devices * 8 / 10 if algorithm == "fedbcd-i" else setting.q)
+    )
     at_work = setting.q + (setting.devices * 8 / 10 if algorithm == "fedbcd-i" else 0)
-    moved = 4 * SIZE * (2 * at_work * (2 if algorithm != "fedprox" else 1) + 4 * steps)  # models in and out; x, prev, z in, x out per step
+    moved = (
+        4 * SIZE * (2 * at_work * (2 if algorithm != "fedprox" else 1) + 4 * steps)
+    )  # models in and out; x, prev, z in, x out per step
     operations = 6 * BATCH * SIZE * steps  # forward, and backward for weights and inputs
     return max(moved / bandwidth(device), operations / matrix_rate(device))
 
@@ -206,7 +280,9 @@ def main(
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds in one measurement")
     parser.add_argument("--algorithm", choices=algorithms, action="append", help="only this one")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--only", action="append", help="only this contestant, e.g. ours, plain loop, floor")
+    parser.add_argument(
+        "--only", action="append", help="only this contestant, e.g. ours, plain loop, floor"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     keep_freed_memory()
@@ -222,7 +298,20 @@ def main(
                 "ours, with a log": ours_logged,
                 "ours, event by event, with a log": partial(ours_logged, ahead=False),
             }
-        chosen_makers = {who: make for who, make in makers.items() if who in (chosen.only or makers)}
-        contestants = [Contestant(who, make(setting, algorithm, chosen.rounds, chosen.device)) for who, make in chosen_makers.items()]
+        chosen_makers = {
+            who: make for who, make in makers.items() if who in (chosen.only or makers)
+        }
+        contestants = [
+            Contestant(who, make(setting, algorithm, chosen.rounds, chosen.device))
+            for who, make in chosen_makers.items()
+        ]
         rows += as_rows(alternate(contestants, chosen.repeats), 1e3, algorithm=algorithm)
-    finish(name, chosen, rows, unit="milliseconds per round", device=chosen.device, rounds=chosen.rounds, repeats=chosen.repeats)
+    finish(
+        name,
+        chosen,
+        rows,
+        unit="milliseconds per round",
+        device=chosen.device,
+        rounds=chosen.rounds,
+        repeats=chosen.repeats,
+    )

@@ -19,8 +19,10 @@ from fedbcd.report.page import write_report
 from waiting import wait_for
 from web_helpers import serving, start_browser
 
-CHOOSE = """const s = document.querySelector('#protocol select'), i = document.querySelector('#protocol input');
-s.value = arguments[0]; s.dispatchEvent(new Event('change')); i.value = arguments[1]; i.dispatchEvent(new Event('change'));"""
+CHOOSE = """const s = document.querySelector('#protocol select');
+const i = document.querySelector('#protocol input');
+s.value = arguments[0]; s.dispatchEvent(new Event('change'));
+i.value = arguments[1]; i.dispatchEvent(new Event('change'));"""
 
 
 def picture(browser: Any, path: Path, first: str, last: str | None = None) -> None:
@@ -30,7 +32,9 @@ def picture(browser: Any, path: Path, first: str, last: str | None = None) -> No
     left, top, width, bottom = browser.execute_script(box, first)
     bottom = browser.execute_script(box, last)[3] if last else bottom
     clip = {"x": left, "y": top, "width": width, "height": bottom - top, "scale": 1}
-    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
+    shot = browser.execute_cdp_cmd(
+        "Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True}
+    )
     path.write_bytes(base64.b64decode(shot["data"]))
 
 
@@ -53,8 +57,17 @@ def main() -> None:
         picture(browser, options.out / "report-timeline.png", "#protocol")
     with serving(make_app(Library([options.runs]))) as site:
         browser.get(site.address)
-        wait_for(lambda: "With B =" in browser.execute_script("return document.querySelector('#plan')?.textContent || ''"))
-        browser.execute_script("document.documentElement.dataset.theme = 'dark'; window.app.show(window.app.view)")
+        wait_for(
+            lambda: (
+                "With B ="
+                in browser.execute_script(
+                    "return document.querySelector('#plan')?.textContent || ''"
+                )
+            )
+        )
+        browser.execute_script(
+            "document.documentElement.dataset.theme = 'dark'; window.app.show(window.app.view)"
+        )
         time.sleep(2)
         picture(browser, options.out / "dashboard.png", "header", "#summary")
         picture(browser, options.out / "dashboard-live.png", "#live")

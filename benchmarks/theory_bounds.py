@@ -1,9 +1,11 @@
-"""Theorem 1 beside what happens: certificates of FedBCD on problems with known constants, rigorous Async-cloud, eta_z = d/sqrt(T).
+"""Theorem 1 beside what happens: certificates of FedBCD on problems with known constants, rigorous
+Async-cloud, eta_z = d/sqrt(T).
 
-    python benchmarks/theory_bounds.py --out docs/images/theory-bounds.png --table benchmarks/results/theory_bounds.json
+    python benchmarks/theory_bounds.py --out docs/images/theory-bounds.png --table
+    benchmarks/results/theory_bounds.json
 
-For each T a run of its own; a point is the mean over rounds 0..T-1, the largest over devices or servers, averaged over
-seeds (of mini-batches).
+For each T a run of its own; a point is the mean over rounds 0..T-1, the largest over devices or
+servers, averaged over seeds (of mini-batches).
 """
 
 import argparse
@@ -22,7 +24,9 @@ THEOREM = {"gap": 0.25, "pull": 0.5, "spread": 0.5}
 
 
 def measure(name: str, exact: bool, horizons: Sequence[int], seeds: int) -> list[dict[str, Any]]:
-    """One row per T: measured means, the bounds with this schedule's memory and with the lemma's theta and beta, the trivial bound."""
+    """One row per T: measured means, the bounds with this schedule's memory and with the lemma's
+    theta and beta, the trivial bound.
+    """
     known, rows = KNOWN[name](), []
     for rounds in horizons:
         found: list[dict[str, Any]] = []
@@ -45,8 +49,16 @@ def measure(name: str, exact: bool, horizons: Sequence[int], seeds: int) -> list
                 }
             )
         kinds = ("measured", "schedule", "lemma", "trivial")
-        row: dict[str, Any] = {kind: {c: fmean(f[kind][c] for f in found) for c in CERTIFICATES} for kind in kinds}
-        rows.append({"rounds": rounds, **row, **{key: fmean(f[key] for f in found) for key in ("p", "q", "memory")}})
+        row: dict[str, Any] = {
+            kind: {c: fmean(f[kind][c] for f in found) for c in CERTIFICATES} for kind in kinds
+        }
+        rows.append(
+            {
+                "rounds": rounds,
+                **row,
+                **{key: fmean(f[key] for f in found) for key in ("p", "q", "memory")},
+            }
+        )
         print(name, "exact" if exact else "R = T", rows[-1], flush=True)
     return rows
 
@@ -56,7 +68,9 @@ def rate(rows: Sequence[dict[str, Any]], certificate: str) -> float:
     x = [math.log(row["rounds"]) for row in rows]
     y = [math.log(row["measured"][certificate]) for row in rows]
     mx, my = fmean(x), fmean(y)
-    return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
+    return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum(
+        (a - mx) ** 2 for a in x
+    )
 
 
 def draw(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
@@ -65,13 +79,26 @@ def draw(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, grid = pyplot.subplots(len(results), 3, figsize=(11, 2.6 * len(results)), sharex=True, layout="constrained")
+    figure, grid = pyplot.subplots(
+        len(results), 3, figsize=(11, 2.6 * len(results)), sharex=True, layout="constrained"
+    )
     for line, (title, rows) in zip(grid, results.items(), strict=True):
         rounds = [row["rounds"] for row in rows]
         for axes, certificate in zip(line, CERTIFICATES, strict=True):
-            for kind, style in (("lemma", "k:"), ("trivial", "k--"), ("schedule", "C1s-"), ("measured", "C0o-")):
-                axes.loglog(rounds, [row[kind][certificate] for row in rows], style, ms=4, label=kind)
-            axes.set_title(f"{title}: {certificate}, rate {-rate(rows, certificate):.2f} (theorem {THEOREM[certificate]})", fontsize=8)
+            for kind, style in (
+                ("lemma", "k:"),
+                ("trivial", "k--"),
+                ("schedule", "C1s-"),
+                ("measured", "C0o-"),
+            ):
+                axes.loglog(
+                    rounds, [row[kind][certificate] for row in rows], style, ms=4, label=kind
+                )
+            axes.set_title(
+                f"{title}: {certificate}, rate {-rate(rows, certificate):.2f} (theorem"
+                f" {THEOREM[certificate]})",
+                fontsize=8,
+            )
             axes.tick_params(labelsize=7)
     grid[0][0].legend(fontsize=7)
     for axes in grid[-1]:
@@ -81,19 +108,26 @@ def draw(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/images/theory-bounds.png"))
     parser.add_argument("--table", type=Path, default=Path("benchmarks/results/theory_bounds.json"))
     parser.add_argument("--rounds", type=int, nargs="+", default=[64, 256, 1024, 4096])
     parser.add_argument("--seeds", type=int, default=2)
     chosen = parser.parse_args()
     results = {
-        f"{name}, {'exact' if exact else 'R = T'}": measure(name, exact, chosen.rounds, chosen.seeds)
+        f"{name}, {'exact' if exact else 'R = T'}": measure(
+            name, exact, chosen.rounds, chosen.seeds
+        )
         for name in KNOWN
         for exact in (True, False)
     }
     draw(results, chosen.out)
-    rates = {title: {c: round(-rate(rows, c), 3) for c in CERTIFICATES} for title, rows in results.items()}
+    rates = {
+        title: {c: round(-rate(rows, c), 3) for c in CERTIFICATES}
+        for title, rows in results.items()
+    }
     chosen.table.parent.mkdir(parents=True, exist_ok=True)
     chosen.table.write_text(json.dumps({"rates": rates, "runs": results}, indent=1) + "\n")
     print(json.dumps(rates, indent=1))

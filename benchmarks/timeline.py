@@ -1,7 +1,9 @@
-"""The timeline alone, no tensors: how long the schedule of many devices takes, from 10^3 to 10^6 of them.
+"""The timeline alone, no tensors: how long the schedule of many devices takes, from 10^3 to 10^6 of
+them.
 
 usage: python benchmarks/timeline.py [--json] [--out FILE] [--sizes 1000,10000,...] [--rounds 100]
-Each size runs in a process of its own, so that its memory is its own. Exits 1 if a million devices take more than 60 s or 4 GiB.
+Each size runs in a process of its own, so that its memory is its own. Exits 1 if a million devices
+take more than 60 s or 4 GiB.
 """
 
 import argparse
@@ -58,12 +60,19 @@ def one(devices: int, rounds: int) -> dict[str, float]:
 def apart(devices: int, rounds: int) -> dict[str, float]:
     """`one` in a process of its own."""
     command = [sys.executable, __file__, "--one", str(devices), "--rounds", str(rounds)]
-    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found: dict[str, float] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
     return found
 
 
 def machine() -> dict[str, object]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+    )
     return {
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
@@ -77,7 +86,9 @@ def machine() -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", default="1000,10000,100000,1000000")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", action="store_true", help="print one object on the last line")
@@ -89,13 +100,16 @@ def main() -> None:
         return
     results = []
     print(
-        f"{'devices':>9} {'servers':>7} {'B':>4} {'events':>8} {'wall s':>7} {'cpu s':>7} {'cpu us/event':>12} {'GiB':>6}", file=sys.stderr
+        f"{'devices':>9} {'servers':>7} {'B':>4} {'events':>8} {'wall s':>7} {'cpu s':>7}"
+        f" {'cpu us/event':>12} {'GiB':>6}",
+        file=sys.stderr,
     )
     for devices in map(int, options.sizes.split(",")):
         results.append(r := apart(devices, options.rounds))
         print(
-            f"{r['devices']:>9} {r['servers']:>7} {r['first']:>4} {r['events']:>8} {r['wall_s']:>7.2f} {r['cpu_s']:>7.2f} "
-            f"{r['cpu_us_per_event']:>12.1f} {r['peak_gib']:>6.2f}",
+            f"{r['devices']:>9} {r['servers']:>7} {r['first']:>4} {r['events']:>8}"
+            f" {r['wall_s']:>7.2f} {r['cpu_s']:>7.2f} {r['cpu_us_per_event']:>12.1f}"
+            f" {r['peak_gib']:>6.2f}",
             file=sys.stderr,
         )
     summary = {"machine": machine(), "results": results}

@@ -1,8 +1,10 @@
-"""What a letter costs on its way: links over loopback, in plain text and with TLS, against the codec alone and a plain copy of the bytes.
+"""What a letter costs on its way: links over loopback, in plain text and with TLS, against the
+codec alone and a plain copy of the bytes.
 
-usage: python benchmarks/wire.py [--json] [--out FILE] [--repeats 5] [--sizes 0,109386,11173962]
-A device in a process of its own sends models of so many float32 parameters (0: requests without a model) to a server in this one.
-MB are 10^6 bytes of model; every letter is encoded, checked and decoded, with TLS also encrypted.
+usage: python benchmarks/wire.py [--json] [--out FILE] [--repeats 5] [--sizes 0,109386,11173962] A
+device in a process of its own sends models of so many float32 parameters (0: requests without a
+model) to a server in this one. MB are 10^6 bytes of model; every letter is encoded, checked and
+decoded, with TLS also encrypted.
 """
 
 import asyncio
@@ -27,7 +29,10 @@ from fedbcd.engines.deploy.tls import Credentials, Plain, Security
 from fedbcd.protocol.messages import Acknowledged, UpdateRequested, Uploaded
 
 SERVER, DEVICE = "server/0", "device/0"
-BYTES, LETTERS = 4e8, 1000  # of one measurement: as many letters as make up so many bytes, between 3 and so many
+BYTES, LETTERS = (
+    4e8,
+    1000,
+)  # of one measurement: as many letters as make up so many bytes, between 3 and so many
 UNLIMITED = LinkOptions(letters_per_s=1e9, burst=10**9)
 
 
@@ -45,9 +50,12 @@ def count_of(size: int) -> int:
     return int(min(max(BYTES // max(4 * size, 1), 3), LETTERS))
 
 
-# ------------------------------------------------------------------------------------------------------------------- the device
+# ------------------------------------------------------------------------------------------------
+# the device
 async def send_when_asked(folder: str, port: int, size: int) -> None:
-    """The device: for every acknowledgement of activation n it sends n letters, as fast as they go."""
+    """The device: for every acknowledgement of activation n it sends n letters, as fast as they
+    go.
+    """
     model = torch.randn(size, generator=torch.Generator().manual_seed(0))
     asked: asyncio.Queue[int] = asyncio.Queue()
 
@@ -56,7 +64,15 @@ async def send_when_asked(folder: str, port: int, size: int) -> None:
         asked.put_nowait(order.event.activation)
 
     security: Security = Credentials(Path(folder), DEVICE) if folder else Plain()
-    dialer = Dialer(DEVICE, SERVER, [f"127.0.0.1:{port}"], model=declared(size), security=security, on_letter=on_letter, options=UNLIMITED)
+    dialer = Dialer(
+        DEVICE,
+        SERVER,
+        [f"127.0.0.1:{port}"],
+        model=declared(size),
+        security=security,
+        on_letter=on_letter,
+        options=UNLIMITED,
+    )
     task = asyncio.create_task(dialer.run())
     while not task.done():
         for _ in range(await asked.get()):
@@ -64,7 +80,8 @@ async def send_when_asked(folder: str, port: int, size: int) -> None:
                 await asyncio.sleep(0.0002)
 
 
-# ------------------------------------------------------------------------------------------------------------------- the server
+# ------------------------------------------------------------------------------------------------
+# the server
 class Server:
     """Counts the letters that come."""
 
@@ -77,7 +94,11 @@ class Server:
 
     async def __aenter__(self) -> "Server":
         security: Security = Credentials(Path(self.folder), SERVER) if self.folder else Plain()
-        common: dict[str, Any] = {"model": declared(self.size), "security": security, "options": UNLIMITED}
+        common: dict[str, Any] = {
+            "model": declared(self.size),
+            "security": security,
+            "options": UNLIMITED,
+        }
         hooks: dict[str, Any] = {"on_letter": self.on_letter, "on_connect": self.on_connect}
         self.listener = Listener(SERVER, "127.0.0.1:0", welcomes=only({DEVICE}), **common, **hooks)
         port = await self.listener.start()
@@ -109,7 +130,8 @@ class Server:
         return time.perf_counter() - began
 
 
-# ------------------------------------------------------------------------------------------------------------------- contestants
+# ------------------------------------------------------------------------------------------------
+# contestants
 def copying(model: torch.Tensor, count: int) -> tuple[float, float]:
     target = torch.empty_like(model)
     began = time.perf_counter()
@@ -159,7 +181,9 @@ async def measure(size: int, folder: str, repeats: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--sizes", default="0,109386,11173962", help="parameters: none, the paper's MLP, ResNet-18")
+    parser.add_argument(
+        "--sizes", default="0,109386,11173962", help="parameters: none, the paper's MLP, ResNet-18"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []

@@ -1,6 +1,8 @@
-"""A deployment whose devices train your own module on data that never leave them, in six processes on this machine.
+"""A deployment whose devices train your own module on data that never leave them, in six processes
+on this machine.
 
-run: python examples/own_device.py            everything: certificates, a coordinator, a server, four devices
+run: python examples/own_device.py            everything: certificates, a coordinator, a server,
+four devices
      python examples/own_device.py device 2   what runs on device 2, and nothing else
 """
 
@@ -55,8 +57,15 @@ class Net(nn.Module):
 def readings(number: int, samples: int = 80) -> tuple[Tensor, Tensor]:
     """The private data of a device: it sees two of four activities, through a sensor of its own."""
     generator = torch.Generator().manual_seed(number)
-    activity = torch.tensor([number % 4, (number + 1) % 4])[torch.randint(2, (samples,), generator=generator)]
-    return 2.0 * torch.eye(4, 8)[activity] + 0.7 * torch.randn(samples, 8, generator=generator) + 0.3 * number, activity
+    activity = torch.tensor([number % 4, (number + 1) % 4])[
+        torch.randint(2, (samples,), generator=generator)
+    ]
+    return (
+        2.0 * torch.eye(4, 8)[activity]
+        + 0.7 * torch.randn(samples, 8, generator=generator)
+        + 0.3 * number,
+        activity,
+    )
 
 
 def everything(folder: Path) -> None:
@@ -68,14 +77,23 @@ def everything(folder: Path) -> None:
     environment = {"PYTHONPATH": ":".join([here, *sys.path]), "OMP_NUM_THREADS": "1"}
     for command in (["init"], ["issue", "operator", "coordinator", "server/0", "device/0-3"]):
         subprocess.run([*fedbcd, "certs", *command], cwd=folder, env=environment, check=True)
-    commands = [[*fedbcd, "coordinator", "job.toml", "--rounds", "12"], [*fedbcd, "server", "job.toml", "--id", "0"]]
-    commands = [[*command, "--init"] for command in commands]  # the very first start: they begin their stores
+    commands = [
+        [*fedbcd, "coordinator", "job.toml", "--rounds", "12"],
+        [*fedbcd, "server", "job.toml", "--id", "0"],
+    ]
+    commands = [
+        [*command, "--init"] for command in commands
+    ]  # the very first start: they begin their stores
     commands += [[sys.executable, __file__, "device", str(i)] for i in range(4)]
     log = (folder / "log.jsonl").open("w")
-    processes = [subprocess.Popen(command, cwd=folder, env=environment, stderr=log) for command in commands]
+    processes = [
+        subprocess.Popen(command, cwd=folder, env=environment, stderr=log) for command in commands
+    ]
     try:
         while '"finished": true' not in (folder / "log.jsonl").read_text():
-            assert all(process.poll() is None for process in processes), (folder / "log.jsonl").read_text()
+            assert all(process.poll() is None for process in processes), (
+                folder / "log.jsonl"
+            ).read_text()
             time.sleep(0.2)
     finally:
         for process in processes:
@@ -88,14 +106,19 @@ def everything(folder: Path) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["device"]:
         number = int(sys.argv[2])
-        sys.exit(device("job.toml", number, data=readings(number), loss=nn.functional.cross_entropy))
+        sys.exit(
+            device("job.toml", number, data=readings(number), loss=nn.functional.cross_entropy)
+        )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         everything(folder)
         inputs, targets = readings(1)
         with torch.no_grad():
             model = personal_model(folder / "job.toml", 1, model=Net, folder=str(folder / "state"))
-            print(f"device 1 after 12 rounds: {(model(inputs).argmax(1) == targets).float().mean():.2f} of its readings right")
+            print(
+                "device 1 after 12 rounds:"
+                f" {(model(inputs).argmax(1) == targets).float().mean():.2f} of its readings right"
+            )
 
 
 if __name__ == "__main__":

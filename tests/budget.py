@@ -1,9 +1,11 @@
-"""Run pytest, count the CPU time of everything that it starts, and fail when that is more than the budget.
+"""Run pytest, count the CPU time of everything that it starts, and fail when that is more than the
+budget.
 
-`make test` runs this file instead of pytest; arguments go on to pytest. Counted are user and system time of pytest, its
-workers and every process below them, including those whose parent ended first: on Linux this process adopts them
-(`PR_SET_CHILD_SUBREAPER`), so that the kernel hands it their usage as they end. One kind the kernel forgets: children of a
-process that ignores SIGCHLD, as Ray's raylet does. Those are looked at twice a second, and what was last seen is added.
+`make test` runs this file instead of pytest; arguments go on to pytest. Counted are user and system
+time of pytest, its workers and every process below them, including those whose parent ended first:
+on Linux this process adopts them (`PR_SET_CHILD_SUBREAPER`), so that the kernel hands it their
+usage as they end. One kind the kernel forgets: children of a process that ignores SIGCHLD, as Ray's
+raylet does. Those are looked at twice a second, and what was last seen is added.
 """
 
 import contextlib
@@ -24,8 +26,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BUDGETS_S = {"tests/unit": 60.0, "tests": 720.0}  # the first that holds everything that was asked for
-LEEWAY = 4 / 3  # busy machines, and cores that share one, count more for the same work: what fails is a third more
+BUDGETS_S = {
+    "tests/unit": 60.0,
+    "tests": 720.0,
+}  # the first that holds everything that was asked for
+# busy machines, and cores that share one, count more for the same work: what fails is a third more
+LEEWAY = 4 / 3
 EVERY_S = 0.5
 PATIENCE_S = 30.0  # processes that have been told to stop may take this long
 NAMED = 10  # files
@@ -42,7 +48,9 @@ def spent(who: int) -> float:
 
 
 class Notes:
-    """A plugin in every worker of pytest: which file took how much, in this process and in children that it waited for."""
+    """A plugin in every worker of pytest: which file took how much, in this process and in children
+    that it waited for.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / str(os.getpid())
@@ -52,7 +60,9 @@ class Notes:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         before = spent(resource.RUSAGE_SELF) + spent(resource.RUSAGE_CHILDREN)
         result = yield
-        self.spent[item.nodeid.partition("::")[0]] += spent(resource.RUSAGE_SELF) + spent(resource.RUSAGE_CHILDREN) - before
+        self.spent[item.nodeid.partition("::")[0]] += (
+            spent(resource.RUSAGE_SELF) + spent(resource.RUSAGE_CHILDREN) - before
+        )
         return result
 
     def pytest_sessionfinish(self) -> None:
@@ -76,7 +86,9 @@ class Below:
 
     seen: dict[int, Sight] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)  # seconds of forgotten processes, by file
-    adopted: Counter[str] = field(default_factory=Counter)  # seconds of processes that outlived their parent, by file
+    adopted: Counter[str] = field(
+        default_factory=Counter
+    )  # seconds of processes that outlived their parent, by file
 
     def look(self) -> None:
         """Who is there now; forgotten processes that have gone are added up."""
@@ -94,7 +106,9 @@ class Below:
                 self.lost[sight.file] += sight.seconds
 
     def reap(self, main: int) -> int | None:
-        """Take the usage of all that have ended; the status of the main process if that is among them."""
+        """Take the usage of all that have ended; the status of the main process if that is among
+        them.
+        """
         status = None
         while True:
             try:
@@ -118,7 +132,10 @@ class Below:
             if not self.seen:
                 return []
             time.sleep(0.1)
-        left = [f"{pid} ({_read(pid, 'cmdline')[:100]}) of {sight.file or 'no test'}" for pid, sight in self.seen.items()]
+        left = [
+            f"{pid} ({_read(pid, 'cmdline')[:100]}) of {sight.file or 'no test'}"
+            for pid, sight in self.seen.items()
+        ]
         while self.seen:
             for pid in self.seen:
                 with contextlib.suppress(ProcessLookupError):
@@ -134,7 +151,12 @@ def _processes() -> Iterable[tuple[int, int, int, float]]:
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdigit() and (text := _read(int(name), "stat")):
             columns = text.rpartition(")")[2].split()
-            yield int(name), int(columns[1]), int(columns[19]), sum(map(int, columns[11:15])) / TICKS
+            yield (
+                int(name),
+                int(columns[1]),
+                int(columns[19]),
+                sum(map(int, columns[11:15])) / TICKS,
+            )
 
 
 def _below(root: int, parents: dict[int, int]) -> list[int]:
@@ -194,7 +216,9 @@ def run(arguments: list[str]) -> int:
     below = Below()
     with tempfile.TemporaryDirectory() as folder:
         # A hundred processes would each compile the package anew where bytecode is not to be kept.
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {NOTES: folder}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+        } | {NOTES: folder}
         main = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], env=environment)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest hears it as well, and ends in order
         signal.signal(signal.SIGTERM, lambda *_: main.terminate())
@@ -214,17 +238,23 @@ def run(arguments: list[str]) -> int:
     return _judge(status, total, most, name, by_file, left)
 
 
-def _judge(status: int, total: float, most: float, name: str, by_file: Counter[str], left: list[str]) -> int:
+def _judge(
+    status: int, total: float, most: float, name: str, by_file: Counter[str], left: list[str]
+) -> int:
     by_file.pop("", None)
     TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text("".join(f"{seconds:8.1f} {file}\n" for file, seconds in by_file.most_common()))
     files = ", ".join(f"{file} {seconds:.0f} s" for file, seconds in by_file.most_common(NAMED))
-    print(f"CPU time: {total:.1f} s, of which starting and collecting {total - by_file.total():.0f} s; most in {files or 'no test'}")
+    print(
+        f"CPU time: {total:.1f} s, of which starting and collecting {total - by_file.total():.0f}"
+        f" s; most in {files or 'no test'}"
+    )
     if left:
         print("Processes that a test left behind were killed: " + "; ".join(left))
     if total > most:
         print(
-            f"Over the budget: {name} may take {most:.0f} s of CPU, and fails beyond {LEEWAY * most:.0f} s. Make the files named above cheaper."
+            f"Over the budget: {name} may take {most:.0f} s of CPU, and fails beyond"
+            f" {LEEWAY * most:.0f} s. Make the files named above cheaper."
         )
     else:
         print(f"Within the budget of {most:.0f} s of CPU for {name}.")

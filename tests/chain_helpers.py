@@ -36,14 +36,27 @@ def builds() -> list[ctypes.CDLL]:
 class Example:
     """Some devices with some work."""
 
-    def __init__(self, widths: list[int], samples: int, steps: list[int], bytes_: bool, anchored: bool, bias: bool, seed: int) -> None:
+    def __init__(
+        self,
+        widths: list[int],
+        samples: int,
+        steps: list[int],
+        bytes_: bool,
+        anchored: bool,
+        bias: bool,
+        seed: int,
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator)
 
         self.arguments = (widths, samples, steps, bytes_, anchored, bias, seed)
-        relu = [module for a, b in pairwise(widths) for module in (nn.Linear(a, b, bias=bias), nn.ReLU())]
+        relu = [
+            module
+            for a, b in pairwise(widths)
+            for module in (nn.Linear(a, b, bias=bias), nn.ReLU())
+        ]
         self.module = nn.Sequential(*relu[:-1])
         self.objective = Objective(self.module.double(), functional.cross_entropy)
         size, n = self.objective.layout.size_P, len(steps)
@@ -51,7 +64,11 @@ class Example:
         self.anchor = normal(n, size) if anchored else None
         self.penalty = 0.5 + torch.rand(n, 1, generator=generator)
         self.steps = steps
-        inputs = torch.randint(256, (40, widths[0]), generator=generator).to(torch.uint8) if bytes_ else normal(40, widths[0])
+        inputs = (
+            torch.randint(256, (40, widths[0]), generator=generator).to(torch.uint8)
+            if bytes_
+            else normal(40, widths[0])
+        )
         targets = torch.randint(widths[-1], (40,), generator=generator)
         number_of = BYTES(torch.arange(256, dtype=torch.uint8), torch.float32) if bytes_ else None
         self.pool = Pool(inputs, number_of, targets)
@@ -61,7 +78,9 @@ class Example:
     @cached_property
     def layers(self) -> tuple[LinearLayer, ...]:
         """Found when they are needed: it takes a second of imports."""
-        found = self.objective.chain(self.rows.x_NP[0].double(), self.inputs[:4], self.pool.targets[:4])
+        found = self.objective.chain(
+            self.rows.x_NP[0].double(), self.inputs[:4], self.pool.targets[:4]
+        )
         assert found is not None
         return found
 
@@ -81,16 +100,35 @@ class Example:
         at = self.positions[device, k]
         anchor = None if self.anchor is None else self.anchor[device]
         x, prev = (table[device] for table in rows)
-        return Given(x, prev, anchor, float(self.penalty[device]), self.inputs[at], self.pool.targets[at])
+        return Given(
+            x, prev, anchor, float(self.penalty[device]), self.inputs[at], self.pool.targets[at]
+        )
 
-    def fused(self, compiled: ctypes.CDLL, threads: int = 1, how: str = "apart", rule: Rule = RULE) -> tuple[Tensor, ...]:
+    def fused(
+        self, compiled: ctypes.CDLL, threads: int = 1, how: str = "apart", rule: Rule = RULE
+    ) -> tuple[Tensor, ...]:
         """New x, new x_prev, losses."""
         trainer = ChainTrainer(self.layers, self.rows.x_NP.shape[1], compiled)
         sessions = Sessions(self.steps, self.pool, self.positions)
         x, prev = self.rows.x_NP.clone(), self.rows.prev_NP.clone()
-        models = Models(x, prev, torch.empty_like(x), torch.empty_like(x)) if how == "apart" else Models(x, prev, x, prev)
-        more: dict[str, Any] = {"step": rule.step, "momentum": rule.momentum, "bounds": (rule.low, rule.high)}
+        models = (
+            Models(x, prev, torch.empty_like(x), torch.empty_like(x))
+            if how == "apart"
+            else Models(x, prev, x, prev)
+        )
+        more: dict[str, Any] = {
+            "step": rule.step,
+            "momentum": rule.momentum,
+            "bounds": (rule.low, rule.high),
+        }
         with Crew(threads) as crew:
-            outcome = trainer.train(models, sessions, self.anchor, self.penalty[:, 0], crew if threads > 1 else OneWorker(), **more)
+            outcome = trainer.train(
+                models,
+                sessions,
+                self.anchor,
+                self.penalty[:, 0],
+                crew if threads > 1 else OneWorker(),
+                **more,
+            )
         assert outcome.finite
         return models.new_x, models.new_prev, outcome.losses_NK

@@ -5,6 +5,8 @@ import pytest
 import fedbcd as fb
 
 TWO = fb.Cluster(actors=2, cpus=0.25)
-QUIET = pytest.mark.filterwarnings(  # sockets and processes that Ray leaves to the garbage collector
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+QUIET = (
+    pytest.mark.filterwarnings(  # sockets and processes that Ray leaves to the garbage collector
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    )
 )

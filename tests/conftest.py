@@ -9,12 +9,20 @@ from budget import NOTES, Notes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--record` rewrites recorded texts instead of comparing with them; look at the difference before you keep it."""
-    parser.addoption("--record", action="store_true", help="rewrite the transcripts in tests/scenarios/transcripts")
+    """`--record` rewrites recorded texts instead of comparing with them; look at the difference
+    before you keep it.
+    """
+    parser.addoption(
+        "--record",
+        action="store_true",
+        help="rewrite the transcripts in tests/scenarios/transcripts",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Files note the CPU time that they take when somebody asks (`budget.py`); and one thread for each process that runs tests."""
+    """Files note the CPU time that they take when somebody asks (`budget.py`); and one thread for
+    each process that runs tests.
+    """
     if NOTES in os.environ:
         config.pluginmanager.register(Notes(Path(os.environ[NOTES])))
     if "FEDBCD_EXPLORE" in os.environ:
@@ -24,7 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
         import torch  # a second, which the process that only hands out tests need not spend
 
-        torch.set_num_threads(1)  # the tensors of the tests are small: more threads only wait for each other
+        torch.set_num_threads(
+            1
+        )  # the tensors of the tests are small: more threads only wait for each other
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""What the tests of the deployment share: a post office that carries letters between real roles with real stores, and may be unkind."""
+"""What the tests of the deployment share: a post office that carries letters between real roles
+with real stores, and may be unkind.
+"""
 
 import random
 import shutil
@@ -70,7 +72,9 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10))
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10)
+        )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.layers(inputs)
@@ -78,16 +82,22 @@ class Normed(nn.Module):
 
 
 @cache
-def federation(model: Callable[[], nn.Module] = MODEL, servers: int = SERVERS, devices: int = DEVICES) -> fb.Federation:
+def federation(
+    model: Callable[[], nn.Module] = MODEL, servers: int = SERVERS, devices: int = DEVICES
+) -> fb.Federation:
     """A few devices with twelve digits each."""
     data = fb.load_dataset("digits")
     split = fb.diversity(data.train.targets, devices, 3, 12)
-    return fb.Federation.from_partition(model, nn.functional.cross_entropy, data.train, split, servers, transform=data.transform)
+    return fb.Federation.from_partition(
+        model, nn.functional.cross_entropy, data.train, split, servers, transform=data.transform
+    )
 
 
 @dataclass
 class Town:
-    """A deployment in one process: every role with a store of its own, and a post office between them."""
+    """A deployment in one process: every role with a store of its own, and a post office between
+    them.
+    """
 
     folder: Path
     settings: Settings
@@ -98,8 +108,12 @@ class Town:
     refused: list[str] = field(default_factory=list)
     stopped: int = 0  # how often a role died at a failpoint
     limits: Limits = field(default_factory=Limits)
-    declined: list[CheckFailed] = field(default_factory=list)  # why what had come was not taken, though that it came had consequences
-    offsets: dict[Actor, float] = field(default_factory=dict)  # by how many seconds clocks are wrong
+    declined: list[CheckFailed] = field(
+        default_factory=list
+    )  # why what had come was not taken, though that it came had consequences
+    offsets: dict[Actor, float] = field(
+        default_factory=dict
+    )  # by how many seconds clocks are wrong
 
     def __post_init__(self) -> None:
         self.acting = ""
@@ -110,11 +124,18 @@ class Town:
     @property
     def actors(self) -> list[Actor]:
         servers = [server_actor(n) for n in range(len(self.federation.servers))]
-        return [COORDINATOR, *servers, *(device_actor(d) for d in range(self.federation.devices) if d not in self.late)]
+        return [
+            COORDINATOR,
+            *servers,
+            *(device_actor(d) for d in range(self.federation.devices) if d not in self.late),
+        ]
 
-    # -------------------------------------------------------------------------------------------------------------- the roles
+    # ---------------------------------------------------------------------------------------------
+    # the roles
     def open(self, actor: Actor) -> AnyRole:
-        """Start a role, or start it again; devices say hello to their server, servers to the coordinator."""
+        """Start a role, or start it again; devices say hello to their server, servers to the
+        coordinator.
+        """
         store = FileStore(self.folder / actor, begin=True)
         try:
             self.roles[actor] = self._opened(actor, store)
@@ -132,7 +153,9 @@ class Town:
         if actor.startswith("server/"):
             return ServerRole.open(store, self.blueprint, number_of(actor), self.limits)
         device = number_of(actor)
-        return DeviceRole.open(store, self.blueprint, device, OwnData.of(self.federation, device, self.settings.seed))
+        return DeviceRole.open(
+            store, self.blueprint, device, OwnData.of(self.federation, device, self.settings.seed)
+        )
 
     def connect(self, actor: Actor) -> None:
         if actor.startswith("device/"):
@@ -143,12 +166,18 @@ class Town:
                 self._greet(COORDINATOR, peer)
             elif actor.startswith("server/") and peer == COORDINATOR:
                 self._greet(COORDINATOR, actor)
-            elif actor.startswith("server/") and peer.startswith("device/") and self.blueprint.home_of(number_of(peer)) == number_of(actor):
+            elif (
+                actor.startswith("server/")
+                and peer.startswith("device/")
+                and self.blueprint.home_of(number_of(peer)) == number_of(actor)
+            ):
                 self._greet(actor, peer)
 
     def _greet(self, host: Actor, guest: Actor) -> None:
         role = self.roles.get(host)
-        if (isinstance(role, ServerRole) and role.machine.state is not ServerState.NEW) or isinstance(role, CoordinatorRole):
+        if (
+            isinstance(role, ServerRole) and role.machine.state is not ServerState.NEW
+        ) or isinstance(role, CoordinatorRole):
             self.do(host, lambda: role.greet(guest, self.roles[guest].hello(), self.tick()))
 
     def start(self) -> None:
@@ -166,7 +195,9 @@ class Town:
                     self._greet(actor, peer)
 
     def kill(self, actor: Actor) -> None:
-        """As kill -9 does: nothing but the disk is left, and letters on their way to and from it are lost."""
+        """As kill -9 does: nothing but the disk is left, and letters on their way to and from it
+        are lost.
+        """
         role = self.roles.pop(actor, None)
         if role is not None:
             role.store.close()
@@ -189,7 +220,8 @@ class Town:
     def by_clock_of(self, actor: Actor) -> float:
         return self.now + self.offsets.get(actor, 0.0)
 
-    # --------------------------------------------------------------------------------------------------------------- delivery
+    # ---------------------------------------------------------------------------------------------
+    # delivery
     def do(self, actor: Actor, act: Callable[[], list[Letter]]) -> None:
         """Let a role act; at a failpoint it dies, and is started again."""
         self.acting = actor
@@ -230,7 +262,8 @@ class Town:
         role = self.roles[COORDINATOR]
         return role.machine.round  # type: ignore[union-attr]
 
-    # -------------------------------------------------------------------------------------------------------------- the record
+    # ---------------------------------------------------------------------------------------------
+    # the record
     def merged(self) -> tuple[Path, dict[str, Any]]:
         """The log of all roles; they are closed before."""
         self.close()
@@ -255,7 +288,9 @@ class Town:
 
 @dataclass
 class Unkind:
-    """A seeded network and power supply: letters are lost, repeated and overtaken, roles die, also in the middle of a step."""
+    """A seeded network and power supply: letters are lost, repeated and overtaken, roles die, also
+    in the middle of a step.
+    """
 
     town: Town
     seed: int
@@ -283,7 +318,9 @@ class Unkind:
                 return
             self._trouble()
             self._step()
-        raise AssertionError(f"seed {self.seed}: only {town.rounds} of {rounds} rounds after {most} steps")
+        raise AssertionError(
+            f"seed {self.seed}: only {town.rounds} of {rounds} rounds after {most} steps"
+        )
 
     def calm(self) -> None:
         """The network is whole again: who has lost its memory connects and is put in step."""
@@ -308,7 +345,9 @@ class Unkind:
             self.lose_disk(chance.choice([a for a in town.actors if a.startswith("device/")]))
 
         if chance.random() < self.backups:
-            self.back_up_or_restore(chance.choice([a for a in town.actors if a.startswith("device/")]))
+            self.back_up_or_restore(
+                chance.choice([a for a in town.actors if a.startswith("device/")])
+            )
         if chance.random() < self.changes:
             self._change(chance.choice(range(town.federation.devices)))
 
@@ -359,8 +398,16 @@ class Unkind:
     def _device(self, actor: Actor, role: DeviceRole) -> None:
         if role.work is not None:
             self.town.work(actor)
-        elif role.machine.state in (DeviceState.ASKING, DeviceState.UPLOADING, DeviceState.WITHDRAWING):
-            offline = self.settings_offline and role.machine.state is DeviceState.ASKING and self.chance.random() < 0.2
+        elif role.machine.state in (
+            DeviceState.ASKING,
+            DeviceState.UPLOADING,
+            DeviceState.WITHDRAWING,
+        ):
+            offline = (
+                self.settings_offline
+                and role.machine.state is DeviceState.ASKING
+                and self.chance.random() < 0.2
+            )
             self.town.tell(actor, OfflineDue() if offline else RetryDue())
         else:
             offline = self.settings_offline and self.chance.random() < 0.5

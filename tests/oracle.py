@@ -1,8 +1,10 @@
-"""The oracle: the paper's algorithms in float64, one device at a time, line by line, as slow and literal as possible.
+"""The oracle: the paper's algorithms in float64, one device at a time, line by line, as slow and
+literal as possible.
 
-It judges the package under test and therefore shares nothing with it: numpy and the standard library only.
-"A1.7" and "A2.7" are line 7 of the paper's Algorithm 1 (FedBCD) and Algorithm 2 (FedBCD-I); "SPEC 7" is item 7 of
-SPEC.md. Random draws and the order of events are those of docs/determinism.md.
+It judges the package under test and therefore shares nothing with it: numpy and the standard
+library only. "A1.7" and "A2.7" are line 7 of the paper's Algorithm 1 (FedBCD) and Algorithm 2
+(FedBCD-I); "SPEC 7" is item 7 of SPEC.md. Random draws and the order of events are those of
+docs/determinism.md.
 """
 
 import heapq
@@ -46,7 +48,9 @@ def unit(h: int) -> float:
 
 @dataclass
 class Problem:
-    """Who owns what: the devices of each server, their data (as gradients), the start x(0) and the set X."""
+    """Who owns what: the devices of each server, their data (as gradients), the start x(0) and the
+    set X.
+    """
 
     servers: list[list[int]]
     sizes: dict[int, int]
@@ -83,7 +87,9 @@ class Settings:
 
 @dataclass
 class Result:
-    """The state after the last mix; `x` covers every device that was ever a member (one that left keeps its model)."""
+    """The state after the last mix; `x` covers every device that was ever a member (one that left
+    keeps its model).
+    """
 
     x: dict[int, np.ndarray]
     x_prev: dict[int, np.ndarray]
@@ -96,7 +102,9 @@ class Result:
 
 @dataclass
 class Device:
-    """x_i and the iterate before it; counters of sessions, activations and offline rounds since the last contact."""
+    """x_i and the iterate before it; counters of sessions, activations and offline rounds since the
+    last contact.
+    """
 
     x: np.ndarray
     x_prev: np.ndarray
@@ -108,7 +116,9 @@ class Device:
 
 @dataclass
 class Server:
-    """z_n, the last copy of x_i of every current member, and the state of the response-and-update phase."""
+    """z_n, the last copy of x_i of every current member, and the state of the response-and-update
+    phase.
+    """
 
     z: np.ndarray
     copies: dict[int, np.ndarray]
@@ -126,11 +136,18 @@ def steps_of(settings: Settings, device: int, session: int) -> int:
     return low + below(address(settings.seed, STEPS, device, session), high - low + 1)
 
 
-def draw_batch(settings: Settings, device: int, session: int, step: int, size: int) -> list[int] | None:
-    """A1.7, A2.7: randomly draw R samples stored on the device (None: all of them, exact gradients)."""
+def draw_batch(
+    settings: Settings, device: int, session: int, step: int, size: int
+) -> list[int] | None:
+    """A1.7, A2.7: randomly draw R samples stored on the device (None: all of them, exact
+    gradients).
+    """
     if settings.batch is None:
         return None
-    return [below(address(settings.seed, BATCH, device, session, step, r), size) for r in range(settings.batch)]
+    return [
+        below(address(settings.seed, BATCH, device, session, step, r), size)
+        for r in range(settings.batch)
+    ]
 
 
 def train(
@@ -143,7 +160,9 @@ def train(
     penalty: float,
     momentum: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One session: A1.5-11 with penalty gamma_i towards anchor z_n; A2.5-11 with penalty 0. Returns (x, x_prev)."""
+    """One session: A1.5-11 with penalty gamma_i towards anchor z_n; A2.5-11 with penalty 0. Returns
+    (x, x_prev).
+    """
     x, x_prev = iterates  # A1.5
     for k in range(steps_of(settings, device, session)):  # A1.6
         samples = draw_batch(settings, device, session, k, problem.sizes[device])  # A1.7
@@ -154,9 +173,17 @@ def train(
 
 
 def pull_to_server(
-    problem: Problem, steps: int, x: np.ndarray, x_prev: np.ndarray, z: np.ndarray, penalty: float, momentum: str
+    problem: Problem,
+    steps: int,
+    x: np.ndarray,
+    x_prev: np.ndarray,
+    z: np.ndarray,
+    penalty: float,
+    momentum: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A2.14-18, the penalty loop, and what becomes of the momentum x - x_prev (SPEC 7). Returns (x, x_prev)."""
+    """A2.14-18, the penalty loop, and what becomes of the momentum x - x_prev (SPEC 7). Returns (x,
+    x_prev).
+    """
     before, iterates = x, [x]
     for _ in range(steps):  # A2.15
         x = problem.project(x - penalty * (x - z))  # A2.16
@@ -177,7 +204,9 @@ def weighted_mean(weights: Sequence[float], models: Sequence[np.ndarray]) -> Mea
 
 
 def server_step(w: np.ndarray, m: Mean, eta: float) -> np.ndarray:
-    """A1.20, A2.24 in the relative form of SPEC 4: w - eta_z (w - m). Without devices the sum is empty, so w stays."""
+    """A1.20, A2.24 in the relative form of SPEC 4: w - eta_z (w - m). Without devices the sum is
+    empty, so w stays.
+    """
     return w if m is None else w - eta * (w - m)
 
 
@@ -198,13 +227,17 @@ def check(problem: Problem, settings: Settings) -> None:
 
 
 class Simulation:
-    """Devices, servers and coordinator, driven by a heap of (time, order of cause, what happens)."""
+    """Devices, servers and coordinator, driven by a heap of (time, order of cause, what
+    happens).
+    """
 
     def __init__(self, problem: Problem, settings: Settings) -> None:
         check(problem, settings)
         self.problem = problem
         self.settings = settings
-        self.servers = [Server(problem.start.copy(), {}) for _ in problem.servers]  # A1.1: z_n(0) = x(0)
+        self.servers = [
+            Server(problem.start.copy(), {}) for _ in problem.servers
+        ]  # A1.1: z_n(0) = x(0)
         self.devices: dict[int, Device] = {}
         for n, members in enumerate(problem.servers):
             for i in members:
@@ -220,7 +253,9 @@ class Simulation:
         self.trace: list[tuple[np.ndarray, ...]] = []
 
     def run(self) -> Result:
-        """Events in order of time, equal times in order of cause, until the T-th mix and the steps it releases."""
+        """Events in order of time, equal times in order of cause, until the T-th mix and the steps
+        it releases.
+        """
         if self.settings.rounds > 0:
             self.start_round(0.0, list(range(len(self.servers))))
         while self.round < self.settings.rounds:  # A1.2
@@ -264,22 +299,32 @@ class Simulation:
         self.servers[n].copies[i] = z.copy()
 
     def dismiss(self, n: int, i: int) -> None:
-        """A leaving device is dropped from its server's copies and from m; its model remains its own."""
+        """A leaving device is dropped from its server's copies and from m; its model remains its
+        own.
+        """
         server = self.servers[n]
         if server.is_open and i in server.selected:
             raise NotImplementedError(f"device {i} leaves while it is selected in an open phase")
         del server.copies[i]
 
     def offline_round(self, server: Server) -> None:
-        """A2.3 draws the available devices; A2.4-12: those neither busy nor suspended train without penalty."""
+        """A2.3 draws the available devices; A2.4-12: those neither busy nor suspended train without
+        penalty.
+        """
         s = self.settings
-        order = sorted(server.copies, key=lambda i: (unit(address(s.seed, AVAILABLE, i, self.round)), i))
+        order = sorted(
+            server.copies, key=lambda i: (unit(address(s.seed, AVAILABLE, i, self.round)), i)
+        )
         server.available = order[: s.available]
         for i in server.available:  # A2.4
             d = self.devices[i]
-            if d.busy or d.offline >= s.offline_limit:  # SPEC 7: at most 4 rounds in a row, then it waits
+            if (
+                d.busy or d.offline >= s.offline_limit
+            ):  # SPEC 7: at most 4 rounds in a row, then it waits
                 continue
-            d.x, d.x_prev = train(self.problem, s, i, d.sessions, (d.x, d.x_prev), d.x, 0.0, s.momentum)  # A2.5-11
+            d.x, d.x_prev = train(
+                self.problem, s, i, d.sessions, (d.x, d.x_prev), d.x, 0.0, s.momentum
+            )  # A2.5-11
             d.sessions += 1
             d.offline += 1
 
@@ -291,7 +336,9 @@ class Simulation:
         candidates = server.available if s.algorithm == "fedbcd-i" else list(server.copies)
         phase = server.phases
         server.phases += 1
-        delays = [(s.arrival_quantile(unit(address(s.seed, ARRIVAL, i, phase))), i) for i in candidates]
+        delays = [
+            (s.arrival_quantile(unit(address(s.seed, ARRIVAL, i, phase))), i) for i in candidates
+        ]
         earliest = sorted(delays)[: s.active]
         server.selected = [i for _, i in earliest]
         server.missing = len(earliest)
@@ -317,17 +364,30 @@ class Simulation:
         d, s, z = self.devices[i], self.settings, self.servers[n].z
         if s.algorithm == "fedbcd-i":  # A2.13-19, with K_i of the device's latest session
             k = steps_of(s, i, max(d.sessions - 1, 0))
-            return (k, *pull_to_server(self.problem, k, d.x, d.x_prev, z, s.penalty[i], s.momentum_after_contact))
+            return (
+                k,
+                *pull_to_server(
+                    self.problem, k, d.x, d.x_prev, z, s.penalty[i], s.momentum_after_contact
+                ),
+            )
         session = d.sessions
         d.sessions += 1
         k = steps_of(s, i, session)
         if s.algorithm == "fedbcd":  # A1.4-12: momentum crosses rounds (SPEC 2)
-            return (k, *train(self.problem, s, i, session, (d.x, d.x_prev), z, s.penalty[i], s.momentum))
+            return (
+                k,
+                *train(self.problem, s, i, session, (d.x, d.x_prev), z, s.penalty[i], s.momentum),
+            )
         if s.algorithm == "fedprox":  # SPEC 8: from x = x_prev = z
             return (k, *train(self.problem, s, i, session, (z, z), z, s.penalty[i], s.momentum))
-        return (k, *train(self.problem, s, i, session, (z, z), z, 0.0, 0.0))  # FedAvg: plain SGD from z
+        return (
+            k,
+            *train(self.problem, s, i, session, (z, z), z, 0.0, 0.0),
+        )  # FedAvg: plain SGD from z
 
-    def upload(self, time: float, n: int, news: tuple[int, int, int, np.ndarray, np.ndarray]) -> None:
+    def upload(
+        self, time: float, n: int, news: tuple[int, int, int, np.ndarray, np.ndarray]
+    ) -> None:
         """x_i(t+1) arrives: the server replaces its copy. The q-th upload ends the phase."""
         i, number, k, x, x_prev = news
         d, server = self.devices[i], self.servers[n]
@@ -341,7 +401,9 @@ class Simulation:
             self.end_phase(time, n)
 
     def end_phase(self, time: float, n: int) -> None:
-        """Report to the coordinator; an isolated server (rigorous Async-cloud) steps alone and goes on at once."""
+        """Report to the coordinator; an isolated server (rigorous Async-cloud) steps alone and goes
+        on at once.
+        """
         server = self.servers[n]
         server.is_open = False
         if self.settings.cloud == "rigorous" and server.round < self.round:
@@ -375,13 +437,21 @@ class Simulation:
             self.start_round(time, group)
 
     def counted(self, n: int) -> list[int]:
-        """SPEC 5: FedBCD counts all members in m (A1.20), the others only the active ones Q_n(t) (A2.24)."""
+        """SPEC 5: FedBCD counts all members in m (A1.20), the others only the active ones Q_n(t)
+        (A2.24).
+        """
         server = self.servers[n]
         return list(server.copies) if self.settings.algorithm == "fedbcd" else server.selected
 
     def mean_of(self, group: Sequence[int]) -> Mean:
-        """m = sum gamma_i x_i / sum gamma_i over the devices that count, of the given servers together."""
-        pairs = [(self.settings.penalty[i], self.servers[n].copies[i]) for n in group for i in self.counted(n)]
+        """m = sum gamma_i x_i / sum gamma_i over the devices that count, of the given servers
+        together.
+        """
+        pairs = [
+            (self.settings.penalty[i], self.servers[n].copies[i])
+            for n in group
+            for i in self.counted(n)
+        ]
         return weighted_mean([gamma for gamma, _ in pairs], [x for _, x in pairs])
 
     def sync_step(self) -> None:
@@ -394,7 +464,9 @@ class Simulation:
             server.z = z.copy()  # A1.23
 
     def mix_and_step(self, group: list[int]) -> None:
-        """Equation (6), K_z times, with a_nm = 1/B inside the group; the other servers are unchanged."""
+        """Equation (6), K_z times, with a_nm = 1/B inside the group; the other servers are
+        unchanged.
+        """
         means = {n: self.mean_of([n]) for n in group}
         z = {n: self.servers[n].z for n in group}  # A1.16
         for _ in range(self.settings.cloud_iterations):  # A1.17
@@ -404,7 +476,9 @@ class Simulation:
             self.servers[n].z = z[n].copy()  # A1.23
 
     def average_models(self) -> None:
-        """SPEC 8: z is the average of the active devices' models, weighted by data size; every device then holds z."""
+        """SPEC 8: z is the average of the active devices' models, weighted by data size; every
+        device then holds z.
+        """
         chosen = [(self.problem.sizes[i], s.copies[i]) for s in self.servers for i in s.selected]
         z = weighted_mean([size for size, _ in chosen], [x for _, x in chosen])
         if z is None:

@@ -20,7 +20,13 @@ DELAYS: dict[str, Delay] = {
 
 
 def simulation(
-    servers: int, cloud: fb.Cloud, clock: fb.Clock = CLOCK, members: int = 10, active: int = 3, seed: int = 5, **options: object
+    servers: int,
+    cloud: fb.Cloud,
+    clock: fb.Clock = CLOCK,
+    members: int = 10,
+    active: int = 3,
+    seed: int = 5,
+    **options: object,
 ) -> Simulation:
     """A schedule alone: no tensor is touched."""
     homes = [list(range(n * members, (n + 1) * members)) for n in range(servers)]

@@ -1,4 +1,6 @@
-"""Real deployments for tests: the command line in processes of their own, and ways to look at and to hurt them."""
+"""Real deployments for tests: the command line in processes of their own, and ways to look at and
+to hurt them.
+"""
 
 import contextlib
 import json
@@ -44,7 +46,9 @@ def write_job(folder: Path, table: Mapping[str, Any]) -> Path:
 
 
 def start(
-    *arguments: str | Path, environment: Mapping[str, str] | None = None, stdout: int | IO[str] = subprocess.PIPE
+    *arguments: str | Path,
+    environment: Mapping[str, str] | None = None,
+    stdout: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
     """`fedbcd ...` in a process of its own."""
     command = [sys.executable, "-W", "error", "-c", MAIN, *map(str, arguments)]
@@ -125,12 +129,18 @@ def stop(up: subprocess.Popen[str]) -> None:
 
 def finish_log(out: Path) -> dict[str, Any]:
     """Finish the log of a deployment that was stopped, from its stores; its end."""
-    job, options = one_job(read_toml(out / "config.toml")), settle(read_toml(out / "deploy.toml")["deploy"], {}, {})
-    return merge_stores(out, job.make_federation(), settings_of(job, options), options, job.to_table())
+    job, options = (
+        one_job(read_toml(out / "config.toml")),
+        settle(read_toml(out / "deploy.toml")["deploy"], {}, {}),
+    )
+    return merge_stores(
+        out, job.make_federation(), settings_of(job, options), options, job.to_table()
+    )
 
 
 def end_soon(out: Path, more: int = 2) -> int:
-    """Let a deployment that was stopped end after a few more rounds when it is resumed; how many these are in all.
+    """Let a deployment that was stopped end after a few more rounds when it is resumed; how many
+    these are in all.
 
     Its log names the job, so it is made anew from the stores.
     """

@@ -1,4 +1,6 @@
-"""What the tests of the protocol machines share: looking at all of a machine, and one sample of every event."""
+"""What the tests of the protocol machines share: looking at all of a machine, and one sample of
+every event.
+"""
 
 import copy
 from collections.abc import Iterable
@@ -80,7 +82,9 @@ def play(machine: Machine, events: Iterable[Event]) -> list[Command]:
 
 
 def snapshot(machine: Machine) -> dict[str, Any]:
-    """Every attribute of a machine, copied all the way down; a mapping also remembers its order, which is an order of arrival."""
+    """Every attribute of a machine, copied all the way down; a mapping also remembers its order,
+    which is an order of arrival.
+    """
     names = getattr(type(machine), "__slots__", None) or vars(machine)
     return {name: _frozen(copy.deepcopy(getattr(machine, name))) for name in names}
 

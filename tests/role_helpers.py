@@ -1,4 +1,6 @@
-"""The health ports of a deployment, played by small web servers: what the tests of the dashboard connect to."""
+"""The health ports of a deployment, played by small web servers: what the tests of the dashboard
+connect to.
+"""
 
 import json
 import socket
@@ -45,8 +47,21 @@ class Roles:
 
     def say(self, actor: str, **status: Any) -> None:
         """What it says from now on."""
-        totals = {"bytes_in": 10.0, "bytes_out": 20.0, "retries": 1.0, "refused": {"too far": 2.0}, "waiting_s": {"devices": 3.5}}
-        self.statuses[actor] = {"actor": actor, "ready": True, "waits_for": "devices", "peers": 2, "totals": totals, **status}
+        totals = {
+            "bytes_in": 10.0,
+            "bytes_out": 20.0,
+            "retries": 1.0,
+            "refused": {"too far": 2.0},
+            "waiting_s": {"devices": 3.5},
+        }
+        self.statuses[actor] = {
+            "actor": actor,
+            "ready": True,
+            "waits_for": "devices",
+            "peers": 2,
+            "totals": totals,
+            **status,
+        }
 
     def stop(self, actor: str) -> None:
         """It answers no more."""
@@ -60,12 +75,16 @@ class Roles:
 
 
 def over(run: Path, folder: Path, end: bool) -> Path:
-    """A folder as `fedbcd up` leaves it, with the log of this run, whole or without its end, and roles that answer no more."""
+    """A folder as `fedbcd up` leaves it, with the log of this run, whole or without its end, and
+    roles that answer no more.
+    """
     log = (run / "events.jsonl").read_bytes()
     for place in ("coordinator", "server-0"):
         (folder / "state" / place).mkdir(parents=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
-            (folder / "state" / place / "health.json").write_text(json.dumps({"port": free.getsockname()[1]}))
+            (folder / "state" / place / "health.json").write_text(
+                json.dumps({"port": free.getsockname()[1]})
+            )
     (folder / "deploy.toml").touch()
     (folder / "events.jsonl").write_bytes(log if end else log[: log.rfind(b"\n", 0, -1) + 1])
     return folder

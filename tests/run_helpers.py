@@ -1,4 +1,6 @@
-"""What the tests of runs share: a small federation, a small job file, the command line in this process, and the hash of a folder."""
+"""What the tests of runs share: a small federation, a small job file, the command line in this
+process, and the hash of a folder.
+"""
 
 import contextlib
 import copy
@@ -30,7 +32,10 @@ CASES: dict[str, tuple[fb.Algorithm, fb.Cloud]] = {
     "fedbcd-sync": (BCD, fb.SyncCloud()),
     "fedbcd-async": (BCD, fb.AsyncCloud(first=2)),
     "fedbcd-rigorous": (BCD, fb.RigorousCloud(first=2)),
-    "fedbcd-graph": (BCD, fb.GraphCloud([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0, 0, 0.5, 0.5]])),
+    "fedbcd-graph": (
+        BCD,
+        fb.GraphCloud([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0, 0, 0.5, 0.5]]),
+    ),
     "fedbcd-i-sync": (BCDI, fb.SyncCloud()),
     "fedbcd-i-async": (BCDI, fb.AsyncCloud(first=2)),
     "fedbcd-i-rigorous": (BCDI, fb.RigorousCloud(first=2)),
@@ -46,10 +51,20 @@ def _digits() -> tuple[Any, fb.Partition]:
 
 
 def federation(model: Callable[[], nn.Module] = MLP) -> fb.Federation:
-    """Sixteen devices under four servers, thirty digits of three kinds each; a quarter of the test set."""
+    """Sixteen devices under four servers, thirty digits of three kinds each; a quarter of the test
+    set.
+    """
     data, split = _digits()
     test = fb.Samples(data.test.inputs[::4], data.test.targets[::4])
-    return fb.Federation.from_partition(model, nn.functional.cross_entropy, data.train, split, SERVERS, test=test, transform=data.transform)
+    return fb.Federation.from_partition(
+        model,
+        nn.functional.cross_entropy,
+        data.train,
+        split,
+        SERVERS,
+        test=test,
+        transform=data.transform,
+    )
 
 
 def train(case: str, rounds: int = 6, **options: Any) -> fb.Run:
@@ -58,7 +73,14 @@ def train(case: str, rounds: int = 6, **options: Any) -> fb.Run:
     if "projection" in options:
         algorithm = replace(algorithm, projection=options.pop("projection"))
     model = options.pop("model", MLP)
-    return fb.train(federation(model), algorithm, cloud=cloud, rounds=rounds, active=options.pop("active", 2), **options)
+    return fb.train(
+        federation(model),
+        algorithm,
+        cloud=cloud,
+        rounds=rounds,
+        active=options.pop("active", 2),
+        **options,
+    )
 
 
 def largest_difference(a: fb.Run, b: fb.Run) -> float:
@@ -67,7 +89,8 @@ def largest_difference(a: fb.Run, b: fb.Run) -> float:
     return max(float((x - y).abs().max()) for x, y in pairs)
 
 
-# ------------------------------------------------------------------------------------------------------------ the command line
+# ------------------------------------------------------------------------------------------------
+# the command line
 JOB: dict[str, Any] = {
     "data": {"name": "digits", "diversity": 3, "samples": 20},
     "federation": {"servers": SERVERS, "devices": 4, "active": 2},
@@ -79,7 +102,9 @@ JOB: dict[str, Any] = {
 
 
 def job_table(**changes: Any) -> dict[str, Any]:
-    """The small job with some keys changed: `job_table(**{"run.rounds": 7})`; None removes a key."""
+    """The small job with some keys changed: `job_table(**{"run.rounds": 7})`; None removes a
+    key.
+    """
     table = copy.deepcopy(JOB)
     for path, value in changes.items():
         *sections, key = path.split(".")
@@ -115,7 +140,9 @@ class Answer:
 
 
 def fedbcd(*arguments: str | Path) -> Answer:
-    """The command line, in this process. An exception that it does not turn into a sentence comes out here."""
+    """The command line, in this process. An exception that it does not turn into a sentence comes
+    out here.
+    """
     from fedbcd.cli import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -136,7 +163,10 @@ def fedbcd(*arguments: str | Path) -> Answer:
 def hash_folder(path: Path) -> dict[str, str]:
     """Every file and folder below `path`, by content."""
     return {
-        str(p.relative_to(path)): hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else "folder" for p in sorted(path.rglob("*"))
+        str(p.relative_to(path)): (
+            hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else "folder"
+        )
+        for p in sorted(path.rglob("*"))
     }
 
 
@@ -155,7 +185,9 @@ def outputs(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def outgrown() -> fb.Federation:
-    """Six devices in linear regression, the first of which is ten thousand million times farther than the others want to go."""
+    """Six devices in linear regression, the first of which is ten thousand million times farther
+    than the others want to go.
+    """
     chance = torch.Generator().manual_seed(0)
     inputs = [torch.randn(8, 3, generator=chance) for _ in range(6)]
     data = [(x, x @ torch.full((3, 1), 1.0 if device else 1e10)) for device, x in enumerate(inputs)]
@@ -164,4 +196,10 @@ def outgrown() -> fb.Federation:
     return fb.Federation(line, nn.functional.mse_loss, data, servers=2)
 
 
-OUTGROWN = fb.FedBCD(device_step=0.1, batch="all", penalty=[1.0] + [1e-15] * 5, server_step=1.0, projection=fb.NoProjection())
+OUTGROWN = fb.FedBCD(
+    device_step=0.1,
+    batch="all",
+    penalty=[1.0] + [1e-15] * 5,
+    server_step=1.0,
+    projection=fb.NoProjection(),
+)

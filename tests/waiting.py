@@ -1,7 +1,8 @@
 """Waiting for what a test needs, and for nothing else: no test may rest on how fast a machine is.
 
-The limit is for what never comes, so it only matters when something is broken. What must not happen cannot be waited for: there a test
-looks for a moment, and a slow machine makes it less likely to find a fault, but never red.
+The limit is for what never comes, so it only matters when something is broken. What must not happen
+cannot be waited for: there a test looks for a moment, and a slow machine makes it less likely to
+find a fault, but never red.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""What the tests of pages share: the dashboard on a real port, a small client, and a headless browser where there is one."""
+"""What the tests of pages share: the dashboard on a real port, a small client, and a headless
+browser where there is one.
+"""
 
 import contextlib
 import http.client
@@ -14,7 +16,9 @@ import pytest
 
 from waiting import LIMIT_S, wait_for
 
-NO_BROWSER = "no headless Chromium here: apt-get install chromium chromium-driver, and pip install selenium"
+NO_BROWSER = (
+    "no headless Chromium here: apt-get install chromium chromium-driver, and pip install selenium"
+)
 
 
 class Site:
@@ -24,7 +28,9 @@ class Site:
         self.port = port
         self.address = f"http://127.0.0.1:{port}/"
 
-    def ask(self, path: str, method: str = "GET", headers: dict[str, str] | None = None, **query: Any) -> http.client.HTTPResponse:
+    def ask(
+        self, path: str, method: str = "GET", headers: dict[str, str] | None = None, **query: Any
+    ) -> http.client.HTTPResponse:
         """One request; its body has been read into `text`."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
         connection.request(method, f"{path}?{urllib.parse.urlencode(query)}", headers=headers or {})
@@ -43,7 +49,9 @@ class Site:
 @contextlib.contextmanager
 def serving(app: Any) -> Iterator[Site]:
     """Serve an application until the block ends."""
-    uvicorn = pytest.importorskip("uvicorn", reason="the dashboard is tested with the extra 'dashboard'")
+    uvicorn = pytest.importorskip(
+        "uvicorn", reason="the dashboard is tested with the extra 'dashboard'"
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -60,13 +68,23 @@ def serving(app: Any) -> Iterator[Site]:
 def start_browser() -> Any:
     """Headless Chromium; the test is skipped where there is none."""
     webdriver = pytest.importorskip("selenium.webdriver", reason=NO_BROWSER)
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     driver = shutil.which("chromedriver")
     if chromium is None or driver is None:
         pytest.skip(NO_BROWSER)
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1000", "--hide-scrollbars"):
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--window-size=1280,1000",
+        "--hide-scrollbars",
+    ):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     return webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
@@ -74,9 +92,18 @@ def start_browser() -> Any:
 
 def complaints(browser: Any) -> list[str]:
     """Everything on the browser's console that is a warning or worse, since the last call."""
-    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")]
+    return [
+        entry["message"]
+        for entry in browser.get_log("browser")
+        if entry["level"] in ("WARNING", "SEVERE")
+    ]
 
 
 def text_of(browser: Any, selector: str) -> str:
     """The text of the first element that matches."""
-    return str(browser.execute_script("const e = document.querySelector(arguments[0]); return e ? e.textContent : ''", selector))
+    return str(
+        browser.execute_script(
+            "const e = document.querySelector(arguments[0]); return e ? e.textContent : ''",
+            selector,
+        )
+    )

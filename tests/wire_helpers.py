@@ -1,4 +1,6 @@
-"""Real sockets and real certificates for the tests of the links: an authority, both ends of a link, and a TCP proxy in between."""
+"""Real sockets and real certificates for the tests of the links: an authority, both ends of a link,
+and a TCP proxy in between.
+"""
 
 import asyncio
 import contextlib
@@ -65,10 +67,24 @@ class Ear:
         self.notices: list[tuple[str, str, dict[str, Any]]] = []
         self.said: list[tuple[str, dict[str, Any]]] = []
 
-    def common(self, security: Security, model: Declared = SMALL, options: LinkOptions = QUICK, **more: Any) -> dict[str, Any]:
+    def common(
+        self, security: Security, model: Declared = SMALL, options: LinkOptions = QUICK, **more: Any
+    ) -> dict[str, Any]:
         """The arguments of a listener or dialler that this ear listens to."""
-        hooks = {"on_letter": self.letter, "on_connect": self.connect, "on_disconnect": self.disconnect, "on_notice": self.notice}
-        return {"model": model, "security": security, "options": options, "journal": self, **hooks, **more}
+        hooks = {
+            "on_letter": self.letter,
+            "on_connect": self.connect,
+            "on_disconnect": self.disconnect,
+            "on_notice": self.notice,
+        }
+        return {
+            "model": model,
+            "security": security,
+            "options": options,
+            "journal": self,
+            **hooks,
+            **more,
+        }
 
     async def letter(self, letter: Letter) -> None:
         self.letters.append(letter)
@@ -92,21 +108,29 @@ class Ear:
         return [fields for word, fields in self.said if word == what]
 
 
-def listener(ear: Ear, security: Security, address: str = "127.0.0.1:0", me: str = SERVER, **more: Any) -> Listener:
+def listener(
+    ear: Ear, security: Security, address: str = "127.0.0.1:0", me: str = SERVER, **more: Any
+) -> Listener:
     """A listener that welcomes device/7."""
     more.setdefault("welcomes", only({DEVICE}))
     extra = {name: more.pop(name) for name in ("welcomes", "status", "on_error") if name in more}
     return Listener(me, address, **extra, **ear.common(security, **more))
 
 
-def dialer(ear: Ear, security: Security, port: int, me: str = DEVICE, peer: str = SERVER, **more: Any) -> Dialer:
+def dialer(
+    ear: Ear, security: Security, port: int, me: str = DEVICE, peer: str = SERVER, **more: Any
+) -> Dialer:
     """A dialler to this machine."""
-    return Dialer(me, peer, more.pop("addresses", [f"127.0.0.1:{port}"]), **ear.common(security, **more))
+    return Dialer(
+        me, peer, more.pop("addresses", [f"127.0.0.1:{port}"]), **ear.common(security, **more)
+    )
 
 
 @contextlib.asynccontextmanager
 async def running(work: Awaitable[None]) -> AsyncIterator["asyncio.Task[None]"]:
-    """Run something beside the test and cancel it at the end; if it failed before, the test sees why."""
+    """Run something beside the test and cancel it at the end; if it failed before, the test sees
+    why.
+    """
     task = asyncio.ensure_future(work)
     try:
         yield task
@@ -121,7 +145,12 @@ async def linked(folder: Path, **more: Any) -> AsyncIterator[tuple[Listener, Ear
     """server/3 and device/7, connected over TLS."""
     here, there = Ear(), Ear()
     server = listener(here, Credentials(folder, SERVER), **more)
-    device = dialer(there, Credentials(folder, DEVICE), await server.start(), **{k: v for k, v in more.items() if k != "welcomes"})
+    device = dialer(
+        there,
+        Credentials(folder, DEVICE),
+        await server.start(),
+        **{k: v for k, v in more.items() if k != "welcomes"},
+    )
     try:
         async with running(device.run()):
             await eventually(lambda: server.connected and device.connected)
@@ -131,7 +160,9 @@ async def linked(folder: Path, **more: Any) -> AsyncIterator[tuple[Listener, Ear
 
 
 class Proxy:
-    """A TCP proxy that counts bytes, can go silent without closing anything, and can be slow (bytes a second) towards the listener."""
+    """A TCP proxy that counts bytes, can go silent without closing anything, and can be slow (bytes
+    a second) towards the listener.
+    """
 
     def __init__(self, port: int, slow: float = math.inf) -> None:
         self.to_port = port
@@ -164,12 +195,17 @@ class Proxy:
             return
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.to_port)
         self._writers.append(far_writer)
-        for work in (self._copy(reader, far_writer, "bytes_up"), self._copy(far_reader, writer, "bytes_down")):
+        for work in (
+            self._copy(reader, far_writer, "bytes_up"),
+            self._copy(far_reader, writer, "bytes_down"),
+        ):
             task = asyncio.create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counter: str) -> None:
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counter: str
+    ) -> None:
         due = time.monotonic()
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65_536 if self.slow == math.inf else 8192):

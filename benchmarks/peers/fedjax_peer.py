@@ -1,4 +1,5 @@
-"""FedJAX: its own `fed_prox`, jitted steps, data in memory; devices differ in their number of steps by their datasets' views.
+"""FedJAX: its own `fed_prox`, jitted steps, data in memory; devices differ in their number of steps
+by their datasets' views.
 
 usage: python benchmarks/peers/fedjax_peer.py {round,epoch,scale} [--threads 2]
 """
@@ -6,7 +7,20 @@ usage: python benchmarks/peers/fedjax_peer.py {round,epoch,scale} [--threads 2]
 import os
 from importlib.metadata import version
 
-from workload import BATCH, LEARNING_RATE, MOMENTUM, PENALTY, WORKLOADS, Array, Round, Task, measure, parser, peak_mib, report
+from workload import (
+    BATCH,
+    LEARNING_RATE,
+    MOMENTUM,
+    PENALTY,
+    WORKLOADS,
+    Array,
+    Round,
+    Task,
+    measure,
+    parser,
+    peak_mib,
+    report,
+)
 
 chosen = parser(__doc__).parse_args()
 if chosen.threads == 1:  # one thread for a matrix product; read once, when JAX is imported
@@ -29,7 +43,9 @@ class Counted(fedjax.ClientDataset):
         return super().shuffle_repeat_batch(hparams, num_steps=self.steps, **kwargs)
 
 
-def per_example_loss(params: list[jax.Array], batch: dict[str, jax.Array], rng: jax.Array) -> jax.Array:
+def per_example_loss(
+    params: list[jax.Array], batch: dict[str, jax.Array], rng: jax.Array
+) -> jax.Array:
     del rng
     hidden = batch["x"]
     for weight, bias in zip(params[0:-2:2], params[1:-2:2], strict=True):
@@ -46,7 +62,10 @@ def transposed(model: list[Array]) -> list[Array]:
 def main() -> None:
     task = Task(WORKLOADS[chosen.workload])
     targets = task.targets.astype("int32")
-    datasets = [Counted({"x": task.inputs[task.owned(i)], "y": targets[task.owned(i)]}) for i in range(task.workload.devices)]
+    datasets = [
+        Counted({"x": task.inputs[task.owned(i)], "y": targets[task.owned(i)]})
+        for i in range(task.workload.devices)
+    ]
     algorithm = fed_prox.fed_prox(
         per_example_loss,
         fedjax.optimizers.sgd(LEARNING_RATE, momentum=MOMENTUM),
@@ -55,19 +74,29 @@ def main() -> None:
         proximal_weight=PENALTY,
     )
     state = algorithm.init([jnp.asarray(value) for value in transposed(task.start)])
-    keys = list(jax.random.split(jax.random.PRNGKey(0), task.workload.active))  # nothing random depends on them
+    keys = list(
+        jax.random.split(jax.random.PRNGKey(0), task.workload.active)
+    )  # nothing random depends on them
 
     def play(rounds: list[Round]) -> None:
         nonlocal state
         for active in rounds:
             for device, steps in active:
                 datasets[device].steps = steps
-            state, _ = algorithm.apply(state, [(device, datasets[device], key) for (device, _), key in zip(active, keys, strict=True)])
+            state, _ = algorithm.apply(
+                state,
+                [
+                    (device, datasets[device], key)
+                    for (device, _), key in zip(active, keys, strict=True)
+                ],
+            )
         jax.block_until_ready(state.params)
 
     seconds = measure(task, play)
     variant = f"{chosen.threads} threads, jax {jax.__version__}"
-    report(task, "FedJAX", version("fedjax"), seconds, transposed(state.params), peak_mib(), variant)
+    report(
+        task, "FedJAX", version("fedjax"), seconds, transposed(state.params), peak_mib(), variant
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""FedLab: its FedProx trainer and server handler in its standalone loop; momentum, fused SGD and in-memory batches by subclassing.
+"""FedLab: its FedProx trainer and server handler in its standalone loop; momentum, fused SGD and
+in-memory batches by subclassing.
 
 usage: python benchmarks/peers/fedlab_peer.py {round,epoch,scale} [--threads 2]
 """
@@ -11,9 +12,23 @@ from importlib.metadata import version
 import torch
 from torch import Tensor
 from torch_parts import DeviceData, arrays, network
-from workload import BATCH, LEARNING_RATE, MOMENTUM, PENALTY, WORKLOADS, Round, Task, measure, parser, peak_mib, report
+from workload import (
+    BATCH,
+    LEARNING_RATE,
+    MOMENTUM,
+    PENALTY,
+    WORKLOADS,
+    Round,
+    Task,
+    measure,
+    parser,
+    peak_mib,
+    report,
+)
 
-torchvision = types.ModuleType("torchvision")  # FedLab imports it for datasets that are not used here
+torchvision = types.ModuleType(
+    "torchvision"
+)  # FedLab imports it for datasets that are not used here
 torchvision.transforms = types.ModuleType("torchvision.transforms")
 sys.modules["torchvision"] = torchvision
 
@@ -27,7 +42,9 @@ class Trainer(FedProxSerialClientTrainer):
         super().setup_optim(epochs, batch_size, lr, mu)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr, momentum=MOMENTUM, fused=True)
 
-    def train(self, model_parameters: Tensor, train_loader: Iterable[tuple[Tensor, Tensor]], mu: float) -> list[Tensor]:
+    def train(
+        self, model_parameters: Tensor, train_loader: Iterable[tuple[Tensor, Tensor]], mu: float
+    ) -> list[Tensor]:
         self.optimizer.state.clear()
         return super().train(model_parameters, train_loader, mu)
 
@@ -64,7 +81,15 @@ def main() -> None:
 
     seconds = measure(task, play)
     assert handler.round == workload.all_rounds
-    report(task, "FedLab", version("fedlab"), seconds, arrays(handler.model), peak_mib(), f"{chosen.threads} threads")
+    report(
+        task,
+        "FedLab",
+        version("fedlab"),
+        seconds,
+        arrays(handler.model),
+        peak_mib(),
+        f"{chosen.threads} threads",
+    )
 
 
 if __name__ == "__main__":

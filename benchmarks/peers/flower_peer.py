@@ -19,7 +19,18 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedProx
 from flwr.simulation import run_simulation
 from torch_parts import DeviceData, network
-from workload import LEARNING_RATE, MOMENTUM, PENALTY, WORKLOADS, Round, Task, from_stamps, parser, report, tree_peak_mib
+from workload import (
+    LEARNING_RATE,
+    MOMENTUM,
+    PENALTY,
+    WORKLOADS,
+    Round,
+    Task,
+    from_stamps,
+    parser,
+    report,
+    tree_peak_mib,
+)
 
 client = ClientApp()
 
@@ -30,7 +41,11 @@ def bench(workload: str, threads: int) -> tuple[DeviceData, torch.nn.Module, tor
     torch.set_num_threads(threads)
     task = Task(WORKLOADS[workload])
     module = network(task)
-    return DeviceData(task), module, torch.optim.SGD(module.parameters(), LEARNING_RATE, momentum=MOMENTUM, fused=True)
+    return (
+        DeviceData(task),
+        module,
+        torch.optim.SGD(module.parameters(), LEARNING_RATE, momentum=MOMENTUM, fused=True),
+    )
 
 
 @client.train()
@@ -49,15 +64,21 @@ def train(message: Message, context: Context) -> Message:
         torch.nn.functional.cross_entropy(module(x), y).backward()
         with torch.no_grad():
             gradients = [parameter.grad for parameter in parameters]
-            torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchor), alpha=config["proximal-mu"])
+            torch._foreach_add_(
+                gradients, torch._foreach_sub(parameters, anchor), alpha=config["proximal-mu"]
+            )
         optimizer.step()
-    arrays = ArrayRecord({str(k): Array(parameter.detach().numpy()) for k, parameter in enumerate(parameters)})
+    arrays = ArrayRecord(
+        {str(k): Array(parameter.detach().numpy()) for k, parameter in enumerate(parameters)}
+    )
     metrics = MetricRecord({"num-examples": data.task.workload.samples})
     return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
 class Scheduled(FedProx):
-    """FedProx that tells every sampled node which device to play for how many steps, and notes when rounds begin."""
+    """FedProx that tells every sampled node which device to play for how many steps, and notes when
+    rounds begin.
+    """
 
     def __init__(self, task: Task, threads: int) -> None:
         workload = task.workload
@@ -72,12 +93,19 @@ class Scheduled(FedProx):
         self.common = {"workload": workload.name, "threads": threads, "proximal-mu": PENALTY}
         self.stamps: list[float] = []
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         self.stamps.append(time.perf_counter())
         drawn = super().configure_train(server_round, arrays, config, grid)
         return [
             Message(
-                content=RecordDict({"arrays": arrays, "config": ConfigRecord(self.common | {"device": device, "steps": steps})}),
+                content=RecordDict(
+                    {
+                        "arrays": arrays,
+                        "config": ConfigRecord(self.common | {"device": device, "steps": steps}),
+                    }
+                ),
                 message_type=message.metadata.message_type,
                 dst_node_id=message.metadata.dst_node_id,
             )
@@ -102,20 +130,35 @@ def main() -> None:
         model = [array.numpy() for array in result.arrays.values()]
         variant = f"{chosen.actors} actors, {chosen.threads} threads"
         seconds, peak = from_stamps(task, strategy.stamps), tree_peak_mib(os.getpid())
-        report(task, "Flower", version("flwr"), seconds, model, peak, f"{variant}, ray {version('ray')}")
+        report(
+            task,
+            "Flower",
+            version("flwr"),
+            seconds,
+            model,
+            peak,
+            f"{variant}, ray {version('ray')}",
+        )
 
     run_simulation(
         server,
         client,
         num_supernodes=task.workload.devices,
         backend_config={
-            "init_args": {"num_cpus": chosen.actors, "include_dashboard": False, "log_to_driver": False, "_node_ip_address": "127.0.0.1"},
+            "init_args": {
+                "num_cpus": chosen.actors,
+                "include_dashboard": False,
+                "log_to_driver": False,
+                "_node_ip_address": "127.0.0.1",
+            },
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         },
     )
 
 
 if __name__ == "__main__":
-    import flower_peer  # so that actors import `train` and its cache by name instead of receiving a copy with every message
+    # so that actors import `train` and its cache by name instead of receiving a copy with every
+    # message
+    import flower_peer
 
     flower_peer.main()

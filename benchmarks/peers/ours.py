@@ -4,7 +4,19 @@ usage: python benchmarks/peers/ours.py {round,epoch,scale} [--threads 2]
 """
 
 import torch
-from workload import LEARNING_RATE, MOMENTUM, PENALTY, WORKLOADS, Array, Round, Task, measure, parser, peak_mib, report
+from workload import (
+    LEARNING_RATE,
+    MOMENTUM,
+    PENALTY,
+    WORKLOADS,
+    Array,
+    Round,
+    Task,
+    measure,
+    parser,
+    peak_mib,
+    report,
+)
 
 import fedbcd as fb
 from fedbcd.data.partition import Partition
@@ -26,9 +38,18 @@ def federation(task: Task) -> fb.Federation:
         return module
 
     owned = [range(len(task.targets))[task.owned(i)] for i in range(task.workload.devices)]
-    partition = Partition(tuple(torch.tensor(rows).numpy() for rows in owned), tuple(tuple(range(10)) for _ in owned))
+    partition = Partition(
+        tuple(torch.tensor(rows).numpy() for rows in owned), tuple(tuple(range(10)) for _ in owned)
+    )
     pool = fb.Samples(torch.from_numpy(task.bytes), torch.from_numpy(task.targets))
-    return fb.Federation.from_partition(model, torch.nn.functional.cross_entropy, pool, partition, SERVERS, transform=fb.Scale(255.0))
+    return fb.Federation.from_partition(
+        model,
+        torch.nn.functional.cross_entropy,
+        pool,
+        partition,
+        SERVERS,
+        transform=fb.Scale(255.0),
+    )
 
 
 def main() -> None:
@@ -42,22 +63,38 @@ def main() -> None:
     settings = fb.Settings(algorithm, active=task.workload.active // SERVERS)
     numbers = settings.numbers(parties, torch.device("cpu"))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    numbers.trainer.objective.TRACE_AFTER = 4  # traces are made while warming up, as the peers' compilations are
+    numbers.trainer.objective.TRACE_AFTER = (
+        4  # traces are made while warming up, as the peers' compilations are
+    )
     schedule = Schedule(algorithm, settings.clock, settings.seed, settings.active)
     simulation = Simulation(Driver(settings.machines(parties), numbers), schedule)
 
-    def play(rounds: list[Round]) -> None:  # its own schedule decides who is active; the number and the steps are the same on average
+    def play(
+        rounds: list[Round],
+    ) -> (
+        None
+    ):  # its own schedule decides who is active; the number and the steps are the same on average
         for _ in rounds:
             simulation.play_round()
 
     with workers(chosen.threads) as numbers.workers:
         seconds = measure(task, play)
-    report(task, "fedbcd", fb.__version__, seconds, unflatten(numbers.global_NF()[0], task), peak_mib(), f"{chosen.threads} workers")
+    report(
+        task,
+        "fedbcd",
+        fb.__version__,
+        seconds,
+        unflatten(numbers.global_NF()[0], task),
+        peak_mib(),
+        f"{chosen.threads} workers",
+    )
 
 
 def unflatten(flat: torch.Tensor, task: Task) -> list[Array]:
     parts = flat.split([value.size for value in task.start])
-    return [part.reshape(value.shape).numpy() for part, value in zip(parts, task.start, strict=True)]
+    return [
+        part.reshape(value.shape).numpy() for part, value in zip(parts, task.start, strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""pfl-research: its FedProx on its simulated backend, fused SGD, one process or several under torchrun.
+"""pfl-research: its FedProx on its simulated backend, fused SGD, one process or several under
+torchrun.
 
 usage: python benchmarks/peers/pfl_peer.py {round,epoch,scale} [--threads 2] [--prox hand]
-       torchrun --standalone --nproc-per-node 2 benchmarks/peers/pfl_peer.py {round,epoch,scale} [--prox hand]
-`--prox hand` swaps the library's penalty in the loss for gamma (x - z) added to the gradients, through the library's own hook.
+       torchrun --standalone --nproc-per-node 2 benchmarks/peers/pfl_peer.py {round,epoch,scale}
+       [--prox hand]
+`--prox hand` swaps the library's penalty in the loss for gamma (x - z) added to the gradients,
+through the library's own hook.
 """
 
 import os
@@ -22,7 +25,18 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 from torch_parts import DeviceData, arrays, network
-from workload import BATCH, LEARNING_RATE, MOMENTUM, PENALTY, WORKLOADS, Task, from_stamps, parser, report, tree_peak_mib
+from workload import (
+    BATCH,
+    LEARNING_RATE,
+    MOMENTUM,
+    PENALTY,
+    WORKLOADS,
+    Task,
+    from_stamps,
+    parser,
+    report,
+    tree_peak_mib,
+)
 
 
 class Module(nn.Module):
@@ -66,7 +80,9 @@ class HandProx(FedProx):
             module.loss(*batch).backward()
             gradients = [parameter.grad for parameter in parameters]
             with torch.no_grad():
-                torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchor), alpha=PENALTY)
+                torch._foreach_add_(
+                    gradients, torch._foreach_sub(parameters, anchor), alpha=PENALTY
+                )
             optimizer.step()
             optimizer.zero_grad()
 
@@ -110,18 +126,38 @@ def main() -> None:
         val_cohort_size=None,
         mu=PENALTY,
     )
-    train = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LEARNING_RATE, local_batch_size=BATCH)
+    train = NNTrainHyperParams(
+        local_num_epochs=1, local_learning_rate=LEARNING_RATE, local_batch_size=BATCH
+    )
     stamps = Stamps()
     algorithm = HandProx() if chosen.prox == "hand" else FedProx()
-    algorithm.run(params, SimulatedBackend(devices, devices), model, train, callbacks=[stamps], send_metrics_to_platform=False)
+    algorithm.run(
+        params,
+        SimulatedBackend(devices, devices),
+        model,
+        train,
+        callbacks=[stamps],
+        send_metrics_to_platform=False,
+    )
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1:
         torch.distributed.barrier()
     if os.environ.get("RANK", "0") == "0":
         peak = tree_peak_mib(os.getppid() if processes > 1 else os.getpid())
-        variant = f"{processes} processes, {chosen.threads} threads, penalty {'by hand' if chosen.prox == 'hand' else 'as it comes'}"
-        report(task, "pfl-research", version("pfl"), from_stamps(task, stamps.seconds), arrays(module), peak, variant)
+        variant = (
+            f"{processes} processes, {chosen.threads} threads, penalty"
+            f" {'by hand' if chosen.prox == 'hand' else 'as it comes'}"
+        )
+        report(
+            task,
+            "pfl-research",
+            version("pfl"),
+            from_stamps(task, stamps.seconds),
+            arrays(module),
+            peak,
+            variant,
+        )
     if processes > 1:
         torch.distributed.barrier()  # nobody leaves before the memory has been read
         torch.distributed.destroy_process_group()

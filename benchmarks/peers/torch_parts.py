@@ -1,4 +1,6 @@
-"""What the peers on PyTorch share: the paper's MLP, the data as tensors, and random mini-batches of a device."""
+"""What the peers on PyTorch share: the paper's MLP, the data as tensors, and random mini-batches of
+a device.
+"""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -32,7 +34,9 @@ class DeviceData:
         self.inputs, self.targets = torch.from_numpy(task.inputs), torch.from_numpy(task.targets)
 
     def batches(self, device: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """`steps` mini-batches, drawn without replacement within each pass over the device's samples."""
+        """`steps` mini-batches, drawn without replacement within each pass over the device's
+        samples.
+        """
         owned = self.task.owned(device)
         inputs, targets = self.inputs[owned], self.targets[owned]
         passes = -(-steps * BATCH // len(targets))

@@ -1,6 +1,8 @@
-"""The work that all contestants do, needing NumPy alone: sizes, data, schedule, starting weights, and the line they print.
+"""The work that all contestants do, needing NumPy alone: sizes, data, schedule, starting weights,
+and the line they print.
 
-The sizes are those of `benchmarks/round.py`, `epoch.py` and `scale.py`, with FedProx as the algorithm that all of them know.
+The sizes are those of `benchmarks/round.py`, `epoch.py` and `scale.py`, with FedProx as the
+algorithm that all of them know.
 """
 
 import argparse
@@ -43,29 +45,45 @@ class Workload:
 
 
 WORKLOADS = {
-    "round": Workload("round", devices=100, samples=600, active=30, steps=(1, 5), rounds=10, repeats=7),
-    "epoch": Workload("epoch", devices=100, samples=600, active=30, steps=(19, 19), rounds=3, repeats=5),
-    "scale": Workload("scale", devices=10_000, samples=60, active=1_000, steps=(1, 5), rounds=1, repeats=3),
+    "round": Workload(
+        "round", devices=100, samples=600, active=30, steps=(1, 5), rounds=10, repeats=7
+    ),
+    "epoch": Workload(
+        "epoch", devices=100, samples=600, active=30, steps=(19, 19), rounds=3, repeats=5
+    ),
+    "scale": Workload(
+        "scale", devices=10_000, samples=60, active=1_000, steps=(1, 5), rounds=1, repeats=3
+    ),
 }
 
 
 class Task:
-    """The data of every device, the starting weights, and who is active when; all follow from the workload."""
+    """The data of every device, the starting weights, and who is active when; all follow from the
+    workload.
+    """
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         rng = np.random.default_rng(0)
         pool = min(workload.devices * workload.samples, 60_000)
         self.targets = rng.integers(0, WIDTHS[-1], pool)
-        patterns = rng.integers(0, 256, (WIDTHS[-1], WIDTHS[0]), dtype=np.uint8)  # one per class, so that there is something to learn
-        self.bytes = patterns[self.targets] // 2 + rng.integers(0, 128, (pool, WIDTHS[0]), dtype=np.uint8)
+        patterns = rng.integers(
+            0, 256, (WIDTHS[-1], WIDTHS[0]), dtype=np.uint8
+        )  # one per class, so that there is something to learn
+        self.bytes = patterns[self.targets] // 2 + rng.integers(
+            0, 128, (pool, WIDTHS[0]), dtype=np.uint8
+        )
         self.inputs = self.bytes.astype(np.float32) / np.float32(255)
-        self.start = [self._uniform(rng, shape) for a, b in pairwise(WIDTHS) for shape in ((b, a, a), (b, a))]
+        self.start = [
+            self._uniform(rng, shape) for a, b in pairwise(WIDTHS) for shape in ((b, a, a), (b, a))
+        ]
         self._rng = rng
 
     @staticmethod
     def _uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-        """Weights (outputs, inputs) or biases (outputs), even in +-1/sqrt(inputs); the last entry of `shape` is the bound's inputs."""
+        """Weights (outputs, inputs) or biases (outputs), even in +-1/sqrt(inputs); the last entry
+        of `shape` is the bound's inputs.
+        """
         bound = np.float32(shape[-1] ** -0.5)
         return (2 * rng.random(shape[:-1], dtype=np.float32) - 1) * bound
 
@@ -77,8 +95,14 @@ class Task:
     def schedule(self) -> list[Round]:
         """Every round of a run, warm-up included."""
         low, high = self.workload.steps
-        chosen = [self._rng.choice(self.workload.devices, self.workload.active, replace=False) for _ in range(self.workload.all_rounds)]
-        return [[(int(i), int(self._rng.integers(low, high + 1))) for i in devices] for devices in chosen]
+        chosen = [
+            self._rng.choice(self.workload.devices, self.workload.active, replace=False)
+            for _ in range(self.workload.all_rounds)
+        ]
+        return [
+            [(int(i), int(self._rng.integers(low, high + 1))) for i in devices]
+            for devices in chosen
+        ]
 
     def loss(self, model: list[Array]) -> float:
         """Mean cross-entropy over the pool, to see that contestants learn alike."""
@@ -89,19 +113,29 @@ class Task:
                 hidden = np.maximum(hidden, 0)
         logits = hidden.astype(np.float64)
         top = logits.max(1)
-        return float(np.mean(top + np.log(np.exp(logits - top[:, None]).sum(1)) - logits[np.arange(len(logits)), self.targets]))
+        return float(
+            np.mean(
+                top
+                + np.log(np.exp(logits - top[:, None]).sum(1))
+                - logits[np.arange(len(logits)), self.targets]
+            )
+        )
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """What every contestant can be asked."""
-    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("workload", choices=WORKLOADS)
     options.add_argument("--threads", type=int, default=1)
     return options
 
 
 def measure(task: Task, play: Callable[[list[Round]], None]) -> list[float]:
-    """Seconds per round of every measurement after the warm-up; `play` plays rounds and returns when their result is there."""
+    """Seconds per round of every measurement after the warm-up; `play` plays rounds and returns
+    when their result is there.
+    """
     workload, schedule = task.workload, task.schedule()
     seconds = []
     for first in range(0, len(schedule), workload.rounds):
@@ -118,7 +152,15 @@ def from_stamps(task: Task, stamps: list[float]) -> list[float]:
     return [(after - before) / task.workload.rounds for before, after in pairwise(ends)][WARM_UP:]
 
 
-def report(task: Task, peer: str, version: str, seconds: list[float], model: list[Array], peak_mib: float, variant: str) -> None:
+def report(
+    task: Task,
+    peer: str,
+    version: str,
+    seconds: list[float],
+    model: list[Array],
+    peak_mib: float,
+    variant: str,
+) -> None:
     """Print the one line that `compare.py` reads."""
     ms = [1e3 * s for s in seconds]
     figures = {"median": statistics.median(ms), "best": min(ms), "worst": max(ms)}
@@ -144,11 +186,17 @@ def peak_mib() -> float:
 
 
 def tree_peak_mib(root: int) -> float:
-    """The sum of what `root` and its living descendants have each held at most; pages they share count more than once."""
+    """The sum of what `root` and its living descendants have each held at most; pages they share
+    count more than once.
+    """
     parents, peaks = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
+            status = dict(
+                line.split(":\t", 1)
+                for line in (folder / "status").read_text().splitlines()
+                if ":\t" in line
+            )
         except OSError:
             continue  # it has ended
         parents[int(folder.name)] = int(status["PPid"])

@@ -1,4 +1,6 @@
-"""FedBCD: personal and global models at once, across many devices and several servers (Wu et al., AAAI 2021)."""
+"""FedBCD: personal and global models at once, across many devices and several servers (Wu et al.,
+AAAI 2021).
+"""
 
 from fedbcd import trackers as trackers
 from fedbcd.algorithm.augment import Augment, FlipCrop
@@ -6,14 +8,32 @@ from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Sim
 from fedbcd.algorithm.variants import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
-from fedbcd.data.partition import IID, Dirichlet, Diversity, Natural, Partition, QuantitySkew, Shards, diversity
+from fedbcd.data.partition import (
+    IID,
+    Dirichlet,
+    Diversity,
+    Natural,
+    Partition,
+    QuantitySkew,
+    Shards,
+    diversity,
+)
 from fedbcd.data.samples import Scale
 from fedbcd.engines.cluster.options import Cluster
 from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress, Run
 from fedbcd.engines.run import train
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.delays import Clock, Constant, Exponential, Gamma, LogNormal, Trace, Uniform, Weibull
+from fedbcd.engines.simulate.delays import (
+    Clock,
+    Constant,
+    Exponential,
+    Gamma,
+    LogNormal,
+    Trace,
+    Uniform,
+    Weibull,
+)
 from fedbcd.history import History, Row
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
 

@@ -1,4 +1,6 @@
-"""The commands of the certificate authority: `fedbcd certs init | issue | rotate | revoke | list`. Keys are never printed."""
+"""The commands of the certificate authority: `fedbcd certs init | issue | rotate | revoke | list`.
+Keys are never printed.
+"""
 
 import json
 from dataclasses import asdict
@@ -15,21 +17,32 @@ from fedbcd.errors import ConfigError
 if TYPE_CHECKING:
     from fedbcd.engines.deploy.certs import Authority
 
-certs_app = typer.Typer(no_args_is_help=True, help="Certificates of a deployment: who may act as whom.")
+certs_app = typer.Typer(
+    no_args_is_help=True, help="Certificates of a deployment: who may act as whom."
+)
 Folder = Annotated[Path, typer.Option("--dir", help="Folder of the authority.")]
-Identities = Annotated[list[str], typer.Argument(help="device/7, server/3, coordinator, operator; device/0-99 for many.")]
+Identities = Annotated[
+    list[str],
+    typer.Argument(help="device/7, server/3, coordinator, operator; device/0-99 for many."),
+]
 Days = Annotated[int, typer.Option(help="Days until the certificates expire.")]
 
 
 @certs_app.command("init")
 def init_command(
-    folder: Folder = Path("certs"), days: Annotated[int, typer.Option(help="Days until the authority expires.")] = 3650
+    folder: Folder = Path("certs"),
+    days: Annotated[int, typer.Option(help="Days until the authority expires.")] = 3650,
 ) -> None:
-    """Make a certificate authority. Its ca.key opens everything: keep it off the machines of the roles."""
+    """Make a certificate authority. Its ca.key opens everything: keep it off the machines of the
+    roles.
+    """
     from fedbcd.engines.deploy.certs import Authority
 
     Authority.create(folder, days)
-    _say(f"a new authority is in {folder}; next: fedbcd certs issue coordinator server/0 device/0 --dir {folder}")
+    _say(
+        f"a new authority is in {folder}; next: fedbcd certs issue coordinator server/0 device/0"
+        f" --dir {folder}"
+    )
 
 
 @certs_app.command("issue")
@@ -37,9 +50,15 @@ def issue_command(
     identities: Identities,
     folder: Folder = Path("certs"),
     host: Annotated[
-        list[str] | None, typer.Option(help="Host name or IP address of a server, for tools that look for one; repeat.")
+        list[str] | None,
+        typer.Option(
+            help="Host name or IP address of a server, for tools that look for one; repeat."
+        ),
     ] = None,
-    at: Annotated[str | None, typer.Option(help="The only server at which these devices may act, such as server/3.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(help="The only server at which these devices may act, such as server/3."),
+    ] = None,
     days: Days = 365,
 ) -> None:
     """Make key and certificate of new identities, each in a folder of its own."""
@@ -54,9 +73,13 @@ def rotate_command(
     identities: Identities,
     folder: Folder = Path("certs"),
     days: Days = 365,
-    revoke_old: Annotated[bool, typer.Option("--revoke-old", help="Lock the old certificates out at once.")] = False,
+    revoke_old: Annotated[
+        bool, typer.Option("--revoke-old", help="Lock the old certificates out at once.")
+    ] = False,
 ) -> None:
-    """Replace keys and certificates. Processes use the new ones for new connections, without a restart."""
+    """Replace keys and certificates. Processes use the new ones for new connections, without a
+    restart.
+    """
     authority = _authority(folder)
     for identity in expand(identities):
         made = authority.rotate(identity, days=days, revoke_old=revoke_old)
@@ -65,7 +88,9 @@ def rotate_command(
 
 @certs_app.command("revoke")
 def revoke_command(identities: Identities, folder: Folder = Path("certs")) -> None:
-    """Lock identities out: new connections are refused, open ones end as soon as a role sees the new list."""
+    """Lock identities out: new connections are refused, open ones end as soon as a role sees the
+    new list.
+    """
     authority = _authority(folder)
     for identity in expand(identities):
         count = authority.revoke(identity)
@@ -75,7 +100,8 @@ def revoke_command(identities: Identities, folder: Folder = Path("certs")) -> No
 
 @certs_app.command("list")
 def list_command(
-    folder: Folder = Path("certs"), as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False
+    folder: Folder = Path("certs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
     """Show what was issued, until when it is good, and what was revoked."""
     issued = _authority(folder).issued()

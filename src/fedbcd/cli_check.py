@@ -16,23 +16,42 @@ from fedbcd.experiments.job import default_table, parse
 from fedbcd.theory.assumptions import Verdict
 
 SOMETHING_FAILS = 1
-COLOURS = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.UNKNOWN: "yellow", Verdict.LAPSES: "yellow"}
+COLOURS = {
+    Verdict.HOLDS: "green",
+    Verdict.FAILS: "red",
+    Verdict.UNKNOWN: "yellow",
+    Verdict.LAPSES: "yellow",
+}
 console = Console(stderr=True)
 
 
 def check_command(
-    file: Annotated[Path | None, typer.Argument(help="A job file (TOML). Without one: the default job.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A job file (TOML). Without one: the default job.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
+    ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="Read the schedule from an event log, or from the folder of a run, instead of planning it.")
+        Path | None,
+        typer.Option(
+            help=(
+                "Read the schedule from an event log, or from the folder of a run, instead of"
+                " planning it."
+            )
+        ),
     ] = None,
     devices: Annotated[int, typer.Option(help="Devices on which the curvature is measured.")] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of the schedule to plan at most.")] = 2000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object on the last line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object on the last line.")
+    ] = False,
 ) -> None:
-    """Judge Assumptions 1-5 of the paper for a job: each holds, fails, lapses, or cannot be known, and what would pass.
+    """Judge Assumptions 1-5 of the paper for a job: each holds, fails, lapses, or cannot be known,
+    and what would pass.
 
-    Exit code: 0 if no assumption fails, 1 if one does; a job that cannot run at all is an error, as for 'fedbcd run'.
+    Exit code: 0 if no assumption fails, 1 if one does; a job that cannot run at all is an error, as
+    for 'fedbcd run'.
     """
     table = default_table() if file is None else read_toml(file)
     if data is not None:
@@ -50,13 +69,26 @@ def check_command(
         screen.print(_table(report))
         screen.print(report.sentence, markup=False, highlight=False, soft_wrap=True)
     if as_json:
-        print(json.dumps({"fails": sum(report.fails for report in reports), "jobs": [report.to_table() for report in reports]}))
+        print(
+            json.dumps(
+                {
+                    "fails": sum(report.fails for report in reports),
+                    "jobs": [report.to_table() for report in reports],
+                }
+            )
+        )
     if any(report.fails for report in reports):
         raise typer.Exit(SOMETHING_FAILS)
 
 
 def _table(report: Report) -> Table:
-    table = Table(title=escape(report.title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=escape(report.title),
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for title in ("", "assumption", "verdict", "found", "would pass"):
         table.add_column(title, overflow="fold")
     for f in report.findings:

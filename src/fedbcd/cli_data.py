@@ -1,4 +1,6 @@
-"""The commands that fetch data sets and look at them: `fedbcd data fetch` and `fedbcd data show`. Thin, like `cli`."""
+"""The commands that fetch data sets and look at them: `fedbcd data fetch` and `fedbcd data show`.
+Thin, like `cli`.
+"""
 
 import json
 import os
@@ -8,7 +10,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fedbcd.config import choose
@@ -22,18 +31,31 @@ from fedbcd.data.summary import summarise, summarise_partition
 from fedbcd.errors import ConfigError
 
 console = Console(stderr=True)
-data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets; look at them and at their splits.")
+data_app = typer.Typer(
+    no_args_is_help=True, help="Fetch data sets; look at them and at their splits."
+)
 
 
 @data_app.command("fetch")
 def fetch_command(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, kmnist, emnist or cifar10.")],
-    data: Annotated[Path | None, typer.Option(help=f"Folder to put it into (default: {VARIABLE}, else data).")] = None,
-    url_base: Annotated[str | None, typer.Option(help="Another mirror: the address up to the file names.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help=f"Folder to put it into (default: {VARIABLE}, else data).")
+    ] = None,
+    url_base: Annotated[
+        str | None, typer.Option(help="Another mirror: the address up to the file names.")
+    ] = None,
 ) -> None:
-    """Download a data set, check it, and lay it out for its reader. After an interruption the same command goes on where it was."""
+    """Download a data set, check it, and lay it out for its reader. After an interruption the same
+    command goes on where it was.
+    """
     folder = data or Path(os.environ.get(VARIABLE) or "data")
-    columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(None),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         bars: dict[str, TaskID] = {}
 
@@ -43,21 +65,35 @@ def fetch_command(
             progress.update(bars[file], completed=done, total=total)
 
         files = fetch(name, folder, base=url_base, progress=show)
-    _say(Console(), f"{name} is complete: {len(files)} files in {files[0].parent}. Use it with --data {folder}")
+    _say(
+        Console(),
+        f"{name} is complete: {len(files)} files in {files[0].parent}. Use it with --data {folder}",
+    )
 
 
 @data_app.command("show")
 def show_command(
     name: Annotated[str, typer.Argument(help="A data set; see fedbcd models.")],
-    data: Annotated[Path | None, typer.Option(help=f"Where its files are (default: {VARIABLE}).")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help=f"Where its files are (default: {VARIABLE}).")
+    ] = None,
     partition: Annotated[
-        str | None, typer.Option(help='How to split it, e.g. "dirichlet alpha=0.3" or "diversity labels=3 samples=60".')
+        str | None,
+        typer.Option(
+            help='How to split it, e.g. "dirichlet alpha=0.3" or "diversity labels=3 samples=60".'
+        ),
     ] = None,
     devices: Annotated[int, typer.Option(help="Over how many devices.")] = 100,
     seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
-    manifest: Annotated[Path | None, typer.Option(help="A split that was saved, instead of --partition.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for manifest.json and partition.png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
+    manifest: Annotated[
+        Path | None, typer.Option(help="A split that was saved, instead of --partition.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for manifest.json and partition.png.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one summary object on the last line.")
+    ] = False,
 ) -> None:
     """Say what a data set holds and how a split shares it out; save the split and draw it."""
     if partition is not None and manifest is not None:
@@ -77,7 +113,9 @@ def show_command(
         print(json.dumps(summary))
 
 
-def _split(loaded: LoadedDataset, partition: str | None, devices: int, seed: int, manifest: Path | None) -> Partition | None:
+def _split(
+    loaded: LoadedDataset, partition: str | None, devices: int, seed: int, manifest: Path | None
+) -> Partition | None:
     if manifest is not None:
         return Partition.load(manifest, loaded.train.targets)
     if partition is None:
@@ -101,16 +139,29 @@ def _partitioner(text: str) -> Partitioner:
 def _table(summary: dict[str, Any]) -> Table:
     table = Table("", "", show_header=False, box=None)
     shape = "x".join(map(str, summary["input"]))
-    table.add_row("data set", f"{summary['name']}: {summary['train']} for training, {summary['test']} for testing")
+    table.add_row(
+        "data set",
+        f"{summary['name']}: {summary['train']} for training, {summary['test']} for testing",
+    )
     table.add_row("inputs", f"{shape}, {summary['dtype']}")
-    table.add_row("classes", f"{summary['classes']}; training samples of each: {min(summary['per_class'])} to {max(summary['per_class'])}")
+    table.add_row(
+        "classes",
+        f"{summary['classes']}; training samples of each: {min(summary['per_class'])} to"
+        f" {max(summary['per_class'])}",
+    )
     if summary["columns"]:
         table.add_row("columns", ", ".join(summary["columns"]))
     if "partition" in summary:
         part = summary["partition"]
         for key in ("samples", "labels"):
-            table.add_row(f"{key} per device", "least {:g}, median {:g}, most {:g}".format(*part[key]))
-        table.add_row("devices", f"{part['devices']}; they own {part['used']} different samples, {part['in_all']} counting shared ones")
+            table.add_row(
+                f"{key} per device", "least {:g}, median {:g}, most {:g}".format(*part[key])
+            )
+        table.add_row(
+            "devices",
+            f"{part['devices']}; they own {part['used']} different samples, {part['in_all']}"
+            " counting shared ones",
+        )
         table.add_row("sha256 of the split", part["indices_sha256"][:16])
     return table
 
@@ -118,7 +169,11 @@ def _table(summary: dict[str, Any]) -> Table:
 def _save(split: Partition, loaded: LoadedDataset, out: Path, title: str, screen: Console) -> None:
     split.save(out / "manifest.json")
     drawn = draw_partition(split, loaded.train.targets, out / "partition.png", title)
-    _say(screen, f"the split is in {out / 'manifest.json'}" + (f", its picture in {out / 'partition.png'}" if drawn else ""))
+    _say(
+        screen,
+        f"the split is in {out / 'manifest.json'}"
+        + (f", its picture in {out / 'partition.png'}" if drawn else ""),
+    )
     if not drawn:
         _say(screen, "no picture was drawn: pip install 'fedbcd[report]' brings matplotlib")
 

@@ -1,4 +1,6 @@
-"""The commands of a deployment: `fedbcd coordinator | server | device | up | status | admit | dismiss | log`."""
+"""The commands of a deployment: `fedbcd coordinator | server | device | up | status | admit |
+dismiss | log`.
+"""
 
 import contextlib
 import json
@@ -37,19 +39,42 @@ if TYPE_CHECKING:
 console = Console(stderr=True)
 LOOK_S = 1.0  # between two looks at stores that grow
 
-File = Annotated[Path, typer.Argument(help="A job file (TOML) with a \\[deploy] section; the same for all roles.")]
-OptionalFile = Annotated[Path | None, typer.Argument(help="A job file (TOML). Without one: FedBCD on digits that ship with fedbcd.")]
-Folder = Annotated[str | None, typer.Option(help="Where this role keeps its store (in a folder of its own).")]
-Certificates = Annotated[str | None, typer.Option(help="Folder of certificates, as 'fedbcd certs' makes it.")]
+File = Annotated[
+    Path,
+    typer.Argument(help="A job file (TOML) with a \\[deploy] section; the same for all roles."),
+]
+OptionalFile = Annotated[
+    Path | None,
+    typer.Argument(help="A job file (TOML). Without one: FedBCD on digits that ship with fedbcd."),
+]
+Folder = Annotated[
+    str | None, typer.Option(help="Where this role keeps its store (in a folder of its own).")
+]
+Certificates = Annotated[
+    str | None, typer.Option(help="Folder of certificates, as 'fedbcd certs' makes it.")
+]
 Plain = Annotated[bool | None, typer.Option("--plain", help="No TLS; on loopback only.")]
-Listen = Annotated[str | None, typer.Option(help="host:port to listen at, where it differs from what others dial.")]
-Health = Annotated[str | None, typer.Option(help="host:port of /healthz, /readyz, /metrics, /status.")]
-Coordinator = Annotated[str | None, typer.Option("--coordinator", help="host:port of the coordinator.")]
-Init = Annotated[bool, typer.Option("--init", help="Begin a new store. For the very first start only: without it there must be one.")]
+Listen = Annotated[
+    str | None, typer.Option(help="host:port to listen at, where it differs from what others dial.")
+]
+Health = Annotated[
+    str | None, typer.Option(help="host:port of /healthz, /readyz, /metrics, /status.")
+]
+Coordinator = Annotated[
+    str | None, typer.Option("--coordinator", help="host:port of the coordinator.")
+]
+Init = Annotated[
+    bool,
+    typer.Option(
+        "--init",
+        help="Begin a new store. For the very first start only: without it there must be one.",
+    ),
+]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 
 
-# -------------------------------------------------------------------------------------------------------------------- one role
+# ------------------------------------------------------------------------------------------------
+# one role
 def coordinator_command(
     file: File,
     rounds: Annotated[int | None, typer.Option(help="Stop mixing after so many rounds.")] = None,
@@ -62,7 +87,13 @@ def coordinator_command(
     log_level: LogLevel = "info",
 ) -> None:
     """Run the coordinator of a deployment."""
-    flags = {"folder": folder, "certificates": certificates, "plain": plain, "listen": listen, "health": health}
+    flags = {
+        "folder": folder,
+        "certificates": certificates,
+        "plain": plain,
+        "listen": listen,
+        "health": health,
+    }
     _serve(COORDINATOR, file, flags, log_level, rounds, init)
 
 
@@ -79,7 +110,13 @@ def server_command(
     log_level: LogLevel = "info",
 ) -> None:
     """Run one server of a deployment."""
-    flags = {"folder": folder, "certificates": certificates, "plain": plain, "listen": listen, "health": health}
+    flags = {
+        "folder": folder,
+        "certificates": certificates,
+        "plain": plain,
+        "listen": listen,
+        "health": health,
+    }
     _serve(server_actor(number), file, {**flags, "coordinator": coordinator}, log_level, init=init)
 
 
@@ -92,68 +129,118 @@ def device_command(
     health: Health = None,
     log_level: LogLevel = "info",
 ) -> None:
-    """Run one device of a deployment, on its part of the job's data. For data and models of your own see examples/own_device.py."""
+    """Run one device of a deployment, on its part of the job's data. For data and models of your
+    own see examples/own_device.py.
+    """
     flags = {"folder": folder, "certificates": certificates, "plain": plain, "health": health}
     _serve(device_actor(number), file, flags, log_level)
 
 
-def _serve(actor: Actor, file: Path, flags: dict[str, Any], log_level: str, rounds: int | None = None, init: bool = False) -> None:
+def _serve(
+    actor: Actor,
+    file: Path,
+    flags: dict[str, Any],
+    log_level: str,
+    rounds: int | None = None,
+    init: bool = False,
+) -> None:
     from fedbcd.engines.deploy.device_process import TRAINING
     from fedbcd.engines.deploy.failpoints import arm_from_environment
     from fedbcd.engines.deploy.process import run_process
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # while it loads; a running process has a handler of its own
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(0)
+    )  # while it loads; a running process has a handler of its own
     arm_from_environment()
     job, options = read_job(file, flags)
     options.check_servers(job.federation.servers)
     deployment = replace(deployment_of(job, options, rounds), log_level=log_level)
     code = int(run_process(lambda: deployment.process(actor, init=init)))
-    if any(thread.name == TRAINING for thread in threading.enumerate()):  # not waited for: it is started again
+    if any(
+        thread.name == TRAINING for thread in threading.enumerate()
+    ):  # not waited for: it is started again
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 
 
-# ------------------------------------------------------------------------------------------------------------------------ up
+# ------------------------------------------------------------------------------------------------
+# up
 def up_command(
     file: OptionalFile = None,
     servers: Annotated[int | None, typer.Option(help="How many servers.")] = None,
     devices: Annotated[int | None, typer.Option(help="How many devices in all.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Stop after so many rounds, whatever the file says.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Stop after so many rounds, whatever the file says.")
+    ] = None,
     cloud: Annotated[str | None, typer.Option(help="sync, async or rigorous.")] = None,
-    first: Annotated[int | None, typer.Option(help="B, how many servers a mix waits for (async and rigorous).")] = None,
-    time_scale: Annotated[float | None, typer.Option(help="Draw the delays of \\[clock], with so many seconds per unit.")] = None,
+    first: Annotated[
+        int | None, typer.Option(help="B, how many servers a mix waits for (async and rigorous).")
+    ] = None,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(help="Draw the delays of \\[clock], with so many seconds per unit."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for everything (default: a new one under runs/).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the deployment in --out.")] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for everything (default: a new one under runs/).")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the deployment in --out.")
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="No TLS.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one summary object on the last line.")
+    ] = False,
 ) -> None:
-    """Start a whole deployment on this machine, show it live, and leave a run folder. Ctrl-C stops it; --resume goes on."""
-    changes = {"servers": servers, "devices": devices, "rounds": rounds, "cloud": cloud, "first": first, "seed": seed, "data": data}
+    """Start a whole deployment on this machine, show it live, and leave a run folder. Ctrl-C stops
+    it; --resume goes on.
+    """
+    changes = {
+        "servers": servers,
+        "devices": devices,
+        "rounds": rounds,
+        "cloud": cloud,
+        "first": first,
+        "seed": seed,
+        "data": data,
+    }
     if resume:
         if out is None:
-            raise ConfigError("--resume needs --out DIR, the folder of the deployment to go on with")
+            raise ConfigError(
+                "--resume needs --out DIR, the folder of the deployment to go on with"
+            )
         asked = {**changes, "a job file": file, "time-scale": time_scale, "plain": plain or None}
         if any(value is not None for value in asked.values()):
             names = ", ".join(name for name, value in asked.items() if value is not None)
-            raise ConfigError(f"--resume goes on with the deployment as it was; leave out {names}, or start a new one")
+            raise ConfigError(
+                f"--resume goes on with the deployment as it was; leave out {names}, or start a"
+                " new one"
+            )
         job, options = _resumed(out)
     else:
         folder = out or _new_folder(file)
-        job, options = _planned(file, folder, changes, {"time_scale": time_scale, "plain": plain or None})
+        job, options = _planned(
+            file, folder, changes, {"time_scale": time_scale, "plain": plain or None}
+        )
         out = folder
     _run_up(job, options, out, as_json)
 
 
-def _planned(file: Path | None, out: Path, changes: dict[str, Any], flags: dict[str, Any]) -> tuple[Job, Deploy]:
+def _planned(
+    file: Path | None, out: Path, changes: dict[str, Any], flags: dict[str, Any]
+) -> tuple[Job, Deploy]:
     """The job and options of a new deployment in a new folder, with certificates."""
     from fedbcd.engines.deploy.up import free_ports
 
     if out.exists() and any(out.iterdir()):
-        raise RecordError(f"{out} is not empty; choose a new folder with --out, or go on with --resume")
+        raise RecordError(
+            f"{out} is not empty; choose a new folder with --out, or go on with --resume"
+        )
     table = _up_table() if file is None else read_toml(file)
     _change(table, changes)
     job = one_job(table)
@@ -169,11 +256,17 @@ def _planned(file: Path | None, out: Path, changes: dict[str, Any], flags: dict[
 
 
 def _up_table() -> dict[str, Any]:
-    """The default deployment: the data and model of the default job, FedBCD, the first 3 servers that are ready."""
+    """The default deployment: the data and model of the default job, FedBCD, the first 3 servers
+    that are ready.
+    """
     table = default_table()
     del table["runs"], table["run"]
     return table | {
-        "algorithm": {"name": "fedbcd", "device_step": 0.02, "projection": {"name": "box", "low": -2, "high": 2}},
+        "algorithm": {
+            "name": "fedbcd",
+            "device_step": 0.02,
+            "projection": {"name": "box", "low": -2, "high": 2},
+        },
         "cloud": {"name": "async", "first": 3},
         "run": {"rounds": 30},
     }
@@ -187,31 +280,42 @@ def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
     federation["servers"] = servers
     if "devices" in given:
         if given["devices"] % servers:
-            raise ConfigError(f"--devices {given['devices']} cannot be shared evenly by {servers} servers; use a multiple of {servers}")
+            raise ConfigError(
+                f"--devices {given['devices']} cannot be shared evenly by {servers} servers; use a"
+                f" multiple of {servers}"
+            )
         federation["devices"] = given["devices"] // servers
         federation["active"] = min(federation.get("active", 3), federation["devices"])
     if "rounds" in given:
-        run = {key: value for key, value in run.items() if key != "until_clock"} | {"rounds": given["rounds"]}
+        run = {key: value for key, value in run.items() if key != "until_clock"} | {
+            "rounds": given["rounds"]
+        }
     if "seed" in given:
         run["seed"] = given["seed"]
     if "data" in given:
         table["data"] = {**table.get("data", {}), "folder": str(given["data"])}
     cloud = dict(table.get("cloud", {"name": "sync"}))
     if "servers" in given and "first" not in given and "first" in cloud:
-        cloud["first"] = min(cloud["first"], servers)  # a mix cannot wait for more servers than there are
+        cloud["first"] = min(
+            cloud["first"], servers
+        )  # a mix cannot wait for more servers than there are
     if "cloud" in given and given["cloud"] != cloud.get("name"):
         cloud = {"name": given["cloud"]}
     if "first" in given:
         cloud["first"] = given["first"]
     elif "servers" in given and "first" in cloud:
-        cloud["first"] = min(cloud["first"], servers)  # as `active`: fewer servers need no second flag
+        cloud["first"] = min(
+            cloud["first"], servers
+        )  # as `active`: fewer servers need no second flag
     table |= {"federation": federation, "run": run, "cloud": cloud}
 
 
 def _resumed(out: Path) -> tuple[Job, Deploy]:
     """The job and options of the deployment in a folder, as they were."""
     if not (out / "deploy.toml").is_file():
-        raise RecordError(f"{out} holds no deployment to go on with; start a new one without --resume")
+        raise RecordError(
+            f"{out} holds no deployment to go on with; start a new one without --resume"
+        )
     job = one_job(read_toml(out / "config.toml"), recorded=True)
     return job, settle(read_toml(out / "deploy.toml").get("deploy", {}), {}, {})
 
@@ -226,7 +330,14 @@ def _new_folder(file: Path | None) -> Path:
 
 def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     from fedbcd.engines.deploy.conclude import growing_log
-    from fedbcd.engines.deploy.up import Up, actors_of, check_stores, make_certificates, make_stores, start_up_s
+    from fedbcd.engines.deploy.up import (
+        Up,
+        actors_of,
+        check_stores,
+        make_certificates,
+        make_stores,
+        start_up_s,
+    )
 
     federation = job.make_federation()
     _note(never_mixes(job.cloud, job.federation.servers))
@@ -246,16 +357,28 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     deployment = replace(deployment, options=options)
     log = growing_log(out, federation, settings_of(job, options), options, job.to_table())
     up = Up(deployment, out, log)
-    console.print(f"{len(actors)} processes, logs in {out / 'logs'}; Ctrl-C stops them", markup=False, soft_wrap=True)
+    console.print(
+        f"{len(actors)} processes, logs in {out / 'logs'}; Ctrl-C stops them",
+        markup=False,
+        soft_wrap=True,
+    )
     finished = _watch(up, job, options)
     facts = up.facts()
     codes = up.stop()
     log.close()
-    bad = {actor: code for actor, code in codes.items() if code not in (0, -signal.SIGTERM)}  # one that had not begun yet has no handler
+    bad = {
+        actor: code for actor, code in codes.items() if code not in (0, -signal.SIGTERM)
+    }  # one that had not begun yet has no handler
     if bad:
-        console.print(f"did not end well (docs/operations.md explains the codes): {bad}", markup=False, soft_wrap=True)
+        console.print(
+            f"did not end well (docs/operations.md explains the codes): {bad}",
+            markup=False,
+            soft_wrap=True,
+        )
     if not finished:
-        console.print(f"stopped. Go on with: fedbcd up --resume --out {out}", markup=False, soft_wrap=True)
+        console.print(
+            f"stopped. Go on with: fedbcd up --resume --out {out}", markup=False, soft_wrap=True
+        )
         sys.exit(next(iter(bad.values()), 130))
     facts["cpu_seconds"] = round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), 3)
     _conclude(job, federation, deployment, out, facts, as_json)
@@ -264,19 +387,30 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
 def _watch(up: "Up", job: Job, options: Deploy) -> bool:
     """Show the deployment until it is done; False: it was stopped before."""
     asked: list[int] = []
-    before = {n: signal.signal(n, lambda n, _: asked.append(n)) for n in (signal.SIGINT, signal.SIGTERM)}
-    until = None if job.run.until_clock is None else job.run.until_clock * (options.time_scale or 1.0)
+    before = {
+        n: signal.signal(n, lambda n, _: asked.append(n)) for n in (signal.SIGINT, signal.SIGTERM)
+    }
+    until = (
+        None if job.run.until_clock is None else job.run.until_clock * (options.time_scale or 1.0)
+    )
     finished, told = False, 0
     try:
         up.start()
-        with Live(console=console, auto_refresh=False, transient=False) as live:  # no thread: children are forked from this one
+        with Live(
+            console=console, auto_refresh=False, transient=False
+        ) as live:  # no thread: children are forked from this one
             for view in up.watch(lambda: bool(asked)):
                 live.update(_picture(view, job), refresh=console.is_terminal)
                 for child in view.crashed[told:]:
-                    sentence = f"{child.actor} has ended with code {child.code} (docs/operations.md); see its log"
+                    sentence = (
+                        f"{child.actor} has ended with code {child.code} (docs/operations.md); see"
+                        " its log"
+                    )
                     console.print(sentence, markup=False, soft_wrap=True)
                 told = len(view.crashed)
-                finished = bool(view.coordinator.get("finished")) or (until is not None and view.coordinator.get("clock", 0.0) >= until)
+                finished = bool(view.coordinator.get("finished")) or (
+                    until is not None and view.coordinator.get("clock", 0.0) >= until
+                )
                 if finished and until is not None:
                     break
     finally:
@@ -288,8 +422,15 @@ def _watch(up: "Up", job: Job, options: Deploy) -> bool:
 def _picture(view: "View", job: Job) -> Table:
     """The live table."""
     seen, goal = view.coordinator, job.run.rounds or f"clock {job.run.until_clock:g}"
-    title = f"round {seen.get('round', '-')} of {goal}, clock {seen.get('clock', 0.0):.1f} s, {view.running} processes"
-    title += f", {view.restarts} restarts, {view.memory_bytes / 2**30:.2f} GiB" if view.memory_bytes else ""
+    title = (
+        f"round {seen.get('round', '-')} of {goal}, clock {seen.get('clock', 0.0):.1f} s,"
+        f" {view.running} processes"
+    )
+    title += (
+        f", {view.restarts} restarts, {view.memory_bytes / 2**30:.2f} GiB"
+        if view.memory_bytes
+        else ""
+    )
     table = Table(title=title, title_justify="left", box=None, header_style="bold")
     table.add_column("server", no_wrap=True)
     for name in ("phase", "uploads", "devices", "received", "sent", "refused"):
@@ -312,12 +453,26 @@ def _picture(view: "View", job: Job) -> Table:
     return table
 
 
-def _conclude(job: Job, federation: Federation, deployment: "Deployment", out: Path, facts: dict[str, Any], as_json: bool) -> None:
+def _conclude(
+    job: Job,
+    federation: Federation,
+    deployment: "Deployment",
+    out: Path,
+    facts: dict[str, Any],
+    as_json: bool,
+) -> None:
     from fedbcd.engines.deploy.conclude import conclude
     from fedbcd.report.page import write_report
 
     with console.status("merging the logs, and replaying them ..."):
-        run = conclude(out, federation, settings_of(job, deployment.options), deployment.options, job.to_table(), facts)
+        run = conclude(
+            out,
+            federation,
+            settings_of(job, deployment.options),
+            deployment.options,
+            job.to_table(),
+            facts,
+        )
     draw_curves({job.name: run.history}, out / "curves.png")
     draw_personal({job.name: list(run.personal_scores.values())}, out / "personal.png")
     write_report([out], out / "report.html", plan=False)
@@ -336,10 +491,12 @@ def _report(run: "Run", out: Path, as_json: bool) -> None:
     for sentence in s.get("notices", ()):
         _note(sentence)
     screen.print(
-        f"{s['rounds']} rounds in {s['clock']:.1f} s: global accuracy {s['global_accuracy']:.3f}, personal {s['personal_accuracy']:.3f}; "
-        f"{d['processes']} processes, {memory:.2f} GiB, {d['restarts']} restarts, {d['bytes_per_activation']} bytes per activation "
-        f"({d['bytes_over_least']:.2%} more than a model down and one up). "
-        f"The replay of the log ends with the same models: digest {digest}. Everything is in {out}, the report in {out / 'report.html'}",
+        f"{s['rounds']} rounds in {s['clock']:.1f} s: global accuracy {s['global_accuracy']:.3f},"
+        f" personal {s['personal_accuracy']:.3f}; {d['processes']} processes, {memory:.2f} GiB,"
+        f" {d['restarts']} restarts, {d['bytes_per_activation']} bytes per activation"
+        f" ({d['bytes_over_least']:.2%} more than a model down and one up). The replay of the log"
+        f" ends with the same models: digest {digest}. Everything is in {out}, the report in"
+        f" {out / 'report.html'}",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -348,18 +505,29 @@ def _report(run: "Run", out: Path, as_json: bool) -> None:
         print(json.dumps(s | {"out": str(out)}))
 
 
-# ------------------------------------------------------------------------------------------------------------------- members
-Deployed = Annotated[Path, typer.Argument(help="The job file of the deployment, or the folder of 'fedbcd up'.")]
+# ------------------------------------------------------------------------------------------------
+# members
+Deployed = Annotated[
+    Path, typer.Argument(help="The job file of the deployment, or the folder of 'fedbcd up'.")
+]
 Devices = Annotated[list[int], typer.Argument(help="Numbers of devices.")]
 
 
-def admit_command(file: Deployed, devices: Devices, certificates: Certificates = None, plain: Plain = None) -> None:
-    """Make devices members of a running deployment, each of its own server; needs the certificate of 'operator'."""
+def admit_command(
+    file: Deployed, devices: Devices, certificates: Certificates = None, plain: Plain = None
+) -> None:
+    """Make devices members of a running deployment, each of its own server; needs the certificate
+    of 'operator'.
+    """
     _change_members(file, devices, {"certificates": certificates, "plain": plain}, "admit")
 
 
-def dismiss_command(file: Deployed, devices: Devices, certificates: Certificates = None, plain: Plain = None) -> None:
-    """Let devices leave a running deployment: they no longer count, until they are admitted again; needs the certificate of 'operator'."""
+def dismiss_command(
+    file: Deployed, devices: Devices, certificates: Certificates = None, plain: Plain = None
+) -> None:
+    """Let devices leave a running deployment: they no longer count, until they are admitted again;
+    needs the certificate of 'operator'.
+    """
     _change_members(file, devices, {"certificates": certificates, "plain": plain}, "dismiss")
 
 
@@ -369,13 +537,17 @@ def _change_members(file: Path, devices: list[int], flags: dict[str, Any], what:
     from fedbcd.engines.deploy.operator import ask_change
 
     job, options = _resumed(file) if file.is_dir() else read_job(file, {})
-    options = replace(options, **{name: value for name, value in flags.items() if value is not None})
+    options = replace(
+        options, **{name: value for name, value in flags.items() if value is not None}
+    )
     deployment = deployment_of(job, options)
     for device in devices:
         deployment.check_actor(device_actor(device))
     for device in devices:
         server = server_actor(deployment.blueprint.home_of(device))
-        changed = asyncio.run(ask_change(server, options.addresses_of(server)[0], _operator(options), what, device))
+        changed = asyncio.run(
+            ask_change(server, options.addresses_of(server)[0], _operator(options), what, device)
+        )
         now = {"admit": "a member", "dismiss": "no member"}[what]
         print(f"device {device} is {now} of {server}" + ("" if changed else ", as before"))
 
@@ -384,15 +556,27 @@ def _operator(options: Deploy) -> "Security":
     from fedbcd.engines.deploy.tls import Credentials
     from fedbcd.engines.deploy.tls import Plain as PlainText
 
-    return PlainText() if options.plain else Credentials(options.certificates_of("operator"), "operator")
+    return (
+        PlainText()
+        if options.plain
+        else Credentials(options.certificates_of("operator"), "operator")
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------------------- log
+# ------------------------------------------------------------------------------------------------
+# log
 def log_command(
-    folders: Annotated[list[Path], typer.Argument(help="Stores of roles on this machine, or folders that hold such.")],
-    follow: Annotated[bool, typer.Option("--follow", help="Go on as they grow; Ctrl-C ends it.")] = False,
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Stores of roles on this machine, or folders that hold such."),
+    ],
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on as they grow; Ctrl-C ends it.")
+    ] = False,
 ) -> None:
-    """Print what roles have recorded, as lines of the event log, in order of time; they may be running."""
+    """Print what roles have recorded, as lines of the event log, in order of time; they may be
+    running.
+    """
     from fedbcd.engines.deploy.growing import Onlooker, stores_in
 
     onlooker = Onlooker([store for folder in folders for store in stores_in(folder)])
@@ -405,21 +589,30 @@ def log_command(
             time.sleep(LOOK_S)
 
 
-# -------------------------------------------------------------------------------------------------------------------- status
+# ------------------------------------------------------------------------------------------------
+# status
 def status_command(
-    file: Annotated[Path, typer.Argument(help="The job file of the deployment, or the folder of 'fedbcd up'.")],
+    file: Annotated[
+        Path, typer.Argument(help="The job file of the deployment, or the folder of 'fedbcd up'.")
+    ],
     certificates: Certificates = None,
     plain: Plain = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per role.")] = False,
 ) -> None:
-    """Ask the coordinator and the servers of a running deployment how they are doing; needs the certificate of 'operator'."""
+    """Ask the coordinator and the servers of a running deployment how they are doing; needs the
+    certificate of 'operator'.
+    """
     import asyncio
 
     from fedbcd.engines.deploy.operator import ask_status
     from fedbcd.engines.deploy.refusals import Refused
 
     path = file / "deploy.toml" if file.is_dir() else file
-    options = settle(read_toml(path).get("deploy", {}), os.environ, {"certificates": certificates, "plain": plain})
+    options = settle(
+        read_toml(path).get("deploy", {}),
+        os.environ,
+        {"certificates": certificates, "plain": plain},
+    )
     security = _operator(options)
     actors = [COORDINATOR, *(server_actor(n) for n in range(len(options.servers)))]
 
@@ -440,25 +633,42 @@ def status_command(
         print(_nobody(file, silent))
     elif not as_json:
         Console().print(_status_table(found))
-        for actor, sentence in ((status["actor"], sentence) for status in found for sentence in status.get("trouble", ())):
+        for actor, sentence in (
+            (status["actor"], sentence)
+            for status in found
+            for sentence in status.get("trouble", ())
+        ):
             Console().print(f"{actor}: {sentence}", markup=False, highlight=False, soft_wrap=True)
     if silent:
         raise typer.Exit(1)
 
 
 def _nobody(file: Path, silent: list[dict[str, Any]]) -> str:
-    """What no answer at all means: a deployment that has finished or was stopped, as far as the log in its folder tells."""
+    """What no answer at all means: a deployment that has finished or was stopped, as far as the log
+    in its folder tells.
+    """
     from fedbcd.report.view import read_run, standing_of
 
     if (file / "events.jsonl").is_file():
         stands = standing_of(read_run(file))
         if stands.state != "running":
             return f"{stands.words}; no role runs" if stands.state == "finished" else stands.words
-    return f"no role answers: {silent[0]['error']}" + (f"; nor do its {len(silent) - 1} servers" if silent[1:] else "")
+    return f"no role answers: {silent[0]['error']}" + (
+        f"; nor do its {len(silent) - 1} servers" if silent[1:] else ""
+    )
 
 
 def _status_table(found: list[dict[str, Any]]) -> Table:
-    table = Table("role", "round or phase", "clock", "peers", "waits for", "clocks that are off", box=None, header_style="bold")
+    table = Table(
+        "role",
+        "round or phase",
+        "clock",
+        "peers",
+        "waits for",
+        "clocks that are off",
+        box=None,
+        header_style="bold",
+    )
     for status in found:
         if "error" in status:
             table.add_row(status["actor"], "-", "-", "-", status["error"], "")
@@ -475,10 +685,15 @@ def _status_table(found: list[dict[str, Any]]) -> Table:
 
 
 def _clocks(status: dict[str, Any]) -> str:
-    """Whose clock is off by more than a few seconds: that of a role's own machine, or of the worst of its peers."""
+    """Whose clock is off by more than a few seconds: that of a role's own machine, or of the worst
+    of its peers.
+    """
     from fedbcd.engines.deploy.clock import OFF_S
 
-    own, skew = status.get("clock_ahead", 0.0), status.get("clock_skew", 0.0)  # older roles do not say
+    own, skew = (
+        status.get("clock_ahead", 0.0),
+        status.get("clock_skew", 0.0),
+    )  # older roles do not say
     parts = [f"own log {own:+,.0f} s"] if abs(own) > OFF_S else []
     parts += [f"{status['clock_skew_of']} {skew:+,.0f} s"] if abs(skew) > OFF_S else []
     return ", ".join(parts)

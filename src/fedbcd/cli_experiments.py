@@ -8,7 +8,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fedbcd.config import read_toml
@@ -24,15 +31,32 @@ console = Console(stderr=True)
 
 def paper_command(
     panel: Annotated[list[str], typer.Argument(help=f"{', '.join(PANELS)} or all")],
-    data: Annotated[Path | None, typer.Option(help="Folder with MNIST and CIFAR-10 (default: FEDBCD_DATA).")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Sync rounds (default: 500 for Figure 3, 300 for CIFAR-10, 133 for Figure 4).")] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds; the band in the figure is their spread.")] = 1,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with MNIST and CIFAR-10 (default: FEDBCD_DATA).")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="Sync rounds (default: 500 for Figure 3, 300 for CIFAR-10, 133 for Figure 4)."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="How many seeds; the band in the figure is their spread.")
+    ] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    out: Annotated[Path, typer.Option(help="Folder for figures, tables and what is known already.")] = Path("runs/paper"),
-    workers: Annotated[int | None, typer.Option(help="Processes at a time (default: what cores and memory allow).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder for figures, tables and what is known already.")
+    ] = Path("runs/paper"),
+    workers: Annotated[
+        int | None, typer.Option(help="Processes at a time (default: what cores and memory allow).")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one summary object on the last line.")
+    ] = False,
 ) -> None:
-    """Draw a figure of the paper from raw data, and judge the paper's claims on it. Interrupt it as you like: it goes on from there."""
+    """Draw a figure of the paper from raw data, and judge the paper's claims on it. Interrupt it as
+    you like: it goes on from there.
+    """
     chosen = panels(panel, Setting(None if data is None else str(data), rounds, device))
     jobs = [job for p in chosen for job in p.with_seeds(seeds)]
     results = iter(_run(jobs, out / "cache", workers))
@@ -49,54 +73,101 @@ def paper_command(
     screen.print(_claims_table(verdicts))
     screen.print(f"figures, tables and claims.json are in {out}", highlight=False, soft_wrap=True)
     if as_json:
-        print(json.dumps({"panels": [p.name for p in chosen], "seeds": seeds, "out": str(out), "claims": [asdict(v) for v in verdicts]}))
+        print(
+            json.dumps(
+                {
+                    "panels": [p.name for p in chosen],
+                    "seeds": seeds,
+                    "out": str(out),
+                    "claims": [asdict(v) for v in verdicts],
+                }
+            )
+        )
 
 
 def sweep_command(
-    file: Annotated[Path, typer.Argument(help="A job file with a [sweep] section; see docs/jobs.md.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for what is known already (default: runs/sweep-NAME).")] = None,
+    file: Annotated[
+        Path, typer.Argument(help="A job file with a [sweep] section; see docs/jobs.md.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for what is known already (default: runs/sweep-NAME)."),
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Where the files of the data set are.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes at a time (default: what cores and memory allow).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes at a time (default: what cores and memory allow).")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one summary object on the last line.")
+    ] = False,
 ) -> None:
     """Try every combination of some settings, in parallel, and say which is best."""
     table = read_toml(file)
     if data is not None:
         table.setdefault("data", {})["folder"] = str(data)
     part, points = parse_sweep(table)
-    results = _run([job for point in points for job in point.jobs], out or Path("runs") / f"sweep-{file.stem}", workers)
+    results = _run(
+        [job for point in points for job in point.jobs],
+        out or Path("runs") / f"sweep-{file.stem}",
+        workers,
+    )
     tried = rank(part, points, results)
     screen = console if as_json else Console()
     screen.print(_sweep_table(tried, part.best))
     best = tried[0]
-    screen.print("best: " + ", ".join(f"{key} = {value}" for key, value in best.values.items()), highlight=False, soft_wrap=True)
+    screen.print(
+        "best: " + ", ".join(f"{key} = {value}" for key, value in best.values.items()),
+        highlight=False,
+        soft_wrap=True,
+    )
     if as_json:
-        print(json.dumps({"best": asdict(best), "by": part.best, "tried": [asdict(t) for t in tried]}))
+        print(
+            json.dumps({"best": asdict(best), "by": part.best, "tried": [asdict(t) for t in tried]})
+        )
 
 
 def _run(jobs: Sequence[Job], folder: Path, workers: int | None) -> list[Result]:
-    columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("runs", total=len(jobs))
-        return run_jobs(jobs, folder, workers_that_fit(jobs[0]) if workers is None else workers, lambda _: progress.advance(bar))
+        return run_jobs(
+            jobs,
+            folder,
+            workers_that_fit(jobs[0]) if workers is None else workers,
+            lambda _: progress.advance(bar),
+        )
 
 
 def _claims_table(verdicts: Sequence[Verdict]) -> Table:
-    table = Table(header_style="bold", title="the paper's claims on these runs", title_justify="left")
+    table = Table(
+        header_style="bold", title="the paper's claims on these runs", title_justify="left"
+    )
     for title in ("claim", "on", "holds", "effect", "spread", "seeds"):
         table.add_column(title, no_wrap=title != "on")
     for v in verdicts:
         holds = ("yes" if v.holds else "no") + ("" if v.clear else ", within noise")
-        table.add_row(str(v.claim), v.part, holds, f"{v.effect:+.4f}", f"{v.spread:.4f}", str(v.seeds))
+        table.add_row(
+            str(v.claim), v.part, holds, f"{v.effect:+.4f}", f"{v.spread:.4f}", str(v.seeds)
+        )
     return table
 
 
 def _sweep_table(tried: Sequence[Tried], best: str) -> Table:
-    table = Table(header_style="bold", title=f"best {best.replace('_', ' ')} first", title_justify="left")
+    table = Table(
+        header_style="bold", title=f"best {best.replace('_', ' ')} first", title_justify="left"
+    )
     keys: list[Any] = list(tried[0].values)
     for title in (*keys, "global", "personal", "worst 10 %", "spread"):
         table.add_column(title, justify="right")
     for t in tried:
-        scores = (f"{v:.4f}" for v in (t.global_accuracy, t.personal_accuracy, t.worst_decile, t.spread))
+        scores = (
+            f"{v:.4f}" for v in (t.global_accuracy, t.personal_accuracy, t.worst_decile, t.spread)
+        )
         table.add_row(*(str(t.values[key]) for key in keys), *scores)
     return table

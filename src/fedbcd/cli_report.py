@@ -14,18 +14,35 @@ console = Console(stderr=True)
 
 def report_command(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
-    out: Annotated[Path | None, typer.Option(help="The HTML file (default: report.html in the first folder).")] = None,
-    plan: Annotated[bool, typer.Option(help="Add the planner's round times for every B, from the runs' own arrivals.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object on the last line.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The HTML file (default: report.html in the first folder).")
+    ] = None,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            help="Add the planner's round times for every B, from the runs' own arrivals."
+        ),
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object on the last line.")
+    ] = False,
 ) -> None:
-    """Write one HTML page on one or several runs: curves, devices, the protocol's timeline, where the time went, what to try next."""
+    """Write one HTML page on one or several runs: curves, devices, the protocol's timeline, where
+    the time went, what to try next.
+    """
     from fedbcd.report.page import write_report
 
     target = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "report.html"
     with console.status("reading ..."):
         count = write_report(runs, target, plan=plan, on_notice=_notice)
     screen = console if as_json else Console()
-    screen.print(f"{count} {'run' if count == 1 else 'runs'} in {target}", markup=False, emoji=False, highlight=False, soft_wrap=True)
+    screen.print(
+        f"{count} {'run' if count == 1 else 'runs'} in {target}",
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     if as_json:
         print(json.dumps({"report": str(target), "runs": count}))
 
@@ -33,26 +50,54 @@ def report_command(
 def export_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     device: Annotated[int | None, typer.Option(help="The personal model of this device.")] = None,
-    global_: Annotated[bool, typer.Option("--global", help="The global model: the mean of the servers' models.")] = False,
-    server: Annotated[int | None, typer.Option(help="With --global: the model of this server.")] = None,
-    format_: Annotated[list[str] | None, typer.Option("--format", help="safetensors, onnx (default: both).")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the files (default: export in the run's folder).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object on the last line.")] = False,
+    global_: Annotated[
+        bool, typer.Option("--global", help="The global model: the mean of the servers' models.")
+    ] = False,
+    server: Annotated[
+        int | None, typer.Option(help="With --global: the model of this server.")
+    ] = None,
+    format_: Annotated[
+        list[str] | None, typer.Option("--format", help="safetensors, onnx (default: both).")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the files (default: export in the run's folder)."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object on the last line.")
+    ] = False,
 ) -> None:
-    """Write one model of a run as safetensors and ONNX, checked by loading it again, with a model card beside it."""
+    """Write one model of a run as safetensors and ONNX, checked by loading it again, with a model
+    card beside it.
+    """
     from fedbcd.export import FORMATS, Choice, export_run
 
     if (device is None) == (not global_) or (server is not None and not global_):
-        raise ConfigError("give --device I for a personal model, or --global (with --server N for one server's)")
+        raise ConfigError(
+            "give --device I for a personal model, or --global (with --server N for one server's)"
+        )
     with console.status("exporting ..."):
         done = export_run(run, Choice(device, server), out, tuple(format_ or FORMATS))
     screen = console if as_json else Console()
     for path in done.files:
-        text = f"{path}: outputs differ by {done.differences[path.suffix[1:]]:.2g} at most, loaded again"
+        text = (
+            f"{path}: outputs differ by {done.differences[path.suffix[1:]]:.2g} at most, loaded"
+            " again"
+        )
         screen.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-    screen.print(f"model card: {done.card}", markup=False, emoji=False, highlight=False, soft_wrap=True)
+    screen.print(
+        f"model card: {done.card}", markup=False, emoji=False, highlight=False, soft_wrap=True
+    )
     if as_json:
-        print(json.dumps({"files": list(map(str, done.files)), "card": str(done.card), "differences": done.differences}))
+        print(
+            json.dumps(
+                {
+                    "files": list(map(str, done.files)),
+                    "card": str(done.card),
+                    "differences": done.differences,
+                }
+            )
+        )
 
 
 def _notice(text: str) -> None:

@@ -1,7 +1,9 @@
-"""Plain tables (TOML, JSON) to typed frozen values and back. Whatever does not fit is named, with the nearest thing that would.
+"""Plain tables (TOML, JSON) to typed frozen values and back. Whatever does not fit is named, with
+the nearest thing that would.
 
-`build(Kind, table, "algorithm")` makes a dataclass from a table; `choose(KINDS, table, "algorithm")` picks the class by the table's
-`name` first. Every complaint says where the value stands, what it is, and what it may be.
+`build(Kind, table, "algorithm")` makes a dataclass from a table; `choose(KINDS, table,
+"algorithm")` picks the class by the table's `name` first. Every complaint says where the value
+stands, what it is, and what it may be.
 """
 
 import difflib
@@ -27,12 +29,19 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         depth = _deepest(text)
-        if depth > DEEPEST:  # the parser recurses, and where torch.compile was at work that can end the process
+        if (
+            depth > DEEPEST
+        ):  # the parser recurses, and where torch.compile was at work that can end the process
             raise ValueError(f"brackets are nested {depth} deep; at most {DEEPEST} are read")
         return tomllib.loads(text)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of a TOML file") from None
-    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a number with thousands of digits
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}; give the path of a TOML file"
+        ) from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # of TOML, of UTF-8, of a number with thousands of digits
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -51,23 +60,41 @@ def choose(kinds: Mapping[str, type[T]], table: Any, where: str) -> T:
         raise ConfigError(f"[{where}] needs a name; known: {', '.join(kinds)}")
     name = table["name"]
     if not isinstance(name, str) or name not in kinds:
-        raise ConfigError(f"{where}.name = {name!r} is unknown{nearest(str(name), kinds)}; known: {', '.join(kinds)}")
+        raise ConfigError(
+            f"{where}.name = {name!r} is unknown{nearest(str(name), kinds)}; known:"
+            f" {', '.join(kinds)}"
+        )
     return build(kinds[name], {k: v for k, v in table.items() if k != "name"}, where)
 
 
-def build(kind: type[T], table: Any, where: str, nested: Mapping[str, Mapping[str, type[Any]]] | None = None) -> T:
+def build(
+    kind: type[T],
+    table: Any,
+    where: str,
+    nested: Mapping[str, Mapping[str, type[Any]]] | None = None,
+) -> T:
     """A dataclass from a table. `nested` says which fields are themselves chosen by name."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"[{where}] must be a table, not {table!r}")
     known = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
     check_keys(table, known, where)
-    missing = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING and n not in table]
+    missing = [
+        n
+        for n, f in known.items()
+        if f.default is MISSING and f.default_factory is MISSING and n not in table
+    ]
     if missing:
         raise ConfigError(f"[{where}] needs {missing[0]}, e.g. {missing[0]} = 1")
-    hints = typing.get_type_hints(kind.__init__)  # what may be given, which can be more than what is kept
+    hints = typing.get_type_hints(
+        kind.__init__
+    )  # what may be given, which can be more than what is kept
     nested = nested or NESTED
     values = {
-        key: choose(nested[key], value, f"{where}.{key}") if key in nested else convert(value, hints[key], f"{where}.{key}")
+        key: (
+            choose(nested[key], value, f"{where}.{key}")
+            if key in nested
+            else convert(value, hints[key], f"{where}.{key}")
+        )
         for key, value in table.items()
     }
     return kind(**values)
@@ -82,7 +109,10 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> 
     for key in table:
         if key not in known:
             place = f"[{where}]" if where else "the file"
-            raise ConfigError(f"{place} has an unknown key {key!r}{nearest(key, known)}; known: {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"{place} has an unknown key {key!r}{nearest(key, known)}; known:"
+                f" {', '.join(sorted(known))}"
+            )
 
 
 def nearest(word: str, known: Collection[str]) -> str:
@@ -98,7 +128,9 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return _first_fit(value, arguments, hint, where)
     if origin is typing.Literal:
         if value not in arguments:
-            raise ConfigError(f"{where} = {value!r} must be one of {', '.join(map(repr, arguments))}")
+            raise ConfigError(
+                f"{where} = {value!r} must be one of {', '.join(map(repr, arguments))}"
+            )
         return value
     if origin is not None and issubclass(origin, Sequence) and isinstance(value, list | tuple):
         return _items(value, origin, arguments, where)
@@ -106,17 +138,24 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         try:
             return float(value)
         except OverflowError:
-            raise ConfigError(f"{where} has {len(str(abs(value)))} digits; a number must be below 1.8e308") from None
+            raise ConfigError(
+                f"{where} has {len(str(abs(value)))} digits; a number must be below 1.8e308"
+            ) from None
     if type(value) is not hint:
         raise ConfigError(f"{where} = {value!r} must be {_in_words(hint)}")
     return value
 
 
-def _items(value: Sequence[Any], origin: type, arguments: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+def _items(
+    value: Sequence[Any], origin: type, arguments: tuple[Any, ...], where: str
+) -> tuple[Any, ...]:
     if origin is tuple and Ellipsis not in arguments:
         if len(arguments) != len(value):
             raise ConfigError(f"{where} = {list(value)!r} must have {len(arguments)} values")
-        return tuple(convert(v, hint, f"{where}[{k}]") for k, (v, hint) in enumerate(zip(value, arguments, strict=True)))
+        return tuple(
+            convert(v, hint, f"{where}[{k}]")
+            for k, (v, hint) in enumerate(zip(value, arguments, strict=True))
+        )
     return tuple(convert(v, arguments[0], f"{where}[{k}]") for k, v in enumerate(value))
 
 
@@ -130,7 +169,13 @@ def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str) -> Any
 
 
 def _in_words(hint: Any) -> str:
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "left out"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+        type(None): "left out",
+    }
     if hint in words:
         return words[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -147,7 +192,9 @@ def dump_toml(table: Mapping[str, Any]) -> str:
 
 
 def _lines(table: Mapping[str, Any], path: str) -> list[str]:
-    plain = {k: v for k, v in table.items() if v is not None and not _is_table(v) and not _is_tables(v)}
+    plain = {
+        k: v for k, v in table.items() if v is not None and not _is_table(v) and not _is_tables(v)
+    }
     lines = [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
     for key, value in table.items():
         full = f"{path}.{_key(key)}" if path else _key(key)
@@ -175,10 +222,16 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = "".join(c if c >= " " and c not in '"\\' and c != "\x7f" else f"\\u{ord(c):04x}" for c in value)
+        escaped = "".join(
+            c if c >= " " and c not in '"\\' and c != "\x7f" else f"\\u{ord(c):04x}" for c in value
+        )
         return f'"{escaped}"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     if _is_table(value):
-        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None)
+            + "}"
+        )
     return repr(value)

@@ -1,9 +1,11 @@
-"""Devices inside your own program: a few lines around your own model and data, which never leave the device.
+"""Devices inside your own program: a few lines around your own model and data, which never leave
+the device.
 
     from fedbcd.deploy import device
     device("job.toml", 7, data=my_dataset, loss=nn.functional.cross_entropy)
 
-The job file is the one that coordinator and servers were started with; see examples/own_device.py and docs/deployment.md.
+The job file is the one that coordinator and servers were started with; see examples/own_device.py
+and docs/deployment.md.
 """
 
 from collections.abc import Callable
@@ -42,10 +44,12 @@ def device(
 ) -> ExitCode:
     """Be device `number` of a deployment until SIGTERM or Ctrl-C; returns how it ended.
 
-    Training that was under way then ends in its own thread, for which the interpreter waits; its result is not used.
+    Training that was under way then ends in its own thread, for which the interpreter waits; its
+    result is not used.
 
     job        the job file of the deployment, with deploy.samples
-    data       (inputs, targets), or a torch Dataset of such pairs; as many samples as deploy.samples says
+    data       (inputs, targets), or a torch Dataset of such pairs; as many samples as
+    deploy.samples says
     model      makes the module; by default what model.name of the job file names
     loss       loss(outputs, targets) -> scalar, the mean over the batch
     available  asked before the device takes part: is it idle, charged, connected?
@@ -53,15 +57,22 @@ def device(
     """
     parsed, settled = read_job(Path(job), options)
     if settled.samples is None:
-        raise ConfigError(f"{job} has no deploy.samples, so its devices train on the job's own data; start them with 'fedbcd device'")
+        raise ConfigError(
+            f"{job} has no deploy.samples, so its devices train on the job's own data; start them"
+            " with 'fedbcd device'"
+        )
     plan = deployment_of(parsed, settled, model=model)
-    federation = Federation(model or parsed.model.factory(None), loss, [data], 1, transform=transform, augment=augment)
+    federation = Federation(
+        model or parsed.model.factory(None), loss, [data], 1, transform=transform, augment=augment
+    )
     own = OwnData.of(federation, 0, parsed.run.seed)
     plan = replace(plan, own=lambda _: own, log_level=log_level)
     return run_process(lambda: plan.process(device_actor(number), available))
 
 
-def personal_model(job: str | Path, number: int, *, model: Callable[[], nn.Module] | None = None, **options: Any) -> nn.Module:
+def personal_model(
+    job: str | Path, number: int, *, model: Callable[[], nn.Module] | None = None, **options: Any
+) -> nn.Module:
     """The personal model x_i of a device as a module, from its store; the device may be running."""
     from fedbcd.algorithm.params import Layout
     from fedbcd.engines.deploy.filestore import FileStore
@@ -71,7 +82,11 @@ def personal_model(job: str | Path, number: int, *, model: Callable[[], nn.Modul
     store = FileStore(settled.folder_of(device_actor(number)), read_only=True)
     try:
         layout = Layout(module)
-        x = store.tensor("x") if "x" in store.names() else layout.flatten(module, next(module.parameters()).dtype)
+        x = (
+            store.tensor("x")
+            if "x" in store.names()
+            else layout.flatten(module, next(module.parameters()).dtype)
+        )
         return layout.load(module, x).eval()
     finally:
         store.close()

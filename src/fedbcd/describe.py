@@ -1,4 +1,6 @@
-"""Frozen values as plain data, for configuration files and event logs: {"name": "box", "low": -2.0, "high": 2.0}."""
+"""Frozen values as plain data, for configuration files and event logs: {"name": "box", "low": -2.0,
+"high": 2.0}.
+"""
 
 from dataclasses import fields, is_dataclass
 from typing import Any

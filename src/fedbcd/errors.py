@@ -3,7 +3,8 @@
 FedBCDError                      exit code
 ├── ConfigError (ValueError)     2   a setting is unknown, impossible or contradicts another
 ├── DataError (ValueError)       3   data are missing, empty, not finite or of the wrong shape
-├── RecordError                  4   an event log, checkpoint or run folder is damaged, foreign or not ours to write
+├── RecordError                  4   an event log, checkpoint or run folder is damaged, foreign or
+not ours to write
 ├── NumericalError               5   training produced a value that is not finite
 ├── ReplayMismatch               6   a replay did not end where the recorded run ended
 └── ProtocolError                7
@@ -69,4 +70,6 @@ class BorderWarning(UserWarning):
 
 
 class DivergenceWarning(UserWarning):
-    """A run was started that may diverge, or whose servers have nothing that makes them agree, as far as a glance can tell."""
+    """A run was started that may diverge, or whose servers have nothing that makes them agree, as
+    far as a glance can tell.
+    """

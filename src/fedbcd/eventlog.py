@@ -1,9 +1,11 @@
-"""The event log: an append-only record (JSON lines, versioned) of every event that a machine handled and every command it gave.
+"""The event log: an append-only record (JSON lines, versioned) of every event that a machine
+handled and every command it gave.
 
-Line 1 is the header: format version and the settings of the run. Each further line is one transition,
+Line 1 is the header: format version and the settings of the run. Each further line is one
+transition,
     {"t": 3.25, "on": "server/3", "event": {"Uploaded": {...}}, "do": [{"Absorb": {...}}, ...]}
-and the last, once the run has ended, is {"end": {"transitions": ..., "rounds": ..., "clock": ..., "digest": ...}}.
-The log is the schedule: replay needs nothing else.
+and the last, once the run has ended, is {"end": {"transitions": ..., "rounds": ..., "clock": ...,
+"digest": ...}}. The log is the schedule: replay needs nothing else.
 """
 
 import json
@@ -23,10 +25,14 @@ _TYPES: dict[str, type] = {
     for name, kind in vars(messages).items()
     if isinstance(kind, type) and issubclass(kind, Event | Command) and kind not in (Event, Command)
 }
-_FIELDS: dict[type, tuple[str, ...]] = {kind: tuple(getattr(kind, "__slots__", ())) for kind in _TYPES.values()}
+_FIELDS: dict[type, tuple[str, ...]] = {
+    kind: tuple(getattr(kind, "__slots__", ())) for kind in _TYPES.values()
+}
 _HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in _TYPES.values()}
 
-BEFORE: dict[str, dict[str, Any]] = {name: {"anew": False} for name in ("DeviceLeft", "Dismiss")}  # fields that 0.1.0 did not have
+BEFORE: dict[str, dict[str, Any]] = {
+    name: {"anew": False} for name in ("DeviceLeft", "Dismiss")
+}  # fields that 0.1.0 did not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,11 @@ def _decode_field(hint: Any, value: Any) -> Any:
         if not isinstance(message, Event):
             raise ValueError(f"{message!r} is not an event")
         return message
-    if get_origin(hint) is tuple and isinstance(value, list) and all(type(v) is get_args(hint)[0] for v in value):
+    if (
+        get_origin(hint) is tuple
+        and isinstance(value, list)
+        and all(type(v) is get_args(hint)[0] for v in value)
+    ):
         return tuple(value)
     if type(value) is not hint:
         raise ValueError(f"{value!r} is not of type {hint}")
@@ -78,7 +88,9 @@ def _decode_field(hint: Any, value: Any) -> Any:
 
 
 class Log(Protocol):
-    """Where transitions go: a file (`LogWriter`), or a comparison with what was recorded before (`replay`)."""
+    """Where transitions go: a file (`LogWriter`), or a comparison with what was recorded before
+    (`replay`).
+    """
 
     def append(self, time: float, actor: Actor, event: Event, commands: list[Command]) -> None:
         """Take one transition."""
@@ -89,7 +101,9 @@ _json = json.JSONEncoder(separators=(",", ":"))  # made once: there are hundreds
 
 
 class LogWriter:
-    """Appends to a log file. Lines are buffered; `sync` makes what was written so far durable and returns its length."""
+    """Appends to a log file. Lines are buffered; `sync` makes what was written so far durable and
+    returns its length.
+    """
 
     def __init__(self, path: Path, header: dict[str, Any] | None = None, keep: int = 0) -> None:
         """Start a new log with `header`, or go on with an old one after its first `keep` bytes."""
@@ -132,7 +146,9 @@ def header_line(header: dict[str, Any]) -> bytes:
 
 def transition_line(time: float, actor: Actor, event: Event, commands: Sequence[Command]) -> bytes:
     """The line of one transition."""
-    return _as_line({"t": time, "on": actor, "event": encode(event), "do": [encode(c) for c in commands]})
+    return _as_line(
+        {"t": time, "on": actor, "event": encode(event), "do": [encode(c) for c in commands]}
+    )
 
 
 def _as_line(line: dict[str, Any]) -> bytes:
@@ -142,7 +158,8 @@ def _as_line(line: dict[str, Any]) -> bytes:
 class LogReader:
     """Reads a log; every complaint names the file and the line.
 
-    With `unfinished` a last line without its newline is left out, as of a run that goes on or was killed; `cut` is then its number.
+    With `unfinished` a last line without its newline is left out, as of a run that goes on or was
+    killed; `cut` is then its number.
     """
 
     def __init__(self, path: Path, unfinished: bool = False) -> None:
@@ -151,16 +168,23 @@ class LogReader:
         self.cut: int | None = None
         self.end: dict[str, Any] | None = None
         if not path.is_file():
-            raise RecordError(f"there is no event log at {path}; a run folder holds one as events.jsonl")
+            raise RecordError(
+                f"there is no event log at {path}; a run folder holds one as events.jsonl"
+            )
         self.header = self._header()
 
     def _header(self) -> dict[str, Any]:
         with self.path.open("rb") as file:
             header = self._parse(1, file.readline())
         if "fedbcd_log" not in header:
-            raise RecordError(f"{self.path} is not a fedbcd event log: its first line has no 'fedbcd_log' field")
+            raise RecordError(
+                f"{self.path} is not a fedbcd event log: its first line has no 'fedbcd_log' field"
+            )
         if header["fedbcd_log"] != VERSION:
-            raise RecordError(f"{self.path} is an event log of version {header['fedbcd_log']}; this fedbcd reads version {VERSION}")
+            raise RecordError(
+                f"{self.path} is an event log of version {header['fedbcd_log']}; this fedbcd reads"
+                f" version {VERSION}"
+            )
         return header
 
     def __iter__(self) -> Iterator[Transition]:
@@ -172,7 +196,10 @@ class LogReader:
                     self.cut = number
                     return
                 if self.end is not None:
-                    raise RecordError(f"{self.path} line {number} comes after the end of the run; the log was tampered with")
+                    raise RecordError(
+                        f"{self.path} line {number} comes after the end of the run; the log was"
+                        " tampered with"
+                    )
                 line = self._parse(number, raw)
                 if "end" in line:
                     self.end = self._end(number, line["end"])
@@ -189,16 +216,19 @@ class LogReader:
             return line
         except (ValueError, RecursionError) as error:
             raise RecordError(
-                f"{self.path} line {number} is damaged or cut short ({error}); resume the run, or replay an undamaged copy"
+                f"{self.path} line {number} is damaged or cut short ({error}); resume the run, or"
+                " replay an undamaged copy"
             ) from None
 
     def _end(self, number: int, end: Any) -> dict[str, Any]:
         if not isinstance(end, dict):
-            raise RecordError(f"{self.path} line {number} is damaged: the end of a run is an object, not {end!r}")
+            raise RecordError(
+                f"{self.path} line {number} is damaged: the end of a run is an object, not {end!r}"
+            )
         if end.get("transitions") != number - 2:
             raise RecordError(
-                f"{self.path} line {number} ends a run of {end.get('transitions')} transitions, but {number - 2} are recorded; "
-                "lines were removed or added"
+                f"{self.path} line {number} ends a run of {end.get('transitions')} transitions, but"
+                f" {number - 2} are recorded; lines were removed or added"
             )
         return end
 
@@ -210,4 +240,6 @@ class LogReader:
                 raise ValueError("an event and commands are expected")
             return Transition(float(line["t"]), str(line["on"]), event, commands)  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise RecordError(f"{self.path} line {number} is not a transition that this version knows: {error}") from None
+            raise RecordError(
+                f"{self.path} line {number} is not a transition that this version knows: {error}"
+            ) from None

@@ -1,4 +1,6 @@
-"""Models out: one personal or global model of a run as safetensors and ONNX, loaded again and compared, with a model card beside it."""
+"""Models out: one personal or global model of a run as safetensors and ONNX, loaded again and
+compared, with a model card beside it.
+"""
 
 import hashlib
 import importlib
@@ -28,7 +30,9 @@ TOLERANCE = 1e-4  # of ONNX outputs, relative to the largest output
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the files, and by how much the outputs of each, loaded again, differ from the model's at most."""
+    """What was written: the files, and by how much the outputs of each, loaded again, differ from
+    the model's at most.
+    """
 
     files: tuple[Path, ...]
     card: Path
@@ -54,11 +58,19 @@ class Choice:
         """In words."""
         if self.device is not None:
             return f"personal model of device {self.device}"
-        return "global model (mean of the servers' models)" if self.server is None else f"global model of server {self.server}"
+        return (
+            "global model (mean of the servers' models)"
+            if self.server is None
+            else f"global model of server {self.server}"
+        )
 
 
-def export_run(folder: Path, choice: Choice, out: Path | None = None, formats: Sequence[str] = FORMATS) -> Exported:
-    """Write one model of a run that `fedbcd run` has made into `out` (default: `export` in its folder)."""
+def export_run(
+    folder: Path, choice: Choice, out: Path | None = None, formats: Sequence[str] = FORMATS
+) -> Exported:
+    """Write one model of a run that `fedbcd run` has made into `out` (default: `export` in its
+    folder).
+    """
     header = LogReader(folder / "events.jsonl").header
     table = header.get("job")
     if not (table and isinstance(table, dict)):
@@ -71,7 +83,9 @@ def export_run(folder: Path, choice: Choice, out: Path | None = None, formats: S
     module, sample = _chosen(run, choice), _sample(federation, run.global_VF.dtype)
     place = out or folder / "export"
     metadata = {"fedbcd_model": choice.name, "run_digest": str(run.summary.get("digest", ""))}
-    files, differences = write_model(module, lambda: federation.make_model(0), sample, place / choice.name, formats, metadata)
+    files, differences = write_model(
+        module, lambda: federation.make_model(0), sample, place / choice.name, formats, metadata
+    )
     card = place / f"{choice.name}.md"
     write_whole(card, _card(run, table, choice, module, sample, files, differences).encode())
     return Exported(tuple(files), card, differences)
@@ -85,13 +99,16 @@ def write_model(
     formats: Sequence[str] = FORMATS,
     metadata: dict[str, str] | None = None,
 ) -> tuple[list[Path], dict[str, float]]:
-    """Write a module as `stem`.safetensors and `stem`.onnx; load each again, and compare outputs on `sample`.
+    """Write a module as `stem`.safetensors and `stem`.onnx; load each again, and compare outputs on
+    `sample`.
 
     fresh   makes a module of the same kind, into which the safetensors file is loaded
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
-        raise ConfigError(f"format {', '.join(unknown) or '(none)'} is unknown; known: {', '.join(FORMATS)}")
+        raise ConfigError(
+            f"format {', '.join(unknown) or '(none)'} is unknown; known: {', '.join(FORMATS)}"
+        )
     if "onnx" in formats:
         _need_onnx()
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +126,9 @@ def write_model(
         else:
             _write_onnx(module, sample, path)
             found = _run_onnx(path, sample)
-        differences[name] = _difference(path, found, expected, 0.0 if name == "safetensors" else TOLERANCE)
+        differences[name] = _difference(
+            path, found, expected, 0.0 if name == "safetensors" else TOLERANCE
+        )
         files.append(path)
     return files, differences
 
@@ -119,9 +138,13 @@ def _chosen(run: Run, choice: Choice) -> nn.Module:
     if choice.device is not None and choice.server is not None:
         raise ConfigError("give a device or a server, not both")
     if choice.device is not None and not 0 <= choice.device < devices:
-        raise ConfigError(f"device {choice.device} is not in this run, which has devices 0 to {devices - 1}")
+        raise ConfigError(
+            f"device {choice.device} is not in this run, which has devices 0 to {devices - 1}"
+        )
     if choice.server is not None and not 0 <= choice.server < servers:
-        raise ConfigError(f"server {choice.server} is not in this run, which has servers 0 to {servers - 1}")
+        raise ConfigError(
+            f"server {choice.server} is not in this run, which has servers 0 to {servers - 1}"
+        )
     if choice.device is not None:
         return run.personal_model(choice.device)
     return run.global_model if choice.server is None else run.server_model(choice.server)
@@ -133,7 +156,8 @@ def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
     return federation.transform(inputs[:SAMPLES], dtype)
 
 
-# ------------------------------------------------------------------------------------------------------------------------ files
+# ------------------------------------------------------------------------------------------------
+# files
 def _write_safetensors(module: nn.Module, path: Path, metadata: dict[str, str]) -> None:
     write_tensors(path, module.state_dict(), {"format": "pt", **metadata})
 
@@ -153,7 +177,9 @@ def _write_onnx(module: nn.Module, sample: Tensor, path: Path) -> None:
             warnings.simplefilter("ignore")  # of the exporter, about itself
             shapes = ({0: torch.export.Dim("batch", min=1)},)
             names: dict[str, Any] = {"input_names": ["input"], "output_names": ["output"]}
-            program = torch.onnx.export(module, (sample,), dynamo=True, dynamic_shapes=shapes, verbose=False, **names)
+            program = torch.onnx.export(
+                module, (sample,), dynamo=True, dynamic_shapes=shapes, verbose=False, **names
+            )
     finally:
         log.setLevel(before)
     assert program is not None
@@ -161,24 +187,33 @@ def _write_onnx(module: nn.Module, sample: Tensor, path: Path) -> None:
 
 
 def _run_onnx(path: Path, sample: Tensor) -> Tensor:
-    """The outputs of the file, by onnxruntime where it is installed, otherwise by the reference of the onnx package."""
+    """The outputs of the file, by onnxruntime where it is installed, otherwise by the reference of
+    the onnx package.
+    """
     try:
         import onnxruntime
     except ImportError:
         from onnx.reference import ReferenceEvaluator
 
-        return torch.as_tensor(next(iter(ReferenceEvaluator(str(path)).run(None, {"input": sample.numpy()}))))
+        return torch.as_tensor(
+            next(iter(ReferenceEvaluator(str(path)).run(None, {"input": sample.numpy()})))
+        )
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return torch.as_tensor(session.run(None, {"input": sample.numpy()})[0])
 
 
 def _difference(path: Path, found: Tensor, expected: Tensor, tolerance: float) -> float:
-    """The largest difference of outputs; a file that does not give the model's outputs is removed."""
+    """The largest difference of outputs; a file that does not give the model's outputs is
+    removed.
+    """
     difference = float((found - expected).abs().max())
     bound = tolerance * max(1.0, float(expected.abs().max()))
     if not difference <= bound:
         path.unlink()
-        raise NumericalError(f"{path.name}, loaded again, differs by {difference:g} from the model, more than {bound:g}; it was removed")
+        raise NumericalError(
+            f"{path.name}, loaded again, differs by {difference:g} from the model, more than"
+            f" {bound:g}; it was removed"
+        )
     return difference
 
 
@@ -187,38 +222,65 @@ def _need_onnx() -> None:
         for package in ("onnx", "onnxscript"):
             importlib.import_module(package)
     except ImportError as error:
-        raise ConfigError(f"ONNX files need {error.name}; pip install 'fedbcd[export]', or use --format safetensors") from None
+        raise ConfigError(
+            f"ONNX files need {error.name}; pip install 'fedbcd[export]', or use --format"
+            " safetensors"
+        ) from None
 
 
-# ------------------------------------------------------------------------------------------------------------------------- card
+# ------------------------------------------------------------------------------------------------
+# card
 def _card(
-    run: Run, job: dict[str, Any], choice: Choice, module: nn.Module, sample: Tensor, files: Sequence[Path], differences: dict[str, float]
+    run: Run,
+    job: dict[str, Any],
+    choice: Choice,
+    module: nn.Module,
+    sample: Tensor,
+    files: Sequence[Path],
+    differences: dict[str, float],
 ) -> str:
-    """A short model card: where it comes from, on what it was trained, how good it is, how to use it, and for what not."""
+    """A short model card: where it comes from, on what it was trained, how good it is, how to use
+    it, and for what not.
+    """
     parameters = sum(p.numel() for p in module.parameters())
     summary, data = run.summary, job.get("data", {})
     lines = [
         f"# Model card: {choice.title}",
         "",
-        f"From the run “{job.get('title', '')}”: {summary.get('algorithm')} on the {summary.get('cloud')} cloud, "
-        f"seed {summary.get('seed')}, {summary.get('rounds')} rounds, "
-        f"clock {summary.get('clock', 0):.4g}. Digest of the run: `{str(summary.get('digest'))[:16]}`.",
+        (
+            f"From the run “{job.get('title', '')}”: {summary.get('algorithm')} on the"
+            f" {summary.get('cloud')} cloud, seed {summary.get('seed')}, {summary.get('rounds')}"
+            f" rounds, clock {summary.get('clock', 0):.4g}. Digest of the run:"
+            f" `{str(summary.get('digest'))[:16]}`."
+        ),
         "",
         "| | |",
         "|---|---|",
-        f"| network | {job.get('model', {}).get('name', type(module).__name__)}, {parameters:,} parameters |",
+        (
+            f"| network | {job.get('model', {}).get('name', type(module).__name__)}, {parameters:,}"
+            " parameters |"
+        ),
         f"| data | {data.get('name', 'unknown')}, {_split(data)} |",
         *_owned(run, choice),
         *_accuracies(run, choice, module),
-        *(f"| certificate: {name.replace('_', ' ')} | {value:.4g} |" for name, value in summary.get("certificates", {}).items()),
-        f"| input | {sample.dtype} of shape (batch, {', '.join(map(str, sample.shape[1:]))}), after the transform of the data set: "
-        f"mean {float(sample.double().mean()):.4g}, from {float(sample.min()):.4g} to {float(sample.max()):.4g} |",
+        *(
+            f"| certificate: {name.replace('_', ' ')} | {value:.4g} |"
+            for name, value in summary.get("certificates", {}).items()
+        ),
+        (
+            f"| input | {sample.dtype} of shape (batch, {', '.join(map(str, sample.shape[1:]))}),"
+            f" after the transform of the data set: mean {float(sample.double().mean()):.4g}, from"
+            f" {float(sample.min()):.4g} to {float(sample.max()):.4g} |"
+        ),
         "",
         "## Files",
         "",
         "| file | SHA-256 | largest difference of outputs, loaded again |",
         "|---|---|---|",
-        *(f"| {path.name} | `{_sha256(path)}` | {differences[path.suffix[1:]]:.2g} |" for path in files),
+        *(
+            f"| {path.name} | `{_sha256(path)}` | {differences[path.suffix[1:]]:.2g} |"
+            for path in files
+        ),
         "",
         "## Limits",
         "",
@@ -233,17 +295,25 @@ def _split(data: dict[str, Any]) -> str:
         return f"split by the manifest {data['manifest']}"
     if data.get("partition"):
         return f"split by {data['partition']}"
-    return f"diversity {data.get('diversity')}: that many labels and {data.get('samples')} samples per device"
+    return (
+        f"diversity {data.get('diversity')}: that many labels and {data.get('samples')} samples per"
+        " device"
+    )
 
 
 def _owned(run: Run, choice: Choice) -> list[str]:
     federation = run.federation
     if choice.device is None:
-        devices = federation.devices if choice.server is None else len(federation.servers[choice.server])
+        devices = (
+            federation.devices if choice.server is None else len(federation.servers[choice.server])
+        )
         return [f"| devices | {devices} |"]
     labels = None if federation.labels is None else federation.labels[choice.device]
     owned = "" if labels is None else f" of labels {', '.join(map(str, labels))}"
-    return [f"| trained on | {federation.sizes[choice.device]} samples{owned}, and pulled towards its server's model |"]
+    return [
+        f"| trained on | {federation.sizes[choice.device]} samples{owned}, and pulled towards its"
+        " server's model |"
+    ]
 
 
 def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
@@ -256,25 +326,41 @@ def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
     rows = [f"| test score, all labels | {float(scores.mean()):.4f} ({len(test)} samples) |"]
     if choice.device is not None and run.federation.labels is not None:
         measure = measure_in(run.summary)
-        tested = dict(zip(*(found.tolist() for found in torch.unique(test.targets, return_counts=True)), strict=True))
+        tested = dict(
+            zip(
+                *(found.tolist() for found in torch.unique(test.targets, return_counts=True)),
+                strict=True,
+            )
+        )
         weights = sample_weights(run.federation, choice.device, measure, tested)
         if weights:
-            own = torch.tensor([weights.get(label, 0.0) for label in test.targets.tolist()], dtype=torch.float64)
+            own = torch.tensor(
+                [weights.get(label, 0.0) for label in test.targets.tolist()], dtype=torch.float64
+            )
             counted = "by its shares of them" if measure == "own-shares" else "all alike"
             score = float((own * scores).sum() / own.sum())
-            rows.append(f"| test score, its own labels | {score:.4f} ({int((own > 0).sum())} samples, counted {counted}) |")
+            rows.append(
+                f"| test score, its own labels | {score:.4f} ({int((own > 0).sum())} samples,"
+                f" counted {counted}) |"
+            )
         if choice.device in run.global_scores:
-            rows.append(f"| its server's model on those labels | {run.global_scores[choice.device]:.4f} |")
+            rows.append(
+                f"| its server's model on those labels | {run.global_scores[choice.device]:.4f} |"
+            )
     return rows
 
 
 def _limits(choice: Choice) -> str:
     if choice.device is not None:
         return (
-            "This model belongs to one device: it is meant for data like that device's own. Compare its score on all labels with that on "
-            "its own before using it for anything else, and mind that a model can reveal something about the data it was trained on."
+            "This model belongs to one device: it is meant for data like that device's own. Compare"
+            " its score on all labels with that on its own before using it for anything else, and"
+            " mind that a model can reveal something about the data it was trained on."
         )
-    return "This model is a compromise between devices with different data. For one device, its personal model is usually the better one."
+    return (
+        "This model is a compromise between devices with different data. For one device, its"
+        " personal model is usually the better one."
+    )
 
 
 def _sha256(path: Path) -> str:

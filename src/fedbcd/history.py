@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Where a run stood after some round. Accuracies are NaN without a test set, certificates where they were not computed."""
+    """Where a run stood after some round. Accuracies are NaN without a test set, certificates where
+    they were not computed.
+    """
 
     round: int  # mixes of the coordinator so far
     clock: float  # virtual time
@@ -25,8 +27,9 @@ class Row:
     worst_decile: float  # mean personal accuracy of the worst tenth of the devices
     disagreement: float  # mean over servers of ||zbar - z_n||
     distance: float  # mean over devices of ||x_i - z_n||
-    # mean first-order gap of the personal models, over a sample of devices (Theorem 1, first line). It needs a compact X; without one:
-    # the norm of the gradient mapping, which is that of the gradient where there is no X at all
+    # mean first-order gap of the personal models, over a sample of devices (Theorem 1, first line).
+    # It needs a compact X; without one: the norm of the gradient mapping, which is that of the
+    # gradient where there is no X at all
     gap: float = math.nan
     worst_gap: float = math.nan  # the largest gap of that sample
     pull: float = math.nan  # || sum gamma_i (zbar - x_i) ||^2 (second line)
@@ -79,7 +82,9 @@ class History(Sequence[Row]):
             with path.open(newline="") as file:
                 reader = csv.DictReader(file, strict=True)
                 if tuple(reader.fieldnames or ()) not in (COLUMNS, COLUMNS[: -len(OPTIONAL)]):
-                    raise ValueError(f"its columns are {reader.fieldnames}, not {', '.join(COLUMNS)}")
+                    raise ValueError(
+                        f"its columns are {reader.fieldnames}, not {', '.join(COLUMNS)}"
+                    )
                 return cls([_row(record) for record in reader])
         except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
             raise RecordError(f"{path} is not a history of this version: {error}") from None
@@ -116,4 +121,7 @@ def _row(record: dict[str, str]) -> Row:
 
 
 def _same(a: Row, b: Row) -> bool:
-    return all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(astuple(a), astuple(b), strict=True))
+    return all(
+        x == y or (math.isnan(x) and math.isnan(y))
+        for x, y in zip(astuple(a), astuple(b), strict=True)
+    )

@@ -1,10 +1,14 @@
-"""What a record says of settings, and what it means where it says nothing. A record wins where a job file or a program is silent.
+"""What a record says of settings, and what it means where it says nothing. A record wins where a
+job file or a program is silent.
 
-A record is what stands at the head of an event log, in the config.toml of a run folder, or in a deployed role's store. Defaults change
-from version to version, and what was begun goes on with what it was begun with. So three things are needed, and all are here:
+A record is what stands at the head of an event log, in the config.toml of a run folder, or in a
+deployed role's store. Defaults change from version to version, and what was begun goes on with what
+it was begun with. So three things are needed, and all are here:
 
-`Said`        a settings value that knows which of its fields were given; the others have today's defaults
-`completed`   a recorded value with what the version that wrote it took where nothing was said (`BEFORE`)
+`Said`        a settings value that knows which of its fields were given; the others have today's
+defaults
+`completed`   a recorded value with what the version that wrote it took where nothing was said
+(`BEFORE`)
 `going_on`    a settings value whose fields that were not given are as recorded
 """
 
@@ -22,8 +26,10 @@ ALGORITHMS = ("fedbcd", "fedbcd-i", "fedprox", "fedavg")
 class Before:
     """A default that has changed: what was done where nothing was said of `setting`.
 
-    known   the versions before had this setting, with another default. If not, no record of theirs names it; nor does one of today
-            where it has this value, so that what is hashed (a deployment's settings, a checkpoint's run, a result's key) stays the same.
+    known   the versions before had this setting, with another default. If not, no record of theirs
+    names it; nor does one of today
+            where it has this value, so that what is hashed (a deployment's settings, a checkpoint's
+            run, a result's key) stays the same.
     """
 
     setting: str
@@ -32,7 +38,8 @@ class Before:
     known: bool
 
 
-# Version 0.1.0. A default that changes later needs one more line; what a version takes for granted it must never unlearn.
+# Version 0.1.0. A default that changes later needs one more line; what a version takes for granted
+# it must never unlearn.
 BEFORE = (
     Before("projection", {"name": "box", "low": -2.0, "high": 2.0}, ALGORITHMS, known=True),
     Before("momentum_after_contact", "pull", ("fedbcd-i",), known=False),
@@ -58,7 +65,11 @@ T = TypeVar("T", bound=Said)
 
 def completed(table: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
     """A recorded value, with what its version took where it names nothing."""
-    return {before.setting: before.was for before in BEFORE if (kind or table.get("name")) in before.kinds} | dict(table)
+    return {
+        before.setting: before.was
+        for before in BEFORE
+        if (kind or table.get("name")) in before.kinds
+    } | dict(table)
 
 
 def in_record(value: Said) -> dict[str, Any]:
@@ -68,14 +79,25 @@ def in_record(value: Said) -> dict[str, Any]:
 
 def shortened(table: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The same of a table: without what versions that did not know a setting took for granted."""
-    unnamed = {before.setting: before.was for before in BEFORE if not before.known and kind in before.kinds}
-    return {key: entry for key, entry in table.items() if key not in unnamed or entry != unnamed[key]}
+    unnamed = {
+        before.setting: before.was for before in BEFORE if not before.known and kind in before.kinds
+    }
+    return {
+        key: entry for key, entry in table.items() if key not in unnamed or entry != unnamed[key]
+    }
 
 
 def going_on(value: T, record: object) -> T:
-    """`value`, with the fields that were not given as recorded; as it is where the record is of another kind."""
+    """`value`, with the fields that were not given as recorded; as it is where the record is of
+    another kind.
+    """
     if not isinstance(record, Mapping) or record.get("name") != value.name:
         return value
     silent = {key: entry for key, entry in completed(record).items() if key not in value.said}
     recorded = choose({value.name: type(value)}, silent, "recorded")
-    return type(value)(**{key: getattr(recorded if key in recorded.said else value, key) for key in value.said | recorded.said})
+    return type(value)(
+        **{
+            key: getattr(recorded if key in recorded.said else value, key)
+            for key in value.said | recorded.said
+        }
+    )

@@ -1,7 +1,9 @@
-"""Trackers that people already use, behind one interface: `train(..., on_round=TensorBoard("logs"))`, or `fedbcd run --track tensorboard`.
+"""Trackers that people already use, behind one interface: `train(...,
+on_round=TensorBoard("logs"))`, or `fedbcd run --track tensorboard`.
 
-A tracker is told after every round, and writes each new row of the history once, with the round as its step. It begins at the first row
-and ends with `close`, or with the `with` block it stands in. Libraries are loaded when a tracker is made; each is an extra of its own.
+A tracker is told after every round, and writes each new row of the history once, with the round as
+its step. It begins at the first row and ends with `close`, or with the `with` block it stands in.
+Libraries are loaded when a tracker is made; each is an extra of its own.
 """
 
 import abc
@@ -42,7 +44,11 @@ class Tracker(abc.ABC):
         if not self._begun:
             self._begin()
             self._begun = True
-        values = {key: float(value) for key, value in asdict(row).items() if key != "round" and not math.isnan(value)}
+        values = {
+            key: float(value)
+            for key, value in asdict(row).items()
+            if key != "round" and not math.isnan(value)
+        }
         self._write(row.round, values)
         self._last = row.round
 
@@ -55,7 +61,12 @@ class Tracker(abc.ABC):
     def __enter__(self) -> "Tracker":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     @abc.abstractmethod
@@ -71,7 +82,9 @@ class Tracker(abc.ABC):
 class TensorBoard(Tracker):
     """Event files in a folder, for `tensorboard --logdir FOLDER`."""
 
-    def __init__(self, folder: str | Path, *, name: str = "fedbcd", settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, *, name: str = "fedbcd", settings: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(name, settings)
         _library("tensorboard", "tensorboard")
         self.folder = Path(folder)
@@ -111,14 +124,20 @@ class MLflow(Tracker):
     def _begin(self) -> None:
         self._client = self._mlflow.MlflowClient(self.uri)
         found = self._client.get_experiment_by_name(self.experiment)
-        experiment = found.experiment_id if found is not None else self._client.create_experiment(self.experiment)
+        experiment = (
+            found.experiment_id
+            if found is not None
+            else self._client.create_experiment(self.experiment)
+        )
         self.run_id = self._client.create_run(experiment, run_name=self.name).info.run_id
         for key, value in self.settings.items():
             self._client.log_param(self.run_id, key, value[:500])
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         now = int(time.time() * 1000)
-        metrics = [self._mlflow.entities.Metric(key, value, now, step) for key, value in values.items()]
+        metrics = [
+            self._mlflow.entities.Metric(key, value, now, step) for key, value in values.items()
+        ]
         self._client.log_batch(self.run_id, metrics=metrics)
 
     def _end(self) -> None:
@@ -126,7 +145,9 @@ class MLflow(Tracker):
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases. Where it goes, and whether it is offline, follow its own settings, such as WANDB_MODE."""
+    """A run of Weights & Biases. Where it goes, and whether it is offline, follow its own settings,
+    such as WANDB_MODE.
+    """
 
     def __init__(
         self,
@@ -143,7 +164,9 @@ class WandB(Tracker):
 
     def _begin(self) -> None:
         folder = None if self.folder is None else str(self.folder)
-        self._run = self._wandb.init(project=self.project, name=self.name, config=self.settings, dir=folder, mode=self.mode)
+        self._run = self._wandb.init(
+            project=self.project, name=self.name, config=self.settings, dir=folder, mode=self.mode
+        )
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
@@ -156,7 +179,9 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLfl
 
 
 def tracker(wish: str, folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
-    """The tracker that a word of the command line asks for: KIND, or KIND=WHERE (a folder, a tracking address, a project)."""
+    """The tracker that a word of the command line asks for: KIND, or KIND=WHERE (a folder, a
+    tracking address, a project).
+    """
     kind, _, where = wish.partition("=")
     if kind == "tensorboard":
         return TensorBoard(where or folder / "tensorboard", name=name, settings=settings)
@@ -164,14 +189,19 @@ def tracker(wish: str, folder: Path, name: str, settings: Mapping[str, Any]) -> 
         return MLflow(where or None, name=name, settings=settings)
     if kind == "wandb":
         return WandB(where or "fedbcd", folder=folder, name=name, settings=settings)
-    raise ConfigError(f"--track {wish!r} is unknown{nearest(kind, TRACKERS)}; known: {', '.join(TRACKERS)}, each with =WHERE or without")
+    raise ConfigError(
+        f"--track {wish!r} is unknown{nearest(kind, TRACKERS)}; known: {', '.join(TRACKERS)}, each"
+        " with =WHERE or without"
+    )
 
 
 def _library(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"this tracker needs {error.name or module}; pip install 'fedbcd[{extra}]'") from None
+        raise ConfigError(
+            f"this tracker needs {error.name or module}; pip install 'fedbcd[{extra}]'"
+        ) from None
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""The dashboard in a real browser: live updates arrive, runs are picked and compared, the slider moves the curve, trouble is told."""
+"""The dashboard in a real browser: live updates arrive, runs are picked and compared, the slider
+moves the curve, trouble is told.
+"""
 
 import shutil
 import threading
@@ -46,7 +48,12 @@ def opened(browser: Any, library: Library, deployment: Deployment | None = None)
 
 
 def _rounds(browser: Any) -> int:
-    return int(browser.execute_script("return window.app ? Math.max(0, ...window.app.view.runs.map((r) => r.summary.rounds)) : 0"))
+    return int(
+        browser.execute_script(
+            "return window.app ? Math.max(0, ...window.app.view.runs.map((r) =>"
+            " r.summary.rounds)) : 0"
+        )
+    )
 
 
 def test_a_run_in_progress_advances_on_the_page(browser: Any, tmp_path: Path) -> None:
@@ -69,7 +76,12 @@ def test_a_run_in_progress_advances_on_the_page(browser: Any, tmp_path: Path) ->
             first = wait_for(lambda: _rounds(browser) > 3 and _rounds(browser))
             rows = browser.execute_script("return window.app.view.runs[0].history.round.length")
             wait_for(lambda: _rounds(browser) > first + 5)
-            wait_for(lambda: browser.execute_script("return window.app.view.runs[0].history.round.length") > rows)
+            wait_for(
+                lambda: (
+                    browser.execute_script("return window.app.view.runs[0].history.round.length")
+                    > rows
+                )
+            )
             assert "goes on" in text_of(browser, "#summary table")
             assert "collecting" in text_of(browser, "#live table")
             wait_for(lambda: "that were heard from" in text_of(browser, "#live"))
@@ -84,7 +96,19 @@ def test_a_run_in_progress_advances_on_the_page(browser: Any, tmp_path: Path) ->
 def test_every_view_renders_and_runs_can_be_picked(browser: Any, finished: Path) -> None:
     with opened(browser, Library([finished])):
         wait_for(lambda: text_of(browser, "#settings table"))
-        for name in ("runs", "live", "summary", "next", "curves", "devices", "distances", "certificates", "protocol", "time", "partition"):
+        for name in (
+            "runs",
+            "live",
+            "summary",
+            "next",
+            "curves",
+            "devices",
+            "distances",
+            "certificates",
+            "protocol",
+            "time",
+            "partition",
+        ):
             assert len(text_of(browser, f"#{name}")) > 60, name
         assert not browser.find_element("css selector", "#roles").is_displayed()
         assert browser.execute_script("return window.app.view.runs.length") == 2
@@ -101,7 +125,10 @@ def test_the_slider_moves_the_curve(browser: Any, finished: Path) -> None:
         words = text_of(browser, "#plan p[aria-live]")
         browser.find_element("css selector", "#plan input[type=range]").send_keys(keys.END)
         wait_for(lambda: text_of(browser, "#plan p[aria-live]") != words)
-        assert browser.find_elements("css selector", "#plan .chart")[1].get_attribute("aria-label") != label
+        assert (
+            browser.find_elements("css selector", "#plan .chart")[1].get_attribute("aria-label")
+            != label
+        )
 
 
 def test_zooming_fetches_details(browser: Any, finished: Path) -> None:
@@ -115,10 +142,14 @@ def test_zooming_fetches_details(browser: Any, finished: Path) -> None:
 
 
 def _requests(browser: Any) -> list[str]:
-    return list(browser.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)"))
+    return list(
+        browser.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
+    )
 
 
-def test_a_log_that_breaks_while_one_looks_is_told(browser: Any, finished: Path, tmp_path: Path) -> None:
+def test_a_log_that_breaks_while_one_looks_is_told(
+    browser: Any, finished: Path, tmp_path: Path
+) -> None:
     shutil.copytree(finished / "fedbcd-async", tmp_path / "run")
     log = tmp_path / "run" / "events.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
@@ -132,7 +163,9 @@ def test_a_log_that_breaks_while_one_looks_is_told(browser: Any, finished: Path,
         assert not browser.find_elements("css selector", "img")
 
 
-def test_a_dashboard_that_goes_away_is_told_and_with_a_token_the_page_opens(browser: Any, finished: Path) -> None:
+def test_a_dashboard_that_goes_away_is_told_and_with_a_token_the_page_opens(
+    browser: Any, finished: Path
+) -> None:
     with serving(make_app(Library([finished]), token=TOKEN)) as site:
         browser.get(f"{site.address}?token={TOKEN}")
         wait_for(lambda: text_of(browser, "#summary table"))
@@ -142,8 +175,13 @@ def test_a_dashboard_that_goes_away_is_told_and_with_a_token_the_page_opens(brow
     browser.get("about:blank")
 
 
-@pytest.mark.parametrize(("end", "words"), [(True, "finished, 12 rounds"), (False, "stopped at round 12; go on with fedbcd up")])
-def test_a_deployment_that_is_over_is_no_row_of_failures(end: bool, words: str, browser: Any, finished: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [(True, "finished, 12 rounds"), (False, "stopped at round 12; go on with fedbcd up")],
+)
+def test_a_deployment_that_is_over_is_no_row_of_failures(
+    end: bool, words: str, browser: Any, finished: Path, tmp_path: Path
+) -> None:
     """One sentence, with the roles folded away."""
     folder = over(finished / "fedbcd-async", tmp_path / "up", end)
     deployment = Deployment(folder=folder)
@@ -165,7 +203,17 @@ def test_a_deployment_shows_its_roles(browser: Any, tmp_path: Path) -> None:
     roles = Roles()
     totals = {"refused": {"<b>too far</b>": 2}, "waiting_s": {"devices": 3.5}}
     addresses = [roles.add("coordinator", clock=1.0, round=2, rounds=9, released={"0": 1})]
-    addresses += [roles.add(f"server/{n}", clock=1.0, phase=0, state="waiting for the coordinator", received=1, active=2) for n in range(2)]
+    addresses += [
+        roles.add(
+            f"server/{n}",
+            clock=1.0,
+            phase=0,
+            state="waiting for the coordinator",
+            received=1,
+            active=2,
+        )
+        for n in range(2)
+    ]
     roles.statuses["server/1"]["totals"] = totals
     deployment = Deployment(addresses)
     deployment.start()

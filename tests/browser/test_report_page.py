@@ -1,4 +1,6 @@
-"""The report in a real browser: every view is drawn, nothing complains, the keyboard works, texts stay texts."""
+"""The report in a real browser: every view is drawn, nothing complains, the keyboard works, texts
+stay texts.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,22 +19,43 @@ from run_helpers import fedbcd, train, write_job
 from waiting import wait_for
 from web_helpers import complaints, text_of
 
-SECTIONS = ("summary", "next", "curves", "devices", "distances", "certificates", "protocol", "time", "partition", "plan", "settings")
+SECTIONS = (
+    "summary",
+    "next",
+    "curves",
+    "devices",
+    "distances",
+    "certificates",
+    "protocol",
+    "time",
+    "partition",
+    "plan",
+    "settings",
+)
 EVIL = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 # How many different colours a canvas shows: a blank one has one.
-COLOURS = """const c = document.querySelector(arguments[0]), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, s = new Set();
-for (let k = 0; k < d.length; k += 16) s.add((d[k] << 16) + (d[k + 1] << 8) + d[k + 2]); return s.size"""
+COLOURS = """const c = document.querySelector(arguments[0]), s = new Set();
+const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+for (let k = 0; k < d.length; k += 16) s.add((d[k] << 16) + (d[k + 1] << 8) + d[k + 2]);
+return s.size"""
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds of one job, another job on the async cloud, measured in another way, with a title that tries to be markup."""
+    """Two seeds of one job, another job on the async cloud, measured in another way, with a title
+    that tries to be markup.
+    """
     base = tmp_path_factory.mktemp("report")
     changes: dict[str, Any] = {"run.rounds": 12, "run.certify_every": 1}
     job = write_job(base / "job.toml", **changes)
     for seed in "01":
         fedbcd("run", job, "--seed", seed, "--out", base / "runs" / seed)
-    changes |= {"cloud.name": "async", "cloud.first": 2, "run.measure": "pooled-labels", "title": EVIL}
+    changes |= {
+        "cloud.name": "async",
+        "cloud.first": 2,
+        "run.measure": "pooled-labels",
+        "title": EVIL,
+    }
     other = write_job(base / "job.toml", **changes)
     fedbcd("run", other, "--out", base / "runs" / "other")
     write_report([base / "runs"], base / "report.html")
@@ -77,7 +100,9 @@ def test_one_seed_twice_is_no_second_seed(browser: Any, tmp_path: Path) -> None:
         train("fedbcd-sync", rounds=2, record={"title": "mine"}, out=tmp_path / name)
     _open(browser, tmp_path)
     assert text_of(browser, "#curves .legend") == "mine (2 runs of one seed)"
-    names = browser.execute_script("return [...document.querySelectorAll('#next h3')].map((e) => e.textContent)")
+    names = browser.execute_script(
+        "return [...document.querySelectorAll('#next h3')].map((e) => e.textContent)"
+    )
     assert [name.startswith("mine, seed 0 [") for name in names] == [True, True]
     assert len(set(names)) == 2
 
@@ -89,32 +114,49 @@ def _open(browser: Any, runs: Path, plan: bool = False) -> None:
     wait_for(lambda: text_of(browser, "#settings"))
 
 
-def test_runs_without_personal_models_are_drawn_without_gain_and_are_what_others_gain_against(browser: Any, tmp_path: Path) -> None:
+def test_runs_without_personal_models_are_drawn_without_gain_and_are_what_others_gain_against(
+    browser: Any, tmp_path: Path
+) -> None:
     for case in ("fedprox-sync", "fedbcd-sync"):
         train(case, rounds=6, out=tmp_path / case)
     _open(browser, tmp_path)
-    paths = "return [...document.querySelectorAll('#devices figure')].map((f) => f.querySelectorAll('svg path').length)"
+    paths = (
+        "return [...document.querySelectorAll('#devices figure')].map((f) =>"
+        " f.querySelectorAll('svg path').length)"
+    )
     assert browser.execute_script(paths) == [2, 1]
     shown = text_of(browser, "#devices")
-    assert "Gain is against fedprox-sync: the best run of this job without personal models." in shown
+    assert (
+        "Gain is against fedprox-sync: the best run of this job without personal models." in shown
+    )
     assert "fedprox-sync has no personal models" in shown
     _open(browser, tmp_path / "fedbcd-sync")
     shown = text_of(browser, "#devices")
-    assert "Gain is against the global models of the run itself: no finished run of FedAvg or FedProx" in shown
+    assert (
+        "Gain is against the global models of the run itself: no finished run of FedAvg or FedProx"
+        in shown
+    )
     assert complaints(browser) == []
 
 
-def test_what_is_said_of_uploads_certificates_and_labels_is_so(browser: Any, tmp_path: Path) -> None:
+def test_what_is_said_of_uploads_certificates_and_labels_is_so(
+    browser: Any, tmp_path: Path
+) -> None:
     fedbcd(
         "run",
-        write_job(tmp_path / "job.toml", **{"federation.servers": 2, "federation.devices": 1, "federation.active": 1}),
+        write_job(
+            tmp_path / "job.toml",
+            **{"federation.servers": 2, "federation.devices": 1, "federation.active": 1},
+        ),
         "--out",
         tmp_path / "a",
     )
     (tmp_path / "a" / "deploy.toml").touch()
     train("fedprox-sync", rounds=2, certify_every=0, out=tmp_path / "b")
     _open(browser, tmp_path)
-    time, partition, certificates = (text_of(browser, f"#{name}") for name in ("time", "partition", "certificates"))
+    time, partition, certificates = (
+        text_of(browser, f"#{name}") for name in ("time", "partition", "certificates")
+    )
     assert "Uploads per device: 4, mean 4." in time
     assert "3 of 10 labels each. Nobody owns labels " in partition
     assert "b has no certificates: its algorithm keeps no personal models." in certificates
@@ -125,22 +167,35 @@ def test_what_is_said_of_uploads_certificates_and_labels_is_so(browser: Any, tmp
 def test_what_is_hidden_takes_no_room(browser: Any, tmp_path: Path) -> None:
     """Whatever else a style says of canvases, labels and controls."""
     data = [(torch.randn(9, 3), torch.randn(9, 1)) for _ in range(4)]
-    fb.train(fb.Federation(lambda: nn.Linear(3, 1), nn.functional.mse_loss, data, servers=2), fb.FedBCD(), rounds=3, out=tmp_path / "run")
+    fb.train(
+        fb.Federation(lambda: nn.Linear(3, 1), nn.functional.mse_loss, data, servers=2),
+        fb.FedBCD(),
+        rounds=3,
+        out=tmp_path / "run",
+    )
     log = tmp_path / "run" / "events.jsonl"
-    log.write_bytes(log.read_bytes().splitlines(keepends=True)[0])  # no phase yet: nothing to choose from, nothing to draw
+    log.write_bytes(
+        log.read_bytes().splitlines(keepends=True)[0]
+    )  # no phase yet: nothing to choose from, nothing to draw
     _open(browser, tmp_path)
-    shown = "return [...document.querySelectorAll('[hidden]')].map((e) => [e.outerHTML.slice(0, 60), e.getClientRects().length])"
+    shown = (
+        "return [...document.querySelectorAll('[hidden]')].map((e) => [e.outerHTML.slice(0, 60),"
+        " e.getClientRects().length])"
+    )
     hidden = browser.execute_script(shown)
     assert len(hidden) >= 4
     assert [element for element, boxes in hidden if boxes] == []
 
 
 # Share of each colour over the rows of the timeline, without the axis: [update, waiting, the rest].
-SHARES = """const c = document.querySelector('#protocol canvas'), g = c.getContext('2d'), k = window.devicePixelRatio || 1;
-const style = (name) => { const e = document.createElement('i'); e.style.color = `var(--${name})`; document.body.append(e);
+SHARES = """const c = document.querySelector('#protocol canvas'), g = c.getContext('2d');
+const k = window.devicePixelRatio || 1;
+const style = (name) => { const e = document.createElement('i');
+  e.style.color = `var(--${name})`; document.body.append(e);
   const found = getComputedStyle(e).color.match(/\\d+/g).map(Number); e.remove(); return found; };
 const wanted = [style('update'), style('waiting')], sums = [0, 0, 0], rows = arguments[0];
-const d = g.getImageData(60 * k, 4 * k, c.width - 68 * k, 30 * k * rows).data, wide = c.width - 68 * k;
+const d = g.getImageData(60 * k, 4 * k, c.width - 68 * k, 30 * k * rows).data;
+const wide = c.width - 68 * k;
 for (let row = 0; row < 30 * k * rows; row += 1) {
   if (row % (30 * k) < k || row % (30 * k) >= 29 * k) continue;
   for (let p = 4 * row * wide; p < 4 * (row + 1) * wide; p += 4) {
@@ -152,7 +207,9 @@ const all = sums[0] + sums[1] + sums[2]; return sums.map((v) => v / all)"""
 
 
 def _sync_story(rounds: int, servers: int, update: float) -> Story:
-    """Rounds of length 1, of which every server works for a share `update` and waits for the rest."""
+    """Rounds of length 1, of which every server works for a share `update` and waits for the
+    rest.
+    """
     story = Story({"identity": {"servers": [[n] for n in range(servers)], "seed": 0}})
     for round_ in range(rounds):
         for n in range(servers):
@@ -164,15 +221,24 @@ def _sync_story(rounds: int, servers: int, update: float) -> Story:
         story.rounds.time.append(round_ + 1.0)
         story.rounds.start.append(len(story.rounds.servers))
         story.rounds.servers.extend(range(servers))
-        for column in (story.rounds.down, story.rounds.up, story.rounds.reports, story.rounds.answers):
+        for column in (
+            story.rounds.down,
+            story.rounds.up,
+            story.rounds.reports,
+            story.rounds.answers,
+        ):
             column.append(0)
     story.now = float(rounds)
     story.end = {"rounds": rounds}
     return story
 
 
-@pytest.mark.parametrize("rounds", [600, 3_000, 12_000])  # of 12,000 rounds the first are known as shares only
-def test_phases_too_short_to_be_drawn_are_drawn_as_shares_of_time(rounds: int, browser: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rounds", [600, 3_000, 12_000]
+)  # of 12,000 rounds the first are known as shares only
+def test_phases_too_short_to_be_drawn_are_drawn_as_shares_of_time(
+    rounds: int, browser: Any, tmp_path: Path
+) -> None:
     """Sixty hundredths of the time are waiting, and so are sixty hundredths of the picture."""
     record = RunRecord(tmp_path / "run", _sync_story(rounds, 4, 0.4), Extras())
     (tmp_path / "report.html").write_text(html_of(view_of([record], plan=False)))
@@ -197,7 +263,9 @@ def _table_of(page: Any, selector: str) -> str:
 
 def test_the_axis_can_be_rounds_clock_or_bytes(page: Any) -> None:
     page.execute_script("document.querySelector('#curves input[value=bytes]').click()")
-    assert "bytes of models sent" in page.find_element("css selector", "#curves .chart").get_attribute("aria-label")
+    assert "bytes of models sent" in page.find_element(
+        "css selector", "#curves .chart"
+    ).get_attribute("aria-label")
     assert "kB" in _table_of(page, "#curves figure")
     assert complaints(page) == []
 
@@ -218,7 +286,12 @@ def test_the_keyboard_reads_charts_and_walks_the_timeline(page: Any) -> None:
     canvas.send_keys("n")
     wait_for(lambda: text_of(page, "#protocol .readout").startswith("Round 0, clock 0"))
     canvas.send_keys("n")
-    words = wait_for(lambda: "Round 1," in text_of(page, "#protocol .readout") and text_of(page, "#protocol .readout"))
+    words = wait_for(
+        lambda: (
+            "Round 1," in text_of(page, "#protocol .readout")
+            and text_of(page, "#protocol .readout")
+        )
+    )
     assert "was ready last: its device" in words
     before = canvas.get_attribute("aria-label")
     canvas.send_keys("+")
@@ -240,7 +313,10 @@ def test_the_planners_slider_changes_the_curve(page: Any) -> None:
 
 
 def _labels(page: Any) -> list[str]:
-    return [chart.get_attribute("aria-label") for chart in page.find_elements("css selector", "#plan .chart")]
+    return [
+        chart.get_attribute("aria-label")
+        for chart in page.find_elements("css selector", "#plan .chart")
+    ]
 
 
 def test_dark_light_phone_and_print(page: Any) -> None:
@@ -249,7 +325,10 @@ def test_dark_light_phone_and_print(page: Any) -> None:
         page.find_element("css selector", "header button").click()
     assert page.execute_script("return document.documentElement.dataset.theme") == "dark"
     assert page.execute_script("return getComputedStyle(document.body).backgroundColor") != light
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 360, "height": 700, "deviceScaleFactor": 2, "mobile": True})
+    page.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 360, "height": 700, "deviceScaleFactor": 2, "mobile": True},
+    )
     wait_for(lambda: page.execute_script("return document.documentElement.scrollWidth <= 360"))
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert len(page.print_page()) > 20_000
@@ -259,12 +338,16 @@ def test_dark_light_phone_and_print(page: Any) -> None:
 def test_what_can_be_focused_has_a_name(page: Any) -> None:
     """Screen readers: every control and every drawing says what it is."""
     nameless = page.execute_script(
-        """return [...document.querySelectorAll('button, select, input, canvas, svg, [tabindex="0"]')].filter((e) => {
-        const text = e.getAttribute('aria-label') || (e.labels && [...e.labels].map((l) => l.textContent).join('')) || e.textContent;
+        """const all = 'button, select, input, canvas, svg, [tabindex="0"]';
+        return [...document.querySelectorAll(all)].filter((e) => {
+        const labels = e.labels && [...e.labels].map((l) => l.textContent).join('');
+        const text = e.getAttribute('aria-label') || labels || e.textContent;
         return !text.trim() && !e.closest('.chart') }).map((e) => e.outerHTML.slice(0, 80))"""
     )
     assert nameless == []
-    levels = page.execute_script("return [...document.querySelectorAll('h1, h2, h3')].map((e) => Number(e.tagName[1]))")
+    levels = page.execute_script(
+        "return [...document.querySelectorAll('h1, h2, h3')].map((e) => Number(e.tagName[1]))"
+    )
     assert levels[0] == 1
     assert levels.count(1) == 1
 
@@ -290,13 +373,20 @@ def test_a_log_that_has_just_begun_shows_a_message(browser: Any, tmp_path: Path)
     assert complaints(browser) == []
 
 
-def test_actors_of_a_cluster_are_shown_where_there_were_some(browser: Any, report: Path, tmp_path: Path) -> None:
+def test_actors_of_a_cluster_are_shown_where_there_were_some(
+    browser: Any, report: Path, tmp_path: Path
+) -> None:
     run = train("fedbcd-sync", rounds=2, out=tmp_path / "run")
     shards = [
         {"node": "a1", "devices": 9, "expected_share": 0.5, "seconds": 3.0},
         {"node": EVIL, "devices": 7, "expected_share": 0.5, "seconds": 1.0},
     ]
-    run.summary["cluster"] = {"actors": 2, "shards": shards, "bytes": {"models": 1, "work": 2, "sums": 3000, "rows": 4}, "rebuilt": 1}
+    run.summary["cluster"] = {
+        "actors": 2,
+        "shards": shards,
+        "bytes": {"models": 1, "work": 2, "sums": 3000, "rows": 4},
+        "rebuilt": 1,
+    }
     run.save(tmp_path / "run")
     write_report([tmp_path / "run"], tmp_path / "report.html")
     browser.get((tmp_path / "report.html").as_uri())

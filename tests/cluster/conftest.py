@@ -1,4 +1,6 @@
-"""A Ray cluster of two nodes on this machine, one for each file of tests; runs share its actors, so that each starts at once."""
+"""A Ray cluster of two nodes on this machine, one for each file of tests; runs share its actors, so
+that each starts at once.
+"""
 
 import gc
 import os
@@ -50,12 +52,18 @@ def two_nodes() -> Iterator[Any]:
 
 
 def _started(make: Callable[[], Any]) -> Any:
-    """Two nodes. On a busy machine one of Ray's processes now and then does not come up within Ray's 30 s, so this tries again."""
+    """Two nodes. On a busy machine one of Ray's processes now and then does not come up within
+    Ray's 30 s, so this tries again.
+    """
     for tries_left in reversed(range(8)):
         cluster = make()
         try:
-            cluster.add_node(num_cpus=2, object_store_memory=STORE, include_dashboard=False)  # the first is the head
-            cluster.second = cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=STORE)  # a GPU on paper only
+            cluster.add_node(
+                num_cpus=2, object_store_memory=STORE, include_dashboard=False
+            )  # the first is the head
+            cluster.second = cluster.add_node(
+                num_cpus=2, num_gpus=1, object_store_memory=STORE
+            )  # a GPU on paper only
         except Exception:
             cluster.shutdown()
             if not tries_left:

@@ -1,4 +1,6 @@
-"""Drivers in a process of their own: Ray that is started for one run and goes with it, and a head node that they join."""
+"""Drivers in a process of their own: Ray that is started for one run and goes with it, and a head
+node that they join.
+"""
 
 import json
 import os
@@ -27,7 +29,9 @@ killed: list[int] = []  # sessions of drivers that had no time to stop Ray
 
 
 def _processes_of(session: int) -> list[str]:
-    found = subprocess.run(["ps", "-o", "args=", "--sid", str(session)], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["ps", "-o", "args=", "--sid", str(session)], capture_output=True, text=True, check=False
+    )
     return [line for line in found.stdout.splitlines() if line.strip()]
 
 
@@ -46,11 +50,21 @@ def _all_gone(session: int) -> bool:
 
 
 @contextmanager
-def started(command: list[str], said: Path, to_the_end: bool = True, **more: str) -> Iterator["subprocess.Popen[str]"]:
-    """A command in a session of its own, of which nothing is left in the end; or in which Ray is left to clear up."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_AUTH_MODE")} | more
+def started(
+    command: list[str], said: Path, to_the_end: bool = True, **more: str
+) -> Iterator["subprocess.Popen[str]"]:
+    """A command in a session of its own, of which nothing is left in the end; or in which Ray is
+    left to clear up.
+    """
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("RAY_ADDRESS", "RAY_AUTH_MODE")
+    } | more
     with said.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, text=True, start_new_session=True, env=environment)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, text=True, start_new_session=True, env=environment
+        )
         try:
             yield process
         finally:
@@ -64,15 +78,25 @@ def _run(*arguments: str | Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("two_nodes")
-def test_a_driver_that_is_killed_takes_its_actors_with_it_and_is_resumed_to_the_same_digest(tmp_path: Path) -> None:
+def test_a_driver_that_is_killed_takes_its_actors_with_it_and_is_resumed_to_the_same_digest(
+    tmp_path: Path,
+) -> None:
     changes = {"run.rounds": 1_000_000, "run.checkpoint_every": 20, "run.evaluate_every": 100}
-    job, out, said = write_job(tmp_path / "job.toml", **changes), tmp_path / "out", tmp_path / "said"
+    job, out, said = (
+        write_job(tmp_path / "job.toml", **changes),
+        tmp_path / "out",
+        tmp_path / "said",
+    )
     with started(_run(job, "--out", out, *ON_TWO), said, to_the_end=False) as process:
         _wait((out / "checkpoint.safetensors").exists, process, said)
         os.kill(process.pid, signal.SIGKILL)  # the driver alone: Ray has to notice
         process.wait()
         killed.append(process.pid)
-        wait_for(lambda: not any("Shard" in line or "raylet" in line for line in _processes_of(process.pid)))
+        wait_for(
+            lambda: (
+                not any("Shard" in line or "raylet" in line for line in _processes_of(process.pid))
+            )
+        )
     assert not (out / "models.safetensors").exists(), "killed in the middle"
     with safe_open(out / "checkpoint.safetensors", framework="pt") as file:
         rounds = str(int(file.metadata()["round"]) + 50)
@@ -86,7 +110,11 @@ def test_a_driver_that_is_killed_takes_its_actors_with_it_and_is_resumed_to_the_
 @pytest.mark.usefixtures("two_nodes")
 def test_ctrl_c_stops_after_the_round_and_leaves_a_run_to_resume(tmp_path: Path) -> None:
     changes = {"run.rounds": 1_000_000, "run.checkpoint_every": 5, "run.evaluate_every": 50}
-    job, out, said = write_job(tmp_path / "job.toml", **changes), tmp_path / "out", tmp_path / "said"
+    job, out, said = (
+        write_job(tmp_path / "job.toml", **changes),
+        tmp_path / "out",
+        tmp_path / "said",
+    )
     with started(_run(job, "--out", out, *ON_TWO), said) as process:
         _wait((out / "checkpoint.safetensors").exists, process, said)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all processes of the command
@@ -94,7 +122,9 @@ def test_ctrl_c_stops_after_the_round_and_leaves_a_run_to_resume(tmp_path: Path)
         wait_for(lambda: _all_gone(process.pid))
     done = (out / "history.csv").read_text().splitlines()
     rounds = max(int(line.split(",")[0]) for line in done[1:])
-    again = parse(job_table(**changes | {"run.rounds": rounds + 200}))[0].start(out, resume=True, engine=TWO)
+    again = parse(job_table(**changes | {"run.rounds": rounds + 200}))[0].start(
+        out, resume=True, engine=TWO
+    )
     assert again.finished
     assert again.summary["rounds"] == rounds + 200
 
@@ -109,12 +139,31 @@ def _free_port() -> int:
 def head_node(said: Path, **environment: str) -> Iterator[str]:
     """`ray start --head`, as on the first machine of a cluster; its address."""
     port, ray = _free_port(), Path(sys.executable).with_name("ray")
-    options = ["--head", "--block", "--disable-usage-stats", "--include-dashboard=false", "--num-cpus=2", f"--port={port}"]
-    options += ["--node-ip-address=127.0.0.1", "--min-worker-port=0", "--max-worker-port=0", f"--ray-client-server-port={_free_port()}"]
-    options += [f"--dashboard-agent-listen-port={_free_port()}", f"--object-store-memory={100 * 2**20}"]
+    options = [
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+        "--include-dashboard=false",
+        "--num-cpus=2",
+        f"--port={port}",
+    ]
+    options += [
+        "--node-ip-address=127.0.0.1",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        f"--ray-client-server-port={_free_port()}",
+    ]
+    options += [
+        f"--dashboard-agent-listen-port={_free_port()}",
+        f"--object-store-memory={100 * 2**20}",
+    ]
     with (
-        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,  # short: sockets have short names
-        started([str(ray), "start", *options, f"--temp-dir={folder}"], said, **environment) as process,
+        tempfile.TemporaryDirectory(
+            prefix="ray", ignore_cleanup_errors=True
+        ) as folder,  # short: sockets have short names
+        started(
+            [str(ray), "start", *options, f"--temp-dir={folder}"], said, **environment
+        ) as process,
     ):
         _wait(lambda: "Ray runtime started" in said.read_text(), process, said)
         try:
@@ -129,7 +178,10 @@ def head_node(said: Path, **environment: str) -> Iterator[str]:
 def test_a_job_on_a_cluster_that_was_started_before(tmp_path: Path) -> None:
     """`ray start --head`, then `--address`: the digest of a local Ray with as many actors."""
     job, out, said = write_job(tmp_path / "job.toml"), tmp_path / "out", tmp_path / "said"
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # a head node asks those who join for its token
+    token = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }  # a head node asks those who join for its token
     with head_node(tmp_path / "head", **token) as address:
         command = _run(job, "--out", out, *ON_TWO, "--address", address, "--json")
         with started(command, said, **token) as process:
@@ -141,7 +193,9 @@ def test_a_job_on_a_cluster_that_was_started_before(tmp_path: Path) -> None:
 
 
 def test_zz_nothing_is_left_of_a_driver_that_was_killed(tmp_path: Path) -> None:
-    """Last in this file: two idle processes of Ray go a minute after the others, when they have given up telling its store why."""
+    """Last in this file: two idle processes of Ray go a minute after the others, when they have
+    given up telling its store why.
+    """
     for session in killed:
         try:
             wait_for(lambda session=session: _all_gone(session))

@@ -1,4 +1,6 @@
-"""The cluster engine gives the simulation's run: same schedule and draws, numbers within rounding, on two nodes."""
+"""The cluster engine gives the simulation's run: same schedule and draws, numbers within rounding,
+on two nodes.
+"""
 
 import math
 from dataclasses import replace
@@ -16,7 +18,18 @@ from fedbcd.engines.cluster.options import expected_work, shards_of
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.rows import Rows
 from fedbcd.errors import ConfigError, NumericalError
-from run_helpers import BCD, CASES, LOGISTIC, SERVERS, fedbcd, federation, largest_difference, log_lines, train, write_job
+from run_helpers import (
+    BCD,
+    CASES,
+    LOGISTIC,
+    SERVERS,
+    fedbcd,
+    federation,
+    largest_difference,
+    log_lines,
+    train,
+    write_job,
+)
 
 pytestmark = QUIET
 BOUND = 1e-11  # float64: sums over devices are added in another order
@@ -34,10 +47,17 @@ def test_every_algorithm_on_every_cloud_as_in_the_simulation(case: str) -> None:
     assert largest_difference(here, there) < BOUND
     assert there.summary["clock"] == here.summary["clock"]
     for a, b in zip(here.history, there.history, strict=True):
-        assert (a.round, a.clock, a.activations, a.global_accuracy) == (b.round, b.clock, b.activations, b.global_accuracy)
+        assert (a.round, a.clock, a.activations, a.global_accuracy) == (
+            b.round,
+            b.clock,
+            b.activations,
+            b.global_accuracy,
+        )
         assert a.distance == pytest.approx(b.distance, rel=1e-9)
         for name in ("gap", "pull"):
-            assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-6, abs=1e-9, nan_ok=True)
+            assert getattr(a, name) == pytest.approx(
+                getattr(b, name), rel=1e-6, abs=1e-9, nan_ok=True
+            )
     assert there.personal_scores == here.personal_scores
 
 
@@ -52,7 +72,10 @@ def test_exact_gradients_and_one_device_at_a_time() -> None:
     for algorithm, more in ((replace(BCD, batch="all"), {}), (BCD, {"max_batch": 1})):
         settings: dict[str, Any] = {"rounds": 5, "active": 2, "dtype": torch.float64, **more}
         here = fb.train(federation(), algorithm, **settings)
-        assert largest_difference(here, fb.train(federation(), algorithm, **settings, engine=TWO)) < BOUND
+        assert (
+            largest_difference(here, fb.train(federation(), algorithm, **settings, engine=TWO))
+            < BOUND
+        )
 
 
 @pytest.mark.usefixtures("two_nodes")
@@ -67,20 +90,36 @@ def test_personal_models_in_files_of_the_actors(tmp_path: Path) -> None:
 def moved_in(rounds: int, cloud: fb.Cloud, copies: int = 1) -> dict[str, int]:
     """Bytes in a run of logistic regressions (650 parameters), with so many times the devices."""
     few = federation(LOGISTIC)
-    data = [(few.pool.inputs[few.owned(i)].float() / 16, few.pool.targets[few.owned(i)]) for i in range(few.devices)] * copies
+    data = [
+        (few.pool.inputs[few.owned(i)].float() / 16, few.pool.targets[few.owned(i)])
+        for i in range(few.devices)
+    ] * copies
     many = fb.Federation(LOGISTIC, torch.nn.functional.cross_entropy, data, SERVERS)
-    run = fb.train(many, BCD, cloud=cloud, rounds=rounds, active=2, engine=TWO, evaluate_every=rounds, certify_every=0)
+    run = fb.train(
+        many,
+        BCD,
+        cloud=cloud,
+        rounds=rounds,
+        active=2,
+        engine=TWO,
+        evaluate_every=rounds,
+        certify_every=0,
+    )
     found: dict[str, int] = run.summary["cluster"]["bytes"]
     return found
 
 
 @pytest.mark.usefixtures("two_nodes")
-def test_what_the_driver_moves_in_a_round_does_not_depend_on_the_number_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_driver_moves_in_a_round_does_not_depend_on_the_number_of_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rounds, size, actors = 6, 650, 2
     few, many = moved_in(rounds, fb.SyncCloud()), moved_in(rounds, fb.SyncCloud(), copies=5)
     for found in (few, many):
         assert found["sums"] == rounds * actors * size * 8, "Sync-cloud: one sum per actor"
-        assert found["models"] == rounds * actors * size * 4, "Sync-cloud: one z a round, small enough to go with the call"
+        assert found["models"] == rounds * actors * size * 4, (
+            "Sync-cloud: one z a round, small enough to go with the call"
+        )
         assert found["work"] <= rounds * SERVERS * 2 * 64, "a few numbers per active device"
     assert few["work"] == many["work"]
     monkeypatch.setattr(engine, "WITH_THE_CALL", 0)
@@ -97,7 +136,9 @@ def test_actors_are_on_both_nodes_and_the_report_shows_who_did_how_much() -> Non
     assert report["actors"] == 2
     assert [shard["devices"] for shard in report["shards"]] == [8, 8]
     assert len({shard["node"] for shard in report["shards"]}) == 2
-    assert all(shard["expected_share"] == 0.5 and shard["seconds"] > 0 for shard in report["shards"])
+    assert all(
+        shard["expected_share"] == 0.5 and shard["seconds"] > 0 for shard in report["shards"]
+    )
 
 
 @pytest.mark.usefixtures("two_nodes")
@@ -111,29 +152,40 @@ def test_numbers_that_are_not_finite_are_named_as_in_the_simulation() -> None:
 def test_log_and_progress_on_the_command_line(tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.toml")
     here = fedbcd("run", job, "--out", tmp_path / "here", "--json")
-    there = fedbcd("run", job, "--out", tmp_path / "there", "--engine", "cluster", "--actors", "1", "--json")
+    there = fedbcd(
+        "run", job, "--out", tmp_path / "there", "--engine", "cluster", "--actors", "1", "--json"
+    )
     assert (here.code, there.code) == (0, 0), there.err
     assert log_lines(tmp_path / "here") == log_lines(tmp_path / "there")
     assert there.summary["cluster"]["actors"] == 1
-    assert math.isclose(here.summary["global_accuracy"], there.summary["global_accuracy"], abs_tol=0.02)
+    assert math.isclose(
+        here.summary["global_accuracy"], there.summary["global_accuracy"], abs_tol=0.02
+    )
 
 
 @pytest.mark.usefixtures("two_nodes")
-@pytest.mark.parametrize("wrong", [{"gpus": 2.0}, {"gpus": 0.5, "actors": 3}, {"actors": 9}, {"cpus": 64.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"gpus": 2.0}, {"gpus": 0.5, "actors": 3}, {"actors": 9}, {"cpus": 64.0}]
+)
 def test_actors_that_would_wait_for_ever_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"the cluster has [14] [CG]PU, but \d actors? asks? for [\d.]+ each"):
+    with pytest.raises(
+        ConfigError, match=r"the cluster has [14] [CG]PU, but \d actors? asks? for [\d.]+ each"
+    ):
         train("fedbcd-sync", engine=fb.Cluster(**wrong))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.usefixtures("two_nodes")
 def test_an_actor_uses_the_gpu_that_ray_gives_it_and_says_so_where_there_is_none() -> None:
-    """The second node says that it has a GPU. So the actor is placed there, and asks torch for it."""
+    """The second node says that it has a GPU. So the actor is placed there, and asks torch for
+    it.
+    """
     with pytest.raises(ConfigError, match="device='cuda' cannot be used here"):
         train("fedbcd-sync", engine=fb.Cluster(actors=1, cpus=0.25, gpus=1.0))
 
 
-# ------------------------------------------------------------------------------------------------------- without a cluster
+# ------------------------------------------------------------------------------------------------
+# without a cluster
 def test_shards_have_equal_work_and_few_servers_each() -> None:
     fed, settings = federation(), Settings(replace(BCD, batch="all"), active=2)
     for actors in (1, 2, 3, 5):
@@ -142,7 +194,10 @@ def test_shards_have_equal_work_and_few_servers_each() -> None:
         work = expected_work(fed, settings)
         shares = [work[shard].sum() / work.sum() for shard in shards]
         assert max(shares) < 1 / actors + 1 / 16
-        homes = [{n for n, members in enumerate(fed.servers) if set(members) & set(shard)} for shard in shards]
+        homes = [
+            {n for n, members in enumerate(fed.servers) if set(members) & set(shard)}
+            for shard in shards
+        ]
         assert sum(map(len, homes)) <= SERVERS + actors - 1
     assert len(shards_of(fed, settings, 99)) == 16, "no actor without devices"
 
@@ -180,6 +235,8 @@ def test_impossible_settings_are_refused(wrong: dict[str, Any], sentence: str) -
 
 
 def test_an_address_belongs_to_a_cluster(tmp_path: Path) -> None:
-    answer = fedbcd("run", write_job(tmp_path / "job.toml"), "--out", tmp_path / "out", "--address", "auto")
+    answer = fedbcd(
+        "run", write_job(tmp_path / "job.toml"), "--out", tmp_path / "out", "--address", "auto"
+    )
     assert answer.code == 2
     assert "add --engine cluster" in answer.err

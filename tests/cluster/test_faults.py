@@ -16,13 +16,21 @@ pytestmark = QUIET
 
 
 class Killer:
-    """Kills the actor of a shard right after it has been asked to work for the n-th time, or has the node of it removed.
+    """Kills the actor of a shard right after it has been asked to work for the n-th time, or has
+    the node of it removed.
 
-    With `times` also the actors that come in its place, as soon as they are asked. It is no use to kill one twice, and how often one that
-    is dead is still asked depends on when that is noticed.
+    With `times` also the actors that come in its place, as soon as they are asked. It is no use to
+    kill one twice, and how often one that is dead is still asked depends on when that is noticed.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, times: int = 1, shard: int = 1, cluster: Any = None) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        at: int,
+        times: int = 1,
+        shard: int = 1,
+        cluster: Any = None,
+    ) -> None:
         self.at, self.times, self.shard, self.asked, self.cluster = at, times, shard, 0, cluster
         self.dead: list[Any] = []
         call = Shards._call
@@ -70,7 +78,9 @@ def test_an_actor_that_dies_in_the_middle_of_a_round_changes_nothing(
 
 
 @pytest.mark.usefixtures("two_nodes")
-def test_an_actor_that_dies_again_while_it_is_brought_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_that_dies_again_while_it_is_brought_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = train("fedbcd-async", rounds=6, engine=TWO)
     Killer(monkeypatch, at=3, times=3)
     hit = train("fedbcd-async", rounds=6, engine=TWO, out=tmp_path / "hit")
@@ -79,7 +89,9 @@ def test_an_actor_that_dies_again_while_it_is_brought_back(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("two_nodes")
-def test_without_a_folder_there_is_nothing_to_bring_an_actor_back_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_there_is_nothing_to_bring_an_actor_back_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Killer(monkeypatch, at=3)
     with pytest.raises(RecordError, match="give `out` a folder"):
         train("fedbcd-sync", rounds=6, engine=TWO)
@@ -91,7 +103,9 @@ class Crash(Exception):
 
 @pytest.mark.usefixtures("two_nodes")
 @pytest.mark.parametrize(("first", "second"), [(TWO, TWO), ("simulate", TWO), (TWO, "simulate")])
-def test_a_driver_that_dies_is_resumed_on_either_engine(first: Any, second: Any, tmp_path: Path) -> None:
+def test_a_driver_that_dies_is_resumed_on_either_engine(
+    first: Any, second: Any, tmp_path: Path
+) -> None:
     def crash(progress: fb.Progress) -> None:
         if progress.round == 6:
             raise Crash
@@ -109,7 +123,9 @@ def test_a_driver_that_dies_is_resumed_on_either_engine(first: Any, second: Any,
 @pytest.mark.usefixtures("two_nodes")
 def test_a_polite_stop_leaves_a_checkpoint(tmp_path: Path) -> None:
     stops = iter([False, False, True])
-    first = train("fedbcd-sync", rounds=6, engine=TWO, out=tmp_path / "run", should_stop=lambda: next(stops))
+    first = train(
+        "fedbcd-sync", rounds=6, engine=TWO, out=tmp_path / "run", should_stop=lambda: next(stops)
+    )
     assert (first.finished, first.summary["rounds"]) == (False, 3)
     again = train("fedbcd-sync", rounds=6, engine=TWO, out=tmp_path / "run", resume=True)
     assert again.digest == train("fedbcd-sync", rounds=6, engine=TWO).digest
@@ -118,18 +134,31 @@ def test_a_polite_stop_leaves_a_checkpoint(tmp_path: Path) -> None:
 def test_a_log_of_a_cluster_replays_within_rounding(tmp_path: Path, two_nodes: Any) -> None:
     """The log is the schedule; only the order of sums differs, so the digests may."""
     assert two_nodes is not None
-    run = train("fedbcd-i-sync", rounds=4, engine=TWO, out=tmp_path / "run", max_batch=1, dtype=torch.float64)
+    run = train(
+        "fedbcd-i-sync",
+        rounds=4,
+        engine=TWO,
+        out=tmp_path / "run",
+        max_batch=1,
+        dtype=torch.float64,
+    )
     found = fb.replay(tmp_path / "run" / "events.jsonl", federation())
     assert found["complete"]
     assert (found["rounds"], found["clock"]) == (run.summary["rounds"], run.summary["clock"])
 
 
-def test_zz_a_node_that_dies_changes_nothing(two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zz_a_node_that_dies_changes_nothing(
+    two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Last in this folder: the second node does not come back. Its actors do, on the first."""
     whole = train("fedbcd-sync", rounds=6, engine=TWO)
     ray = pytest.importorskip("ray")
     second = two_nodes.second.node_id
-    on_second = [k for k, shard in enumerate(whole.summary["cluster"]["shards"]) if second.startswith(shard["node"])]
+    on_second = [
+        k
+        for k, shard in enumerate(whole.summary["cluster"]["shards"])
+        if second.startswith(shard["node"])
+    ]
     assert on_second, "actors are spread over the nodes"
     Killer(monkeypatch, at=3, shard=on_second[0], cluster=two_nodes)
     hit = train("fedbcd-sync", rounds=6, engine=TWO, out=tmp_path / "hit", checkpoint_every=2)

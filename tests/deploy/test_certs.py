@@ -43,7 +43,10 @@ def test_names_hosts_and_home_are_in_the_certificate_and_survive_a_rotation(tmp_
     authority.issue("server/3", hosts=["server.example", "10.0.0.5", "::1"])
     authority.issue("device/7", at="server/3", days=30)
     for _ in range(2):
-        server, device = Credentials(tmp_path, "server/3").certificate, Credentials(tmp_path, "device/7").certificate
+        server, device = (
+            Credentials(tmp_path, "server/3").certificate,
+            Credentials(tmp_path, "device/7").certificate,
+        )
         names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert names.get_values_for_type(x509.DNSName) == ["server-3.fedbcd", "server.example"]
         assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.5", "::1"]
@@ -58,7 +61,9 @@ def test_a_device_can_only_dial_and_the_coordinator_only_listen(tmp_path: Path) 
     uses = {}
     for identity in ("device/7", "server/3", "coordinator", "operator"):
         authority.issue(identity)
-        extension = Credentials(tmp_path, identity).certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+        extension = Credentials(tmp_path, identity).certificate.extensions.get_extension_for_class(
+            x509.ExtendedKeyUsage
+        )
         uses[identity] = {use._name for use in extension.value}
     assert uses == {
         "device/7": {"clientAuth"},
@@ -73,17 +78,33 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     authority.issue("device/7")
     with pytest.raises(ConfigError, match="already holds an authority"):
         Authority.create(tmp_path)
-    with pytest.raises(ConfigError, match=r"device/7 has a certificate in .* use 'fedbcd certs rotate device/7'"):
+    with pytest.raises(
+        ConfigError, match=r"device/7 has a certificate in .* use 'fedbcd certs rotate device/7'"
+    ):
         authority.issue("device/7")
 
 
 @pytest.mark.parametrize(
-    "identity", ["", "device", "device/", "device/-1", "device/07", "device/7/8", "../x", "device/7\n", "server/x", "root"]
+    "identity",
+    [
+        "",
+        "device",
+        "device/",
+        "device/-1",
+        "device/07",
+        "device/7/8",
+        "../x",
+        "device/7\n",
+        "server/x",
+        "root",
+    ],
 )
 def test_what_is_no_identity_is_refused(tmp_path: Path, identity: str) -> None:
     authority = Authority.create(tmp_path)
     for act in (authority.issue, authority.rotate, authority.revoke):
-        with pytest.raises(ConfigError, match="is no identity; write device/7, server/3, coordinator or operator"):
+        with pytest.raises(
+            ConfigError, match="is no identity; write device/7, server/3, coordinator or operator"
+        ):
             act(identity)
 
 
@@ -150,7 +171,12 @@ def test_the_commands(tmp_path: Path) -> None:
 
 
 def test_ranges_are_written_out() -> None:
-    assert expand(["coordinator", "device/8-10"]) == ["coordinator", "device/8", "device/9", "device/10"]
+    assert expand(["coordinator", "device/8-10"]) == [
+        "coordinator",
+        "device/8",
+        "device/9",
+        "device/10",
+    ]
     for wrong in ("device/3-1", "device/a-b", "device/1-"):
         with pytest.raises(ConfigError, match="no range of identities"):
             expand([wrong])

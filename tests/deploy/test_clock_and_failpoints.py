@@ -57,7 +57,10 @@ def test_a_place_acts_at_the_asked_time_and_for_the_asked_thing() -> None:
 
 @pytest.mark.parametrize("text", ["nowhere", "before_commit:many", "before_commit:-1", ":3"])
 def test_a_place_that_does_not_exist_is_named(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"FEDBCD_FAILPOINT=.* must be NAME\[@WHAT\]\[:TIMES\], NAME one of before_write"):
+    with pytest.raises(
+        ConfigError,
+        match=r"FEDBCD_FAILPOINT=.* must be NAME\[@WHAT\]\[:TIMES\], NAME one of before_write",
+    ):
         failpoints.arm_from_environment(text)
 
 

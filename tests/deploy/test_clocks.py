@@ -1,4 +1,6 @@
-"""Clocks that are wrong, by minutes, days or years: nobody stands still, nobody's time is carried along, and the log goes on."""
+"""Clocks that are wrong, by minutes, days or years: nobody stands still, nobody's time is carried
+along, and the log goes on.
+"""
 
 import itertools
 import json
@@ -10,7 +12,17 @@ import pytest
 
 import fedbcd as fb
 from deploy_helpers import BCD, CASES, Town, Unkind, federation
-from fedbcd.engines.deploy.clock import AHEAD_S, FALSE_CLOCKS, LASTING_S, OFF_S, TICK, HybridClock, SteadyClock, said_at, wall
+from fedbcd.engines.deploy.clock import (
+    AHEAD_S,
+    FALSE_CLOCKS,
+    LASTING_S,
+    OFF_S,
+    TICK,
+    HybridClock,
+    SteadyClock,
+    said_at,
+    wall,
+)
 from fedbcd.engines.deploy.growing import GrowingLog, Settled
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.logs import Journal
@@ -20,15 +32,37 @@ from fedbcd.engines.deploy.order import Order
 from fedbcd.engines.deploy.skew import Skews
 from fedbcd.engines.settings import Settings
 from fedbcd.eventlog import LogReader, Transition
-from fedbcd.protocol.messages import COORDINATOR, Acknowledged, Activated, Actor, Send, UpdateRequested, Uploaded, Woke
-from process_helpers import ENDLESS, finish_log, job, kill, metrics_of, round_of, run, start, status_of, stop, write_job
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Acknowledged,
+    Activated,
+    Actor,
+    Send,
+    UpdateRequested,
+    Uploaded,
+    Woke,
+)
+from process_helpers import (
+    ENDLESS,
+    finish_log,
+    job,
+    kill,
+    metrics_of,
+    round_of,
+    run,
+    start,
+    status_of,
+    stop,
+    write_job,
+)
 from waiting import wait_for
 
 MINUTES, DAYS, YEARS = 300.0, 2 * 86_400.0, 30 * 365.25 * 86_400.0
 JUMPS = [sign * jump for jump in (MINUTES, DAYS, YEARS) for sign in (1, -1)]
 
 
-# --------------------------------------------------------------------------------------------------------- time of one role
+# ------------------------------------------------------------------------------------------------
+# time of one role
 @pytest.mark.parametrize("ahead", [MINUTES, 80_000.0, DAYS, YEARS, 1e18])
 def test_what_arrives_carries_time_ahead_by_seconds_at_most(ahead: float) -> None:
     clock = HybridClock(100.0)
@@ -92,7 +126,11 @@ def test_the_wall_is_followed_where_it_is_ahead_for_good() -> None:
     machine.wall += DAYS
     clock.now()
     machine.passes(LASTING_S + 1)
-    assert clock.now() == clock.on_the_wall() == pytest.approx(100.0 + AHEAD_S / 2 + DAYS + LASTING_S + 1)
+    assert (
+        clock.now()
+        == clock.on_the_wall()
+        == pytest.approx(100.0 + AHEAD_S / 2 + DAYS + LASTING_S + 1)
+    )
 
 
 def test_a_clock_that_is_set_back_goes_on_at_the_rate_of_time() -> None:
@@ -133,12 +171,18 @@ def test_skew_is_told_once_and_counted(capsys: pytest.CaptureFixture[str]) -> No
     ]
     skews.note_own(DAYS)
     skews.note_own(DAYS)
-    assert capsys.readouterr().err.count("ahead of the clock of its machine; it goes on all the same") == 1
+    assert (
+        capsys.readouterr().err.count("ahead of the clock of its machine; it goes on all the same")
+        == 1
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------- order of logs
+# ------------------------------------------------------------------------------------------------
+# order of logs
 def test_a_cause_comes_before_its_effect_whatever_their_times() -> None:
-    """A device that is a day ahead asks, is let in, and uploads; its server's times are right. Then the other way round."""
+    """A device that is a day ahead asks, is let in, and uploads; its server's times are right. Then
+    the other way round.
+    """
     for ahead in (86_400.0, -86_400.0):
         lines = _ordered(ahead)
         assert [(line.actor, type(line.event).__name__) for line in lines] == [
@@ -150,7 +194,12 @@ def test_a_cause_comes_before_its_effect_whatever_their_times() -> None:
         ]
         assert all(one.time <= other.time for one, other in itertools.pairwise(lines))
     grown = _ordered(86_400.0, before=50.0)
-    assert [line.time for line in grown] == [2.0, 2.0, 4.0, 4.0]  # the server's, and what they rest on
+    assert [line.time for line in grown] == [
+        2.0,
+        2.0,
+        4.0,
+        4.0,
+    ]  # the server's, and what they rest on
 
 
 def _ordered(ahead: float, before: float = math.inf) -> list[Transition]:
@@ -159,16 +208,33 @@ def _ordered(ahead: float, before: float = math.inf) -> list[Transition]:
     order = Order(lambda _: 0)
     device = [(Woke(), ask), (start, upload), (done, None)]
     server = [(ask, start), (upload, done)]
-    for actor, to, steps, first in (("device/0", "server/0", device, 1 + ahead), ("server/0", "device/0", server, 2.0)):
-        said = [(event, () if answer is None else (Send(to=to, message=answer),)) for event, answer in steps]
-        order.add(actor, [Transition(first + 2 * k, actor, event, commands) for k, (event, commands) in enumerate(said)])
+    for actor, to, steps, first in (
+        ("device/0", "server/0", device, 1 + ahead),
+        ("server/0", "device/0", server, 2.0),
+    ):
+        said = [
+            (event, () if answer is None else (Send(to=to, message=answer),))
+            for event, answer in steps
+        ]
+        order.add(
+            actor,
+            [
+                Transition(first + 2 * k, actor, event, commands)
+                for k, (event, commands) in enumerate(said)
+            ],
+        )
     return order.due(before)
 
 
-# ---------------------------------------------------------------------------------------------------------- roles hand-fed
+# ------------------------------------------------------------------------------------------------
+# roles hand-fed
 @pytest.mark.parametrize("actor", ["device/1", "server/1", COORDINATOR])
-def test_rounds_and_the_log_go_on_whatever_the_clock_of_a_role_does(actor: Actor, folder: Path, towns: list[Town]) -> None:
-    """Jumps by minutes, days and years, there and back, each followed by a restart with the wrong clock and one with the right one."""
+def test_rounds_and_the_log_go_on_whatever_the_clock_of_a_role_does(
+    actor: Actor, folder: Path, towns: list[Town]
+) -> None:
+    """Jumps by minutes, days and years, there and back, each followed by a restart with the wrong
+    clock and one with the right one.
+    """
     algorithm, cloud = CASES["fedbcd-async"]
     town = Town(folder / "town", Settings(algorithm, cloud, active=2), federation())
     towns.append(town)
@@ -181,8 +247,12 @@ def test_rounds_and_the_log_go_on_whatever_the_clock_of_a_role_does(actor: Actor
                 town.restart(actor)
             _one_more_round(world)
             others = {one: role for one, role in town.roles.items() if one != actor}
-            assert all(role.earliest(town.now) <= town.now + 2 * AHEAD_S for role in others.values())
-    assert not [sentence for sentence in town.refused if "clock" in sentence or "sent at" in sentence]
+            assert all(
+                role.earliest(town.now) <= town.now + 2 * AHEAD_S for role in others.values()
+            )
+    assert not [
+        sentence for sentence in town.refused if "clock" in sentence or "sent at" in sentence
+    ]
     world.calm()
     town.replayed()
     times = [line.time for line in LogReader(town.folder / "events.jsonl")]
@@ -199,8 +269,12 @@ def _one_more_round(world: Unkind) -> None:
 
 
 @pytest.mark.parametrize("actor", ["device/1", "server/1", COORDINATOR])
-def test_the_growing_log_does_not_wait_for_a_role_that_is_ahead(actor: Actor, folder: Path, towns: list[Town]) -> None:
-    """What its peers have heard of it is written, at the time at which they heard it; also by a writer that begins again."""
+def test_the_growing_log_does_not_wait_for_a_role_that_is_ahead(
+    actor: Actor, folder: Path, towns: list[Town]
+) -> None:
+    """What its peers have heard of it is written, at the time at which they heard it; also by a
+    writer that begins again.
+    """
     algorithm, cloud = CASES["fedbcd-async"]
     town = Town(folder / "town", Settings(algorithm, cloud, active=2), federation())
     towns.append(town)
@@ -241,20 +315,36 @@ def test_the_growing_log_does_not_wait_for_a_role_that_is_ahead(actor: Actor, fo
     _one_more_round(world)
     world.calm()
     town.close()
-    log = GrowingLog(path, header_of(town.settings, town.federation), town.blueprint, {one: town.folder / one for one in town.actors})
+    log = GrowingLog(
+        path,
+        header_of(town.settings, town.federation),
+        town.blueprint,
+        {one: town.folder / one for one in town.actors},
+    )
     for _ in range(2):
         log.grow({}, until=town.now + AHEAD_S)
     log.close()
-    log = GrowingLog(path, header_of(town.settings, town.federation), town.blueprint, {one: town.folder / one for one in town.actors})
+    log = GrowingLog(
+        path,
+        header_of(town.settings, town.federation),
+        town.blueprint,
+        {one: town.folder / one for one in town.actors},
+    )
     end = log.finish()
-    assert end["clock"] <= town.now + 3 * AHEAD_S  # also what nobody has heard is written at a time that can be
+    assert (
+        end["clock"] <= town.now + 3 * AHEAD_S
+    )  # also what nobody has heard is written at a time that can be
     log.close()
     assert path.read_bytes().startswith(states[-1])
     assert fb.replay(path, town.federation, exact=True)["digest"] == end["digest"]
 
 
-def test_a_log_that_stood_still_goes_on_when_everybody_was_carried_away(folder: Path, towns: list[Town]) -> None:
-    """As one phone did to a federation of 0.1.0: all have recorded times that are a day ahead, and count from there."""
+def test_a_log_that_stood_still_goes_on_when_everybody_was_carried_away(
+    folder: Path, towns: list[Town]
+) -> None:
+    """As one phone did to a federation of 0.1.0: all have recorded times that are a day ahead, and
+    count from there.
+    """
     algorithm, cloud = CASES["fedbcd-async"]
     town = Town(folder / "town", Settings(algorithm, cloud, active=2), federation())
     towns.append(town)
@@ -266,44 +356,73 @@ def test_a_log_that_stood_still_goes_on_when_everybody_was_carried_away(folder: 
         town.offsets = dict.fromkeys(town.actors, offset)
         _one_more_round(world)
         said = {one: role.earliest(town.by_clock_of(one)) for one, role in town.roles.items()}
-        counting = [Settled.of({"settled": time, "events": -1, "counting": time > town.now + offset + OFF_S}) for time in said.values()]
-        log = GrowingLog(folder / "events.jsonl", header_of(town.settings, town.federation), town.blueprint, folders)
+        counting = [
+            Settled.of(
+                {"settled": time, "events": -1, "counting": time > town.now + offset + OFF_S}
+            )
+            for time in said.values()
+        ]
+        log = GrowingLog(
+            folder / "events.jsonl",
+            header_of(town.settings, town.federation),
+            town.blueprint,
+            folders,
+        )
         log.grow({one: each for one, each in zip(said, counting, strict=True) if each is not None})
         log.close()
-        assert round_ == 0 or (folder / "events.jsonl").read_bytes().count(b'"MixModels"') == town.rounds
+        assert (
+            round_ == 0
+            or (folder / "events.jsonl").read_bytes().count(b'"MixModels"') == town.rounds
+        )
     world.calm()
     town.replayed()
 
 
-def test_a_letter_of_0_1_0_from_a_clock_that_is_days_ahead_is_taken(folder: Path, towns: list[Town]) -> None:
-    """It says the time by the sender's log, however far ahead that is; nothing else in it has changed."""
+def test_a_letter_of_0_1_0_from_a_clock_that_is_days_ahead_is_taken(
+    folder: Path, towns: list[Town]
+) -> None:
+    """It says the time by the sender's log, however far ahead that is; nothing else in it has
+    changed.
+    """
     town = Town(folder, Settings(BCD, fb.AsyncCloud(first=1), active=2), federation())
     towns.append(town)
     town.start()
     answers = town.roles["server/0"].receive(
-        Letter("device/0", "server/0", UpdateRequested(device=0, activation=0), None, town.now + DAYS), town.now
+        Letter(
+            "device/0", "server/0", UpdateRequested(device=0, activation=0), None, town.now + DAYS
+        ),
+        town.now,
     )
     assert [type(letter.event) for letter in answers] == [Activated]
     assert answers[0].clock <= town.now + AHEAD_S + TICK
 
 
-# ---------------------------------------------------------------------------------------------------------------- processes
+# ------------------------------------------------------------------------------------------------
+# processes
 def test_processes_go_on_whatever_their_clocks_do(tmp_path: Path) -> None:
-    """While they run, after a restart with the wrong clock, and after one with the right clock again; for each kind of role."""
+    """While they run, after a restart with the wrong clock, and after one with the right clock
+    again; for each kind of role.
+    """
     out, clocks = tmp_path / "run", tmp_path / "clocks"
     file = write_job(tmp_path, job(run=ENDLESS, cloud={"name": "async", "first": 1}))
     wrong = {"coordinator": -YEARS, "server/0": DAYS, "device/1": 80_000.0}
     clocks.write_text("")
 
     def written() -> int:
-        return (out / "events.jsonl").read_bytes().count(b'"MixModels"') if (out / "events.jsonl").exists() else 0
+        return (
+            (out / "events.jsonl").read_bytes().count(b'"MixModels"')
+            if (out / "events.jsonl").exists()
+            else 0
+        )
 
     def goes_on() -> None:
         round_, line = round_of(out), written()
         wait_for(lambda: round_of(out) > round_ + 2, "rounds stand still")
         wait_for(lambda: written() > line + 2, "events.jsonl stands still")
 
-    up = start("up", file, "--time-scale", "0.05", "--out", out, environment={FALSE_CLOCKS: str(clocks)})
+    up = start(
+        "up", file, "--time-scale", "0.05", "--out", out, environment={FALSE_CLOCKS: str(clocks)}
+    )
     try:
         wait_for(lambda: round_of(out) > 1, "no first round")
         clocks.write_text("".join(f"{actor} {seconds}\n" for actor, seconds in wrong.items()))
@@ -314,7 +433,9 @@ def test_processes_go_on_whatever_their_clocks_do(tmp_path: Path) -> None:
             kill(out, actor)
         goes_on()
         assert status_of(out, "server/0")["clock"] > DAYS
-        wait_for(lambda: abs(status_of(out, COORDINATOR).get("clock_skew", 0.0) - DAYS) < 600, "no skew")
+        wait_for(
+            lambda: abs(status_of(out, COORDINATOR).get("clock_skew", 0.0) - DAYS) < 600, "no skew"
+        )
         assert "server/0 +17" in run("status", out).stdout  # 172,800 s, as the coordinator sees it
         assert "fedbcd_clock_skew_seconds 17" in metrics_of(out, COORDINATOR)
         clocks.write_text("")

@@ -36,11 +36,21 @@ def _frames() -> list[Frame]:
 def test_the_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
     here = Path(str(fedbcd_pb2.__file__))
     source = here.parents[3]
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(source), f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        "-I",
+        str(source),
+        f"--python_out={tmp_path}",
+        f"--pyi_out={tmp_path}",
+    ]
     subprocess.run([*command, "fedbcd/engines/deploy/fedbcd.proto"], check=True, cwd=source)
     for suffix in (".py", ".pyi"):
         fresh = tmp_path / "fedbcd/engines/deploy" / f"fedbcd_pb2{suffix}"
-        assert fresh.read_text() == here.with_suffix(suffix).read_text(), f"run: python -m grpc_tools.protoc (see {here.name})"
+        assert fresh.read_text() == here.with_suffix(suffix).read_text(), (
+            f"run: python -m grpc_tools.protoc (see {here.name})"
+        )
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES // 4 - 1, CHUNK_BYTES // 4, 109_386])
@@ -90,13 +100,15 @@ def test_what_is_declared_is_the_layout_of_the_module() -> None:
 def test_the_first_difference_between_two_models_is_named() -> None:
     mine = Declared((("weight", (2, 4)), ("bias", (2,))))
     assert mine.difference(mine) is None
-    assert mine.difference(Declared((("weight", (2, 5)), ("bias", (2,))))) == (
-        "a tensor 'weight' of shape (2, 5) instead of 'weight' of shape (2, 4)"
+    assert (
+        mine.difference(Declared((("weight", (2, 5)), ("bias", (2,)))))
+        == "a tensor 'weight' of shape (2, 5) instead of 'weight' of shape (2, 4)"
     )
     assert mine.difference(Declared(())) == "0 tensors instead of 2"
 
 
-# -------------------------------------------------------------------------------------------------------------------- refusals
+# ------------------------------------------------------------------------------------------------
+# refusals
 def _set_chunk(frames: list[Frame], place: int, /, **fields: object) -> None:
     for name, value in fields.items():
         setattr(frames[place].chunk, name, value)
@@ -179,21 +191,59 @@ REFUSALS: list[tuple[str, str, Callable[[list[Frame]], object]]] = [
     ("event", "not an event", _message(event=b"[" * 4000)),
     ("event", "exceeds 4096", _message(event=b" " * 4097)),
     ("event", "not an event", _message(event=b'{"Nonsense":{}}')),
-    ("event", "not an event", _message(event=b'{"Uploaded":{"device":7,"activation":"4","model":"x/7/4"}}')),
-    ("event", "not an event", _message(event=b'{"Uploaded":{"device":7,"activation":true,"model":"x/7/4"}}')),
-    ("event", "not an event", _message(event=b'{"Uploaded":{"device":7,"activation":4,"model":"x/7/4","more":1}}')),
-    ("event", "outside 0 to", _message(event=b'{"Uploaded":{"device":7,"activation":-1,"model":"x/7/4"}}')),
-    ("event", "outside 0 to", _message(event=b'{"Uploaded":{"device":7,"activation":9223372036854775808,"model":"x/7/4"}}')),
-    ("event", "names no model", _message(event=b'{"Uploaded":{"device":7,"activation":4,"model":"../../etc"}}')),
-    ("event", "must be a word", _message(event=b'{"Withdrawn":{"device":7,"activation":4,"incarnation":0,"reason":"../../etc"}}')),
+    (
+        "event",
+        "not an event",
+        _message(event=b'{"Uploaded":{"device":7,"activation":"4","model":"x/7/4"}}'),
+    ),
+    (
+        "event",
+        "not an event",
+        _message(event=b'{"Uploaded":{"device":7,"activation":true,"model":"x/7/4"}}'),
+    ),
+    (
+        "event",
+        "not an event",
+        _message(event=b'{"Uploaded":{"device":7,"activation":4,"model":"x/7/4","more":1}}'),
+    ),
+    (
+        "event",
+        "outside 0 to",
+        _message(event=b'{"Uploaded":{"device":7,"activation":-1,"model":"x/7/4"}}'),
+    ),
+    (
+        "event",
+        "outside 0 to",
+        _message(
+            event=b'{"Uploaded":{"device":7,"activation":9223372036854775808,"model":"x/7/4"}}'
+        ),
+    ),
+    (
+        "event",
+        "names no model",
+        _message(event=b'{"Uploaded":{"device":7,"activation":4,"model":"../../etc"}}'),
+    ),
+    (
+        "event",
+        "must be a word",
+        _message(
+            event=b'{"Withdrawn":{"device":7,"activation":4,"incarnation":0,"reason":"../../etc"}}'
+        ),
+    ),
     ("event", "may not send", _message(event=b'{"Absorb":{"device":7,"activation":4}}')),
-    ("identity", "device/7 may not speak for device/8", _message(event=b'{"Uploaded":{"device":8,"activation":4,"model":"x/8/4"}}')),
+    (
+        "identity",
+        "device/7 may not speak for device/8",
+        _message(event=b'{"Uploaded":{"device":8,"activation":4,"model":"x/8/4"}}'),
+    ),
     ("model", "but names none", _message(event=b'{"UpdateRequested":{"device":7,"activation":4}}')),
 ]
 
 
 @pytest.mark.parametrize(("reason", "words", "change"), REFUSALS)
-def test_what_does_not_fit_is_refused(reason: str, words: str, change: Callable[[list[Frame]], object]) -> None:
+def test_what_does_not_fit_is_refused(
+    reason: str, words: str, change: Callable[[list[Frame]], object]
+) -> None:
     frames = _frames()
     change(frames)
     with pytest.raises(Refused, match=words.replace("[", r"\[").replace(".", r"\.")) as refused:
@@ -201,7 +251,13 @@ def test_what_does_not_fit_is_refused(reason: str, words: str, change: Callable[
     assert refused.value.reason == reason
 
 
-@pytest.mark.parametrize("event", [DeviceLost(device=7, activation=1), ServerReady(server=3, phase=0, iteration=0, model="z/3/0")])
+@pytest.mark.parametrize(
+    "event",
+    [
+        DeviceLost(device=7, activation=1),
+        ServerReady(server=3, phase=0, iteration=0, model="z/3/0"),
+    ],
+)
 def test_a_device_says_only_what_is_its_to_say(event: Event) -> None:
     frames = list(encode(Letter(DEVICE, SERVER, event, None, 0.0)))
     with pytest.raises(Refused, match=r"device/7 may not send"):
@@ -209,7 +265,13 @@ def test_a_device_says_only_what_is_its_to_say(event: Event) -> None:
 
 
 def test_a_server_speaks_for_itself_only() -> None:
-    letter = Letter("server/4", "coordinator", ServerReady(server=3, phase=0, iteration=0, model="z/3/0"), None, 0.0)
+    letter = Letter(
+        "server/4",
+        "coordinator",
+        ServerReady(server=3, phase=0, iteration=0, model="z/3/0"),
+        None,
+        0.0,
+    )
     with pytest.raises(Refused, match=r"server/4 may not speak for server/3"):
         decode(encode(letter), Limits.of(declared(1)), "server/4", "coordinator")
 
@@ -223,7 +285,9 @@ def test_after_a_refusal_the_next_letter_is_as_good_as_ever() -> None:
     with pytest.raises(Refused):
         assembler.chunk(frames[2].chunk)
     assert not assembler.is_open
-    assert [assembler.chunk(frame.chunk) for frame in frames[3:]] == [None] * (len(frames) - 3)  # passed over
+    assert [assembler.chunk(frame.chunk) for frame in frames[3:]] == [None] * (
+        len(frames) - 3
+    )  # passed over
     request = UpdateRequested(device=7, activation=1)
     (frame,) = encode(Letter(DEVICE, SERVER, request, None, 0.0), 10)
     letter = assembler.message(frame.message)
@@ -232,7 +296,10 @@ def test_after_a_refusal_the_next_letter_is_as_good_as_ever() -> None:
 
 
 def test_a_model_of_another_size_is_refused_with_what_would_fit() -> None:
-    with pytest.raises(Refused, match=r"a model of 9 values of F32 does not fit; accepted: 10 of F32, 10 of F64, 11 of F64"):
+    with pytest.raises(
+        Refused,
+        match=r"a model of 9 values of F32 does not fit; accepted: 10 of F32, 10 of F64, 11 of F64",
+    ):
         _decode(list(encode(up(torch.zeros(9)))), 10)
 
 
@@ -246,7 +313,9 @@ def test_no_memory_is_taken_for_a_model_that_is_refused() -> None:
 
 
 def test_no_mutation_of_the_bytes_comes_through_as_another_model() -> None:
-    """2,000 seeded mutations of the serialised frames: refused, unreadable as protobuf, or the very same model."""
+    """2,000 seeded mutations of the serialised frames: refused, unreadable as protobuf, or the very
+    same model.
+    """
     model = torch.arange(20.0)
     whole = [frame.SerializeToString() for frame in encode(up(model, 4), number=9)]
     chance = random.Random(5)

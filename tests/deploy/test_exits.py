@@ -1,4 +1,6 @@
-"""How processes end when something around them is missing or taken: the documented code, and a sentence instead of a trace."""
+"""How processes end when something around them is missing or taken: the documented code, and a
+sentence instead of a trace.
+"""
 
 import asyncio
 import os
@@ -32,12 +34,19 @@ def without(names: tuple[str, ...], *arguments: str | Path) -> subprocess.Comple
     """`fedbcd ...` where these packages are not installed."""
     command = [sys.executable, "-c", WITHOUT.format(names=names) + MAIN, *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
+    )
 
 
 @pytest.mark.parametrize("missing", [("google",), EXTRA], ids="+".join)
-def test_a_role_without_the_extra_says_what_to_install(missing: tuple[str, ...], tmp_path: Path) -> None:
-    file = write_job(tmp_path, job() | {"deploy": {"plain": True, "servers": ["127.0.0.1:7401", "127.0.0.1:7402"]}})
+def test_a_role_without_the_extra_says_what_to_install(
+    missing: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = write_job(
+        tmp_path,
+        job() | {"deploy": {"plain": True, "servers": ["127.0.0.1:7401", "127.0.0.1:7402"]}},
+    )
     done = without(missing, "coordinator", file, "--folder", tmp_path)
     assert done.returncode == ExitCode.EXTRA, done.stderr
     assert "pip install 'fedbcd[deploy]'" in done.stderr
@@ -45,7 +54,9 @@ def test_a_role_without_the_extra_says_what_to_install(missing: tuple[str, ...],
 
 
 def test_a_simulation_needs_nothing_of_the_extra(tmp_path: Path) -> None:
-    done = without(EXTRA, "run", write_job(tmp_path, job(run={"rounds": 1})), "--out", tmp_path / "run")
+    done = without(
+        EXTRA, "run", write_job(tmp_path, job(run={"rounds": 1})), "--out", tmp_path / "run"
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -83,15 +94,28 @@ def test_reasons_that_a_peer_invents_take_no_memory() -> None:
 
 def test_a_device_that_is_stopped_while_it_trains_ends_well(tmp_path: Path) -> None:
     """Also when torch is in the middle of a computation that takes minutes."""
-    long = job(algorithm={"name": "fedbcd", "device_step": 1e-4, "steps": [50_000, 50_000]}, model={"name": "mlp", "hidden": [256, 256]})
+    long = job(
+        algorithm={"name": "fedbcd", "device_step": 1e-4, "steps": [50_000, 50_000]},
+        model={"name": "mlp", "hidden": [256, 256]},
+    )
     ports = free_ports(2)
-    deploy = {"plain": True, "folder": str(tmp_path), "coordinator": f"127.0.0.1:{ports[0]}", "servers": [f"127.0.0.1:{ports[1]}"]}
-    file = write_job(tmp_path, long | {"federation": {"servers": 1, "devices": 1, "active": 1}, "deploy": deploy})
+    deploy = {
+        "plain": True,
+        "folder": str(tmp_path),
+        "coordinator": f"127.0.0.1:{ports[0]}",
+        "servers": [f"127.0.0.1:{ports[1]}"],
+    }
+    file = write_job(
+        tmp_path, long | {"federation": {"servers": 1, "devices": 1, "active": 1}, "deploy": deploy}
+    )
 
     def state() -> str:
         return str((ask_status(tmp_path / "device-0") or {}).get("waits_for"))
 
-    coordinator, server = running("coordinator", file, "--init"), running("server", file, "--id", "0", "--init")
+    coordinator, server = (
+        running("coordinator", file, "--init"),
+        running("server", file, "--id", "0", "--init"),
+    )
     with coordinator, server, running("device", file, "--id", "0") as device:
         wait_for(lambda: state() == "training", "no training")
         device.terminate()

@@ -1,4 +1,6 @@
-"""A full disk ends a process with a code of its own; it is started again with a pause, and goes on from all that it has acknowledged."""
+"""A full disk ends a process with a code of its own; it is started again with a pause, and goes on
+from all that it has acknowledged.
+"""
 
 import contextlib
 import errno
@@ -21,7 +23,19 @@ from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import COORDINATOR, Actor, RetryDue, Woke
-from process_helpers import ENDLESS, finish_log, go_on, job, pid_of, round_of, run, start, state_folder, stop, write_job
+from process_helpers import (
+    ENDLESS,
+    finish_log,
+    go_on,
+    job,
+    pid_of,
+    round_of,
+    run,
+    start,
+    state_folder,
+    stop,
+    write_job,
+)
 from waiting import wait_for
 
 ROLES = (COORDINATOR, "server/0", "device/0")
@@ -32,7 +46,10 @@ def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
     """A disk of its own; where nobody may mount one, the test is skipped."""
     path.mkdir(parents=True)
     options = ("-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path))
-    if shutil.which("mount") is None or subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(["mount", *options], capture_output=True, check=False).returncode
+    ):
         pytest.skip("no disk can be mounted here")
     try:
         yield path
@@ -52,7 +69,11 @@ def fill(disk: Path) -> Path:
 
 def test_a_full_disk_is_not_final() -> None:
     assert not ExitCode.DISK.is_final
-    assert DiskError("the store x", OSError(errno.ENOSPC, "No space left on device")).exit_code == ExitCode.DISK == 25
+    assert (
+        DiskError("the store x", OSError(errno.ENOSPC, "No space left on device")).exit_code
+        == ExitCode.DISK
+        == 25
+    )
 
 
 def test_a_damaged_store_is_not_mistaken_for_a_full_disk(tmp_path: Path) -> None:
@@ -76,7 +97,9 @@ def no_longer_files(most: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("actor", ROLES)
-def test_a_role_that_cannot_write_says_nothing_and_goes_on_from_what_it_has_said(actor: Actor, folder: Path, towns: list[Town]) -> None:
+def test_a_role_that_cannot_write_says_nothing_and_goes_on_from_what_it_has_said(
+    actor: Actor, folder: Path, towns: list[Town]
+) -> None:
     town = Town(folder, Settings(BCD, fb.SyncCloud(), active=1), federation(devices=3))
     towns.append(town)
     town.start()
@@ -125,7 +148,9 @@ def test_a_role_that_cannot_write_says_nothing_and_goes_on_from_what_it_has_said
 
 
 def test_every_role_is_started_again_until_there_is_room(tmp_path: Path) -> None:
-    """The disk of the whole deployment is full for a while: no code is final, rounds go on, and the log replays to the models on disk."""
+    """The disk of the whole deployment is full for a while: no code is final, rounds go on, and the
+    log replays to the models on disk.
+    """
     with small_disk(tmp_path / "disk", 64) as disk:
         out = disk / "run"
         everybody = (*ROLES, "server/1", *(f"device/{number}" for number in range(1, 6)))
@@ -142,10 +167,18 @@ def test_every_role_is_started_again_until_there_is_room(tmp_path: Path) -> None
             wait_for(lambda: any(gone(actor) for actor in everybody), "nobody has noticed")
             for actor in ROLES:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid_of(out, actor), signal.SIGKILL)  # with nothing to write it would not notice
+                    os.kill(
+                        pid_of(out, actor), signal.SIGKILL
+                    )  # with nothing to write it would not notice
             wait_for(lambda: all(gone(actor) for actor in ROLES), "somebody runs")
             ballast.unlink()
-            wait_for(lambda: all(pid_in(state_folder(out, actor)) not in (None, pid) for actor, pid in before.items()), "nobody came back")
+            wait_for(
+                lambda: all(
+                    pid_in(state_folder(out, actor)) not in (None, pid)
+                    for actor, pid in before.items()
+                ),
+                "nobody came back",
+            )
             go_on(out, 3)
             stop(up)
         finally:

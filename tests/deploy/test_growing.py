@@ -1,4 +1,6 @@
-"""The merged log of a deployment that goes on: it grows at its end only, whatever is killed or cut, and ends as the merged log."""
+"""The merged log of a deployment that goes on: it grows at its end only, whatever is killed or cut,
+and ends as the merged log.
+"""
 
 import json
 from pathlib import Path
@@ -22,12 +24,26 @@ from fedbcd.errors import LocalProtocolError, RecordError
 from fedbcd.eventlog import LogReader
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Actor, device_actor
-from process_helpers import ENDLESS, finish_log, go_on, job, kill, run, running, start, state_folder, stop, write_job
+from process_helpers import (
+    ENDLESS,
+    finish_log,
+    go_on,
+    job,
+    kill,
+    run,
+    running,
+    start,
+    state_folder,
+    stop,
+    write_job,
+)
 from waiting import ended, wait_for
 
 
 class Watched(Unkind):
-    """An unkind world in which somebody keeps the log; now and then the keeper dies, and leaves half a line."""
+    """An unkind world in which somebody keeps the log; now and then the keeper dies, and leaves
+    half a line.
+    """
 
     def begin(self, path: Path) -> None:
         self.path, self.states = path, [b""]
@@ -35,8 +51,13 @@ class Watched(Unkind):
 
     def _opened(self) -> GrowingLog:
         town = self.town
-        folders = {actor: town.folder / actor for actor in [*town.actors, *(device_actor(d) for d in sorted(town.late))]}
-        return GrowingLog(self.path, header_of(town.settings, town.federation), town.blueprint, folders)
+        folders = {
+            actor: town.folder / actor
+            for actor in [*town.actors, *(device_actor(d) for d in sorted(town.late))]
+        }
+        return GrowingLog(
+            self.path, header_of(town.settings, town.federation), town.blueprint, folders
+        )
 
     def _step(self) -> None:
         super()._step()
@@ -50,7 +71,9 @@ class Watched(Unkind):
         self.states.append(state)
         if self.chance.random() < 0.2:
             self.log.close()
-            cut = self.chance.randrange(len(self.states[-2]), len(state) + 1)  # what was synced before is safe
+            cut = self.chance.randrange(
+                len(self.states[-2]), len(state) + 1
+            )  # what was synced before is safe
             self.path.write_bytes(state[:cut])
             self.states[-1] = state[: state.rfind(b"\n", 0, cut) + 1]
             self.log = self._opened()
@@ -73,8 +96,13 @@ def watched(folder: Path, towns: list[Town], case: str, seed: int, **trouble: fl
     return world
 
 
-@pytest.mark.parametrize(("case", "seed"), [("fedbcd-sync", 0), ("fedbcd-async", 1), ("fedbcd-i-rigorous", 2), ("fedavg-sync", 3)])
-def test_the_log_grows_at_its_end_and_ends_as_the_merged_log(case: str, seed: int, folder: Path, towns: list[Town]) -> None:
+@pytest.mark.parametrize(
+    ("case", "seed"),
+    [("fedbcd-sync", 0), ("fedbcd-async", 1), ("fedbcd-i-rigorous", 2), ("fedavg-sync", 3)],
+)
+def test_the_log_grows_at_its_end_and_ends_as_the_merged_log(
+    case: str, seed: int, folder: Path, towns: list[Town]
+) -> None:
     world = watched(folder, towns, case, seed)
     end, grown = world.end()
     assert len(world.states) > 20
@@ -85,8 +113,12 @@ def test_the_log_grows_at_its_end_and_ends_as_the_merged_log(case: str, seed: in
 
 
 @pytest.mark.parametrize("seed", [4, 5, 6])
-def test_what_was_written_of_a_device_that_lost_its_disk_stays(seed: int, folder: Path, towns: list[Town]) -> None:
-    """Its own log is gone, but not from the one that grew; the replay ends with the models of the run all the same."""
+def test_what_was_written_of_a_device_that_lost_its_disk_stays(
+    seed: int, folder: Path, towns: list[Town]
+) -> None:
+    """Its own log is gone, but not from the one that grew; the replay ends with the models of the
+    run all the same.
+    """
     world = watched(folder, towns, "fedbcd-async", seed, lost_disks=0.004, backups=0.004)
     end, grown = world.end()
     assert all(grown.startswith(state) for state in world.states)
@@ -104,7 +136,9 @@ def test_a_log_that_is_finished_is_gone_on_with(folder: Path, towns: list[Town])
         assert world.path.read_bytes() == grown
 
 
-def test_a_foreign_log_and_a_server_with_another_store_are_refused(folder: Path, towns: list[Town]) -> None:
+def test_a_foreign_log_and_a_server_with_another_store_are_refused(
+    folder: Path, towns: list[Town]
+) -> None:
     world = watched(folder, towns, "fedbcd-sync", 8)
     world.look()
     world.log.close()
@@ -128,7 +162,9 @@ def test_an_onlooker_sees_every_line_once_and_in_order(folder: Path, towns: list
     towns.append(town)
     unkind = Unkind(town, 9)
     unkind.play(4)
-    onlooker = Onlooker([store for kind in ("server", "device") for store in stores_in(town.folder / kind)])
+    onlooker = Onlooker(
+        [store for kind in ("server", "device") for store in stores_in(town.folder / kind)]
+    )
     seen = onlooker.lines(wait=False)
     assert seen
     assert onlooker.lines(wait=True) == []
@@ -138,12 +174,18 @@ def test_an_onlooker_sees_every_line_once_and_in_order(folder: Path, towns: list
     town.close()
     seen += onlooker.lines(wait=True)
     out, _ = town.merged()
-    assert seen == [line for line in out.read_bytes().splitlines(keepends=True)[1:-1] if b'"on":"coordinator"' not in line]
+    assert seen == [
+        line
+        for line in out.read_bytes().splitlines(keepends=True)[1:-1]
+        if b'"on":"coordinator"' not in line
+    ]
     with pytest.raises(RecordError, match="is no store of a role and holds none"):
         stores_in(folder / "nowhere")
 
 
-def test_two_do_not_write_the_same_log(folder: Path, towns: list[Town], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_do_not_write_the_same_log(
+    folder: Path, towns: list[Town], monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = watched(folder, towns, "fedbcd-sync", 11)
     half = world.path.read_bytes()[:-5]
     world.path.write_bytes(half)  # the other one is in the middle of a line
@@ -158,13 +200,17 @@ def test_two_do_not_write_the_same_log(folder: Path, towns: list[Town], monkeypa
 def up_of(world: Watched, folder: Path) -> Up:
     """A parent whose children are but names."""
     town = world.town
-    plan = Deployment.of(town.federation, town.settings, Deploy(folder=str(town.folder), plain=True))
+    plan = Deployment.of(
+        town.federation, town.settings, Deploy(folder=str(town.folder), plain=True)
+    )
     up = Up(plan, folder, world.log)
     up.nursery.children = {actor: Child(actor) for actor in actors_of(town.blueprint)}
     return up
 
 
-def test_a_log_that_cannot_be_written_does_not_end_the_run(folder: Path, towns: list[Town], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_written_does_not_end_the_run(
+    folder: Path, towns: list[Town], capsys: pytest.CaptureFixture[str]
+) -> None:
     world = watched(folder, towns, "fedbcd-sync", 10)
     up = up_of(world, folder)
     for error in (OSError(28, "No space left on device"), LocalProtocolError("what cannot be")):
@@ -177,7 +223,9 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(folder: Path, towns: 
     world.log.close()
 
 
-def test_the_store_of_a_new_process_is_read_whatever_its_length(folder: Path, towns: list[Town]) -> None:
+def test_the_store_of_a_new_process_is_read_whatever_its_length(
+    folder: Path, towns: list[Town]
+) -> None:
     """It may have lost its disk and have done as much since as before."""
     world = watched(folder, towns, "fedbcd-sync", 12)
     up = up_of(world, folder)
@@ -196,7 +244,9 @@ def stores_of(out: Path, actors: list[Actor]) -> dict[Actor, FileStore]:
 
 
 def test_the_log_of_a_real_deployment_grows_while_roles_are_killed(tmp_path: Path) -> None:
-    """Every state of the file is a prefix of the last one, which is the merged log of the stores; `fedbcd log` follows stores."""
+    """Every state of the file is a prefix of the last one, which is the merged log of the stores;
+    `fedbcd log` follows stores.
+    """
     out, table = tmp_path / "run", job(run=ENDLESS, cloud={"name": "async", "first": 1})
     states: list[bytes] = []
 
@@ -204,19 +254,35 @@ def test_the_log_of_a_real_deployment_grows_while_roles_are_killed(tmp_path: Pat
         states.append((out / "events.jsonl").read_bytes())
         return len({state.count(b"\n") for state in states})
 
-    with running("up", write_job(tmp_path, table), "--time-scale", "0.1", "--out", out) as up, (tmp_path / "followed").open("w") as file:
+    with (
+        running("up", write_job(tmp_path, table), "--time-scale", "0.1", "--out", out) as up,
+        (tmp_path / "followed").open("w") as file,
+    ):
         for actor in ("device/1", "server/1", "coordinator"):
             go_on(out)
             look()
             kill(out, actor)
             if actor == "device/1":
-                follower = start("log", state_folder(out, "server/0"), state_folder(out, "device/2"), "--follow", stdout=file)
+                follower = start(
+                    "log",
+                    state_folder(out, "server/0"),
+                    state_folder(out, "device/2"),
+                    "--follow",
+                    stdout=file,
+                )
         wait_for(lambda: look() >= 5, "no lines come while rounds go on")
         stop(up)
         finish_log(out)
         final = (out / "events.jsonl").read_bytes()
-        expected = [line for line in final.decode().splitlines() if '"on":"server/0"' in line or '"on":"device/2"' in line]
-        wait_for(lambda: len((tmp_path / "followed").read_text().splitlines()) >= len(expected), "not all is followed")
+        expected = [
+            line
+            for line in final.decode().splitlines()
+            if '"on":"server/0"' in line or '"on":"device/2"' in line
+        ]
+        wait_for(
+            lambda: len((tmp_path / "followed").read_text().splitlines()) >= len(expected),
+            "not all is followed",
+        )
         follower.terminate()
         _, complaints = ended(follower)
     assert all(final.startswith(state) for state in states)
@@ -232,7 +298,9 @@ def _same_as_merged(out: Path, table: dict[str, Any], final: bytes, merged: Path
     actors = ["coordinator", "server/0", "server/1", *(device_actor(d) for d in range(6))]
     stores = stores_of(out, actors)
     try:
-        merge(stores, Blueprint.of(settings, data), header_of(settings, data, one.to_table()), merged)
+        merge(
+            stores, Blueprint.of(settings, data), header_of(settings, data, one.to_table()), merged
+        )
     finally:
         for store in stores.values():
             store.close()

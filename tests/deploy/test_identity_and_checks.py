@@ -64,7 +64,8 @@ def hello_of(town: Town, number: int = 0, **changes: Any) -> dict[str, Any]:
     return device(town, number).hello() | changes
 
 
-# -------------------------------------------------------------------------------------------------------------------- identity
+# ------------------------------------------------------------------------------------------------
+# identity
 def test_a_device_that_went_on_where_it_was_is_left_alone(town: Town) -> None:
     town.restart("device/0")
     assert town.post == []
@@ -97,11 +98,18 @@ def test_a_device_from_an_old_backup_is_recognised_by_its_counter(town: Town) ->
 
 def test_a_device_whose_acknowledgement_was_lost_is_in_step(town: Town) -> None:
     here = device(town).machine.activation
-    assert server(town).greet("device/0", hello_of(town, activation=here - 1, uploading=True), town.tick()) == []
+    assert (
+        server(town).greet(
+            "device/0", hello_of(town, activation=here - 1, uploading=True), town.tick()
+        )
+        == []
+    )
 
 
 def test_a_device_that_dials_while_it_is_acknowledged_is_in_step(town: Town) -> None:
-    """Its hello is made beside the role's thread: what it says of before and after the acknowledgement must not read as an old backup."""
+    """Its hello is made beside the role's thread: what it says of before and after the
+    acknowledgement must not read as an old backup.
+    """
     assert server(town).greet("device/0", hello_of(town, uploading=True), town.tick()) == []
     role = device(town)
     machine, reads = role.machine, list[str]()
@@ -119,12 +127,17 @@ def test_a_device_that_dials_while_it_is_acknowledged_is_in_step(town: Town) -> 
 
 @pytest.mark.parametrize("store", [{}, {"store": "another"}], ids=["known", "unknown"])
 def test_a_server_refuses_a_device_that_is_ahead_of_it(store: dict[str, str], town: Town) -> None:
-    """Whatever is put in step now would lose what was acknowledged: the server's store is an old one."""
+    """Whatever is put in step now would lose what was acknowledged: the server's store is an old
+    one.
+    """
     here, length = device(town).machine.activation, server(town).store.length
     for ahead, words in (
         (
             {"activation": here + 1},
-            rf"has finished {here + 1} activations .* server/0 knows of {here} and 0: its store is empty or an old one",
+            (
+                rf"has finished {here + 1} activations .* server/0 knows of {here} and 0: its store"
+                r" is empty or an old one"
+            ),
         ),
         ({"incarnation": 1}, "was put in step 1 times"),
     ):
@@ -139,15 +152,26 @@ def new_server(town: Town, folder: Path) -> ServerRole:
     return ServerRole.open(FileStore(folder / "new", begin=True), town.blueprint, 0)
 
 
-def test_a_server_with_an_empty_store_refuses_those_that_have_a_history_and_serves_nobody(town: Town, folder: Path) -> None:
+def test_a_server_with_an_empty_store_refuses_those_that_have_a_history_and_serves_nobody(
+    town: Town, folder: Path
+) -> None:
     empty = new_server(town, folder)
-    with pytest.raises(CheckFailed, match=r"its store is empty or an old one\. Put the newest store of server/0 back"):
+    with pytest.raises(
+        CheckFailed,
+        match=r"its store is empty or an old one\. Put the newest store of server/0 back",
+    ):
         empty.greet("device/0", hello_of(town), 0.0)
     fresh = {"activation": 0, "uploading": False}
     assert empty.greet("device/0", hello_of(town, **fresh), 0.0) == []
-    assert empty.greet("device/0", hello_of(town, **fresh, store="another"), 0.0) == []  # it lost a disk on which nothing had happened
-    with pytest.raises(LocalProtocolError, match=r"cannot handle UpdateRequested.* while not started"):
-        empty.receive(Letter("device/0", "server/0", UpdateRequested(device=0, activation=0), None, 0.0), 0.0)
+    assert (
+        empty.greet("device/0", hello_of(town, **fresh, store="another"), 0.0) == []
+    )  # it lost a disk on which nothing had happened
+    with pytest.raises(
+        LocalProtocolError, match=r"cannot handle UpdateRequested.* while not started"
+    ):
+        empty.receive(
+            Letter("device/0", "server/0", UpdateRequested(device=0, activation=0), None, 0.0), 0.0
+        )
     empty.welcome(1.0)
     assert (empty.machine.phase, empty.store.length) == (0, 1)
     assert empty.welcome(2.0) == []  # once is enough
@@ -155,21 +179,31 @@ def test_a_server_with_an_empty_store_refuses_those_that_have_a_history_and_serv
     empty.close()
 
 
-def test_a_device_keeps_its_model_where_a_server_would_put_an_older_one_in_its_place(town: Town) -> None:
-    """As a server of another version might that has lost its store. One that knows as much, or more, may."""
+def test_a_device_keeps_its_model_where_a_server_would_put_an_older_one_in_its_place(
+    town: Town,
+) -> None:
+    """As a server of another version might that has lost its store. One that knows as much, or
+    more, may.
+    """
     role = device(town)
     here, x, length = role.machine.activation, role.x, role.store.length
     assert here > 0
     old = Restored(incarnation=1, activation=here - 1, session=1 << 32, model="z/0/0")
-    words = f"server/0 wants to put device/0 back to activation {here - 1}, but has acknowledged {here}"
+    words = (
+        f"server/0 wants to put device/0 back to activation {here - 1}, but has acknowledged {here}"
+    )
     with pytest.raises(CheckFailed, match=words) as refused:
-        role.receive(Letter("server/0", "device/0", old, torch.zeros(650), town.tick()), town.tick())
+        role.receive(
+            Letter("server/0", "device/0", old, torch.zeros(650), town.tick()), town.tick()
+        )
     assert refused.value.reason == "older"
     assert (role.x is x, role.store.length, role.machine.incarnation) == (True, length, 0)
     newer = replace(old, activation=here + 1)
     role.receive(Letter("server/0", "device/0", newer, torch.zeros(650), town.tick()), town.tick())
     assert (role.machine.activation, role.machine.incarnation) == (here + 1, 1)
-    role.receive(Letter("server/0", "device/0", old, torch.ones(650), town.tick()), town.tick())  # a late copy is only answered
+    role.receive(
+        Letter("server/0", "device/0", old, torch.ones(650), town.tick()), town.tick()
+    )  # a late copy is only answered
     assert torch.equal(role.x, torch.zeros(650))
 
 
@@ -182,7 +216,14 @@ def test_who_does_not_belong_here_is_refused(town: Town) -> None:
         server(town).greet("device/0", hello_of(town), town.tick())
 
 
-@pytest.mark.parametrize("hello", [{}, {"store": "a"}, {"store": "a", "activation": "many", "incarnation": 0, "uploading": False}])
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {},
+        {"store": "a"},
+        {"store": "a", "activation": "many", "incarnation": 0, "uploading": False},
+    ],
+)
 def test_a_hello_that_says_too_little_is_refused(hello: dict[str, Any], town: Town) -> None:
     with pytest.raises(CheckFailed, match="does not say how far it is"):
         server(town).greet("device/0", {"run": device(town).hello()["run"], **hello}, town.tick())
@@ -206,7 +247,13 @@ def test_a_hello_that_cannot_be_true_is_refused_and_breaks_nothing(town: Town) -
     assert server(town).greet("device/0", hello_of(town), town.tick()) == []
     coordinator = town.roles["coordinator"]
     assert isinstance(coordinator, CoordinatorRole)
-    for lie in ({"phase": math.inf}, {"phase": -2}, {"phase": True}, {"store": "a b"}, {"store": None}):
+    for lie in (
+        {"phase": math.inf},
+        {"phase": -2},
+        {"phase": True},
+        {"store": "a b"},
+        {"store": None},
+    ):
         with pytest.raises(CheckFailed, match="does not say how far it is"):
             coordinator.greet("server/0", server(town).hello() | lie, town.tick())
 
@@ -221,7 +268,11 @@ def test_a_server_that_lost_its_store_or_has_an_old_one_is_refused(town: Town) -
     with pytest.raises(CheckFailed, match="server/0 is in phase -1, but has reported phase"):
         coordinator.greet("server/0", hello | {"phase": -1}, town.tick())
     with pytest.raises(
-        CheckFailed, match=r"server/0 is in phase 99, but phase \d+ is the latest .*: its store is empty or an old one"
+        CheckFailed,
+        match=(
+            r"server/0 is in phase 99, but phase \d+ is the latest .*: its store is empty or an"
+            r" old one"
+        ),
     ) as refused:
         coordinator.greet("server/0", hello | {"phase": 99}, town.tick())
     assert refused.value.reason == "ahead"
@@ -238,7 +289,9 @@ def test_a_server_is_known_by_its_store_from_its_welcome_on(town: Town, folder: 
     coordinator.check_guest("server/0", hello)
     assert coordinator.store.facts.get("store/0") is None  # to check is not to welcome
     assert coordinator.greet("server/0", hello, town.tick()) == []
-    with pytest.raises(CheckFailed, match="what its devices have contributed is in the old one: put that back"):
+    with pytest.raises(
+        CheckFailed, match="what its devices have contributed is in the old one: put that back"
+    ):
         coordinator.greet("server/0", hello | {"store": "new"}, town.tick())
     coordinator.close()
 
@@ -255,25 +308,45 @@ def test_a_store_belongs_to_one_role_of_one_run(town: Town, folder: Path) -> Non
 
 
 def test_a_store_goes_on_with_its_own_settings_where_the_job_says_nothing(folder: Path) -> None:
-    """Whatever the defaults are by then; what the job says otherwise is another run, and the store names the difference."""
-    began, settings = fb.FedBCD(batch=4, penalty=0.5, projection=fb.Box(-0.01, 0.01)), Settings(fb.FedBCD(batch=4), active=2)
+    """Whatever the defaults are by then; what the job says otherwise is another run, and the store
+    names the difference.
+    """
+    began, settings = (
+        fb.FedBCD(batch=4, penalty=0.5, projection=fb.Box(-0.01, 0.01)),
+        Settings(fb.FedBCD(batch=4), active=2),
+    )
     here = federation()
     for algorithm in (began, settings.algorithm):
         store = FileStore(folder / "device", begin=True)
-        role = DeviceRole.open(store, Blueprint.of(replace(settings, algorithm=algorithm), here), 0, OwnData.of(here, 0, 0))
+        role = DeviceRole.open(
+            store,
+            Blueprint.of(replace(settings, algorithm=algorithm), here),
+            0,
+            OwnData.of(here, 0, 0),
+        )
         assert role.blueprint.algorithm == began
         assert float(role.x.abs().max()) == pytest.approx(0.01)
         role.close()
     store = FileStore(folder / "device")
     for said in (fb.FedBCD(batch=4, penalty=2.0), fb.FedBCD(batch=4, projection=fb.NoProjection())):
-        with pytest.raises(RecordError, match=r"with other settings \(algorithm\.(penalty: 0\.5 there, 2\.0 here|projection)"):
-            DeviceRole.open(store, Blueprint.of(replace(settings, algorithm=said), here), 0, OwnData.of(here, 0, 0))
+        with pytest.raises(
+            RecordError,
+            match=r"with other settings \(algorithm\.(penalty: 0\.5 there, 2\.0 here|projection)",
+        ):
+            DeviceRole.open(
+                store,
+                Blueprint.of(replace(settings, algorithm=said), here),
+                0,
+                OwnData.of(here, 0, 0),
+            )
     store.close()
 
 
 def test_data_of_another_size_than_declared_are_refused(town: Town, folder: Path) -> None:
     data = OwnData.of(town.federation, 1, 0)
-    short = replace(data, samples=type(data.samples)(data.samples.inputs[:5], data.samples.targets[:5]))
+    short = replace(
+        data, samples=type(data.samples)(data.samples.inputs[:5], data.samples.targets[:5])
+    )
     store = FileStore(folder / "short", begin=True)
     with pytest.raises(DataError, match="device 1 has 5 samples, but the deployment counts on 12"):
         DeviceRole.open(store, town.blueprint, 1, short)
@@ -286,7 +359,8 @@ def test_other_dtypes_than_float32_are_refused(change: dict[str, Any]) -> None:
         Blueprint.of(replace(Settings(*CASES["fedbcd-sync"]), **change), federation())
 
 
-# ---------------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------------
+# checks
 GOOD = torch.zeros(650)
 UPLOADED = Uploaded(device=0, activation=0, model="x/0/0")
 
@@ -298,13 +372,29 @@ def _letters() -> list[tuple[str, Letter, str]]:
     return [
         ("address", replace(upload, to="server/1"), "a letter for server/1 to server/0"),
         ("identity", replace(upload, sender="device/1"), "which only device/0 may say"),
-        ("identity", Letter("device/0", "server/0", Mixed(phase=0, iteration=0, model="w/0/0"), GOOD, 0.0), "only coordinator may say"),
-        ("identity", Letter("server/1", "server/0", Isolated(phase=0), None, 0.0), "only coordinator may say"),
+        (
+            "identity",
+            Letter("device/0", "server/0", Mixed(phase=0, iteration=0, model="w/0/0"), GOOD, 0.0),
+            "only coordinator may say",
+        ),
+        (
+            "identity",
+            Letter("server/1", "server/0", Isolated(phase=0), None, 0.0),
+            "only coordinator may say",
+        ),
         ("event", replace(upload, event=Woke()), "server/0 takes no Woke from the network"),
         ("event", replace(upload, event=Started()), "takes no Started"),
         ("event", replace(upload, event=Trained(activation=0, steps=1)), "takes no Trained"),
-        ("range", replace(upload, event=replace(UPLOADED, activation=-1)), "activation=-1; it must be from 0 to 2"),
-        ("range", replace(upload, event=replace(UPLOADED, activation=1 << 60)), "activation=1152921504606846976"),
+        (
+            "range",
+            replace(upload, event=replace(UPLOADED, activation=-1)),
+            "activation=-1; it must be from 0 to 2",
+        ),
+        (
+            "range",
+            replace(upload, event=replace(UPLOADED, activation=1 << 60)),
+            "activation=1152921504606846976",
+        ),
         ("clock", replace(upload, clock=float("inf")), "the letter was sent at inf"),
         ("clock", replace(upload, clock=float("nan")), "the letter was sent at nan"),
         ("model", replace(upload, model=None), "the letter has no model; 650 values"),
@@ -316,7 +406,9 @@ def _letters() -> list[tuple[str, Letter, str]]:
 
 
 @pytest.mark.parametrize(("reason", "letter", "words"), _letters())
-def test_what_cannot_be_used_is_refused_and_changes_nothing(reason: str, letter: Letter, words: str, town: Town) -> None:
+def test_what_cannot_be_used_is_refused_and_changes_nothing(
+    reason: str, letter: Letter, words: str, town: Town
+) -> None:
     role = server(town)
     before = (role.store.length, role.z.clone(), role.hello(), role.store.names())
     with pytest.raises(CheckFailed, match=words) as refused:
@@ -332,7 +424,9 @@ def test_what_the_machine_refuses_changes_nothing(town: Town) -> None:
     role = server(town)
     length, names = role.store.length, role.store.names()
     for letter in (
-        Letter("device/0", "server/0", Uploaded(device=0, activation=77, model="x/0/77"), GOOD, 0.0),
+        Letter(
+            "device/0", "server/0", Uploaded(device=0, activation=77, model="x/0/77"), GOOD, 0.0
+        ),
         Letter("device/0", "server/0", UpdateRequested(device=0, activation=77), None, 0.0),
         Letter("coordinator", "server/0", GlobalUpdated(phase=77, model="z/78"), GOOD, 80_000.0),
     ):
@@ -351,15 +445,27 @@ def test_a_device_listens_to_its_own_server_only(town: Town) -> None:
 
 
 def test_sums_are_checked_as_sums(folder: Path) -> None:
-    """Sync-cloud: one float64 vector, one longer than a model; the norm bound is for the mean of which it is the sum."""
+    """Sync-cloud: one float64 vector, one longer than a model; the norm bound is for the mean of
+    which it is the sum.
+    """
     blueprint = Blueprint.of(Settings(*CASES["fedbcd-sync"], active=2), federation())
-    coordinator = CoordinatorRole.open(FileStore(folder, begin=True), blueprint, Limits(norm=20.0, beyond_norm="refuse"))
-    ready = Letter("server/0", "coordinator", ServerReady(server=0, phase=0, iteration=0, model="s/0/0"), GOOD, 0.0)
+    coordinator = CoordinatorRole.open(
+        FileStore(folder, begin=True), blueprint, Limits(norm=20.0, beyond_norm="refuse")
+    )
+    ready = Letter(
+        "server/0",
+        "coordinator",
+        ServerReady(server=0, phase=0, iteration=0, model="s/0/0"),
+        GOOD,
+        0.0,
+    )
     with pytest.raises(CheckFailed, match=r"must be \(651,\) of torch.float64"):
         coordinator.receive(ready, 1.0)
     with pytest.raises(CheckFailed, match=r"the model has norm 25\.4951, above the bound 20"):
         coordinator.receive(replace(ready, model=torch.ones(651, dtype=torch.float64)), 1.0)
-    third = torch.cat([torch.ones(650, dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64)])
+    third = torch.cat(
+        [torch.ones(650, dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64)]
+    )
     assert coordinator.receive(replace(ready, model=third), 1.0) == []
     coordinator.close()
 
@@ -376,7 +482,9 @@ def test_a_norm_beyond_the_bound_is_remarked_on_or_refused(town: Town) -> None:
         role.receive(letter, town.tick())
 
 
-@pytest.mark.parametrize("wrong", [{"norm": 0.0}, {"norm": float("inf")}, {"beyond_norm": "ignore"}, {"reach": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"norm": 0.0}, {"norm": float("inf")}, {"beyond_norm": "ignore"}, {"reach": 0.0}]
+)
 def test_limits_that_cannot_be_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Limits(**wrong)

@@ -1,4 +1,6 @@
-"""Links over real sockets with real TLS: letters of any size both ways, what is refused, and what is bounded."""
+"""Links over real sockets with real TLS: letters of any size both ways, what is refused, and what
+is bounded.
+"""
 
 import asyncio
 import contextlib
@@ -23,7 +25,21 @@ from fedbcd.engines.deploy.session import Room
 from fedbcd.engines.deploy.tls import Credentials, Plain, host_name
 from fedbcd.errors import ConfigError, RemoteProtocolError
 from waiting import LIMIT_S, eventually
-from wire_helpers import DEVICE, QUICK, SERVER, SMALL, Ear, declared, dialer, down, linked, listener, make_authority, running, up
+from wire_helpers import (
+    DEVICE,
+    QUICK,
+    SERVER,
+    SMALL,
+    Ear,
+    declared,
+    dialer,
+    down,
+    linked,
+    listener,
+    make_authority,
+    running,
+    up,
+)
 
 LINK = "/fedbcd.v1.Federation/Link"
 
@@ -36,7 +52,8 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# ---------------------------------------------------------------------------------------------------------------------- letters
+# ------------------------------------------------------------------------------------------------
+# letters
 @pytest.mark.parametrize("size", [0, 1, 109_386, 30_000_000])
 def test_letters_arrive_bit_for_bit_both_ways(certs: Path, size: int) -> None:
     model = torch.randn(size, generator=torch.Generator().manual_seed(size))
@@ -50,7 +67,12 @@ def test_letters_arrive_bit_for_bit_both_ways(certs: Path, size: int) -> None:
             (got,) = here.letters
             assert got.model is not None
             assert torch.equal(got.model, model)
-            assert (got.event, got.sender, got.to, got.clock) == (up(model).event, DEVICE, SERVER, 1.0)
+            assert (got.event, got.sender, got.to, got.clock) == (
+                up(model).event,
+                DEVICE,
+                SERVER,
+                1.0,
+            )
             back = there.letters[0].model
             assert back is not None
             assert torch.equal(back, model)
@@ -63,7 +85,12 @@ def test_hello_welcome_and_notices_carry_what_roles_say_of_themselves(certs: Pat
     async def scenario() -> None:
         here, there = Ear(), Ear()
         server = listener(here, Credentials(certs, SERVER), about=lambda: {"phase": 4})
-        device = dialer(there, Credentials(certs, DEVICE), await server.start(), about=lambda: {"store": "abc", "activation": 2})
+        device = dialer(
+            there,
+            Credentials(certs, DEVICE),
+            await server.start(),
+            about=lambda: {"store": "abc", "activation": 2},
+        )
         async with running(device.run()):
             await eventually(lambda: there.connects)
             assert here.connects == [(DEVICE, {"store": "abc", "activation": 2})]
@@ -87,7 +114,10 @@ def test_what_on_connect_sends_goes_out_first(certs: Path) -> None:
             assert await server.send(down(None, 5))
 
         server = Listener(
-            SERVER, "127.0.0.1:0", welcomes=lambda *_: None, **{**here.common(Credentials(certs, SERVER)), "on_connect": greet}
+            SERVER,
+            "127.0.0.1:0",
+            welcomes=lambda *_: None,
+            **{**here.common(Credentials(certs, SERVER)), "on_connect": greet},
         )
         device = dialer(there, Credentials(certs, DEVICE), await server.start())
         async with running(device.run()):
@@ -111,8 +141,16 @@ def test_a_letter_to_nobody_is_dropped_and_counted(certs: Path) -> None:
 def test_the_coordinator_and_its_servers_talk_the_same_way(certs: Path) -> None:
     async def scenario() -> None:
         here, there = Ear(), Ear()
-        coordinator = listener(here, Credentials(certs, "coordinator"), me="coordinator", welcomes=lambda *_: None)
-        server = dialer(there, Credentials(certs, SERVER), await coordinator.start(), me=SERVER, peer="coordinator")
+        coordinator = listener(
+            here, Credentials(certs, "coordinator"), me="coordinator", welcomes=lambda *_: None
+        )
+        server = dialer(
+            there,
+            Credentials(certs, SERVER),
+            await coordinator.start(),
+            me=SERVER,
+            peer="coordinator",
+        )
         async with running(server.run()):
             await eventually(lambda: coordinator.connected == {SERVER})
         await coordinator.stop()
@@ -130,7 +168,9 @@ def test_plain_text_on_loopback_when_asked_for() -> None:
             await device.send(up(torch.ones(8)))
             await eventually(lambda: here.letters)
         await server.stop()
-        with pytest.raises(ConfigError, match="plain text at 0\\.0\\.0\\.0 would be readable on the network"):
+        with pytest.raises(
+            ConfigError, match="plain text at 0\\.0\\.0\\.0 would be readable on the network"
+        ):
             await listener(Ear(), Plain(), "0.0.0.0:0").start()
         with pytest.raises(ConfigError, match="plain text at 192\\.0\\.2\\.1"):
             await dialer(Ear(), Plain(), 1, addresses=["192.0.2.1:80"]).run()
@@ -156,7 +196,8 @@ def test_a_port_that_is_taken_is_a_sentence(certs: Path) -> None:
     asyncio.run(scenario())
 
 
-# ----------------------------------------------------------------------------------------------------- a peer that says anything
+# ------------------------------------------------------------------------------------------------
+# a peer that says anything
 class Raw:
     """A peer with a certificate that writes what frames it likes."""
 
@@ -199,13 +240,17 @@ def hello(**changes: Any) -> Hello:
 
 
 @contextlib.asynccontextmanager
-async def raw(certs: Path, me: str = DEVICE, **more: Any) -> AsyncIterator[tuple[Listener, Ear, Raw]]:
+async def raw(
+    certs: Path, me: str = DEVICE, **more: Any
+) -> AsyncIterator[tuple[Listener, Ear, Raw]]:
     ear = Ear()
     server = listener(ear, Credentials(certs, SERVER), **more)
     port = await server.start()
     credentials, _ = Credentials(certs, me).for_dialler()
     options = [("grpc.ssl_target_name_override", host_name(SERVER))]
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
+    async with grpc.aio.secure_channel(
+        f"127.0.0.1:{port}", credentials, options=options
+    ) as channel:
         call: Any = channel.stream_stream(LINK, Frame.SerializeToString, Frame.FromString)
         yield server, ear, Raw(call())
     await server.stop()
@@ -214,20 +259,55 @@ async def raw(certs: Path, me: str = DEVICE, **more: Any) -> AsyncIterator[tuple
 @pytest.mark.parametrize(
     ("me", "changes", "reason", "words"),
     [
-        (DEVICE, {"oldest": 0, "newest": 0}, "version", "'device/7' (fedbcd 0.0.9) speaks versions 0 to 0 of the protocol, server/3"),
+        (
+            DEVICE,
+            {"oldest": 0, "newest": 0},
+            "version",
+            "'device/7' (fedbcd 0.0.9) speaks versions 0 to 0 of the protocol, server/3",
+        ),
         (DEVICE, {"oldest": 0, "newest": 0}, "version", "upgrade device/7"),
         (DEVICE, {"oldest": 2, "newest": 3}, "version", "upgrade server/3"),
-        (DEVICE, {"actor": "device/8"}, "identity", "device/7 says that it is 'device/8'; a process acts as its certificate says"),
+        (
+            DEVICE,
+            {"actor": "device/8"},
+            "identity",
+            "device/7 says that it is 'device/8'; a process acts as its certificate says",
+        ),
         (DEVICE, {"to": "server/4"}, "identity", "wants 'server/4', but this is server/3"),
-        (DEVICE, {"model": []}, "model", "device/7 works on another model than server/3: 0 tensors instead of 2"),
-        (DEVICE, {"model": [TensorShape(name="weight", shape=[2, 4])] * 2}, "model", "of shape (2, 4) instead of 'weight' of shape (2, 3)"),
+        (
+            DEVICE,
+            {"model": []},
+            "model",
+            "device/7 works on another model than server/3: 0 tensors instead of 2",
+        ),
+        (
+            DEVICE,
+            {"model": [TensorShape(name="weight", shape=[2, 4])] * 2},
+            "model",
+            "of shape (2, 4) instead of 'weight' of shape (2, 3)",
+        ),
         (DEVICE, {"about": "["}, "frame", "not JSON"),
         (DEVICE, {"about": "[]"}, "frame", "must hold a JSON object"),
         (DEVICE, {"about": "1" * 70_000}, "size", "exceeds 65536"),
         ("device/8", {"actor": "device/8"}, "member", "device/8 does not belong here"),
-        ("device/9", {"actor": "device/9"}, "identity", "the certificate of device/9 is for server/4, not for server/3"),
-        ("server/4", {"actor": "server/4"}, "identity", "'server/4' has nothing to say to server/3"),
-        ("operator", {"actor": "operator"}, "identity", "'operator' has nothing to say to server/3"),
+        (
+            "device/9",
+            {"actor": "device/9"},
+            "identity",
+            "the certificate of device/9 is for server/4, not for server/3",
+        ),
+        (
+            "server/4",
+            {"actor": "server/4"},
+            "identity",
+            "'server/4' has nothing to say to server/3",
+        ),
+        (
+            "operator",
+            {"actor": "operator"},
+            "identity",
+            "'operator' has nothing to say to server/3",
+        ),
     ],
 )
 def test_a_hello_that_does_not_fit_is_refused_with_a_sentence(
@@ -257,7 +337,9 @@ def test_a_newer_peer_that_still_speaks_our_version_is_welcome(certs: Path) -> N
 
 
 def test_refused_letters_change_nothing_and_are_logged_once(certs: Path) -> None:
-    """A damaged chunk, a wrong length, an unknown dtype, one too large: each is answered, then a good letter comes through."""
+    """A damaged chunk, a wrong length, an unknown dtype, one too large: each is answered, then a
+    good letter comes through.
+    """
     good = list(encode(up(torch.arange(8.0)), 1))
 
     def changed(number: int, **fields: Any) -> list[Frame]:
@@ -292,7 +374,9 @@ def test_refused_letters_change_nothing_and_are_logged_once(certs: Path) -> None
         server = listener(ear, Credentials(certs, SERVER))
         credentials, _ = Credentials(certs, DEVICE).for_dialler()
         options = [("grpc.ssl_target_name_override", host_name(SERVER))]
-        async with grpc.aio.secure_channel(f"127.0.0.1:{await server.start()}", credentials, options=options) as channel:
+        async with grpc.aio.secure_channel(
+            f"127.0.0.1:{await server.start()}", credentials, options=options
+        ) as channel:
             call: Any = channel.stream_stream(LINK, Frame.SerializeToString, Frame.FromString)
             peer = Raw(call())
             await peer.welcome()
@@ -305,7 +389,15 @@ def test_refused_letters_change_nothing_and_are_logged_once(certs: Path) -> None
             assert torch.equal(heard[0].model, torch.arange(8.0))
             assert server.connected == {DEVICE}
         await server.stop()
-        assert server.counts.refused == {"checksum": 2, "chunk": 2, "dtype": 2, "size": 2, "event": 2, "frame": 4, "protocol": 2}
+        assert server.counts.refused == {
+            "checksum": 2,
+            "chunk": 2,
+            "dtype": 2,
+            "size": 2,
+            "event": 2,
+            "frame": 4,
+            "protocol": 2,
+        }
         assert len(ear.heard("refused")) == 7
 
     asyncio.run(scenario())
@@ -378,7 +470,9 @@ def test_a_peer_that_sends_too_fast_is_slowed_down_and_told(certs: Path) -> None
             await peer.welcome()
             (frame,) = encode(up(None), 1)
             sent = 0
-            while not server.counts.refused["rate"]:  # again on a machine that is too slow to send too fast
+            while not server.counts.refused[
+                "rate"
+            ]:  # again on a machine that is too slow to send too fast
                 await peer.say(*[frame] * 8)
                 sent += 8
                 await eventually(lambda: len(ear.letters) + server.counts.refused["rate"] == sent)  # noqa: B023
@@ -419,7 +513,10 @@ def test_models_that_arrive_wait_for_room_in_turn() -> None:
             await go.wait()
             room.give_back(taken)
 
-        tasks = [asyncio.create_task(use(name, size)) for name, size in (("a", 6), ("b", 6), ("huge", 99), ("c", 1))]
+        tasks = [
+            asyncio.create_task(use(name, size))
+            for name, size in (("a", 6), ("b", 6), ("huge", 99), ("c", 1))
+        ]
         await eventually(lambda: order == ["a"])
         tasks[1].cancel()
         go.set()
@@ -438,23 +535,34 @@ def test_more_peers_than_room_still_all_get_through(certs: Path, tmp_path: Path)
     async def scenario() -> None:
         here = Ear()
         options = dataclasses.replace(QUICK, arriving_bytes=1)
-        server = listener(here, Credentials(authority.folder, SERVER), welcomes=lambda *_: None, model=declared(size), options=options)
+        server = listener(
+            here,
+            Credentials(authority.folder, SERVER),
+            welcomes=lambda *_: None,
+            model=declared(size),
+            options=options,
+        )
         port = await server.start()
         async with contextlib.AsyncExitStack() as stack:
             for i in range(5):
                 me = f"device/{i}"
-                device = dialer(Ear(), Credentials(authority.folder, me), port, me=me, model=declared(size))
+                device = dialer(
+                    Ear(), Credentials(authority.folder, me), port, me=me, model=declared(size)
+                )
                 await stack.enter_async_context(running(device.run()))
                 await eventually(lambda device=device: device.connected)  # type: ignore[misc]
                 await device.send(up(torch.full((size,), float(i)), device=i))
             await eventually(lambda: len(here.letters) == 5)
         await server.stop()
-        assert sorted(float(letter.model[0]) for letter in here.letters if letter.model is not None) == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert sorted(
+            float(letter.model[0]) for letter in here.letters if letter.model is not None
+        ) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
     asyncio.run(scenario())
 
 
-# ----------------------------------------------------------------------------------------------------------------------- status
+# ------------------------------------------------------------------------------------------------
+# status
 def test_status_is_for_operators(certs: Path) -> None:
     async def scenario() -> None:
         server = listener(Ear(), Credentials(certs, SERVER), status=lambda: {"phase": 7})

@@ -1,4 +1,6 @@
-"""Links when things break: restarts, another address, silence, two processes with one identity; and what a letter costs in bytes."""
+"""Links when things break: restarts, another address, silence, two processes with one identity; and
+what a letter costs in bytes.
+"""
 
 import asyncio
 import dataclasses
@@ -13,7 +15,22 @@ import torch
 from fedbcd.engines.deploy.refusals import Refused, RefusedForGood, Replaced
 from fedbcd.engines.deploy.tls import Credentials
 from waiting import eventually
-from wire_helpers import DEVICE, QUICK, SERVER, Ear, Proxy, declared, dialer, down, linked, listener, make_authority, only, running, up
+from wire_helpers import (
+    DEVICE,
+    QUICK,
+    SERVER,
+    Ear,
+    Proxy,
+    declared,
+    dialer,
+    down,
+    linked,
+    listener,
+    make_authority,
+    only,
+    running,
+    up,
+)
 
 MLP = 109_386
 
@@ -66,7 +83,9 @@ def test_a_dialler_waits_for_a_listener_that_comes_later(certs: Path) -> None:
 
 
 def test_a_server_that_moves_to_another_port_is_found_again(certs: Path) -> None:
-    """By a list of addresses, and by a function that is asked anew before each attempt (as a DNS name is looked up anew)."""
+    """By a list of addresses, and by a function that is asked anew before each attempt (as a DNS
+    name is looked up anew).
+    """
 
     async def scenario() -> None:
         addresses: list[str] = []
@@ -115,7 +134,9 @@ def test_a_name_is_looked_up_at_each_attempt(certs: Path, monkeypatch: pytest.Mo
 
 
 def test_a_connection_that_goes_silent_is_noticed_at_both_ends_and_replaced(certs: Path) -> None:
-    """Half-open: the proxy keeps both sockets open and passes nothing on, as a NAT that has forgotten the connection."""
+    """Half-open: the proxy keeps both sockets open and passes nothing on, as a NAT that has
+    forgotten the connection.
+    """
     options = dataclasses.replace(QUICK, keepalive_s=0.2, gone_s=0.6)
 
     async def scenario() -> None:
@@ -128,7 +149,8 @@ def test_a_connection_that_goes_silent_is_noticed_at_both_ends_and_replaced(cert
             proxy.silent = True
             await eventually(lambda: there.disconnects and here.disconnects)
             proxy.silent = False
-            while not here.letters:  # a machine that stalls for so long is silent as well, and what was under way is lost
+            # a machine that stalls for so long is silent as well, and what was under way is lost
+            while not here.letters:
                 await eventually(lambda: device.connected and server.connected)
                 await device.send(up(None))
                 await asyncio.sleep(0.05)
@@ -139,21 +161,37 @@ def test_a_connection_that_goes_silent_is_noticed_at_both_ends_and_replaced(cert
 
 
 def test_a_line_that_is_slow_is_not_taken_for_one_that_is_dead(certs: Path) -> None:
-    """An upload that takes longer than the time after which a silent peer is gone. A machine that stalls for so long is silent; then
-    everything goes slower, and it is tried again."""
+    """An upload that takes longer than the time after which a silent peer is gone. A machine that
+    stalls for so long is silent; then everything goes slower, and it is tried again.
+    """
     model = torch.zeros(500_000)
 
     async def scenario(gone_s: float) -> bool:
         options = dataclasses.replace(QUICK, keepalive_s=gone_s / 6, gone_s=gone_s)
         here, there = Ear(), Ear()
-        server = listener(here, Credentials(certs, SERVER), options=options, model=declared(len(model)))
+        server = listener(
+            here, Credentials(certs, SERVER), options=options, model=declared(len(model))
+        )
         proxy = await Proxy(await server.start(), slow=1_500_000 / gone_s).start()
-        device = dialer(there, Credentials(certs, DEVICE), proxy.port, options=options, model=declared(len(model)))
+        device = dialer(
+            there,
+            Credentials(certs, DEVICE),
+            proxy.port,
+            options=options,
+            model=declared(len(model)),
+        )
         async with running(device.run()):
             await eventually(lambda: device.connected)
             began, times = time.monotonic(), set()
             await device.send(up(model))
-            await eventually(lambda: times.add(server.moved_at(DEVICE)) or here.letters or here.disconnects or there.disconnects)
+            await eventually(
+                lambda: (
+                    times.add(server.moved_at(DEVICE))
+                    or here.letters
+                    or here.disconnects
+                    or there.disconnects
+                )
+            )
             fine = (len(here.letters), here.disconnects, there.disconnects) == (1, [], [])
             if fine:
                 assert len(times) >= 3  # both ends see that it moves
@@ -206,7 +244,9 @@ def test_an_idle_connection_is_kept_alive(certs: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_of_two_processes_with_one_identity_the_newest_wins_and_the_older_is_told(certs: Path) -> None:
+def test_of_two_processes_with_one_identity_the_newest_wins_and_the_older_is_told(
+    certs: Path,
+) -> None:
     async def scenario() -> None:
         async with linked(certs) as (server, here, first, there):
             second_ear = Ear()
@@ -220,7 +260,9 @@ def test_of_two_processes_with_one_identity_the_newest_wins_and_the_older_is_tol
                 await eventually(lambda: second_ear.letters)
                 assert there.letters == []
 
-    with pytest.raises(Replaced, match="another process has connected as device/7 since; the newest wins") as replaced:
+    with pytest.raises(
+        Replaced, match="another process has connected as device/7 since; the newest wins"
+    ) as replaced:
         asyncio.run(scenario())
     assert replaced.value.exit_code == 20
 
@@ -231,7 +273,9 @@ def _of_this_run(peer: str, about: dict[str, Any]) -> None:
 
 
 def test_a_newcomer_that_is_refused_takes_nobodys_place(certs: Path) -> None:
-    """It has the right certificate, and that is not enough: the process that is connected is not told to end."""
+    """It has the right certificate, and that is not enough: the process that is connected is not
+    told to end.
+    """
 
     async def scenario() -> None:
         here, there = Ear(), Ear()
@@ -254,13 +298,17 @@ def test_a_newcomer_that_is_refused_takes_nobodys_place(certs: Path) -> None:
 
 @pytest.mark.parametrize("reason", ["ahead", "not_admitted"])
 def test_who_is_refused_for_what_passes_tries_on(reason: str, certs: Path) -> None:
-    """Also at first contact: an operator does away with it at the other end. Meanwhile a status says what is wrong."""
+    """Also at first contact: an operator does away with it at the other end. Meanwhile a status
+    says what is wrong.
+    """
 
     async def scenario() -> None:
         here, there = Ear(), Ear()
         about = {"reason": reason}
         server = listener(here, Credentials(certs, SERVER), welcomes=only({DEVICE}, _of_this_run))
-        device = dialer(there, Credentials(certs, DEVICE), await server.start(), about=lambda: about)
+        device = dialer(
+            there, Credentials(certs, DEVICE), await server.start(), about=lambda: about
+        )
         async with running(device.run()):
             await eventually(lambda: server.counts.refused[reason] >= 2)
             assert device.trouble == ["device/7 is not of this run"]
@@ -277,7 +325,11 @@ def test_refused_at_first_contact_is_for_good_later_it_is_not(certs: Path) -> No
     async def scenario() -> None:
         members = {DEVICE}
         here, there = Ear(), Ear()
-        server = listener(here, Credentials(certs, SERVER), welcomes=lambda peer, about: only(members)(peer, about))
+        server = listener(
+            here,
+            Credentials(certs, SERVER),
+            welcomes=lambda peer, about: only(members)(peer, about),
+        )
         port = await server.start()
         device = dialer(there, Credentials(certs, DEVICE), port)
         async with running(device.run()):
@@ -287,14 +339,19 @@ def test_refused_at_first_contact_is_for_good_later_it_is_not(certs: Path) -> No
             members.clear()
             await server.stop()
             server = listener(
-                here, Credentials(certs, SERVER), f"127.0.0.1:{port}", welcomes=lambda peer, about: only(members)(peer, about)
+                here,
+                Credentials(certs, SERVER),
+                f"127.0.0.1:{port}",
+                welcomes=lambda peer, about: only(members)(peer, about),
             )
             await server.start()
             await eventually(lambda: server.counts.refused["member"] >= 2)
             members.add(DEVICE)
             await eventually(lambda: device.connected)
         members.clear()
-        with pytest.raises(RefusedForGood, match="server/3 refuses device/7: device/7 does not belong here") as refused:
+        with pytest.raises(
+            RefusedForGood, match="server/3 refuses device/7: device/7 does not belong here"
+        ) as refused:
             await dialer(Ear(), Credentials(certs, DEVICE), port).run()
         assert refused.value.exit_code == 21
         await server.stop()
@@ -311,7 +368,9 @@ def test_refused_by_the_role_right_after_the_welcome_is_first_contact_too(certs:
 
         here.connect = other_run  # type: ignore[method-assign]
         server = listener(here, Credentials(certs, SERVER))
-        with pytest.raises(RefusedForGood, match="server/3 refuses device/7: device/7 belongs to another run"):
+        with pytest.raises(
+            RefusedForGood, match="server/3 refuses device/7: device/7 belongs to another run"
+        ):
             await dialer(Ear(), Credentials(certs, DEVICE), await server.start()).run()
         assert server.counts.refused == {"run": 1}
         await server.stop()
@@ -319,11 +378,19 @@ def test_refused_by_the_role_right_after_the_welcome_is_first_contact_too(certs:
     asyncio.run(scenario())
 
 
-def test_pauses_between_attempts_grow_and_vary(certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_between_attempts_grow_and_vary(
+    certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pauses: list[float] = []
 
     async def scenario() -> None:
-        device = dialer(Ear(), Credentials(certs, DEVICE), 0, addresses=[], options=dataclasses.replace(QUICK, backoff_s=(1.0, 16.0)))
+        device = dialer(
+            Ear(),
+            Credentials(certs, DEVICE),
+            0,
+            addresses=[],
+            options=dataclasses.replace(QUICK, backoff_s=(1.0, 16.0)),
+        )
         sleep = asyncio.sleep
 
         async def note(seconds: float) -> None:
@@ -338,13 +405,18 @@ def test_pauses_between_attempts_grow_and_vary(certs: Path, monkeypatch: pytest.
             await device.run()
 
     asyncio.run(scenario())
-    assert [bound / 2 <= pause <= bound for pause, bound in zip(pauses, [2, 4, 8, 16, 16, 16], strict=False)] == [True] * 6
+    assert [
+        bound / 2 <= pause <= bound
+        for pause, bound in zip(pauses, [2, 4, 8, 16, 16, 16], strict=False)
+    ] == [True] * 6
     assert max(pauses) <= 16
     assert len(set(pauses[10:])) > 100
 
 
 def test_an_activation_costs_at_most_two_per_cent_more_than_its_models(certs: Path) -> None:
-    """One model down, one up, request and acknowledgement, counted as TCP payload: first with the handshakes, then without."""
+    """One model down, one up, request and acknowledgement, counted as TCP payload: first with the
+    handshakes, then without.
+    """
     model = torch.randn(MLP, generator=torch.Generator().manual_seed(0))
     least = 2 * MLP * 4
 

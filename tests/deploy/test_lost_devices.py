@@ -1,4 +1,6 @@
-"""A device that dies holds its phase up for seconds; one that is only slow is not given up for ever."""
+"""A device that dies holds its phase up for seconds; one that is only slow is not given up for
+ever.
+"""
 
 import os
 import signal
@@ -31,7 +33,9 @@ def test_those_who_were_let_in_together_make_patience_grow_once() -> None:
 
 @pytest.mark.parametrize("takes", [5.0, 60.0, 600.0, 3000.0])
 def test_slow_devices_are_soon_given_the_time_that_they_take(takes: float) -> None:
-    """Each that is given up makes room for the next; nobody is, once the first upload has come, however late."""
+    """Each that is given up makes room for the next; nobody is, once the first upload has come,
+    however late.
+    """
     patience = LostPatience(LEAST, MOST)
     now, given_up = 0.0, 0
     while now + patience.seconds(given_up) < takes:
@@ -64,16 +68,28 @@ def test_patience_stays_within_its_bounds() -> None:
     assert patience.seconds(0) == MOST
 
 
-def test_a_phase_goes_on_within_seconds_when_a_device_is_killed_in_its_first_training(tmp_path: Path) -> None:
+def test_a_phase_goes_on_within_seconds_when_a_device_is_killed_in_its_first_training(
+    tmp_path: Path,
+) -> None:
     """One place, two devices: the second one has it as soon as the first is given up."""
     ports = free_ports(2)
-    deploy = {"plain": True, "folder": str(tmp_path), "coordinator": f"127.0.0.1:{ports[0]}", "servers": [f"127.0.0.1:{ports[1]}"]}
+    deploy = {
+        "plain": True,
+        "folder": str(tmp_path),
+        "coordinator": f"127.0.0.1:{ports[0]}",
+        "servers": [f"127.0.0.1:{ports[1]}"],
+    }
     table = job(
         federation={"servers": 1, "devices": 2, "active": 1},
         algorithm={"name": "fedbcd", "device_step": 0.02, "steps": [1, 1]},
-        clock={"arrival": {"name": "constant", "value": 0.1}, "step": {"name": "constant", "value": 3.0}},
+        clock={
+            "arrival": {"name": "constant", "value": 0.1},
+            "step": {"name": "constant", "value": 3.0},
+        },
     )
-    file = write_job(tmp_path, table | {"deploy": deploy | {"time_scale": 1.0, "lost_s": [1.0, 3600.0]}})
+    file = write_job(
+        tmp_path, table | {"deploy": deploy | {"time_scale": 1.0, "lost_s": [1.0, 3600.0]}}
+    )
 
     def status(role: str) -> dict[str, object]:
         return ask_status(tmp_path / role) or {}
@@ -81,12 +97,16 @@ def test_a_phase_goes_on_within_seconds_when_a_device_is_killed_in_its_first_tra
     def trains(device: int) -> Callable[[], bool]:
         return lambda: status(f"device-{device}").get("waits_for") == "training"
 
-    coordinator, server = running("coordinator", file, "--init"), running("server", file, "--id", "0", "--init")
+    coordinator, server = (
+        running("coordinator", file, "--init"),
+        running("server", file, "--id", "0", "--init"),
+    )
     with coordinator, server, running("device", file, "--id", "0") as first:
         wait_for(trains(0), "no training")
         os.kill(first.pid, signal.SIGKILL)
         with running("device", file, "--id", "1"):
             wait_for(lambda: status("server-0").get("devices") == 1, "nobody else is there")
             wait_for(
-                lambda: int(str(status("coordinator").get("round", 0))) >= 1, "the phase stands still"
+                lambda: int(str(status("coordinator").get("round", 0))) >= 1,
+                "the phase stands still",
             )  # the limit is a fifth of 900 s

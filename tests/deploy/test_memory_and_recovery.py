@@ -1,4 +1,6 @@
-"""A server holds O(parameters), whatever the number of its devices; roles come back quickly; nobody's disk grows for ever."""
+"""A server holds O(parameters), whatever the number of its devices; roles come back quickly;
+nobody's disk grows for ever.
+"""
 
 import gc
 import time
@@ -14,7 +16,14 @@ from fedbcd.engines.deploy.filestore import FileStore
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.server import ServerRole
 from fedbcd.engines.settings import Settings
-from fedbcd.protocol.messages import DeviceLost, Mixed, Started, UpdateRequested, Uploaded, upload_ref
+from fedbcd.protocol.messages import (
+    DeviceLost,
+    Mixed,
+    Started,
+    UpdateRequested,
+    Uploaded,
+    upload_ref,
+)
 
 ALGORITHM = fb.FedBCD(device_step=0.05, batch=4)
 
@@ -22,7 +31,9 @@ ALGORITHM = fb.FedBCD(device_step=0.05, batch=4)
 def lone_server(folder: Path, devices: int) -> tuple[ServerRole, Blueprint]:
     """One server of two, which hears from all its devices."""
     module, settings = federation().make_model(0), Settings(ALGORITHM, fb.AsyncCloud(first=1))
-    blueprint = Blueprint.make(settings, devices, [[*range(devices)], [devices]], [12] * (devices + 1), module)
+    blueprint = Blueprint.make(
+        settings, devices, [[*range(devices)], [devices]], [12] * (devices + 1), module
+    )
     role = ServerRole.open(FileStore(folder, begin=True), blueprint, 0)
     if role.machine.phase < 0:
         role.tell(Started(), 0.0)
@@ -33,9 +44,23 @@ def phase(role: ServerRole, devices: int) -> None:
     """Every device uploads once, and the coordinator answers."""
     size, activation = role.blueprint.size_F, role.machine.phase
     for device in range(devices):
-        role.receive(Letter(f"device/{device}", role.actor, UpdateRequested(device=device, activation=activation), None, 0.0), 1.0)
-        upload = Uploaded(device=device, activation=activation, model=upload_ref(device, activation, 0))
-        role.receive(Letter(f"device/{device}", role.actor, upload, torch.full((size,), device / 7), 0.0), 1.0)
+        role.receive(
+            Letter(
+                f"device/{device}",
+                role.actor,
+                UpdateRequested(device=device, activation=activation),
+                None,
+                0.0,
+            ),
+            1.0,
+        )
+        upload = Uploaded(
+            device=device, activation=activation, model=upload_ref(device, activation, 0)
+        )
+        role.receive(
+            Letter(f"device/{device}", role.actor, upload, torch.full((size,), device / 7), 0.0),
+            1.0,
+        )
     mixed = Mixed(phase=activation, iteration=0, model=f"w/{activation}/0")
     role.receive(Letter("coordinator", role.actor, mixed, torch.ones(size), 0.0), 1.0)
 
@@ -93,7 +118,10 @@ def test_a_model_that_a_lost_device_may_ask_for_is_kept(folder: Path) -> None:
     (letter,) = role.receive(ask, 1.0)
     assert letter.model is not None
     assert torch.equal(letter.model, sent)
-    role.receive(Letter("device/2", role.actor, Uploaded(device=2, activation=1, model="x/2/1"), sent, 0.0), 1.0)
+    role.receive(
+        Letter("device/2", role.actor, Uploaded(device=2, activation=1, model="x/2/1"), sent, 0.0),
+        1.0,
+    )
     assert "z/0/1" not in role.store.names()
     role.close()
 
@@ -116,12 +144,16 @@ def test_recovery_after_thousands_of_events_is_quick(folder: Path) -> None:
 
 
 def test_no_store_grows_with_rounds_but_for_its_log(folder: Path, towns: list[Town]) -> None:
-    town = Town(folder / "town", Settings(ALGORITHM, fb.AsyncCloud(first=2), active=2), federation())
+    town = Town(
+        folder / "town", Settings(ALGORITHM, fb.AsyncCloud(first=2), active=2), federation()
+    )
     towns.append(town)
     unkind = Unkind(town, 3)
     unkind.play(25)
     unkind.calm()
     for actor, role in town.roles.items():
-        most = {"d": 3, "s": 2 + 3 + 3 + 3, "c": 3 + 3}[actor[0]]  # x, x_prev, z; z, sum, held and granted; reports and answers
+        most = {"d": 3, "s": 2 + 3 + 3 + 3, "c": 3 + 3}[
+            actor[0]
+        ]  # x, x_prev, z; z, sum, held and granted; reports and answers
         assert len(role.store.names()) <= most, (actor, role.store.names())
         assert len(list((folder / "town" / actor / "tensors").iterdir())) == len(role.store.names())

@@ -48,7 +48,13 @@ def state_of(pid: int) -> str:
 
 
 def test_crashed_children_start_again_and_refused_ones_do_not(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "{'device/0': 0, 'device/2': 0}"
     assert len((tmp_path / "device-2").read_text().split()) == 3

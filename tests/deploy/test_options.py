@@ -1,4 +1,6 @@
-"""Settings of a deployment: file, environment, flags; each complaint names the value and the remedy."""
+"""Settings of a deployment: file, environment, flags; each complaint names the value and the
+remedy.
+"""
 
 import pytest
 
@@ -11,7 +13,9 @@ def test_flags_go_before_environment_before_file() -> None:
     table = {"folder": "a", "time_scale": 1, "retry_s": [1, 2]}
     environment = {"FEDBCD_FOLDER": "b", "FEDBCD_RETRY_S": "[2.0, 3.0]", "FEDBCD_DATA": "not ours"}
     assert settle(table, {}, {}) == Deploy(folder="a", time_scale=1.0, retry_s=(1.0, 2.0))
-    assert settle(table, environment, {"folder": None}) == Deploy(folder="b", time_scale=1.0, retry_s=(2.0, 3.0))
+    assert settle(table, environment, {"folder": None}) == Deploy(
+        folder="b", time_scale=1.0, retry_s=(2.0, 3.0)
+    )
     assert settle(table, environment, {"folder": "c"}).folder == "c"
 
 
@@ -53,7 +57,11 @@ def test_addresses() -> None:
 def test_fewer_servers_and_devices_need_no_further_flags() -> None:
     table = cli_deploy._up_table()
     cli_deploy._change(table, {"servers": 2, "devices": 6})
-    assert (table["federation"]["devices"], table["federation"]["active"], table["cloud"]["first"]) == (3, 3, 2)
+    assert (
+        table["federation"]["devices"],
+        table["federation"]["active"],
+        table["cloud"]["first"],
+    ) == (3, 3, 2)
     cli_deploy._change(table, {"servers": 2, "first": 5})
     assert table["cloud"]["first"] == 5  # what a user says is not changed but refused
 
@@ -69,5 +77,7 @@ def test_the_reach_of_uploads_can_be_set_and_switched_off() -> None:
     assert settle({}, {}, {}).reach_limit == 2.0**24
     assert settle({}, {"FEDBCD_REACH_LIMIT": "inf"}, {}).reach_limit == float("inf")
     for wrong in (0.0, -1.0, float("nan")):
-        with pytest.raises(ConfigError, match=r"deploy\.reach_limit = .* must be above 0; inf is no bound"):
+        with pytest.raises(
+            ConfigError, match=r"deploy\.reach_limit = .* must be above 0; inf is no bound"
+        ):
             settle({"reach_limit": wrong}, {}, {})

@@ -1,4 +1,6 @@
-"""Drawn delays of a deployment are the simulation's own, and a log says what a deployment cost beyond them."""
+"""Drawn delays of a deployment are the simulation's own, and a log says what a deployment cost
+beyond them.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ SCALE = 0.25
 
 
 def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
-    (one,) = parse(job(federation={"servers": 2, "devices": 4, "active": 2}, run={"rounds": 4}, **changes))
+    (one,) = parse(
+        job(federation={"servers": 2, "devices": 4, "active": 2}, run={"rounds": 4}, **changes)
+    )
     one.start(folder, on_notice=lambda _: None)
     return one, list(LogReader(folder / "events.jsonl"))
 
@@ -25,7 +29,9 @@ def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
 def _pace(one: Job, device: int) -> Drawn:
     each = one.federation.devices
     members = range(device // each * each, (device // each + 1) * each)
-    return Drawn(device, members, one.algorithm, one.clock, one.federation.active, one.run.seed, SCALE)
+    return Drawn(
+        device, members, one.algorithm, one.clock, one.federation.active, one.run.seed, SCALE
+    )
 
 
 def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path) -> None:
@@ -43,7 +49,9 @@ def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path) -> None:
         began, phase = opened[device // 4]
         match step.event:
             case Woke():
-                assert _pace(one, device).arrival(phase, 0) == pytest.approx(SCALE * (step.time - began))
+                assert _pace(one, device).arrival(phase, 0) == pytest.approx(
+                    SCALE * (step.time - began)
+                )
             case Activated():
                 let_in[device] = step.time
             case Trained():
@@ -54,10 +62,18 @@ def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path) -> None:
 
 
 def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
-    one, steps = _simulated(tmp_path / "run", algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 3})
-    first = {number_of(step.actor) for step in steps if isinstance(step.event, OfflineDue) and step.time == 0.0}
+    one, steps = _simulated(
+        tmp_path / "run", algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 3}
+    )
+    first = {
+        number_of(step.actor)
+        for step in steps
+        if isinstance(step.event, OfflineDue) and step.time == 0.0
+    }
     assert first == {device for device in range(8) if _pace(one, device).trains_offline(0)}
-    assert all((_pace(one, device).arrival(0, 0) is None) == (device not in first) for device in range(8))
+    assert all(
+        (_pace(one, device).arrival(0, 0) is None) == (device not in first) for device in range(8)
+    )
 
 
 def test_a_device_that_joins_late_is_available_now_and_then() -> None:
@@ -78,4 +94,6 @@ def test_a_simulation_costs_nothing_beyond_its_own_clock(tmp_path: Path) -> None
     found = account(tmp_path / "run" / "events.jsonl", one.settings(), Deploy(time_scale=1.0))
     assert found["phase_overhead_s"] == pytest.approx(0.0, abs=1e-9)
     assert found["round_overhead_s"] == pytest.approx(0.0, abs=1e-9)
-    assert found["activations"] == sum(1 for step in steps if "Uploaded" in type(step.event).__name__)
+    assert found["activations"] == sum(
+        1 for step in steps if "Uploaded" in type(step.event).__name__
+    )

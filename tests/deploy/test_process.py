@@ -1,4 +1,6 @@
-"""What stands around a role: calls one at a time, whatever is cancelled, comes together or cannot be."""
+"""What stands around a role: calls one at a time, whatever is cancelled, comes together or cannot
+be.
+"""
 
 import asyncio
 import math
@@ -23,15 +25,32 @@ from fedbcd.engines.deploy.process import Process
 from fedbcd.engines.deploy.server_process import ServerProcess
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.protocol.messages import COORDINATOR, Activated, Actor, MixModels, ServerReady, Started, Woke
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Activated,
+    Actor,
+    MixModels,
+    ServerReady,
+    Started,
+    Woke,
+)
 from waiting import LIMIT_S, eventually
 
 
-def play(folder: Path, actor: Actor, scene: Callable[[Any], Awaitable[None]], rounds: int | None = None, init: bool = True) -> None:
+def play(
+    folder: Path,
+    actor: Actor,
+    scene: Callable[[Any], Awaitable[None]],
+    rounds: int | None = None,
+    init: bool = True,
+) -> None:
     """A scene with the process of one role, without links."""
     places = tuple(f"127.0.0.1:{7401 + n}" for n in range(3))
     plan = Deployment.of(
-        federation(), Settings(BCD, fb.AsyncCloud(first=1), active=2), Deploy(folder=str(folder), servers=places, plain=True), rounds
+        federation(),
+        Settings(BCD, fb.AsyncCloud(first=1), active=2),
+        Deploy(folder=str(folder), servers=places, plain=True),
+        rounds,
     )
 
     async def whole() -> None:
@@ -50,7 +69,9 @@ def report(process: Process, server: int) -> Letter:
     return Letter(f"server/{server}", COORDINATOR, ready, process.role.blueprint.start.clone(), 0.0)
 
 
-def test_an_event_that_has_begun_is_brought_to_its_end_without_the_connection_that_brought_it(folder: Path) -> None:
+def test_an_event_that_has_begun_is_brought_to_its_end_without_the_connection_that_brought_it(
+    folder: Path,
+) -> None:
     async def scene(process: ServerProcess) -> None:
         go, begun, afters = threading.Event(), threading.Event(), []
         process.after = lambda letters: afters.append(letters)  # type: ignore[method-assign]
@@ -80,7 +101,9 @@ def test_reports_that_come_together_do_not_play_more_rounds_than_asked_for(folde
 
 
 def test_a_device_does_not_start_the_same_work_twice(folder: Path) -> None:
-    """An event whose turn comes between the end of training and its taking over must not train again."""
+    """An event whose turn comes between the end of training and its taking over must not train
+    again.
+    """
 
     async def scene(process: DeviceProcess) -> None:
         role = process.role
@@ -93,7 +116,13 @@ def test_a_device_does_not_start_the_same_work_twice(folder: Path) -> None:
 
         role.compute = counted  # type: ignore[method-assign]
         await process.tell(Woke())
-        start = Letter("server/0", "device/0", Activated(activation=0, model="z/0/0"), role.blueprint.start.clone(), 0.0)
+        start = Letter(
+            "server/0",
+            "device/0",
+            Activated(activation=0, model="z/0/0"),
+            role.blueprint.start.clone(),
+            0.0,
+        )
         async with process._turn:
             arrives = asyncio.create_task(process.receive(start))
         await arrives
@@ -110,7 +139,9 @@ def test_a_device_does_not_start_the_same_work_twice(folder: Path) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_an_operator_is_not_told_of_a_change_that_is_not_durable(first: bool, folder: Path) -> None:
-    """The disk fails in the middle of a group, whoever's turn it was; or the server has been told to stop."""
+    """The disk fails in the middle of a group, whoever's turn it was; or the server has been told
+    to stop.
+    """
 
     async def scene(process: ServerProcess) -> None:
         def full(_: float) -> list[Letter]:
@@ -123,7 +154,9 @@ def test_an_operator_is_not_told_of_a_change_that_is_not_durable(first: bool, fo
             await asyncio.sleep(0.01)
         told = await asyncio.gather(*waiting, return_exceptions=True)
         assert isinstance(told[0 if first else 1], RecordError | CheckFailed)
-        with pytest.raises(CheckFailed, match="server/0 is ending, so this may not have happened; ask again"):
+        with pytest.raises(
+            CheckFailed, match="server/0 is ending, so this may not have happened; ask again"
+        ):
             await process.change("dismiss", 1)
 
     play(folder, "server/0", scene)
@@ -142,15 +175,29 @@ def test_devices_are_told_of_a_phase_once_it_is_durable(folder: Path) -> None:
         task = asyncio.create_task(process.do(slow))
         await eventually(seen.is_set)
         assert process.role.machine.phase == 0
-        assert (process.status()["phase"], process._notice()["phase"], process._notice()["open"]) == (-1, -1, False)
+        assert (
+            process.status()["phase"],
+            process._notice()["phase"],
+            process._notice()["open"],
+        ) == (-1, -1, False)
         go.set()
         await task
-        assert (process.status()["phase"], process._notice()["phase"], process._notice()["open"]) == (0, 0, True)
+        assert (
+            process.status()["phase"],
+            process._notice()["phase"],
+            process._notice()["open"],
+        ) == (0, 0, True)
 
     play(folder, "server/0", scene)
 
 
-NOTICES = [{}, {"phase": 1}, {"round": 1, "phase": "1"}, {"round": math.inf, "phase": 0}, {"round": 0, "phase": 0, "elapsed": math.nan}]
+NOTICES = [
+    {},
+    {"phase": 1},
+    {"round": 1, "phase": "1"},
+    {"round": math.inf, "phase": 0},
+    {"round": 0, "phase": 0, "elapsed": math.nan},
+]
 
 
 def test_a_notice_that_cannot_be_is_refused(folder: Path) -> None:
@@ -158,7 +205,11 @@ def test_a_notice_that_cannot_be_is_refused(folder: Path) -> None:
         for body in NOTICES:
             with pytest.raises(CheckFailed, match="gave a notice that cannot be"):
                 await process.noticed("server/0", "phase", body)
-        await process.noticed("server/0", "phase", {"phase": -1, "round": 0, "open": False, "finished": False, "elapsed": 0.0})
+        await process.noticed(
+            "server/0",
+            "phase",
+            {"phase": -1, "round": 0, "open": False, "finished": False, "elapsed": 0.0},
+        )
 
     async def server(process: ServerProcess) -> None:
         await process.tell(Started())
@@ -194,7 +245,10 @@ class FakeListener:
         self.refused.append((peer, reason))
 
 
-@pytest.mark.parametrize(("actor", "peers"), [("server/0", ("device/0", "device/1")), (COORDINATOR, ("server/0", "server/1"))])
+@pytest.mark.parametrize(
+    ("actor", "peers"),
+    [("server/0", ("device/0", "device/1")), (COORDINATOR, ("server/0", "server/1"))],
+)
 def test_listeners_learn_how_long_peers_take_to_answer_and_hang_up_on_those_that_do_not(
     actor: Actor, peers: tuple[Actor, Actor], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +291,9 @@ def test_listeners_learn_how_long_peers_take_to_answer_and_hang_up_on_those_that
     play(folder, actor, scene)
 
 
-def test_nobody_is_hung_up_on_while_a_model_is_under_way_or_dealt_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_hung_up_on_while_a_model_is_under_way_or_dealt_with(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A ping, or its answer, may wait behind a model of a gigabyte."""
 
     async def scene(process: ServerProcess) -> None:
@@ -277,15 +333,23 @@ def test_a_coordinator_that_begins_to_look_late_invents_no_staleness() -> None:
 
 
 def test_a_new_server_begins_when_its_coordinator_has_welcomed_it(folder: Path) -> None:
-    """Not before: it may be one that has lost its store, and only the coordinator can tell. Once it has a history it goes on by itself."""
+    """Not before: it may be one that has lost its store, and only the coordinator can tell. Once it
+    has a history it goes on by itself.
+    """
 
     async def scene(process: ServerProcess) -> None:
         process.begin()
         await process.noticed("device/0", "round", {"round": 0})
         await asyncio.sleep(0)
-        assert (process.role.machine.phase, process.waits_for(), process.has_timer(Started)) == (-1, "coordinator", False)
+        assert (process.role.machine.phase, process.waits_for(), process.has_timer(Started)) == (
+            -1,
+            "coordinator",
+            False,
+        )
         await process.noticed(COORDINATOR, "round", {"round": 0})
-        await eventually(lambda: process.role.machine.phase == 0 and process.role.store.length == 1)  # the machine may be ahead of the disk
+        await eventually(
+            lambda: process.role.machine.phase == 0 and process.role.store.length == 1
+        )  # the machine may be ahead of the disk
         await process.noticed(COORDINATOR, "round", {"round": 1})
         await process.do(lambda _: [])
         assert (process.waits_for(), process.role.store.length) == ("devices", 1)
@@ -297,6 +361,11 @@ def test_a_new_server_begins_when_its_coordinator_has_welcomed_it(folder: Path) 
         assert (process.waits_for(), process.role.store.length) == ("devices", 1)
 
     play(folder, "server/0", scene)
-    with pytest.raises(ConfigError, match=r"the store .*server-0 of server/0 has begun already; leave --init out to go on with it"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"the store .*server-0 of server/0 has begun already; leave --init out to go on with it"
+        ),
+    ):
         play(folder, "server/0", again)
     play(folder, "server/0", again, init=False)

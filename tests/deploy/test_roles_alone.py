@@ -1,4 +1,6 @@
-"""Each role as a command of its own: start, status, metrics, clean stop, exit codes, and the rules of identity."""
+"""Each role as a command of its own: start, status, metrics, clean stop, exit codes, and the rules
+of identity.
+"""
 
 import json
 import signal
@@ -51,8 +53,12 @@ def deployment(tmp_path: Path) -> Iterator[tuple[Path, Path, Processes]]:
         yield file, tmp_path, processes
 
 
-def test_roles_start_answer_keep_to_the_rules_of_identity_and_stop_cleanly(deployment: tuple[Path, Path, Processes]) -> None:
-    """The folder is locked; from another folder the newest wins and the older ends, unless it is refused; a lost disk is put in step."""
+def test_roles_start_answer_keep_to_the_rules_of_identity_and_stop_cleanly(
+    deployment: tuple[Path, Path, Processes],
+) -> None:
+    """The folder is locked; from another folder the newest wins and the older ends, unless it is
+    refused; a lost disk is put in step.
+    """
     file, out, processes = deployment
     check_answers(file, out)
     check_identity(file, out, processes)
@@ -79,40 +85,71 @@ def check_answers(file: Path, out: Path) -> None:
 
 
 def check_identity(file: Path, out: Path, processes: Processes) -> None:
-    wait_for(lambda: status_of(out, "device/0").get("activation", 0) >= 1, "device 0 has not taken part")
+    wait_for(
+        lambda: status_of(out, "device/0").get("activation", 0) >= 1, "device 0 has not taken part"
+    )
     second = run("device", file, "--id", "0")
     assert second.returncode == ExitCode.RECORD, second.stderr
     assert "another process uses the store" in second.stderr
-    foreign = job(federation={"servers": 1, "devices": 2, "active": 1}, run={"rounds": 8, "seed": 5}) | {
-        "deploy": read_toml(file)["deploy"]
-    }
+    foreign = job(
+        federation={"servers": 1, "devices": 2, "active": 1}, run={"rounds": 8, "seed": 5}
+    ) | {"deploy": read_toml(file)["deploy"]}
     (out / "foreign").mkdir()
-    wrong = run("device", write_job(out / "foreign", foreign), "--id", "0", "--folder", out / "foreign")
+    wrong = run(
+        "device", write_job(out / "foreign", foreign), "--id", "0", "--folder", out / "foreign"
+    )
     assert wrong.returncode == ExitCode.REFUSED, wrong.stderr
     assert "belongs to a deployment with other settings" in wrong.stderr
-    before = wait_for(lambda: status_of(out, "device/0").get("activation"), "device 0 does not answer")
-    wait_for(lambda: status_of(out, "device/0").get("activation", 0) > before, "device 0 does not go on")
+    before = wait_for(
+        lambda: status_of(out, "device/0").get("activation"), "device 0 does not answer"
+    )
+    wait_for(
+        lambda: status_of(out, "device/0").get("activation", 0) > before, "device 0 does not go on"
+    )
     assert processes["device/0"].poll() is None
     other = out / "other"
     with running("device", file, "--id", "0", "--folder", other) as newest:
         _, said = ended(processes["device/0"])
         assert processes["device/0"].returncode == ExitCode.REPLACED, said
-        wait_for(lambda: status_of(out, "server/0").get("devices") == 2, "the newest is not connected")
-        wait_for(lambda: (ask_status(other / "device-0") or {}).get("activation", 0) >= 2, "the new disk was not put in step")
+        wait_for(
+            lambda: status_of(out, "server/0").get("devices") == 2, "the newest is not connected"
+        )
+        wait_for(
+            lambda: (ask_status(other / "device-0") or {}).get("activation", 0) >= 2,
+            "the new disk was not put in step",
+        )
         assert newest.poll() is None
 
 
 def test_a_role_that_cannot_start_says_why(tmp_path: Path) -> None:
-    file = write_job(tmp_path, job(deploy={"folder": str(tmp_path / "state"), "servers": ["127.0.0.1:1", "127.0.0.1:2"]}))
+    file = write_job(
+        tmp_path,
+        job(deploy={"folder": str(tmp_path / "state"), "servers": ["127.0.0.1:1", "127.0.0.1:2"]}),
+    )
     cases = (
         (("device", file, "--id", "99"), ExitCode.CONFIG, "there is no device/99"),
         (("device", file, "--id", "0"), ExitCode.CONFIG, "has no certificates"),
-        (("device", file, "--id", "1", "--certificates", tmp_path / "none"), ExitCode.CREDENTIALS, "fedbcd certs"),
-        (("coordinator", file, "--plain"), ExitCode.NO_STORE, f"there is no store in {tmp_path / 'state' / 'coordinator'}"),
+        (
+            ("device", file, "--id", "1", "--certificates", tmp_path / "none"),
+            ExitCode.CREDENTIALS,
+            "fedbcd certs",
+        ),
+        (
+            ("coordinator", file, "--plain"),
+            ExitCode.NO_STORE,
+            f"there is no store in {tmp_path / 'state' / 'coordinator'}",
+        ),
         (("server", file, "--id", "1", "--plain"), ExitCode.NO_STORE, "a new store: --init"),
-        (("coordinator", file, "--init", "--plain", "--listen", "192.0.2.1:7400"), ExitCode.CONFIG, "plain text at 192.0.2.1"),
+        (
+            ("coordinator", file, "--init", "--plain", "--listen", "192.0.2.1:7400"),
+            ExitCode.CONFIG,
+            "plain text at 192.0.2.1",
+        ),
     )
     for arguments, code, words in cases:
         done = CliRunner().invoke(app, [str(argument) for argument in arguments])
         said = done.stderr + str(done.exception)
-        assert (getattr(done.exception, "exit_code", done.exit_code), words in said) == (code, True), said
+        assert (getattr(done.exception, "exit_code", done.exit_code), words in said) == (
+            code,
+            True,
+        ), said

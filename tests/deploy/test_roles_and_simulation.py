@@ -1,4 +1,6 @@
-"""The roles of the deployment, given the schedule of a simulation, end with the simulation's models, bit for bit."""
+"""The roles of the deployment, given the schedule of a simulation, end with the simulation's
+models, bit for bit.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +71,11 @@ def _follow(town: Town, step: Transition) -> None:
             town.tell(step.actor, step.event)
             _carry_out(town)
         case _:
-            index = next(k for k, letter in enumerate(town.post) if letter.to == step.actor and _is_same(letter.event, step.event))
+            index = next(
+                k
+                for k, letter in enumerate(town.post)
+                if letter.to == step.actor and _is_same(letter.event, step.event)
+            )
             town.deliver(town.post.pop(index))
 
 
@@ -87,7 +93,14 @@ def _carry_out(town: Town) -> None:
             town.deliver(letter)
 
 
-def compare(settings: Settings, data: fb.Federation, rounds: int, folder: Path, towns: list[Town], **more: Any) -> dict[str, Any]:
+def compare(
+    settings: Settings,
+    data: fb.Federation,
+    rounds: int,
+    folder: Path,
+    towns: list[Town],
+    **more: Any,
+) -> dict[str, Any]:
     run = simulate(settings, data, rounds, folder / "simulation")
     town = Town(folder / "town", settings, data, **more)
     towns.append(town)
@@ -99,12 +112,16 @@ def compare(settings: Settings, data: fb.Federation, rounds: int, folder: Path, 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_algorithm_on_every_cloud_ends_with_the_models_of_the_simulation(case: str, folder: Path, towns: list[Town]) -> None:
+def test_every_algorithm_on_every_cloud_ends_with_the_models_of_the_simulation(
+    case: str, folder: Path, towns: list[Town]
+) -> None:
     algorithm, cloud = CASES[case]
     compare(Settings(algorithm, cloud, active=2), federation(), 5, folder, towns)
 
 
-@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-i-rigorous", "fedavg-sync"])
+@pytest.mark.parametrize(
+    "case", ["fedbcd-sync", "fedbcd-async", "fedbcd-i-rigorous", "fedavg-sync"]
+)
 def test_with_joins_and_leaves(case: str, folder: Path, towns: list[Town]) -> None:
     algorithm, cloud = CASES[case]
     settings = Settings(algorithm, cloud, active=1, joins={1: 2, 8: 3}, leaves={0: 3, 5: 4})
@@ -112,21 +129,29 @@ def test_with_joins_and_leaves(case: str, folder: Path, towns: list[Town]) -> No
 
 
 def test_with_a_device_that_leaves_nothing_behind(folder: Path, towns: list[Town]) -> None:
-    """The sum that is formed anew is the same, to the last bit, where a subtraction would leave another."""
-    settings = Settings(OUTGROWN, fb.AsyncCloud(first=2), active=1, leaves={0: 3, 4: 5}, joins={1: 2})
+    """The sum that is formed anew is the same, to the last bit, where a subtraction would leave
+    another.
+    """
+    settings = Settings(
+        OUTGROWN, fb.AsyncCloud(first=2), active=1, leaves={0: 3, 4: 5}, joins={1: 2}
+    )
     compare(settings, outgrown(), 9, folder, towns, limits=Limits(reach=float("inf")))
 
 
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedprox-sync"])
 def test_buffers_travel_with_the_model(case: str, folder: Path, towns: list[Town]) -> None:
-    """Batch-norm statistics are averaged as parameters are, never penalised, stepped or projected."""
+    """Batch-norm statistics are averaged as parameters are, never penalised, stepped or
+    projected.
+    """
     algorithm, cloud = CASES[case]
     compare(Settings(algorithm, cloud, active=2), federation(Normed), 3, folder, towns)
 
 
 def test_one_penalty_per_device_and_the_absolute_step(folder: Path, towns: list[Town]) -> None:
     gamma = [0.5 + 0.1 * device for device in range(9)]
-    algorithm = fb.FedBCD(device_step=0.05, batch="all", penalty=gamma, server_step=0.05, server_step_form="absolute")
+    algorithm = fb.FedBCD(
+        device_step=0.05, batch="all", penalty=gamma, server_step=0.05, server_step_form="absolute"
+    )
     compare(Settings(algorithm, fb.AsyncCloud(first=2), active=2), federation(), 4, folder, towns)
 
 
@@ -134,23 +159,33 @@ def test_the_merged_log_is_a_log_of_the_simulation(folder: Path, towns: list[Tow
     """The same transitions at every actor, in the same order; only the times are real ones."""
     algorithm, cloud = CASES["fedbcd-async"]
     compare(Settings(algorithm, cloud, active=2), federation(), 4, folder, towns)
-    there, here = (list(LogReader(folder / name / "events.jsonl")) for name in ("simulation", "town"))
+    there, here = (
+        list(LogReader(folder / name / "events.jsonl")) for name in ("simulation", "town")
+    )
     assert [replace(step, time=0.0) for step in there] == [replace(step, time=0.0) for step in here]
 
 
 def test_a_log_of_devices_that_trained_together_is_not_replayed_exactly(folder: Path) -> None:
     fb.train(federation(), CASES["fedbcd-sync"][0], rounds=1, out=folder, certify_every=0)
-    with pytest.raises(RecordError, match=r"trained devices together \(max_batch=None\).*without --exact"):
+    with pytest.raises(
+        RecordError, match=r"trained devices together \(max_batch=None\).*without --exact"
+    ):
         fb.replay(folder / "events.jsonl", federation(MODEL), exact=True)
 
 
 @pytest.mark.parametrize("crash", [False, True])
-@pytest.mark.parametrize("change", [DeviceLeft(device=2), DeviceJoined(device=1)], ids=["left", "joined"])
+@pytest.mark.parametrize(
+    "change", [DeviceLeft(device=2), DeviceJoined(device=1)], ids=["left", "joined"]
+)
 def test_sums_are_those_of_the_report_whoever_comes_or_goes_while_a_server_waits(
     change: DeviceLeft | DeviceJoined, crash: bool, folder: Path, towns: list[Town]
 ) -> None:
-    """Sync-cloud: the report may be said again, with the same sum; the change counts in the next one."""
-    town = Town(folder / "town", Settings(*CASES["fedbcd-sync"], active=1, joins={1: 1}), federation())
+    """Sync-cloud: the report may be said again, with the same sum; the change counts in the next
+    one.
+    """
+    town = Town(
+        folder / "town", Settings(*CASES["fedbcd-sync"], active=1, joins={1: 1}), federation()
+    )
     towns.append(town)
     town.start()
     _upload(town, 0)
@@ -175,7 +210,9 @@ def test_sums_are_those_of_the_report_whoever_comes_or_goes_while_a_server_waits
     _upload(town, 0)
     news = next(letter for letter in town.post if letter.to == "coordinator")
     assert news.model is not None
-    assert float(news.model[-1]) == float(report.model[-1]) + (1.0 if isinstance(change, DeviceJoined) else -1.0)
+    assert float(news.model[-1]) == float(report.model[-1]) + (
+        1.0 if isinstance(change, DeviceJoined) else -1.0
+    )
     town.drain()
     town.replayed()
 

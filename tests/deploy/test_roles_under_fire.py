@@ -1,4 +1,6 @@
-"""Real roles with real stores under a seeded network and power supply: what is left agrees with a replay of what happened."""
+"""Real roles with real stores under a seeded network and power supply: what is left agrees with a
+replay of what happened.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -14,15 +16,24 @@ from fedbcd.eventlog import LogReader
 from fedbcd.protocol.messages import Absorb, Acknowledged, MixModels, Restored, StepGlobal, Trained
 
 ROUNDS = 5
-ONLINE = [case for case in CASES if not case.startswith("fedbcd-i")]  # nothing is lost with a disk that servers do not know
+ONLINE = [
+    case for case in CASES if not case.startswith("fedbcd-i")
+]  # nothing is lost with a disk that servers do not know
 
 
 def play(
-    case: str, seed: int, folder: Path, towns: list[Town], joins: dict[int, int] | None = None, **faults: float
+    case: str,
+    seed: int,
+    folder: Path,
+    towns: list[Town],
+    joins: dict[int, int] | None = None,
+    **faults: float,
 ) -> tuple[Unkind, dict[str, Any]]:
     algorithm, cloud = CASES[case]
     active = 1 if joins else 2
-    town = Town(folder / "town", Settings(algorithm, cloud, active=active, joins=joins or {}), federation())
+    town = Town(
+        folder / "town", Settings(algorithm, cloud, active=active, joins=joins or {}), federation()
+    )
     towns.append(town)
     unkind = Unkind(town, seed, **faults)
     unkind.play(ROUNDS)
@@ -33,7 +44,9 @@ def play(
 
 
 def check_history(log: Path) -> None:
-    """Every acknowledged upload is counted once at most, and no sooner than it was acknowledged; rounds are numbered in order."""
+    """Every acknowledged upload is counted once at most, and no sooner than it was acknowledged;
+    rounds are numbered in order.
+    """
     acknowledged: set[tuple[str, int]] = set()
     counted: Counter[tuple[str, int]] = Counter()
     rounds: list[int] = []
@@ -43,7 +56,9 @@ def check_history(log: Path) -> None:
                 acknowledged.add((command.to, command.message.activation))  # type: ignore[attr-defined]
             elif isinstance(command, Absorb):
                 counted[f"device/{command.device}", command.activation] += 1
-            elif isinstance(command, StepGlobal) or (isinstance(command, MixModels) and command.iteration == 0):
+            elif isinstance(command, StepGlobal) or (
+                isinstance(command, MixModels) and command.iteration == 0
+            ):
                 rounds.append(command.round)
     assert set(counted.values()) <= {1}
     assert set(counted) <= acknowledged
@@ -52,7 +67,9 @@ def check_history(log: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("case", CASES)
-def test_loss_copies_disorder_and_crashes(case: str, seed: int, folder: Path, towns: list[Town]) -> None:
+def test_loss_copies_disorder_and_crashes(
+    case: str, seed: int, folder: Path, towns: list[Town]
+) -> None:
     unkind, end = play(case, seed, folder, towns)
     assert end["rounds"] >= ROUNDS
     assert unkind.deaths + unkind.town.stopped > 0
@@ -64,7 +81,9 @@ def test_a_gentle_network_needs_no_second_try(case: str, folder: Path, towns: li
     assert unkind.town.refused == []
 
 
-@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-rigorous", "fedbcd-i-async", "fedavg-sync"])
+@pytest.mark.parametrize(
+    "case", ["fedbcd-sync", "fedbcd-async", "fedbcd-rigorous", "fedbcd-i-async", "fedavg-sync"]
+)
 def test_devices_come_and_go_and_come_back(case: str, folder: Path, towns: list[Town]) -> None:
     play(case, 0, folder, towns, joins={1: 1, 8: 1}, changes=0.02)
 
@@ -72,7 +91,11 @@ def test_devices_come_and_go_and_come_back(case: str, folder: Path, towns: list[
 @pytest.mark.parametrize("case", ONLINE)
 def test_devices_lose_their_disks(case: str, folder: Path, towns: list[Town]) -> None:
     play(case, 1, folder, towns, lost_disks=0.01)
-    restored = [step for step in LogReader(folder / "town" / "events.jsonl") if isinstance(step.event, Restored)]
+    restored = [
+        step
+        for step in LogReader(folder / "town" / "events.jsonl")
+        if isinstance(step.event, Restored)
+    ]
     assert restored
 
 
@@ -85,7 +108,9 @@ def test_devices_come_back_from_old_backups(case: str, folder: Path, towns: list
 
 
 def test_lost_offline_rounds_are_named(folder: Path, towns: list[Town]) -> None:
-    """FedBCD-I: only the device knew how often it had trained. The deployment goes on, but its log cannot be put together."""
+    """FedBCD-I: only the device knew how often it had trained. The deployment goes on, but its log
+    cannot be put together.
+    """
     with pytest.raises(RecordError, match=r"no log has the offline rounds that upload .* rests on"):
         play("fedbcd-i-async", 0, folder, towns, lost_disks=0.02)
 

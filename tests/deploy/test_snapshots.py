@@ -1,4 +1,6 @@
-"""A recovery from a snapshot and the events after it gives what a recovery from all events gives; what does not fit is not used."""
+"""A recovery from a snapshot and the events after it gives what a recovery from all events gives;
+what does not fit is not used.
+"""
 
 import json
 import shutil
@@ -21,10 +23,16 @@ from fedbcd.protocol.messages import Started, UpdateRequested
 
 def state(role: AnyRole) -> dict[str, Any]:
     """All that a role has, in memory and on disk."""
-    packed: dict[str, Any] = json.loads(snapshot.take(role._parts(), role.store.length, role._clock.last))
+    packed: dict[str, Any] = json.loads(
+        snapshot.take(role._parts(), role.store.length, role._clock.last)
+    )
     tensors = {name: role.store.tensor(name).tolist() for name in sorted(role.store.names())}
     own = {name: getattr(role, name).tolist() for name in ("x", "prev", "z") if hasattr(role, name)}
-    return packed | {"tensors": tensors, "own": own, "sum": role._sum.vector().tolist() if isinstance(role, ServerRole) else None}
+    return packed | {
+        "tensors": tensors,
+        "own": own,
+        "sum": role._sum.vector().tolist() if isinstance(role, ServerRole) else None,
+    }
 
 
 def without_snapshot(folder: Path) -> None:
@@ -34,9 +42,13 @@ def without_snapshot(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", [*CASES])
-def test_recovered_from_a_snapshot_is_recovered_from_the_beginning(case: str, folder: Path, towns: list[Town]) -> None:
+def test_recovered_from_a_snapshot_is_recovered_from_the_beginning(
+    case: str, folder: Path, towns: list[Town]
+) -> None:
     algorithm, cloud = CASES[case]
-    town = Town(folder / "town", Settings(algorithm, cloud, active=1, joins={1: 1, 8: 1}), federation())
+    town = Town(
+        folder / "town", Settings(algorithm, cloud, active=1, joins={1: 1, 8: 1}), federation()
+    )
     towns.append(town)
     unkind = Unkind(town, 3, changes=0.02)
     unkind.play(4)
@@ -46,7 +58,10 @@ def test_recovered_from_a_snapshot_is_recovered_from_the_beginning(case: str, fo
         shutil.copytree(town.folder / actor, folder / "copy" / actor)
         without_snapshot(folder / "copy" / actor)
         compared += FileStore(town.folder / actor, read_only=True).facts.get("snapshot") is not None
-        short, whole = (town._opened(actor, FileStore(place / actor)) for place in (town.folder, folder / "copy"))
+        short, whole = (
+            town._opened(actor, FileStore(place / actor))
+            for place in (town.folder, folder / "copy")
+        )
         try:
             assert state(short) == state(whole)
         finally:
@@ -75,7 +90,9 @@ def short_life(folder: Path, towns: list[Town]) -> Town:
     ],
     ids=["version", "ahead", "parts", "attributes", "state", "kind", "no object"],
 )
-def test_a_snapshot_of_another_form_is_not_used(change: Callable[[Any], Any], folder: Path, towns: list[Town]) -> None:
+def test_a_snapshot_of_another_form_is_not_used(
+    change: Callable[[Any], Any], folder: Path, towns: list[Town]
+) -> None:
     town = short_life(folder, towns)
     expected = state(town.restart("server/0"))
     town.kill("server/0")
@@ -108,7 +125,9 @@ def test_a_recovery_handles_no_more_events_than_lie_between_two_snapshots(
     def counted(role: Role) -> None:
         follow = role._follow
         seen: list[int] = []
-        role._follow = lambda number, event, commands: seen.append(number) or follow(number, event, commands)  # type: ignore
+        role._follow = lambda number, event, commands: (
+            seen.append(number) or follow(number, event, commands)
+        )  # type: ignore
         whole(role)
         handled.append(len(seen))
 

@@ -18,7 +18,9 @@ from fedbcd.protocol.messages import Started, TrainOffline, Woke
 
 STEP = Transition(0.1 + 0.2, "device/3", Woke(), (TrainOffline(session=4),))
 MODEL = torch.arange(5, dtype=torch.float32) / 3
-OF_A_STORE = [point for point in Failpoint if point not in (Failpoint.BEFORE_SEND, Failpoint.AFTER_SEND)]
+OF_A_STORE = [
+    point for point in Failpoint if point not in (Failpoint.BEFORE_SEND, Failpoint.AFTER_SEND)
+]
 
 
 def files(folder: Path) -> set[str]:
@@ -101,7 +103,9 @@ def test_a_renamed_tensor_keeps_its_file_whatever_takes_its_name(folder: Path) -
 
 
 @pytest.mark.parametrize("point", OF_A_STORE)
-def test_a_crash_at_any_place_leaves_all_of_a_commit_or_none(point: Failpoint, folder: Path) -> None:
+def test_a_crash_at_any_place_leaves_all_of_a_commit_or_none(
+    point: Failpoint, folder: Path
+) -> None:
     store = FileStore(folder, begin=True)
     store.save("x", MODEL)
     store.commit(STEP, {"phase": "1"})
@@ -132,7 +136,9 @@ def _second_commit(store: FileStore) -> None:
 
 @pytest.mark.parametrize("point", OF_A_STORE)
 def test_a_crash_at_any_place_leaves_all_of_a_group_or_none(point: Failpoint, folder: Path) -> None:
-    """Two commits held together, the second of which saves a tensor again that the first has saved and drops another."""
+    """Two commits held together, the second of which saves a tensor again that the first has saved
+    and drops another.
+    """
     store = FileStore(folder, begin=True)
     store.save("y", MODEL)
     store.commit(STEP)
@@ -145,7 +151,9 @@ def test_a_crash_at_any_place_leaves_all_of_a_group_or_none(point: Failpoint, fo
     store.close()
     again = FileStore(folder)
     whole = point in (Failpoint.AFTER_COMMIT, Failpoint.AFTER_REMOVE)
-    assert (again.length, again.names(), again.facts.get("phase")) == ((3, ["x"], "2") if whole else (1, ["y"], None))
+    assert (again.length, again.names(), again.facts.get("phase")) == (
+        (3, ["x"], "2") if whole else (1, ["y"], None)
+    )
     if not whole:
         _group(again)
     assert torch.equal(again.tensor("x"), MODEL + 2)
@@ -181,7 +189,14 @@ def test_two_stores_have_two_names(folder: Path) -> None:
     two.close()
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:], lambda _: b""])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
+        lambda _: b"",
+    ],
+)
 def test_a_damaged_tensor_is_refused(damage: object, folder: Path) -> None:
     store = FileStore(folder, begin=True)
     store.save("x", MODEL)
@@ -213,9 +228,13 @@ def test_a_file_that_is_no_database_is_refused(folder: Path) -> None:
 
 
 def test_a_store_is_begun_only_where_that_is_asked_for(folder: Path) -> None:
-    """An empty folder may be a disk that is not mounted. Nothing is made, also where making it was interrupted before."""
+    """An empty folder may be a disk that is not mounted. Nothing is made, also where making it was
+    interrupted before.
+    """
     place = folder / "role"
-    with pytest.raises(NoStore, match=r"there is no store in .*role.*put its newest store back\. .*--init") as missing:
+    with pytest.raises(
+        NoStore, match=r"there is no store in .*role.*put its newest store back\. .*--init"
+    ) as missing:
         FileStore(place)
     assert missing.value.exit_code == ExitCode.NO_STORE
     assert not place.exists()
@@ -246,7 +265,9 @@ def test_a_damaged_transition_is_named(folder: Path) -> None:
     again.close()
 
 
-def test_a_full_disk_is_a_sentence_and_the_role_answers_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_sentence_and_the_role_answers_no_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = FileStore(folder, begin=True)
 
     def full(_: int) -> None:
@@ -254,7 +275,9 @@ def test_a_full_disk_is_a_sentence_and_the_role_answers_no_more(folder: Path, mo
 
     monkeypatch.setattr("os.fsync", full)
     store.save("x", MODEL)
-    with pytest.raises(RecordError, match=r"cannot write to the store .*No space left on device.*make room"):
+    with pytest.raises(
+        RecordError, match=r"cannot write to the store .*No space left on device.*make room"
+    ):
         store.commit(STEP)
     monkeypatch.undo()
     store.close()
@@ -289,7 +312,9 @@ def test_a_damaged_database_is_a_sentence_whatever_was_hit(folder: Path) -> None
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty"])
-def test_a_store_without_its_database_is_not_mistaken_for_a_new_one(damage: str, folder: Path) -> None:
+def test_a_store_without_its_database_is_not_mistaken_for_a_new_one(
+    damage: str, folder: Path
+) -> None:
     """Its tensors are acknowledged uploads; they must not be swept."""
     store = FileStore(folder / "store", begin=True)
     store.save("x", MODEL)

@@ -1,4 +1,6 @@
-"""Who is let in: wrong CA, expired, revoked, wrong name, plain text on the TLS port; and certificates that change without a restart."""
+"""Who is let in: wrong CA, expired, revoked, wrong name, plain text on the TLS port; and
+certificates that change without a restart.
+"""
 
 import asyncio
 import contextlib
@@ -24,7 +26,18 @@ from fedbcd.engines.deploy.listener import Listener
 from fedbcd.engines.deploy.refusals import CredentialsError, Refused, RefusedForGood
 from fedbcd.engines.deploy.tls import Credentials, host_name, identity_of, is_loopback
 from waiting import LIMIT_S, eventually
-from wire_helpers import DEVICE, SERVER, Ear, dialer, down, linked, listener, make_authority, running, up
+from wire_helpers import (
+    DEVICE,
+    SERVER,
+    Ear,
+    dialer,
+    down,
+    linked,
+    listener,
+    make_authority,
+    running,
+    up,
+)
 
 LINK = "/fedbcd.v1.Federation/Link"
 
@@ -46,12 +59,16 @@ def _years_ago(monkeypatch: pytest.MonkeyPatch, years: float) -> None:
 
 
 async def _why_not(folder: Path, port: int, me: str = DEVICE) -> str:
-    """What a peer with this certificate is told by TLS itself, if it does not look at its own certificate."""
+    """What a peer with this certificate is told by TLS itself, if it does not look at its own
+    certificate.
+    """
     pem = (folder / me.replace("/", "-") / "identity.pem").read_bytes()
     root = (folder / me.replace("/", "-") / "ca.pem").read_bytes()
     credentials = grpc.ssl_channel_credentials(root, pem, pem)
     options = [("grpc.ssl_target_name_override", host_name(SERVER))]
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
+    async with grpc.aio.secure_channel(
+        f"127.0.0.1:{port}", credentials, options=options
+    ) as channel:
         call: Any = channel.stream_stream(LINK, Frame.SerializeToString, Frame.FromString)()
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await call.read()
@@ -67,7 +84,8 @@ async def _no_connection(device: Dialer, ear: Ear, words: str) -> None:
     assert words in ear.heard("not_connected")[0]["sentence"]
 
 
-# ------------------------------------------------------------------------------------------------------------- who is not let in
+# ------------------------------------------------------------------------------------------------
+# who is not let in
 def test_a_device_of_another_authority_is_not_let_in(authority: Authority, tmp_path: Path) -> None:
     other = make_authority(tmp_path / "other")
 
@@ -75,8 +93,12 @@ def test_a_device_of_another_authority_is_not_let_in(authority: Authority, tmp_p
         ear = Ear()
         server = listener(Ear(), Credentials(authority.folder, SERVER))
         port = await server.start()
-        await _no_connection(dialer(ear, Credentials(other.folder, DEVICE), port), ear, "cannot be reached")
-        shutil.copy(authority.folder / "ca.pem", other.folder / "device-7" / "ca.pem")  # it trusts the server, but not the other way round
+        await _no_connection(
+            dialer(ear, Credentials(other.folder, DEVICE), port), ear, "cannot be reached"
+        )
+        shutil.copy(
+            authority.folder / "ca.pem", other.folder / "device-7" / "ca.pem"
+        )  # it trusts the server, but not the other way round
         await _why_not(other.folder, port)
         assert not server.connected
         await server.stop()
@@ -90,7 +112,9 @@ def test_nobody_without_a_certificate_is_let_in(authority: Authority) -> None:
         port = await server.start()
         credentials = grpc.ssl_channel_credentials((authority.folder / "ca.pem").read_bytes())
         options = [("grpc.ssl_target_name_override", host_name(SERVER))]
-        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
+        async with grpc.aio.secure_channel(
+            f"127.0.0.1:{port}", credentials, options=options
+        ) as channel:
             call: Any = channel.stream_stream(LINK, Frame.SerializeToString, Frame.FromString)()
             with pytest.raises(grpc.aio.AioRpcError):
                 await call.read()
@@ -99,7 +123,9 @@ def test_nobody_without_a_certificate_is_let_in(authority: Authority) -> None:
     asyncio.run(scenario())
 
 
-def test_an_expired_certificate_is_not_let_in(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_certificate_is_not_let_in(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as past:
         _years_ago(past, 2)
         authority.rotate(DEVICE)
@@ -107,7 +133,10 @@ def test_an_expired_certificate_is_not_let_in(authority: Authority, monkeypatch:
     async def scenario() -> None:
         server = listener(Ear(), Credentials(authority.folder, SERVER))
         port = await server.start()
-        with pytest.raises(CredentialsError, match=r"the certificate of device/7 expired on .* use 'fedbcd certs rotate device/7'"):
+        with pytest.raises(
+            CredentialsError,
+            match=r"the certificate of device/7 expired on .* use 'fedbcd certs rotate device/7'",
+        ):
             await dialer(Ear(), Credentials(authority.folder, DEVICE), port).run()
         await _why_not(authority.folder, port)
         await server.stop()
@@ -128,7 +157,11 @@ def test_a_listener_with_an_expired_certificate_does_not_start_nor_fool_anybody(
             await server.start()
         monkeypatch.setattr(Credentials, "check_own", lambda self: None)
         ear = Ear()
-        await _no_connection(dialer(ear, Credentials(authority.folder, DEVICE), await server.start()), ear, "CERTIFICATE_VERIFY_FAILED")
+        await _no_connection(
+            dialer(ear, Credentials(authority.folder, DEVICE), await server.start()),
+            ear,
+            "CERTIFICATE_VERIFY_FAILED",
+        )
         await server.stop()
 
     asyncio.run(scenario())
@@ -138,7 +171,11 @@ def test_a_listener_with_another_name_is_not_taken_for_the_server(authority: Aut
     async def scenario() -> None:
         ear = Ear()
         server = listener(Ear(), Credentials(authority.folder, "server/4"), me="server/4")
-        await _no_connection(dialer(ear, Credentials(authority.folder, DEVICE), await server.start()), ear, "cannot be reached")
+        await _no_connection(
+            dialer(ear, Credentials(authority.folder, DEVICE), await server.start()),
+            ear,
+            "cannot be reached",
+        )
         await server.stop()
 
     asyncio.run(scenario())
@@ -166,7 +203,9 @@ def test_plain_text_on_the_tls_port_disturbs_nobody(authority: Authority) -> Non
                 writer.write(words)
                 if words:
                     async with asyncio.timeout(LIMIT_S):
-                        assert len(await reader.read()) < 200  # a TLS alert, or nothing; then the end
+                        assert (
+                            len(await reader.read()) < 200
+                        )  # a TLS alert, or nothing; then the end
                 writer.close()
                 await writer.wait_closed()
             async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -180,10 +219,15 @@ def test_plain_text_on_the_tls_port_disturbs_nobody(authority: Authority) -> Non
     asyncio.run(scenario())
 
 
-# -------------------------------------------------------------------------------------------------------------------- revocation
-def test_a_revoked_device_is_cut_off_and_not_let_in_again(authority: Authority, tmp_path: Path) -> None:
+# ------------------------------------------------------------------------------------------------
+# revocation
+def test_a_revoked_device_is_cut_off_and_not_let_in_again(
+    authority: Authority, tmp_path: Path
+) -> None:
     stolen = tmp_path / "stolen"
-    shutil.copytree(authority.folder / "device-7", stolen)  # with the old list: it does not know that it is revoked
+    shutil.copytree(
+        authority.folder / "device-7", stolen
+    )  # with the old list: it does not know that it is revoked
 
     async def scenario() -> None:
         here, there = Ear(), Ear()
@@ -194,18 +238,27 @@ def test_a_revoked_device_is_cut_off_and_not_let_in_again(authority: Authority, 
             await eventually(lambda: device.connected)
             authority.revoke(DEVICE)
             await eventually(lambda: here.disconnects and there.disconnects)
-            await eventually(lambda: server.counts.refused["certificate"] >= 3)  # it tries again, in vain
+            await eventually(
+                lambda: server.counts.refused["certificate"] >= 3
+            )  # it tries again, in vain
             assert len(here.connects) == 1
-            assert {"by peer: certificate"} == {fields["reason"] for fields in there.heard("refused_by_peer")}
+            assert {"by peer: certificate"} == {
+                fields["reason"] for fields in there.heard("refused_by_peer")
+            }
             assert len(here.heard("refused")) == 1
-        with pytest.raises(RefusedForGood, match="server/3 refuses device/7: the certificate of device/7 has been revoked"):
+        with pytest.raises(
+            RefusedForGood,
+            match="server/3 refuses device/7: the certificate of device/7 has been revoked",
+        ):
             await dialer(Ear(), Credentials(stolen, DEVICE), port).run()
         await server.stop()
 
     asyncio.run(scenario())
 
 
-def test_a_revoked_server_is_left_and_not_believed_again(authority: Authority, tmp_path: Path) -> None:
+def test_a_revoked_server_is_left_and_not_believed_again(
+    authority: Authority, tmp_path: Path
+) -> None:
     """gRPC shows a dialler no certificate: the signed Welcome is what tells it."""
     stolen = tmp_path / "stolen"
     shutil.copytree(authority.folder / "server-3", stolen)
@@ -232,8 +285,16 @@ def test_a_welcome_that_was_signed_for_somebody_else_is_not_believed(authority: 
     server, device = Credentials(authority.folder, SERVER), Credentials(authority.folder, DEVICE)
     other = Credentials(authority.folder, "device/8")
     der, signature = server.sign(b"nonce", device.certificate)
-    assert identity_of(device.check_signature(der, signature, b"nonce", SERVER, device.certificate)) == SERVER
-    for changes in ({"nonce": b"other"}, {"dialled_as": other.certificate}, {"signature": bytes(70)}, {"der": b"no certificate"}):
+    assert (
+        identity_of(device.check_signature(der, signature, b"nonce", SERVER, device.certificate))
+        == SERVER
+    )
+    for changes in (
+        {"nonce": b"other"},
+        {"dialled_as": other.certificate},
+        {"signature": bytes(70)},
+        {"der": b"no certificate"},
+    ):
         fields: dict[str, Any] = {
             "der": der,
             "signature": signature,
@@ -248,7 +309,9 @@ def test_a_welcome_that_was_signed_for_somebody_else_is_not_believed(authority: 
         device.check_signature(der, signature, b"nonce", SERVER, device.certificate)
 
 
-def test_a_list_that_is_damaged_foreign_or_older_leaves_the_last_good_one_in_force(authority: Authority, tmp_path: Path) -> None:
+def test_a_list_that_is_damaged_foreign_or_older_leaves_the_last_good_one_in_force(
+    authority: Authority, tmp_path: Path
+) -> None:
     old = (authority.folder / "crl.pem").read_bytes()
     authority.revoke("device/8")
     foreign = (make_authority(tmp_path / "other").folder / "crl.pem").read_bytes()
@@ -256,7 +319,12 @@ def test_a_list_that_is_damaged_foreign_or_older_leaves_the_last_good_one_in_for
     credentials = Credentials(authority.folder, SERVER, ear)
     revoked = Credentials(authority.folder, "device/8").certificate
     path = credentials.folder / "crl.pem"
-    for content, words in ((b"", "no PEM"), (b"garbage", "no PEM"), (foreign, "is not signed by"), (old, "has number 1, older than 2")):
+    for content, words in (
+        (b"", "no PEM"),
+        (b"garbage", "no PEM"),
+        (foreign, "is not signed by"),
+        (old, "has number 1, older than 2"),
+    ):
         path.write_bytes(content)
         assert not credentials.refresh()
         assert words in ear.heard("credentials_kept")[-1]["sentence"]
@@ -268,14 +336,17 @@ def test_a_list_that_is_damaged_foreign_or_older_leaves_the_last_good_one_in_for
     assert credentials.refresh()
 
 
-# ---------------------------------------------------------------------------------------------------------------------- rotation
+# ------------------------------------------------------------------------------------------------
+# rotation
 def _serial(end: Dialer | Listener, peer: str) -> int:
     certificate = end._peers[peer].certificate
     assert certificate is not None
     return certificate.serial_number
 
 
-def test_new_certificates_are_used_for_new_connections_without_a_restart(authority: Authority) -> None:
+def test_new_certificates_are_used_for_new_connections_without_a_restart(
+    authority: Authority,
+) -> None:
     async def scenario() -> None:
         async with linked(authority.folder) as (server, here, device, there):
             before = _serial(server, DEVICE), _serial(device, SERVER)
@@ -296,12 +367,16 @@ def test_new_certificates_are_used_for_new_connections_without_a_restart(authori
     asyncio.run(scenario())
 
 
-def test_a_rotation_that_revokes_the_old_certificate_moves_the_connection_over(authority: Authority) -> None:
+def test_a_rotation_that_revokes_the_old_certificate_moves_the_connection_over(
+    authority: Authority,
+) -> None:
     async def scenario() -> None:
         async with linked(authority.folder) as (server, here, device, _there):
             before = _serial(server, DEVICE)
             authority.rotate(DEVICE, revoke_old=True)
-            await eventually(lambda: len(here.connects) >= 2 and device.connected and server.connected)
+            await eventually(
+                lambda: len(here.connects) >= 2 and device.connected and server.connected
+            )
             await eventually(lambda: _serial(server, DEVICE) != before)
             assert await device.send(up(None))
             await eventually(lambda: here.letters)
@@ -323,15 +398,21 @@ def test_a_session_ends_when_the_certificate_of_the_peer_expires(authority: Auth
                 not_valid_after_utc = datetime.now(UTC) - timedelta(seconds=1)
 
             peer.certificate = Soon()  # type: ignore[assignment]
-            server._security.objection = lambda certificate: "expired on a day" if isinstance(certificate, Soon) else None  # type: ignore
+            server._security.objection = lambda certificate: (
+                "expired on a day" if isinstance(certificate, Soon) else None
+            )  # type: ignore
             await eventually(lambda: len(here.connects) == 2)
 
     asyncio.run(scenario())
 
 
-# -------------------------------------------------------------------------------------------------------------------------- files
+# ------------------------------------------------------------------------------------------------
+# files
 def test_the_folder_of_a_role_is_enough(authority: Authority) -> None:
-    assert Credentials(authority.folder / "device-7", DEVICE).certificate == Credentials(authority.folder, DEVICE).certificate
+    assert (
+        Credentials(authority.folder / "device-7", DEVICE).certificate
+        == Credentials(authority.folder, DEVICE).certificate
+    )
 
 
 def test_a_key_that_others_can_read_is_complained_about(authority: Authority) -> None:
@@ -366,17 +447,31 @@ def test_key_and_certificate_must_belong_together(authority: Authority) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "is_local"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("192.0.2.7", False)]
+    ("host", "is_local"),
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("192.0.2.7", False),
+    ],
 )
 def test_loopback_is_told_from_the_network(host: str, is_local: bool) -> None:
     assert is_loopback(host) is is_local
 
 
-# ------------------------------------------------------------------------------------------------------------- many at once
-def test_grpc_hears_of_certificates_only_when_they_change(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it is told anew it puts in the place of what other handshakes are using, so it must not be told at every connection."""
+# ------------------------------------------------------------------------------------------------
+# many at once
+def test_grpc_hears_of_certificates_only_when_they_change(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is told anew it puts in the place of what other handshakes are using, so it must not
+    be told at every connection.
+    """
     fetched: list[Callable[[], object]] = []
-    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda _, fetch, **__: fetched.append(fetch))
+    monkeypatch.setattr(
+        grpc, "dynamic_ssl_server_credentials", lambda _, fetch, **__: fetched.append(fetch)
+    )
     Credentials(authority.folder, SERVER).for_listener()
     (fetch,) = fetched
     assert [fetch(), fetch()] == [None, None]
@@ -393,7 +488,8 @@ from fedbcd.engines.deploy.tls import Credentials
 
 async def main():
     server = grpc.aio.server()
-    port = server.add_secure_port("127.0.0.1:0", Credentials(Path(sys.argv[1]), "server/3").for_listener())
+    own = Credentials(Path(sys.argv[1]), "server/3").for_listener()
+    port = server.add_secure_port("127.0.0.1:0", own)
     await server.start()
     print(port, flush=True)
     await asyncio.sleep(10_000)
@@ -411,10 +507,15 @@ def test_a_listener_survives_many_handshakes_at_once(authority: Authority) -> No
 
     def shake_hands(port: int) -> None:
         for _ in range(100):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as plain:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as plain,
+            ):
                 context.wrap_socket(plain).close()
 
-    with subprocess.Popen([sys.executable, "-c", LISTENER, str(folder)], stdout=subprocess.PIPE, text=True) as listener:
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENER, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as listener:
         try:
             assert listener.stdout is not None
             port = int(listener.stdout.readline())

@@ -1,4 +1,6 @@
-"""Whole deployments, with TLS, in processes of their own: undisturbed, hurt, stopped and resumed."""
+"""Whole deployments, with TLS, in processes of their own: undisturbed, hurt, stopped and
+resumed.
+"""
 
 import json
 import re
@@ -11,12 +13,26 @@ from fedbcd.cli import app
 from fedbcd.engines.deploy.exits import ExitCode
 from fedbcd.experiments.job import parse
 from fedbcd.runfolder import read_tensors
-from process_helpers import ENDLESS, end_soon, go_on, job, kill, run, running, status_of, stop, summary_of, write_job
+from process_helpers import (
+    ENDLESS,
+    end_soon,
+    go_on,
+    job,
+    kill,
+    run,
+    running,
+    status_of,
+    stop,
+    summary_of,
+    write_job,
+)
 from waiting import ended
 
 
 def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: Path) -> None:
-    """kill -9 of a coordinator, a server and a device in the middle; the run ends, and its log replays to its own digest."""
+    """kill -9 of a coordinator, a server and a device in the middle; the run ends, and its log
+    replays to its own digest.
+    """
     out = tmp_path / "run"
     file = write_job(tmp_path, job(run=ENDLESS, cloud={"name": "async", "first": 1}))
     with running("up", file, "--time-scale", "0.1", "--out", out) as up:
@@ -36,10 +52,17 @@ def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: 
     assert json.loads(again.stdout)["digest"] == summary["digest"]
 
 
-def test_each_role_is_killed_once_and_the_digest_is_that_of_the_undisturbed_run(tmp_path: Path) -> None:
-    """Where time decides nothing (Sync-cloud, all devices active, one per server), every x_i and z_n of a deployment that was hurt is
-    bit for bit that of one that was not, and of the simulation."""
-    table = job(federation={"servers": 2, "devices": 1, "active": 1}, run={**ENDLESS, "max_batch": 1, "threads": 1})
+def test_each_role_is_killed_once_and_the_digest_is_that_of_the_undisturbed_run(
+    tmp_path: Path,
+) -> None:
+    """Where time decides nothing (Sync-cloud, all devices active, one per server), every x_i and
+    z_n of a deployment that was hurt is bit for bit that of one that was not, and of the
+    simulation.
+    """
+    table = job(
+        federation={"servers": 2, "devices": 1, "active": 1},
+        run={**ENDLESS, "max_batch": 1, "threads": 1},
+    )
     table["deploy"] = {"lost_s": [600.0, 3600.0]}  # nobody is given up, however slow the machine is
     hurt, whole = tmp_path / "hurt", tmp_path / "whole"
     with running("up", write_job(tmp_path, table), "--time-scale", "0.1", "--out", hurt) as up:
@@ -49,12 +72,17 @@ def test_each_role_is_killed_once_and_the_digest_is_that_of_the_undisturbed_run(
         go_on(hurt)
         stop(up)
     table["run"]["rounds"] = end_soon(hurt)
-    for arguments in (("--resume", "--out", hurt), (write_job(tmp_path, table), "--time-scale", "0.05", "--out", whole)):
+    for arguments in (
+        ("--resume", "--out", hurt),
+        (write_job(tmp_path, table), "--time-scale", "0.05", "--out", whole),
+    ):
         done = run("up", *arguments)
         assert done.returncode == 0, done.stderr
     parse(table)[0].start(tmp_path / "simulated")
     summaries = {name: summary_of(tmp_path / name) for name in ("hurt", "whole", "simulated")}
-    assert {name: summary["rounds"] for name, summary in summaries.items()} == dict.fromkeys(summaries, table["run"]["rounds"])
+    assert {name: summary["rounds"] for name, summary in summaries.items()} == dict.fromkeys(
+        summaries, table["run"]["rounds"]
+    )
     assert len({summary["digest"] for summary in summaries.values()}) == 1
     assert {(s["measure"], round(s["personal_accuracy"], 9)) for s in summaries.values()} == {
         ("own-shares", round(summaries["simulated"]["personal_accuracy"], 9))
@@ -64,12 +92,16 @@ def test_each_role_is_killed_once_and_the_digest_is_that_of_the_undisturbed_run(
 
 
 def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    """SIGTERM stops everybody cleanly; --resume takes up what is durable and plays the remaining rounds. With FedBCD-I, offline rounds too.
+    """SIGTERM stops everybody cleanly; --resume takes up what is durable and plays the remaining
+    rounds. With FedBCD-I, offline rounds too.
 
     Where a server has lost its store, --resume begins nothing, not even a process.
     """
     out = tmp_path / "run"
-    file = write_job(tmp_path, job(run=ENDLESS, algorithm={"name": "fedbcd-i", "device_step": 0.02, "steps": [1, 2]}))
+    file = write_job(
+        tmp_path,
+        job(run=ENDLESS, algorithm={"name": "fedbcd-i", "device_step": 0.02, "steps": [1, 2]}),
+    )
     with running("up", file, "--time-scale", "0.05", "--plain", "--out", out) as up:
         go_on(out, 2)
         up.terminate()
@@ -78,9 +110,17 @@ def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
         assert "--resume" in said
     assert not status_of(out, "server/0")
     asked = run("status", out, "--plain")
-    assert re.fullmatch(rf"stopped at round \d+ of 1000000; go on with fedbcd up --resume --out {re.escape(str(out))}\n", asked.stdout)
+    assert re.fullmatch(
+        r"stopped at round \d+ of 1000000; go on with fedbcd up --resume --out"
+        rf" {re.escape(str(out))}\n",
+        asked.stdout,
+    )
     assert (asked.returncode, asked.stderr) == (1, "")
-    assert [json.loads(line)["code"] for line in (out / "logs" / "server-0.log").read_text().splitlines() if '"ended"' in line] == [0]
+    assert [
+        json.loads(line)["code"]
+        for line in (out / "logs" / "server-0.log").read_text().splitlines()
+        if '"ended"' in line
+    ] == [0]
     store, logged = out / "state" / "server-1", (out / "logs" / "coordinator.log").read_text()
     store.rename(tmp_path / "mislaid")
     lost = CliRunner().invoke(app, ["up", "--resume", "--out", str(out)])
@@ -104,7 +144,10 @@ def test_up_refuses_what_cannot_be(tmp_path: Path) -> None:
         (("up", "--out", tmp_path / "full"), "is not empty"),
         (("up", "--resume", "--out", tmp_path / "full"), "holds no deployment"),
         (("up", "--resume"), "--resume needs --out"),
-        (("up", "--resume", "--out", tmp_path / "full", "--rounds", "9", "--plain"), "as it was; leave out rounds, plain"),
+        (
+            ("up", "--resume", "--out", tmp_path / "full", "--rounds", "9", "--plain"),
+            "as it was; leave out rounds, plain",
+        ),
         (("up", "--servers", "3", "--devices", "10"), "cannot be shared evenly"),
         (("up", write_job(tmp_path, several)), "a deployment runs one job"),
     ):

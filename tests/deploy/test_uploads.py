@@ -1,4 +1,6 @@
-"""What one device, or one server, can do to the models of all others: nothing, by an upload or a report that is out of range."""
+"""What one device, or one server, can do to the models of all others: nothing, by an upload or a
+report that is out of range.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,13 @@ from torch import Tensor, nn
 
 import fedbcd as fb
 from deploy_helpers import BCD, BCDI, Town, Unkind, federation
-from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_reach, check_weight, check_within
+from fedbcd.engines.deploy.checks import (
+    CheckFailed,
+    Limits,
+    check_reach,
+    check_weight,
+    check_within,
+)
 from fedbcd.engines.deploy.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.device import DeviceRole
 from fedbcd.engines.deploy.letter import Letter
@@ -42,8 +50,20 @@ BOXED = replace(BCD, projection=fb.Box())
 ASYNC = fb.AsyncCloud(first=1)
 
 
-def town_of(folder: Path, towns: list[Town], algorithm: fb.Algorithm, cloud: fb.Cloud = ASYNC, active: int = 2, **more: Any) -> Town:
-    town = Town(folder / "town", Settings(algorithm, cloud, active=active, joins=more.pop("joins", {})), federation(), **more)
+def town_of(
+    folder: Path,
+    towns: list[Town],
+    algorithm: fb.Algorithm,
+    cloud: fb.Cloud = ASYNC,
+    active: int = 2,
+    **more: Any,
+) -> Town:
+    town = Town(
+        folder / "town",
+        Settings(algorithm, cloud, active=active, joins=more.pop("joins", {})),
+        federation(),
+        **more,
+    )
     towns.append(town)
     town.start()
     return town
@@ -97,10 +117,12 @@ def state(role: DeviceRole) -> tuple[Any, ...]:
     return role.machine.activation, role.machine.state, role.x.tolist(), role.prev.tolist()
 
 
-# -------------------------------------------------------------------------------------------------------- an upload that is refused
+# ------------------------------------------------------------------------------------------------
+# an upload that is refused
 @pytest.mark.parametrize("crash", ["", "device/0", "server/0"])
 @pytest.mark.parametrize(
-    ("projection", "reason", "words"), [(fb.Box(), "outside", "value 3 of the model is 1e"), (FREE, "far", "reach_limit")]
+    ("projection", "reason", "words"),
+    [(fb.Box(), "outside", "value 3 of the model is 1e"), (FREE, "far", "reach_limit")],
 )
 def test_an_upload_out_of_range_is_undone_and_the_device_goes_on(
     projection: fb.Projection, reason: str, words: str, crash: str, folder: Path, towns: list[Town]
@@ -136,7 +158,12 @@ def test_an_upload_out_of_range_is_undone_and_the_device_goes_on(
     town.drain()
     assert device(town).machine.activation == before[0] + 2
     assert len(town.declined) <= 3  # copies
-    sessions = [c.session for step in device(town).store.transitions() for c in step.commands if hasattr(c, "session")]
+    sessions = [
+        c.session
+        for step in device(town).store.transitions()
+        for c in step.commands
+        if hasattr(c, "session")
+    ]
     assert len({*sessions}) == len(sessions)
     town.replayed()
 
@@ -152,9 +179,15 @@ def test_the_first_activation_is_undone_to_the_start(folder: Path, towns: list[T
     town.replayed()
 
 
-@pytest.mark.parametrize("cloud", [fb.SyncCloud(), ASYNC, fb.RigorousCloud(first=3)], ids=lambda cloud: cloud.name)
-def test_rounds_go_on_beside_a_device_whose_uploads_are_all_refused(cloud: fb.Cloud, folder: Path, towns: list[Town]) -> None:
-    """All members are to be active, so every phase would wait for it. It is refused once a phase, no more."""
+@pytest.mark.parametrize(
+    "cloud", [fb.SyncCloud(), ASYNC, fb.RigorousCloud(first=3)], ids=lambda cloud: cloud.name
+)
+def test_rounds_go_on_beside_a_device_whose_uploads_are_all_refused(
+    cloud: fb.Cloud, folder: Path, towns: list[Town]
+) -> None:
+    """All members are to be active, so every phase would wait for it. It is refused once a phase,
+    no more.
+    """
     town = town_of(folder, towns, replace(BCD, projection=FREE), cloud, active=3)
     for _ in range(4):
         for number in range(9):
@@ -174,7 +207,9 @@ def test_rounds_go_on_beside_a_device_whose_uploads_are_all_refused(cloud: fb.Cl
 
 
 def test_a_baseline_starts_from_z_again(folder: Path, towns: list[Town]) -> None:
-    town = town_of(folder, towns, fb.FedAvg(device_step=0.05, batch=4, projection=FREE), fb.SyncCloud())
+    town = town_of(
+        folder, towns, fb.FedAvg(device_step=0.05, batch=4, projection=FREE), fb.SyncCloud()
+    )
     to_training(town)
     upload(town, 0, torch.full((650,), 1e30))
     town.drain()
@@ -187,7 +222,9 @@ def test_a_baseline_starts_from_z_again(folder: Path, towns: list[Town]) -> None
     town.replayed()
 
 
-def test_what_0_1_0_was_uploading_when_it_was_stopped_is_let_go_as_it_is(folder: Path, towns: list[Town]) -> None:
+def test_what_0_1_0_was_uploading_when_it_was_stopped_is_let_go_as_it_is(
+    folder: Path, towns: list[Town]
+) -> None:
     """It had set nothing aside."""
     town = town_of(folder, towns, BOXED)
     to_training(town)
@@ -201,7 +238,9 @@ def test_what_0_1_0_was_uploading_when_it_was_stopped_is_let_go_as_it_is(folder:
     assert float(role.x[0]) == 3.0
 
 
-def test_a_device_that_is_put_in_step_gets_its_last_contribution_not_what_was_refused(folder: Path, towns: list[Town]) -> None:
+def test_a_device_that_is_put_in_step_gets_its_last_contribution_not_what_was_refused(
+    folder: Path, towns: list[Town]
+) -> None:
     town = town_of(folder, towns, BOXED)
     activation(town, 0)
     good = device(town).x.clone()
@@ -216,7 +255,8 @@ def test_a_device_that_is_put_in_step_gets_its_last_contribution_not_what_was_re
     town.replayed()
 
 
-# ------------------------------------------------------------------------------------------------------------ honest devices pass
+# ------------------------------------------------------------------------------------------------
+# honest devices pass
 class Line(nn.Module):
     """Linear regression from far away."""
 
@@ -242,7 +282,9 @@ def regression(start: float, goal: float) -> fb.Federation:
     return fb.Federation(lambda: Line(start), nn.functional.mse_loss, data, servers=3)
 
 
-@pytest.mark.parametrize(("start", "goal"), [(0.0, 1e6), (0.0, 1e-6), (1e6, 0.0), (-1e6, 1e6), (1e12, 0.0)])
+@pytest.mark.parametrize(
+    ("start", "goal"), [(0.0, 1e6), (0.0, 1e-6), (1e6, 0.0), (-1e6, 1e6), (1e12, 0.0)]
+)
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -256,16 +298,24 @@ def regression(start: float, goal: float) -> fb.Federation:
 def test_honest_training_from_far_away_is_never_refused(
     algorithm: fb.Algorithm, start: float, goal: float, folder: Path, towns: list[Town]
 ) -> None:
-    """Nor to far away: the bound is relative to z_n, and where that is small, to entries of size 1."""
-    town = Town(folder / "town", Settings(algorithm, fb.SyncCloud(), active=2), regression(start, goal))
+    """Nor to far away: the bound is relative to z_n, and where that is small, to entries of
+    size 1.
+    """
+    town = Town(
+        folder / "town", Settings(algorithm, fb.SyncCloud(), active=2), regression(start, goal)
+    )
     towns.append(town)
     Unkind(town, 0, loss=0, repeat=0, death=0, fail=0, give_up=0).play(6)
     assert town.declined == []
     assert town.refused == []
 
 
-@pytest.mark.parametrize("projection", [fb.Box(-0.1, 0.1), fb.Ball(0.3), fb.Simplex(0.7)], ids=lambda p: p.name)
-def test_honest_models_on_the_boundary_of_x_are_never_refused(projection: fb.Projection, folder: Path, towns: list[Town]) -> None:
+@pytest.mark.parametrize(
+    "projection", [fb.Box(-0.1, 0.1), fb.Ball(0.3), fb.Simplex(0.7)], ids=lambda p: p.name
+)
+def test_honest_models_on_the_boundary_of_x_are_never_refused(
+    projection: fb.Projection, folder: Path, towns: list[Town]
+) -> None:
     """Neither devices', which are projected in float32, nor servers', which are means of those."""
     algorithm = fb.FedBCD(device_step=5.0, batch="all", projection=projection, server_step=1.0)
     for number, cloud in enumerate((fb.SyncCloud(), ASYNC)):
@@ -280,7 +330,11 @@ def test_the_rounding_allowance_is_no_more_than_rounding() -> None:
     x = torch.full((1000,), 2.0)
     check_within(x, fb.Box())
     with pytest.raises(
-        CheckFailed, match=r"value 7 of the model is 2\.001, outside of the set X of this run, Box\(low=-2\.0, .* by 0\.00099"
+        CheckFailed,
+        match=(
+            r"value 7 of the model is 2\.001, outside of the set X of this run, Box\(low=-2\.0, .*"
+            r" by 0\.00099"
+        ),
     ):
         check_within(torch.where(torch.arange(1000) == 7, 2.001, x), fb.Box())
     ball = fb.Ball(1.0)
@@ -293,7 +347,11 @@ def test_the_reach_is_relative_to_z_and_to_entries_of_size_one() -> None:
     near, limits = torch.zeros(100), Limits(reach=10.0)
     check_reach(torch.full((100,), 9.9), near, limits)
     with pytest.raises(
-        CheckFailed, match=r"the model is 101 away .* deploy.reach_limit = 10 allows 100; check the data .* or raise the limit"
+        CheckFailed,
+        match=(
+            r"the model is 101 away .* deploy.reach_limit = 10 allows 100; check the data .* or"
+            r" raise the limit"
+        ),
     ):
         check_reach(torch.full((100,), 10.1), near, limits)
     check_reach(torch.full((100,), 900.0), torch.full((100,), 100.0), limits)
@@ -302,11 +360,23 @@ def test_the_reach_is_relative_to_z_and_to_entries_of_size_one() -> None:
         check_reach(torch.full((100,), 1e30), near, Limits())
 
 
-# -------------------------------------------------------------------------------------------------------------------- dismissals
+# ------------------------------------------------------------------------------------------------
+# dismissals
 @pytest.mark.parametrize("cloud", [fb.SyncCloud(), ASYNC], ids=lambda cloud: cloud.name)
-def test_after_a_dismissal_nothing_of_the_device_is_left_in_the_sum(cloud: fb.Cloud, folder: Path, towns: list[Town]) -> None:
-    """With the bound switched off: 1e30 wipes what the others contribute from a float64. Their copies are still there."""
-    town = town_of(folder, towns, replace(BCD, projection=FREE), cloud, active=1, limits=Limits(reach=float("inf")))
+def test_after_a_dismissal_nothing_of_the_device_is_left_in_the_sum(
+    cloud: fb.Cloud, folder: Path, towns: list[Town]
+) -> None:
+    """With the bound switched off: 1e30 wipes what the others contribute from a float64. Their
+    copies are still there.
+    """
+    town = town_of(
+        folder,
+        towns,
+        replace(BCD, projection=FREE),
+        cloud,
+        active=1,
+        limits=Limits(reach=float("inf")),
+    )
     for number in (1, 2):
         to_training(town, number)
         town.work(f"device/{number}")
@@ -319,7 +389,10 @@ def test_after_a_dismissal_nothing_of_the_device_is_left_in_the_sum(cloud: fb.Cl
     home = server(town)
     assert float(home._sum.total.abs().max()) > 1e29
     town.tell("server/0", DeviceLeft(device=0))
-    honest = sum((home._copies.counted(number).double() for number in (1, 2)), torch.zeros(650, dtype=torch.float64))
+    honest = sum(
+        (home._copies.counted(number).double() for number in (1, 2)),
+        torch.zeros(650, dtype=torch.float64),
+    )
     assert torch.equal(home._sum.total, honest)
     assert home._sum.weight == 2.0
     town.restart("server/0")
@@ -327,9 +400,13 @@ def test_after_a_dismissal_nothing_of_the_device_is_left_in_the_sum(cloud: fb.Cl
 
 
 def test_dismissals_replay_to_the_same_bits(folder: Path, towns: list[Town]) -> None:
-    """Weights that no float64 sums exactly, members that go and come back: deployment and replay form the same sums."""
+    """Weights that no float64 sums exactly, members that go and come back: deployment and replay
+    form the same sums.
+    """
     gamma = [0.1 + 0.7 * number for number in range(9)]
-    town = town_of(folder, towns, replace(BCD, penalty=gamma, projection=FREE), fb.SyncCloud(), active=1)
+    town = town_of(
+        folder, towns, replace(BCD, penalty=gamma, projection=FREE), fb.SyncCloud(), active=1
+    )
     for change in (DeviceLeft(device=0), DeviceJoined(device=0), DeviceLeft(device=1), None):
         for number in range(9):
             activation(town, number)
@@ -340,7 +417,8 @@ def test_dismissals_replay_to_the_same_bits(folder: Path, towns: list[Town]) -> 
     town.replayed()
 
 
-# ---------------------------------------------------------------------------------------------------------------------- reports
+# ------------------------------------------------------------------------------------------------
+# reports
 def report(size: int = 651, weight: float = 3.0, value: float = 0.0, place: int = 5) -> Letter:
     vector = torch.zeros(size, dtype=torch.float64)
     vector[place], vector[-1] = value, weight
@@ -379,14 +457,20 @@ def test_a_sum_that_no_devices_of_the_server_can_have_is_refused_and_changes_not
     assert bool(torch.isfinite(coordinator.z).all())
 
 
-@pytest.mark.parametrize(("value", "reason"), [(1e30, "far"), (3.0, "outside"), (float("nan"), "finite")])
-def test_a_model_that_a_server_reports_is_checked_as_an_upload_is(value: float, reason: str, folder: Path, towns: list[Town]) -> None:
+@pytest.mark.parametrize(
+    ("value", "reason"), [(1e30, "far"), (3.0, "outside"), (float("nan"), "finite")]
+)
+def test_a_model_that_a_server_reports_is_checked_as_an_upload_is(
+    value: float, reason: str, folder: Path, towns: list[Town]
+) -> None:
     projection: fb.Projection = FREE if reason == "far" else fb.Box()
     town = town_of(folder, towns, replace(BCD, projection=projection), ASYNC)
     coordinator = town.roles["coordinator"]
     ready = ServerReady(server=0, phase=0, iteration=0, model="z/0/0")
     with pytest.raises(CheckFailed) as refused:
-        coordinator.receive(Letter("server/0", "coordinator", ready, torch.full((650,), value), 0.0), town.tick())
+        coordinator.receive(
+            Letter("server/0", "coordinator", ready, torch.full((650,), value), 0.0), town.tick()
+        )
     assert refused.value.reason == reason
     for number in range(3):
         activation(town, number)
@@ -395,7 +479,13 @@ def test_a_model_that_a_server_reports_is_checked_as_an_upload_is(value: float, 
 
 def test_a_sum_of_nobody_is_zero(folder: Path, towns: list[Town]) -> None:
     """FedAvg: a phase in which every upload was refused."""
-    town = town_of(folder, towns, fb.FedAvg(device_step=0.05, batch=4, projection=FREE), fb.SyncCloud(), active=3)
+    town = town_of(
+        folder,
+        towns,
+        fb.FedAvg(device_step=0.05, batch=4, projection=FREE),
+        fb.SyncCloud(),
+        active=3,
+    )
     coordinator = town.roles["coordinator"]
     with pytest.raises(CheckFailed, match="counts nobody, but is not 0"):
         coordinator.receive(report(weight=0.0, value=1.0), town.tick())
@@ -416,17 +506,24 @@ def test_weights_of_any_choice_of_devices_pass() -> None:
     for count in range(1, 11):
         check_weight(sum(weights[:count]), weights, everybody=True)
     check_weight(0.0, weights, everybody=False)
-    with pytest.raises(CheckFailed, match=r"add up to 0; those of its server's devices give 0\.1 to 1"):
+    with pytest.raises(
+        CheckFailed, match=r"add up to 0; those of its server's devices give 0\.1 to 1"
+    ):
         check_weight(0.0, weights, everybody=True)
 
 
 def test_what_was_computed_and_is_not_finite_is_not_kept(folder: Path, towns: list[Town]) -> None:
-    """It cannot come of what is taken; so it is a defect, and the role ends before anything is durable."""
+    """It cannot come of what is taken; so it is a defect, and the role ends before anything is
+    durable.
+    """
     town = town_of(folder, towns, replace(BCD, projection=FREE), ASYNC)
     home = server(town)
     home._sum.total.fill_(float("inf"))
     length = home.store.length
-    with pytest.raises(NumericalError, match=r"value 0 of z/0/1, which server/0 has computed, is inf; it is not kept"):
+    with pytest.raises(
+        NumericalError,
+        match=r"value 0 of z/0/1, which server/0 has computed, is inf; it is not kept",
+    ):
         play_phase(town)
     assert "z/0/1" not in home.store.names()
     town.restart("server/0")
@@ -435,7 +532,8 @@ def test_what_was_computed_and_is_not_finite_is_not_kept(folder: Path, towns: li
     town.drain()
 
 
-# --------------------------------------------------------------------------------------------------- training that gives nothing
+# ------------------------------------------------------------------------------------------------
+# training that gives nothing
 def spoil(town: Town, number: int = 0) -> None:
     """The next computation of this device meets a loss that is not a number."""
     role = device(town, number)
@@ -494,7 +592,9 @@ def test_a_device_that_meets_a_loss_that_is_not_finite_drops_that_activation_and
 
 
 def test_an_offline_round_that_is_not_finite_is_dropped(folder: Path, towns: list[Town]) -> None:
-    town = plain_town(folder, towns, fb.FedBCDI(device_step=0.05, batch=4, projection=FREE), active=2)
+    town = plain_town(
+        folder, towns, fb.FedBCDI(device_step=0.05, batch=4, projection=FREE), active=2
+    )
     town.tell("device/0", OfflineDue())
     town.work("device/0")
     before = state(device(town))
@@ -535,15 +635,22 @@ def test_buffers_that_are_not_finite_are_not_uploaded(folder: Path, towns: list[
     assert done.trouble == "value 649 of the model of device/0 is inf after session 0"
 
 
-# ------------------------------------------------------------------------------------------------------------------ under fire
+# ------------------------------------------------------------------------------------------------
+# under fire
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("offline", [False, True])
-def test_refusals_and_failures_under_fire_replay(seed: int, offline: bool, folder: Path, towns: list[Town]) -> None:
-    """Roles die, letters are lost, disks too; every fifth piece of work is too far or not a number. Nothing of it counts."""
+def test_refusals_and_failures_under_fire_replay(
+    seed: int, offline: bool, folder: Path, towns: list[Town]
+) -> None:
+    """Roles die, letters are lost, disks too; every fifth piece of work is too far or not a number.
+    Nothing of it counts.
+    """
     algorithm = replace(BCDI if offline else BCD, projection=FREE)
     town = town_of(folder, towns, algorithm, fb.AsyncCloud(first=2))
     town.close()
-    unkind = Unkind(town, seed, lost_disks=0.0 if offline else 0.003, backups=0.0 if offline else 0.003)
+    unkind = Unkind(
+        town, seed, lost_disks=0.0 if offline else 0.003, backups=0.0 if offline else 0.003
+    )
     count = 0
 
     def work(actor: str) -> None:
@@ -563,15 +670,33 @@ def test_refusals_and_failures_under_fire_replay(seed: int, offline: bool, folde
     unkind.play(5)
     unkind.calm()
     for actor in town.actors:
-        if actor.startswith("device/") and device(town, int(actor[7:])).machine.state is DeviceState.UPLOADING:
+        if (
+            actor.startswith("device/")
+            and device(town, int(actor[7:])).machine.state is DeviceState.UPLOADING
+        ):
             town.tell(actor, RetryDue())
     town.drain()
     assert town.declined
     town.replayed()
     steps = list(LogReader(town.folder / "events.jsonl"))
-    over = {(c.to, c.message.activation) for s in steps for c in s.commands if isinstance(c, Send) and isinstance(c.message, Declined)}
-    kept = {(c.to, c.message.activation) for s in steps for c in s.commands if isinstance(c, Send) and isinstance(c.message, Acknowledged)}
-    counted = {(f"device/{c.device}", c.activation) for s in steps for c in s.commands if isinstance(c, Absorb)}
+    over = {
+        (c.to, c.message.activation)
+        for s in steps
+        for c in s.commands
+        if isinstance(c, Send) and isinstance(c.message, Declined)
+    }
+    kept = {
+        (c.to, c.message.activation)
+        for s in steps
+        for c in s.commands
+        if isinstance(c, Send) and isinstance(c.message, Acknowledged)
+    }
+    counted = {
+        (f"device/{c.device}", c.activation)
+        for s in steps
+        for c in s.commands
+        if isinstance(c, Absorb)
+    }
     assert over
     assert over.isdisjoint(kept)
     assert over.isdisjoint(counted)

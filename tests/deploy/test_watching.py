@@ -23,7 +23,8 @@ from waiting import LIMIT_S
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
-# ----------------------------------------------------------------------------------------------------------------- timeouts
+# ------------------------------------------------------------------------------------------------
+# timeouts
 def test_patience_follows_what_was_observed_within_bounds() -> None:
     patience = Patience(1.0, 60.0)
     assert patience.seconds() == 60.0 / MULTIPLE  # nothing seen: slow rather than hasty
@@ -51,7 +52,8 @@ def test_kinds_of_messages_are_timed_apart() -> None:
     assert timeouts.retry("upload").seconds() == 10.0 / MULTIPLE
 
 
-# ------------------------------------------------------------------------------------------------------------------ metrics
+# ------------------------------------------------------------------------------------------------
+# metrics
 def test_every_role_counts_for_itself() -> None:
     one, other = Metrics("server/0"), Metrics("server/1")
     one.refused.labels(reason="norm").inc()
@@ -67,13 +69,22 @@ def test_the_coordinator_measures_staleness_and_disagreement() -> None:
     mixing.heard(0, torch.tensor([3.0, 0.0]))
     mixing.heard(1, torch.tensor([-3.0, 0.0]))
     for round_, servers in ((0, (0, 1)), (1, (0,)), (2, (1, 0))):
-        mixing.mixed(MixModels(round=round_, iteration=0, servers=servers, models=("a",) * len(servers), results=("w",) * len(servers)))
+        mixing.mixed(
+            MixModels(
+                round=round_,
+                iteration=0,
+                servers=servers,
+                models=("a",) * len(servers),
+                results=("w",) * len(servers),
+            )
+        )
     assert metrics.value("fedbcd_disagreement", server="0") == 3.0
     assert metrics.value("fedbcd_staleness_rounds_sum") == 1.0  # server 1 missed round 1
     assert metrics.value("fedbcd_staleness_rounds_count") == 5.0
 
 
-# ------------------------------------------------------------------------------------------------------------------- health
+# ------------------------------------------------------------------------------------------------
+# health
 def _get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
     try:
@@ -92,7 +103,10 @@ def test_health_endpoints() -> None:
         port = await health.start("127.0.0.1", 0)
         answers = [await asyncio.to_thread(_get, port, "/readyz")]
         ready = True
-        answers += [await asyncio.to_thread(_get, port, path) for path in ("/readyz", "/healthz", "/metrics", "/status", "/etc/passwd")]
+        answers += [
+            await asyncio.to_thread(_get, port, path)
+            for path in ("/readyz", "/healthz", "/metrics", "/status", "/etc/passwd")
+        ]
         answers.append(await asyncio.to_thread(_get, port, "/status", "DELETE"))
         await health.close()
         return answers
@@ -119,23 +133,37 @@ def test_a_client_that_sends_too_much_is_cut_off() -> None:
     assert asyncio.run(ask()) == b""
 
 
-# --------------------------------------------------------------------------------------------------------------------- logs
+# ------------------------------------------------------------------------------------------------
+# logs
 def test_logs_are_json_lines_without_secrets() -> None:
     stream = io.StringIO()
     journal = Journal("device/1", stream=stream)
     journal.debug("unseen")
     journal.info(
-        "connected", peer="server/0", private_key="abc", note="x -----BEGIN EC PRIVATE KEY-----\nabc\n-----END EC PRIVATE KEY----- y"
+        "connected",
+        peer="server/0",
+        private_key="abc",
+        note="x -----BEGIN EC PRIVATE KEY-----\nabc\n-----END EC PRIVATE KEY----- y",
     )
     (line,) = stream.getvalue().splitlines()
     said = json.loads(line)
-    assert (said["actor"], said["level"], said["what"], said["peer"]) == ("device/1", "info", "connected", "server/0")
+    assert (said["actor"], said["level"], said["what"], said["peer"]) == (
+        "device/1",
+        "info",
+        "connected",
+        "server/0",
+    )
     assert "abc" not in line
 
 
-# --------------------------------------------------------------------------------------------------------------- exit codes
+# ------------------------------------------------------------------------------------------------
+# exit codes
 def test_exit_codes_of_errors_have_names() -> None:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.FedBCDError)]
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.FedBCDError)
+    ]
     for kind in kinds:
         assert kind.exit_code in set(ExitCode), kind
 

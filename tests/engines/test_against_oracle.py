@@ -1,4 +1,6 @@
-"""Every algorithm x protocol against the float64 oracle, which shares nothing with the package (SPEC, DESIGN decision 4)."""
+"""Every algorithm x protocol against the float64 oracle, which shares nothing with the package
+(SPEC, DESIGN decision 4).
+"""
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -13,8 +15,11 @@ import oracle
 from fedbcd.algorithm.fused.library import ChainTrainer, library
 from rounding import of_run
 
-# The boxes are so tight that weights sit on their border, and one server alone is a mix of the paper's, if none that spreads anything.
-pytestmark = pytest.mark.filterwarnings("ignore::fedbcd.errors.BorderWarning", "ignore:.*never mixes:fedbcd.errors.DivergenceWarning")
+# The boxes are so tight that weights sit on their border, and one server alone is a mix of the
+# paper's, if none that spreads anything.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::fedbcd.errors.BorderWarning", "ignore:.*never mixes:fedbcd.errors.DivergenceWarning"
+)
 
 DEVICES, SERVERS, FEATURES, CLASSES = 15, 3, 5, 3
 SIZES = [4 + (3 * i) % 7 for i in range(DEVICES)]
@@ -57,7 +62,13 @@ class Case:
 
 GAMMA = [0.3 + 0.1 * (i % 5) for i in range(DEVICES)]
 BCD = fb.FedBCD(penalty=GAMMA, device_step=0.1, batch=3, projection=fb.Box(-0.4, 0.4))
-BCDI = fb.FedBCDI(penalty=[g / 3 for g in GAMMA], device_step=0.1, batch=3, projection=fb.Box(-0.4, 0.4), offline_limit=2)
+BCDI = fb.FedBCDI(
+    penalty=[g / 3 for g in GAMMA],
+    device_step=0.1,
+    batch=3,
+    projection=fb.Box(-0.4, 0.4),
+    offline_limit=2,
+)
 BCDI_3 = fb.FedBCDI(device_step=0.1, batch=3, available=3)
 CLOUDS = {
     "sync": fb.SyncCloud(),
@@ -67,21 +78,49 @@ CLOUDS = {
 }
 CASES = {f"{a.name}-{name}": Case(a, cloud) for a in (BCD, BCDI) for name, cloud in CLOUDS.items()}
 CASES |= {
-    "fedavg-sync": Case(fb.FedAvg(device_step=0.1, batch=3, projection=fb.Box(-0.4, 0.4)), fb.SyncCloud()),
-    "fedprox-sync": Case(fb.FedProx(device_step=0.1, batch=3, penalty=GAMMA, projection=fb.Box(-0.4, 0.4)), fb.SyncCloud()),
-    "exact-gradients": Case(fb.FedBCD(device_step=0.1, batch="all", projection=fb.Ball(1.0)), fb.AsyncCloud(first=2)),
-    "exact-gradients-fedbcd-i": Case(fb.FedBCDI(device_step=0.1, batch="all", projection=fb.NoProjection()), fb.RigorousCloud(first=1)),
-    "three-cloud-iterations-sync": Case(fb.FedBCD(device_step=0.1, batch=3, cloud_iterations=3), fb.SyncCloud()),
-    "three-cloud-iterations-async": Case(fb.FedBCD(device_step=0.1, batch=3, cloud_iterations=3), fb.AsyncCloud(first=2)),
-    "two-cloud-iterations-rigorous": Case(fb.FedBCDI(device_step=0.1, batch=3, cloud_iterations=2), fb.RigorousCloud(first=2)),
-    "join-and-leave-sync": Case(BCD, fb.SyncCloud(), joins=((3, 4), (9, 2)), leaves=((0, 5), (7, 3))),
-    "join-and-leave-fedbcd-i": Case(BCDI_3, fb.SyncCloud(), joins=((3, 4),), leaves=((7, 3),), active=1),
+    "fedavg-sync": Case(
+        fb.FedAvg(device_step=0.1, batch=3, projection=fb.Box(-0.4, 0.4)), fb.SyncCloud()
+    ),
+    "fedprox-sync": Case(
+        fb.FedProx(device_step=0.1, batch=3, penalty=GAMMA, projection=fb.Box(-0.4, 0.4)),
+        fb.SyncCloud(),
+    ),
+    "exact-gradients": Case(
+        fb.FedBCD(device_step=0.1, batch="all", projection=fb.Ball(1.0)), fb.AsyncCloud(first=2)
+    ),
+    "exact-gradients-fedbcd-i": Case(
+        fb.FedBCDI(device_step=0.1, batch="all", projection=fb.NoProjection()),
+        fb.RigorousCloud(first=1),
+    ),
+    "three-cloud-iterations-sync": Case(
+        fb.FedBCD(device_step=0.1, batch=3, cloud_iterations=3), fb.SyncCloud()
+    ),
+    "three-cloud-iterations-async": Case(
+        fb.FedBCD(device_step=0.1, batch=3, cloud_iterations=3), fb.AsyncCloud(first=2)
+    ),
+    "two-cloud-iterations-rigorous": Case(
+        fb.FedBCDI(device_step=0.1, batch=3, cloud_iterations=2), fb.RigorousCloud(first=2)
+    ),
+    "join-and-leave-sync": Case(
+        BCD, fb.SyncCloud(), joins=((3, 4), (9, 2)), leaves=((0, 5), (7, 3))
+    ),
+    "join-and-leave-fedbcd-i": Case(
+        BCDI_3, fb.SyncCloud(), joins=((3, 4),), leaves=((7, 3),), active=1
+    ),
     "join-async": Case(BCD, fb.AsyncCloud(first=2), joins=((3, 4), (9, 2))),
-    "other-delays": Case(BCD, fb.AsyncCloud(first=2), clock=fb.Clock(fb.Weibull(0.7, 2.0), fb.Uniform(0.5, 2.0))),
+    "other-delays": Case(
+        BCD, fb.AsyncCloud(first=2), clock=fb.Clock(fb.Weibull(0.7, 2.0), fb.Uniform(0.5, 2.0))
+    ),
     "pull-as-momentum": Case(replace(BCDI, momentum_after_contact="pull"), fb.AsyncCloud(first=2)),
-    "momentum-restarted": Case(replace(BCDI, momentum_after_contact="restart"), fb.AsyncCloud(first=2)),
-    "momentum-kept-free": Case(replace(BCDI, projection=fb.NoProjection()), fb.RigorousCloud(first=2)),
-    "one-step-each": Case(fb.FedBCDI(device_step=0.1, batch=3, steps=(1, 1)), fb.AsyncCloud(first=2)),
+    "momentum-restarted": Case(
+        replace(BCDI, momentum_after_contact="restart"), fb.AsyncCloud(first=2)
+    ),
+    "momentum-kept-free": Case(
+        replace(BCDI, projection=fb.NoProjection()), fb.RigorousCloud(first=2)
+    ),
+    "one-step-each": Case(
+        fb.FedBCDI(device_step=0.1, batch=3, steps=(1, 1)), fb.AsyncCloud(first=2)
+    ),
 }
 
 
@@ -92,16 +131,27 @@ FREE: tuple[fb.Algorithm, ...] = (
     fb.FedProx(device_step=0.2, batch=3, penalty=GAMMA),
     fb.FedAvg(device_step=0.4, batch=3),
 )
-CASES |= {f"free-{a.name}-{name}": Case(a, cloud) for a in FREE for name, cloud in CLOUDS.items() if a.personal or cloud.sync}
+CASES |= {
+    f"free-{a.name}-{name}": Case(a, cloud)
+    for a in FREE
+    for name, cloud in CLOUDS.items()
+    if a.personal or cloud.sync
+}
 
 
 def _federation(dtype: torch.dtype, model: type[Net] = Net) -> fb.Federation:
     data = [(x.to(dtype), y) for x, y in map(_data, range(DEVICES))]
-    return fb.Federation(model=model, loss=nn.functional.cross_entropy, devices=data, servers=SERVERS)
+    return fb.Federation(
+        model=model, loss=nn.functional.cross_entropy, devices=data, servers=SERVERS
+    )
 
 
-def _gradient(device: int, params: np.ndarray, positions: list[int] | None, relu: bool = False) -> np.ndarray:
-    """Softmax regression with one tanh or ReLU layer, by hand in NumPy: not even autograd is shared."""
+def _gradient(
+    device: int, params: np.ndarray, positions: list[int] | None, relu: bool = False
+) -> np.ndarray:
+    """Softmax regression with one tanh or ReLU layer, by hand in NumPy: not even autograd is
+    shared.
+    """
     x, y = (t.numpy() for t in _data(device))
     if positions is not None:
         x, y = x[positions], y[positions]
@@ -128,7 +178,9 @@ def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
         return a.projection.project(torch.from_numpy(v)).numpy()
 
     gradient = partial(_gradient, relu=model is ReluNet)
-    problem = oracle.Problem(federation.servers, dict(enumerate(SIZES)), gradient, project(start.numpy()), project)
+    problem = oracle.Problem(
+        federation.servers, dict(enumerate(SIZES)), gradient, project(start.numpy()), project
+    )
     settings = oracle.Settings(
         algorithm=a.name,
         cloud=case.cloud.name,
@@ -159,7 +211,9 @@ def _expected_of(name: str, seed: int, model: type[Net] = Net) -> oracle.Result:
     return _expected(CASES[name], seed, model)
 
 
-def _actual(case: Case, seed: int, dtype: torch.dtype, max_batch: int | None, model: type[Net] = Net) -> fb.Run:
+def _actual(
+    case: Case, seed: int, dtype: torch.dtype, max_batch: int | None, model: type[Net] = Net
+) -> fb.Run:
     return fb.train(
         _federation(dtype, model),
         case.algorithm,
@@ -183,7 +237,9 @@ def _largest_difference(run: fb.Run, expected: oracle.Result) -> float:
 
 @pytest.mark.parametrize(("seed", "max_batch"), [(0, None), (7, 1)], ids=["together", "one by one"])
 @pytest.mark.parametrize("name", CASES)
-def test_every_algorithm_on_every_cloud_agrees_with_the_oracle_in_float64(name: str, seed: int, max_batch: int | None) -> None:
+def test_every_algorithm_on_every_cloud_agrees_with_the_oracle_in_float64(
+    name: str, seed: int, max_batch: int | None
+) -> None:
     expected = _expected_of(name, seed)
     run = _actual(CASES[name], seed, torch.float64, max_batch)
     assert run.summary["clock"] == pytest.approx(expected.clock, rel=1e-12)
@@ -207,14 +263,22 @@ def test_a_number_that_is_wrong_by_a_hundredth_is_told_from_rounding(number: str
 @pytest.mark.skipif(library() is None, reason="the compiled code was not built")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_compiled_sessions_agree_with_the_oracle_within_rounding(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_sessions_agree_with_the_oracle_within_rounding(
+    name: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     train = ChainTrainer.train
-    monkeypatch.setattr(ChainTrainer, "train", lambda self, *given, **more: calls.append(given) or train(self, *given, **more))
+    monkeypatch.setattr(
+        ChainTrainer,
+        "train",
+        lambda self, *given, **more: calls.append(given) or train(self, *given, **more),
+    )
     torch.set_num_threads(threads)
     try:
         run = _actual(CASES[name], 0, torch.float32, None, ReluNet)
     finally:
         torch.set_num_threads(1)
-    assert bool(calls) == (not isinstance(CASES[name].algorithm.projection, fb.Ball)), "compiled code knows boxes"
+    assert bool(calls) == (not isinstance(CASES[name].algorithm.projection, fb.Ball)), (
+        "compiled code knows boxes"
+    )
     assert _largest_difference(run, _expected_of(name, 0, ReluNet)) < of_run(CASES[name].rounds)

@@ -1,4 +1,6 @@
-"""Rounds planned ahead give the numbers of the event loop, up to the order of float64 sums; here without a GPU, so neither is recorded."""
+"""Rounds planned ahead give the numbers of the event loop, up to the order of float64 sums; here
+without a GPU, so neither is recorded.
+"""
 
 import shutil
 import warnings
@@ -27,18 +29,29 @@ def digits() -> fb.Federation:
     data = fb.load_dataset("digits")
     split = fb.diversity(data.train.targets, 20, 3, 40)
     make, loss = (lambda: mlp(64, 10, (16,))), nn.functional.cross_entropy
-    return fb.Federation.from_partition(make, loss, data.train, split, 4, test=data.test, transform=data.transform)
+    return fb.Federation.from_partition(
+        make, loss, data.train, split, 4, test=data.test, transform=data.transform
+    )
 
 
 class Convolutional(nn.Sequential):
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 10))
+        super().__init__(
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * 64, 10),
+        )
 
 
 @pytest.fixture(scope="module")
 def pictures() -> fb.Federation:
     rng = np.random.default_rng(0)
-    pool = fb.Samples(torch.from_numpy(rng.integers(0, 256, (600, 3, 8, 8), dtype=np.uint8)), torch.from_numpy(rng.integers(0, 10, 600)))
+    pool = fb.Samples(
+        torch.from_numpy(rng.integers(0, 256, (600, 3, 8, 8), dtype=np.uint8)),
+        torch.from_numpy(rng.integers(0, 10, 600)),
+    )
     owned = tuple(np.arange(30 * i, 30 * i + 30) for i in range(20))
     partition = Partition(owned, tuple((0, 1) for _ in owned))
     return fb.Federation.from_partition(
@@ -54,7 +67,14 @@ def pictures() -> fb.Federation:
 
 
 def both(federation: fb.Federation, algorithm, **options):
-    options = {"active": 2, "rounds": 11, "evaluate_every": 4, "dtype": torch.float64, "certify_every": 0, "seed": 3} | options
+    options = {
+        "active": 2,
+        "rounds": 11,
+        "evaluate_every": 4,
+        "dtype": torch.float64,
+        "certify_every": 0,
+        "seed": 3,
+    } | options
     return [fb.train(federation, algorithm, ahead=ahead, **options) for ahead in (False, True)]
 
 
@@ -95,14 +115,18 @@ def test_numbers_of_the_event_loop(digits, algorithm, cloud, grouped, monkeypatc
     assert_alike(*both(digits, algorithm, cloud=cloud))
 
 
-@pytest.mark.parametrize("algorithm", [fb.FedBCD(), fb.FedBCDI(), fb.FedAvg()], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "algorithm", [fb.FedBCD(), fb.FedBCDI(), fb.FedAvg()], ids=lambda a: a.name
+)
 def test_buffers_and_augmentation(pictures, algorithm) -> None:
     assert_alike(*both(pictures, algorithm))
 
 
 def test_models_kept_in_bfloat16_round_alike(digits) -> None:
     one, other = both(digits, fb.FedBCD(), storage=torch.bfloat16)
-    assert float((one.personal_NF - other.personal_NF).abs().max()) <= 0.02  # where 1e-16 falls on the other side of a rounding
+    assert (
+        float((one.personal_NF - other.personal_NF).abs().max()) <= 0.02
+    )  # where 1e-16 falls on the other side of a rounding
     assert float((one.personal_NF == other.personal_NF).double().mean()) > 0.999
 
 
@@ -112,7 +136,13 @@ def test_compiled_numbers_are_the_same(digits) -> None:
     data = fb.load_dataset("digits")
     split = fb.diversity(data.train.targets, 4, 3, 40)
     small = fb.Federation.from_partition(
-        lambda: logistic(64, 10), nn.functional.cross_entropy, data.train, split, 2, test=data.test, transform=data.transform
+        lambda: logistic(64, 10),
+        nn.functional.cross_entropy,
+        data.train,
+        split,
+        2,
+        test=data.test,
+        transform=data.transform,
     )
     options = {"active": 1, "rounds": 3, "dtype": torch.float64, "certify_every": 0}
     with warnings.catch_warnings():
@@ -124,7 +154,15 @@ def test_compiled_numbers_are_the_same(digits) -> None:
 def test_what_blows_up_is_noticed(digits) -> None:
     wild = fb.FedBCD(device_step=1e30, projection=fb.NoProjection())
     with pytest.raises(NumericalError, match="device_step"):
-        fb.train(digits, wild, rounds=20, active=2, ahead=True, evaluate_every=5, on_notice=lambda _: None)
+        fb.train(
+            digits,
+            wild,
+            rounds=20,
+            active=2,
+            ahead=True,
+            evaluate_every=5,
+            on_notice=lambda _: None,
+        )
 
 
 @pytest.mark.parametrize(
@@ -155,23 +193,53 @@ def log_of(folder: Path) -> list[str]:
 @pytest.mark.parametrize(("algorithm", "cloud"), LOGGED, ids=lambda value: value.name)
 def test_the_log_is_that_of_the_event_loop(digits, algorithm, cloud, tmp_path) -> None:
     folders = [tmp_path / "events", tmp_path / "ahead"]
-    options = {"active": 2, "rounds": 9, "cloud": cloud, "dtype": torch.float64, "certify_every": 0, "looks": 3}
-    one, other = (fb.train(digits, algorithm, ahead=k == 1, out=folder, **options) for k, folder in enumerate(folders))
+    options = {
+        "active": 2,
+        "rounds": 9,
+        "cloud": cloud,
+        "dtype": torch.float64,
+        "certify_every": 0,
+        "looks": 3,
+    }
+    one, other = (
+        fb.train(digits, algorithm, ahead=k == 1, out=folder, **options)
+        for k, folder in enumerate(folders)
+    )
     assert_alike(one, other)
     assert log_of(folders[0]) == log_of(folders[1])
     replayed = fb.replay(folders[1] / "events.jsonl", digits)
-    assert (replayed["rounds"], replayed["clock"], replayed["complete"]) == (9, one.history.last.clock, True)
+    assert (replayed["rounds"], replayed["clock"], replayed["complete"]) == (
+        9,
+        one.history.last.clock,
+        True,
+    )
     assert replayed["engine"] == "ahead"
 
 
 @pytest.mark.parametrize(("algorithm", "cloud"), LOGGED, ids=lambda value: value.name)
-@pytest.mark.parametrize("ways", [(True, True), (True, False), (False, True)], ids=["ahead", "then events", "then ahead"])
+@pytest.mark.parametrize(
+    "ways", [(True, True), (True, False), (False, True)], ids=["ahead", "then events", "then ahead"]
+)
 def test_a_run_goes_on_from_its_checkpoint(digits, algorithm, cloud, ways, tmp_path) -> None:
-    options = {"active": 2, "rounds": 11, "cloud": cloud, "dtype": torch.float64, "certify_every": 0, "evaluate_every": 4}
+    options = {
+        "active": 2,
+        "rounds": 11,
+        "cloud": cloud,
+        "dtype": torch.float64,
+        "certify_every": 0,
+        "evaluate_every": 4,
+    }
     whole = fb.train(digits, algorithm, ahead=False, out=tmp_path / "whole", **options)
     rounds = iter(range(100))
     first, then = ways
-    stopped = fb.train(digits, algorithm, ahead=first, out=tmp_path / "run", should_stop=lambda: next(rounds) == 5, **options)
+    stopped = fb.train(
+        digits,
+        algorithm,
+        ahead=first,
+        out=tmp_path / "run",
+        should_stop=lambda: next(rounds) == 5,
+        **options,
+    )
     assert stopped.summary["rounds"] == 6
     resumed = fb.train(digits, algorithm, ahead=then, out=tmp_path / "run", resume=True, **options)
     assert_alike(whole, resumed)
@@ -180,7 +248,13 @@ def test_a_run_goes_on_from_its_checkpoint(digits, algorithm, cloud, ways, tmp_p
 
 
 def test_checkpoints_between_looks_hold_the_models_of_their_round(digits, tmp_path) -> None:
-    options = {"active": 2, "dtype": torch.float64, "certify_every": 0, "evaluate_every": 50, "cloud": fb.AsyncCloud(first=2)}
+    options = {
+        "active": 2,
+        "dtype": torch.float64,
+        "certify_every": 0,
+        "evaluate_every": 50,
+        "cloud": fb.AsyncCloud(first=2),
+    }
     killed = iter(range(100))
 
     def on_round(_: object) -> None:
@@ -188,8 +262,26 @@ def test_checkpoints_between_looks_hold_the_models_of_their_round(digits, tmp_pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fb.train(digits, fb.FedBCD(), ahead=True, rounds=12, checkpoint_every=3, out=tmp_path, on_round=on_round, **options)
-    resumed = fb.train(digits, fb.FedBCD(), ahead=True, rounds=12, checkpoint_every=3, out=tmp_path, resume=True, **options)
+        fb.train(
+            digits,
+            fb.FedBCD(),
+            ahead=True,
+            rounds=12,
+            checkpoint_every=3,
+            out=tmp_path,
+            on_round=on_round,
+            **options,
+        )
+    resumed = fb.train(
+        digits,
+        fb.FedBCD(),
+        ahead=True,
+        rounds=12,
+        checkpoint_every=3,
+        out=tmp_path,
+        resume=True,
+        **options,
+    )
     assert_alike(fb.train(digits, fb.FedBCD(), ahead=False, rounds=12, **options), resumed)
 
 
@@ -207,7 +299,9 @@ def test_tf32_is_allowed_for_the_run_only(digits) -> None:
         rounds=1,
         active=2,
         precision="tf32",
-        on_round=lambda _: seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)),
+        on_round=lambda _: seen.append(
+            (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+        ),
     )
     assert seen == [("high", True)]
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
@@ -220,7 +314,12 @@ def test_bfloat16_products_stay_near(which, request) -> None:
         fb.train(federation, fb.FedBCD(), rounds=10, active=2, precision=precision, certify_every=0)
         for precision in ("float32", "bfloat16")
     )
-    moved = full.personal_NF - fb.train(federation, fb.FedBCD(device_step=1e-9), rounds=1, active=2, certify_every=0).personal_NF
+    moved = (
+        full.personal_NF
+        - fb.train(
+            federation, fb.FedBCD(device_step=1e-9), rounds=1, active=2, certify_every=0
+        ).personal_NF
+    )
     difference = float((full.personal_NF - less.personal_NF).norm() / moved.norm())
     assert 0 < difference < 0.1
     assert less.personal_NF.dtype == torch.float32
@@ -236,7 +335,9 @@ def test_precision_is_part_of_what_a_run_is(digits, tmp_path) -> None:
 
 @pytest.mark.parametrize("which", ["digits", "pictures"])
 def test_all_models_tested_together_score_as_one_by_one(which, request, monkeypatch) -> None:
-    monkeypatch.setattr("fedbcd.engines.simulate.evaluate.AT_ONCE", 5_000)  # several calls per label
+    monkeypatch.setattr(
+        "fedbcd.engines.simulate.evaluate.AT_ONCE", 5_000
+    )  # several calls per label
     federation = request.getfixturevalue(which)
     objective = Objective(federation.make_model(0), federation.loss)
     flat = objective.layout.flatten(federation.make_model(1), torch.float32)
@@ -245,7 +346,9 @@ def test_all_models_tested_together_score_as_one_by_one(which, request, monkeypa
     )
     personal = dict(enumerate(models))
     scores = [
-        Evaluator(federation, objective, torch.device("cpu"), together).scores(models[:4], personal, OneWorker())
+        Evaluator(federation, objective, torch.device("cpu"), together).scores(
+            models[:4], personal, OneWorker()
+        )
         for together in (False, True)
     ]
     # Where two outputs are as near as rounding takes them, one sample may fall on either side.

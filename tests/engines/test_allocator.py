@@ -21,10 +21,16 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a switch of the C library of Linux")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="a switch of the C library of Linux"
+)
 def test_kept_memory_is_not_fetched_page_by_page_again() -> None:
     faults = {
-        mode: int(subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True).stdout)
+        mode: int(
+            subprocess.run(
+                [sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True
+            ).stdout
+        )
         for mode in ("keep", "return")
     }
     assert faults["keep"] < 100 < faults["return"]

@@ -1,4 +1,6 @@
-"""Certificates while training: right, recorded, cheap to switch off, and without effect on the run."""
+"""Certificates while training: right, recorded, cheap to switch off, and without effect on the
+run.
+"""
 
 import csv
 import math
@@ -23,7 +25,9 @@ NAMES = ("gap", "worst_gap", "pull", "spread")
 
 
 class Half:
-    """A set of one's own, of which only the projection is known: no coordinate is above 0.5, and none below 0.2."""
+    """A set of one's own, of which only the projection is known: no coordinate is above 0.5, and
+    none below 0.2.
+    """
 
     name = "half"
 
@@ -34,8 +38,12 @@ class Half:
         return bool(((x >= 0.2 - tolerance) & (x <= 0.5 + tolerance)).all())
 
 
-def direct(run: fb.Run, devices: list[int], penalty: float = 1.0, bound: float | None = None) -> dict[str, float]:
-    """The certificates of a finished run, from its models and data by ordinary autograd; `bound` is that of a box."""
+def direct(
+    run: fb.Run, devices: list[int], penalty: float = 1.0, bound: float | None = None
+) -> dict[str, float]:
+    """The certificates of a finished run, from its models and data by ordinary autograd; `bound` is
+    that of a box.
+    """
     fed, z = run.federation, run.global_VF.double()
     zbar = z.mean(0)
     gaps = []
@@ -44,10 +52,18 @@ def direct(run: fb.Run, devices: list[int], penalty: float = 1.0, bound: float |
         model = run.personal_model(device).double()
         nn.utils.vector_to_parameters(x, model.parameters())
         owned = fed.owned(device)
-        loss = fed.loss(model(fed.transform(fed.pool.inputs[owned], torch.float64)), fed.pool.targets[owned])
-        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
+        loss = fed.loss(
+            model(fed.transform(fed.pool.inputs[owned], torch.float64)), fed.pool.targets[owned]
+        )
+        gradient = torch.cat(
+            [g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))]
+        )
         full = gradient + penalty * (x - zbar)
-        gaps.append(float(full.norm() if bound is None else full @ (x - torch.where(full > 0, -bound, bound))))
+        gaps.append(
+            float(
+                full.norm() if bound is None else full @ (x - torch.where(full > 0, -bound, bound))
+            )
+        )
     pull = (penalty * (zbar - run.personal_NF.double())).sum(0).square().sum()
     return {
         "gap": sum(gaps) / len(gaps),
@@ -62,17 +78,29 @@ def direct(run: fb.Run, devices: list[int], penalty: float = 1.0, bound: float |
 def test_the_history_has_the_certificates_of_its_models(case: str, bound: float | None) -> None:
     """Without a compact X, the gap is the norm of the gradient."""
     chosen = fb.NoProjection() if bound is None else fb.Box(-bound, bound)
-    run = train(case, rounds=4, evaluate_every=2, certify_devices=5, dtype=torch.float64, projection=chosen, on_notice=lambda _: None)
+    run = train(
+        case,
+        rounds=4,
+        evaluate_every=2,
+        certify_devices=5,
+        dtype=torch.float64,
+        projection=chosen,
+        on_notice=lambda _: None,
+    )
     expected = direct(run, sample_of(range(16), 5), bound=bound)
     for name in NAMES:
-        assert math.isclose(getattr(run.history.last, name), expected[name], rel_tol=1e-9, abs_tol=1e-12), name
+        assert math.isclose(
+            getattr(run.history.last, name), expected[name], rel_tol=1e-9, abs_tol=1e-12
+        ), name
     assert all(math.isfinite(row.gap) and row.gap >= 0 for row in run.history)
     if case == "fedbcd-sync":
         assert run.history.last.spread == 0.0
 
 
 def test_fedbcd_i_sums_all_members_and_not_only_the_active_ones() -> None:
-    run = train("fedbcd-i-async", rounds=3, evaluate_every=3, certify_devices=2, dtype=torch.float64)
+    run = train(
+        "fedbcd-i-async", rounds=3, evaluate_every=3, certify_devices=2, dtype=torch.float64
+    )
     expected = direct(run, sample_of(range(16), 2), penalty=0.2)
     for name in NAMES:
         assert math.isclose(getattr(run.history.last, name), expected[name], rel_tol=1e-9), name
@@ -88,7 +116,15 @@ def test_the_interval_counts_evaluations_and_certificates_change_nothing() -> No
     certified = train("fedbcd-async", rounds=6, evaluate_every=1, certify_every=3)
     assert plain.digest == certified.digest
     assert all(math.isnan(row.gap) for row in plain.history)
-    assert [math.isnan(row.gap) for row in certified.history] == [False, True, True, False, True, True, False]
+    assert [math.isnan(row.gap) for row in certified.history] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
     assert plain.summary["certificate_share"] == 0.0
     assert 0 < certified.summary["certificate_share"] < 1
 
@@ -100,7 +136,10 @@ def test_by_default_the_counted_work_stays_under_its_share(per_round: float, rou
     taken: list[int] = []
     for round_ in range(0, rounds + 1, rounds // 20):
         taken.append(ration.devices(range(100), round_, sum(map(bool, taken))))
-        assert sum(ration.cost(range(100), count) for count in taken if count) <= SHARE * round_ * per_round
+        assert (
+            sum(ration.cost(range(100), count) for count in taken if count)
+            <= SHARE * round_ * per_round
+        )
     assert set(taken) <= {0, DEVICES}
     assert ration.devices_at_the_end(range(100), rounds, sum(map(bool, taken))) >= 1
     if per_round == 1e6:
@@ -146,17 +185,29 @@ def test_a_device_without_an_exact_gradient_is_left_out_of_the_gap() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
 
-    run = fb.train(fb.Federation(model, nn.functional.cross_entropy, data, 1), fb.FedBCD(batch=4), rounds=2, certify_devices=2)
+    run = fb.train(
+        fb.Federation(model, nn.functional.cross_entropy, data, 1),
+        fb.FedBCD(batch=4),
+        rounds=2,
+        certify_devices=2,
+    )
     assert math.isfinite(run.history.last.gap)
     assert run.history.last.gap == run.history.last.worst_gap
-    alone = fb.train(fb.Federation(model, nn.functional.cross_entropy, data[:1], 1), fb.FedBCD(batch=4), rounds=1, certify_every=1)
+    alone = fb.train(
+        fb.Federation(model, nn.functional.cross_entropy, data[:1], 1),
+        fb.FedBCD(batch=4),
+        rounds=1,
+        certify_every=1,
+    )
     assert math.isnan(alone.history.last.gap)
     assert math.isfinite(alone.history.last.pull)
 
 
 def test_the_gap_falls_on_a_convex_problem() -> None:
     algorithm = fb.FedBCD(device_step=0.05, batch="all", momentum=0.5)
-    run = fb.train(federation(LOGISTIC), algorithm, rounds=60, active=2, evaluate_every=30, certify_every=1)
+    run = fb.train(
+        federation(LOGISTIC), algorithm, rounds=60, active=2, evaluate_every=30, certify_every=1
+    )
     first, *_, last = run.history.column("gap")
     assert last < first / 2
 
@@ -175,7 +226,9 @@ def test_the_gap_falls_on_a_convex_problem() -> None:
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_every_set_with_a_closed_form_has_its_gap(projection: fb.Projection, expected: float) -> None:
+def test_every_set_with_a_closed_form_has_its_gap(
+    projection: fb.Projection, expected: float
+) -> None:
     x, gradient = torch.tensor([0.5, 0.0]).double(), torch.tensor([1.0, -0.5]).double()
     assert math.isclose(gap(projection, gradient, x, step=1 / 3), expected)
 
@@ -203,7 +256,8 @@ def test_tables_and_rows_from_before_certificates_still_load(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("option", "message"), [({"certify_every": -1}, "certify_every=-1"), ({"certify_devices": 0}, "certify_devices=0")]
+    ("option", "message"),
+    [({"certify_every": -1}, "certify_every=-1"), ({"certify_devices": 0}, "certify_devices=0")],
 )
 def test_impossible_intervals_are_refused(option: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -215,10 +269,13 @@ def test_the_sample_is_spread_over_the_devices() -> None:
     assert sample_of([3, 5], 8) == [3, 5]
 
 
-# ------------------------------------------------------------------------------------------------------------------- warnings
+# ------------------------------------------------------------------------------------------------
+# warnings
 def notices(algorithm: fb.Algorithm, cloud: fb.Cloud | None = None) -> list[str]:
     found: list[str] = []
-    fb.train(federation(LOGISTIC), algorithm, cloud=cloud, rounds=1, active=2, on_notice=found.append)
+    fb.train(
+        federation(LOGISTIC), algorithm, cloud=cloud, rounds=1, active=2, on_notice=found.append
+    )
     return found
 
 
@@ -234,10 +291,16 @@ def test_a_step_that_may_be_too_large_is_named_before_the_run() -> None:
 
 
 def test_what_is_said_of_a_step_is_true_of_a_run_that_gets_on() -> None:
-    """The curvature at the start is not that of the whole run: with a step beyond its limit this one fits its data."""
+    """The curvature at the start is not that of the whole run: with a step beyond its limit this
+    one fits its data.
+    """
     said: list[str] = []
-    algorithm = fb.FedBCD(device_step=4.0, momentum=0.0, penalty=0.01, batch="all", projection=fb.NoProjection())
-    run = fb.train(federation(LOGISTIC), algorithm, rounds=40, active=4, looks=2, on_notice=said.append)
+    algorithm = fb.FedBCD(
+        device_step=4.0, momentum=0.0, penalty=0.01, batch="all", projection=fb.NoProjection()
+    )
+    run = fb.train(
+        federation(LOGISTIC), algorithm, rounds=40, active=4, looks=2, on_notice=said.append
+    )
     assert run.history.last.personal_accuracy > 0.9
     (text,) = said
     assert "may" in text
@@ -261,23 +324,37 @@ def test_without_a_listener_python_warns_at_the_call() -> None:
 @pytest.mark.parametrize("cloud", [fb.AsyncCloud(first=1), fb.RigorousCloud(first=1)])
 def test_servers_that_mix_alone_are_named_before_the_run(cloud: fb.Cloud) -> None:
     (text,) = notices(BCD, cloud)
-    assert text == (f"the {cloud.name} cloud with first=1 never mixes: none of the 4 servers hears of another; use first=2 or more")
+    assert (
+        text == f"the {cloud.name} cloud with first=1 never mixes: none of the 4 servers hears of"
+        " another; use first=2 or more"
+    )
     assert notices(BCD, fb.AsyncCloud(first=2)) == []
 
 
-@pytest.mark.parametrize("algorithm", [BCD, BCDI, fb.FedAvg(device_step=0.05, batch=8)], ids=lambda a: a.name)
-def test_weights_on_the_border_of_a_set_that_was_asked_for_are_counted(algorithm: fb.Algorithm) -> None:
+@pytest.mark.parametrize(
+    "algorithm", [BCD, BCDI, fb.FedAvg(device_step=0.05, batch=8)], ids=lambda a: a.name
+)
+def test_weights_on_the_border_of_a_set_that_was_asked_for_are_counted(
+    algorithm: fb.Algorithm,
+) -> None:
     """Before the first step, where initial weights are cut, and of the models at the end."""
     found: list[str] = []
     tight = replace(algorithm, projection=fb.Box(-0.05, 0.05))
     run = fb.train(federation(LOGISTIC), tight, rounds=2, active=2, on_notice=found.append)
     before, after = found
-    assert re.match(r"before the first step \d+ of 650 weights \(\d+\.\d%\) of the global model sit on the border", before)
+    assert re.match(
+        r"before the first step \d+ of 650 weights \(\d+\.\d%\) of the global model sit on the"
+        r" border",
+        before,
+    )
     x = run.personal_NF if algorithm.personal else run.global_VF[:1]
     count = int((x.abs() >= 0.05).sum())
     assert after.startswith(f"{count:,} of {x.numel():,} weights ({count / x.numel():.1%}) of ")
     assert ("the models of 16 devices" in after) == algorithm.personal
-    assert "Box(low=-0.05, high=0.05), which may hold them back; a wider set, or none, lets them go on" in after
+    assert (
+        "Box(low=-0.05, high=0.05), which may hold them back; a wider set, or none, lets them go on"
+        in after
+    )
     assert run.summary["notices"] == [after]
 
 
@@ -301,19 +378,26 @@ def test_what_a_set_holds_back(projection: fb.Projection, held: list[list[bool]]
 def test_a_run_without_a_projection_has_no_border() -> None:
     assert notices(fb.FedAvg(device_step=0.05, batch=8)) == []
     with pytest.warns(BorderWarning, match="sit on the border") as caught:
-        fb.train(federation(LOGISTIC), replace(BCD, projection=fb.Box(-0.05, 0.05)), rounds=1, active=2)
+        fb.train(
+            federation(LOGISTIC), replace(BCD, projection=fb.Box(-0.05, 0.05)), rounds=1, active=2
+        )
     assert [record.filename for record in caught] == [__file__, __file__]
 
 
 def test_servers_that_never_meet_are_named_before_the_run() -> None:
     apart = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5]]
     (text,) = notices(BCD, fb.GraphCloud(apart))
-    assert text.startswith("the mixing graph is disconnected: servers [2, 3] never hear of servers [0, 1]")
+    assert text.startswith(
+        "the mixing graph is disconnected: servers [2, 3] never hear of servers [0, 1]"
+    )
 
 
 def test_penalty_steps_that_grow_are_named_before_the_run() -> None:
     (text,) = notices(fb.FedBCDI(device_step=0.05, penalty=2.5))
-    assert text.startswith("penalty=2.5: each of FedBCD-I's penalty steps ends 1.5 times as far from the server's model as it began")
+    assert text.startswith(
+        "penalty=2.5: each of FedBCD-I's penalty steps ends 1.5 times as far from the server's"
+        " model as it began"
+    )
 
 
 def test_the_certifier_counts_its_time() -> None:

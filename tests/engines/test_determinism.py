@@ -1,4 +1,6 @@
-"""docs/determinism.md, section by section: a run is a pure function of its configuration and its seed."""
+"""docs/determinism.md, section by section: a run is a pure function of its configuration and its
+seed.
+"""
 
 import json
 from collections.abc import Sequence
@@ -54,8 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("max_batch", [1, 2, 5])
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-i-async", "fedbcd-rigorous"])
-def test_batch_size_changes_no_event_and_numbers_by_rounding_only(case: str, max_batch: int, folder: Path) -> None:
-    """Section 3: 'the same schedule and the same draws, and numbers that differ by rounding only'."""
+def test_batch_size_changes_no_event_and_numbers_by_rounding_only(
+    case: str, max_batch: int, folder: Path
+) -> None:
+    """Section 3: 'the same schedule and the same draws, and numbers that differ by rounding
+    only'.
+    """
     run, lines = _of_batch_size(case, max_batch, folder)
     together, expected = _of_batch_size(case, None, folder)
     assert lines == expected
@@ -73,8 +79,12 @@ class Eager(StackedNumbers):
 
 
 @pytest.mark.parametrize("algorithm", [BCD, BCDI], ids=lambda a: a.name)
-def test_one_at_a_time_the_digest_does_not_depend_on_when_work_is_done(algorithm: fb.Algorithm) -> None:
-    """Section 3: max_batch=1 'gives a digest that does not depend on batching'. One upload per phase: sums have one order only."""
+def test_one_at_a_time_the_digest_does_not_depend_on_when_work_is_done(
+    algorithm: fb.Algorithm,
+) -> None:
+    """Section 3: max_batch=1 'gives a digest that does not depend on batching'. One upload per
+    phase: sums have one order only.
+    """
     cloud = fb.AsyncCloud(first=2)
     lazy = fb.train(federation(), algorithm, cloud=cloud, rounds=12, active=1, max_batch=1)
     settings = Settings(algorithm, cloud, active=1, max_batch=1)
@@ -114,17 +124,30 @@ class Stubborn(nn.Module):
 
 def test_a_model_that_cannot_be_vectorised_says_so_and_repeats_bit_for_bit() -> None:
     notices: list[str] = []
-    digests = {train("fedbcd-i-async", rounds=3, model=Stubborn, on_notice=notices.append).digest for _ in range(2)}
+    digests = {
+        train("fedbcd-i-async", rounds=3, model=Stubborn, on_notice=notices.append).digest
+        for _ in range(2)
+    }
     assert len(digests) == 1
     assert len(notices) == 2
-    assert notices[0].startswith("this model cannot be vectorised, so devices train one after another (")
+    assert notices[0].startswith(
+        "this model cannot be vectorised, so devices train one after another ("
+    )
 
 
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-i-async", "fedbcd-rigorous"])
-def test_how_often_one_looks_and_saves_does_not_change_the_digest(case: str, tmp_path: Path) -> None:
+def test_how_often_one_looks_and_saves_does_not_change_the_digest(
+    case: str, tmp_path: Path
+) -> None:
     plain = train(case, rounds=8, evaluate_every=8)
     for every, save in ((1, 8), (3, 1), (8, 2)):
-        run = train(case, rounds=8, evaluate_every=every, checkpoint_every=save, out=tmp_path / f"{every}-{save}")
+        run = train(
+            case,
+            rounds=8,
+            evaluate_every=every,
+            checkpoint_every=save,
+            out=tmp_path / f"{every}-{save}",
+        )
         assert run.digest == plain.digest
         assert run.history.last == plain.history.last
 
@@ -145,15 +168,24 @@ def test_the_uniform_matrix_is_the_async_cloud_that_waits_for_all() -> None:
 
 @pytest.mark.filterwarnings("ignore::fedbcd.errors.DivergenceWarning")
 def test_time_varying_matrices_are_used_in_turn() -> None:
-    """Assumption 3: a_nm(t) may vary with the round. With server_step 0+, z after a mix is the mixed model."""
+    """Assumption 3: a_nm(t) may vary with the round. With server_step 0+, z after a mix is the
+    mixed model.
+    """
     pairs = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5]]
     across = [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]]
-    one, two = (fb.train(federation(), BCD, cloud=fb.GraphCloud(m), rounds=1, active=2) for m in (pairs, [pairs, across]))
+    one, two = (
+        fb.train(federation(), BCD, cloud=fb.GraphCloud(m), rounds=1, active=2)
+        for m in (pairs, [pairs, across])
+    )
     assert one.digest == two.digest
-    one, two = (fb.train(federation(), BCD, cloud=fb.GraphCloud(m), rounds=2, active=2) for m in (pairs, [pairs, across]))
+    one, two = (
+        fb.train(federation(), BCD, cloud=fb.GraphCloud(m), rounds=2, active=2)
+        for m in (pairs, [pairs, across])
+    )
     assert one.summary["clock"] == two.summary["clock"]
     assert one.digest != two.digest
-    # After `pairs`, then `across`, every server's w is the mean of all four; z_n differs by server n's own step only.
+    # After `pairs`, then `across`, every server's w is the mean of all four; z_n differs by server
+    # n's own step only.
     still = fb.FedBCD(device_step=0.05, batch=8, server_step=1e-12)
     run = fb.train(federation(), still, cloud=fb.GraphCloud([pairs, across]), rounds=2, active=2)
     assert run.history.last.disagreement < 1e-6

@@ -28,7 +28,14 @@ CLOUDS: dict[str, fb.Cloud] = {
 
 
 def _train(algorithm: fb.Algorithm, cloud: fb.Cloud, rounds: int, **options: Any) -> fb.Run:
-    return fb.train(federation(LOGISTIC), algorithm, cloud=cloud, rounds=rounds, active=options.pop("active", 2), **options)
+    return fb.train(
+        federation(LOGISTIC),
+        algorithm,
+        cloud=cloud,
+        rounds=rounds,
+        active=options.pop("active", 2),
+        **options,
+    )
 
 
 def _events_of(folder: Path, actor: str) -> list[str]:
@@ -37,7 +44,8 @@ def _events_of(folder: Path, actor: str) -> list[str]:
     return [next(iter(step["event"])) for step in steps if step.get("on") == actor]
 
 
-# ------------------------------------------------------------------------------------------------------------------------ joins
+# ------------------------------------------------------------------------------------------------
+# joins
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_late_device_starts_from_its_servers_model_exactly(cloud: str, tmp_path: Path) -> None:
     joined = 0
@@ -45,23 +53,34 @@ def test_a_late_device_starts_from_its_servers_model_exactly(cloud: str, tmp_pat
         out = tmp_path / str(device)
         before = _train(BCD, CLOUDS[cloud], 3, active=1, joins={device: 3})
         after = _train(BCD, CLOUDS[cloud], 4, active=1, joins={device: 3}, out=out)
-        if "Activated" not in _events_of(out, f"device/{device}"):  # it has joined, but was not the first to arrive
+        if "Activated" not in _events_of(
+            out, f"device/{device}"
+        ):  # it has joined, but was not the first to arrive
             joined += 1
             assert torch.equal(after.personal_NF[device], before.global_VF[device // 4])
     assert joined >= 2
 
 
 def test_a_late_device_has_no_momentum_and_takes_part_from_its_round_on(tmp_path: Path) -> None:
-    """All four members of a server are active in every round, so the joining one trains in the round in which it joins."""
+    """All four members of a server are active in every round, so the joining one trains in the
+    round in which it joins.
+    """
     late = _train(BCD, fb.SyncCloud(), 3, active=3, joins={2: 2}, out=tmp_path)
     assert _events_of(tmp_path, "device/2").count("Trained") <= 1
-    plain = [event for device in (0, 1, 3) for event in _events_of(tmp_path, f"device/{device}") if event == "Trained"]
+    plain = [
+        event
+        for device in (0, 1, 3)
+        for event in _events_of(tmp_path, f"device/{device}")
+        if event == "Trained"
+    ]
     assert len(plain) + _events_of(tmp_path, "device/2").count("Trained") == 9
     assert late.history.last.activations == 36
 
 
 @pytest.mark.parametrize("algorithm", [BCD, BCDI], ids=lambda a: a.name)
-def test_a_late_device_is_neither_heard_nor_evaluated_before(algorithm: fb.Algorithm, tmp_path: Path) -> None:
+def test_a_late_device_is_neither_heard_nor_evaluated_before(
+    algorithm: fb.Algorithm, tmp_path: Path
+) -> None:
     run = _train(algorithm, fb.AsyncCloud(first=2), 4, joins={5: 9}, out=tmp_path)
     assert _events_of(tmp_path, "device/5") == []
     assert sorted(run.personal_scores) == [device for device in range(DEVICES) if device != 5]
@@ -77,10 +96,13 @@ def test_a_late_device_trains_offline_as_soon_as_it_has_joined(tmp_path: Path) -
     assert _events_of(tmp_path, "device/4").count("OfflineDue") == 6
 
 
-# ----------------------------------------------------------------------------------------------------------------------- leaves
+# ------------------------------------------------------------------------------------------------
+# leaves
 @pytest.mark.parametrize("cloud", CLOUDS)
 @pytest.mark.parametrize("algorithm", [BCD, BCDI], ids=lambda a: a.name)
-def test_a_device_that_leaves_keeps_its_model_and_is_heard_no_more(algorithm: fb.Algorithm, cloud: str) -> None:
+def test_a_device_that_leaves_keeps_its_model_and_is_heard_no_more(
+    algorithm: fb.Algorithm, cloud: str
+) -> None:
     before = _train(algorithm, CLOUDS[cloud], 3)
     after = _train(algorithm, CLOUDS[cloud], 7, leaves={0: 3, 9: 3})
     for device in (0, 9):
@@ -90,20 +112,26 @@ def test_a_device_that_leaves_keeps_its_model_and_is_heard_no_more(algorithm: fb
 
 
 def test_with_a_step_of_one_the_global_model_is_the_mean_of_the_present_members() -> None:
-    """Relative form with eta_z = 1: z = m, the mean over Q_n. Absent devices are those that left or have not joined yet."""
+    """Relative form with eta_z = 1: z = m, the mean over Q_n. Absent devices are those that left or
+    have not joined yet.
+    """
     algorithm = fb.FedBCD(device_step=0.05, batch=8, server_step=1.0)
     for rounds, absent in ((2, {7, 8}), (4, {7}), (6, {0, 7, 13}), (9, {0, 13})):
         run = _train(algorithm, fb.SyncCloud(), rounds, joins={7: 7, 8: 3}, leaves={0: 5, 13: 4})
         present = [device for device in range(DEVICES) if device not in absent]
         mean = run.personal_NF[present].double().mean(0)
-        assert float((run.global_VF[0].double() - mean).abs().max()) < 4 * U * float(run.personal_NF.abs().max())  # w + (m - w), m rounded
+        assert float((run.global_VF[0].double() - mean).abs().max()) < 4 * U * float(
+            run.personal_NF.abs().max()
+        )  # w + (m - w), m rounded
 
 
 def _simulations(settings: Settings) -> Iterator[tuple[Simulation, Any]]:
     """The state after every round."""
     numbers = settings.numbers(federation(LOGISTIC), torch.device("cpu"))
     driver = Driver(settings.machines(federation(LOGISTIC)), numbers)
-    schedule = Schedule(settings.algorithm, settings.clock, settings.seed, 2, settings.joins, settings.leaves)
+    schedule = Schedule(
+        settings.algorithm, settings.clock, settings.seed, 2, settings.joins, settings.leaves
+    )
     simulation = Simulation(driver, schedule)
     while simulation.round < 12:
         simulation.play_round()
@@ -111,27 +139,40 @@ def _simulations(settings: Settings) -> Iterator[tuple[Simulation, Any]]:
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_the_sums_of_servers_are_those_of_their_present_members_after_every_round(cloud: str) -> None:
-    """Decision 3 of the architecture, with devices coming and going, some of them in the middle of an activation."""
+def test_the_sums_of_servers_are_those_of_their_present_members_after_every_round(
+    cloud: str,
+) -> None:
+    """Decision 3 of the architecture, with devices coming and going, some of them in the middle of
+    an activation.
+    """
     gamma = [0.5 + 0.1 * device for device in range(DEVICES)]
     algorithm = fb.FedBCD(device_step=0.05, batch=8, penalty=gamma)
     joins, leaves = {3: 2, 6: 5}, {0: 1, 5: 2, 8: 3, 12: 4, 9: 6}
-    for simulation, numbers in _simulations(Settings(algorithm, CLOUDS[cloud], active=2, joins=joins, leaves=leaves)):
+    for simulation, numbers in _simulations(
+        Settings(algorithm, CLOUDS[cloud], active=2, joins=joins, leaves=leaves)
+    ):
         numbers.flush()
         for server in simulation.machines.servers:
-            weights = torch.tensor([gamma[device] for device in server.members], dtype=torch.float64)
+            weights = torch.tensor(
+                [gamma[device] for device in server.members], dtype=torch.float64
+            )
             total = weights @ numbers.x_NF[list(server.members)].double()
             assert numbers.weight_V[server.server] == pytest.approx(float(weights.sum()), rel=1e-12)
             assert float((numbers.total_VF[server.server] - total).abs().max()) < 1e-10
 
 
-# ------------------------------------------------------------------------------------------------------ leaving while chosen
-def _schedule(algorithm: fb.Algorithm, cloud: fb.Cloud, active: int, leaves: Mapping[int, int], rounds: int) -> tuple[Machines, "Spy"]:
+# ------------------------------------------------------------------------------------------------
+# leaving while chosen
+def _schedule(
+    algorithm: fb.Algorithm, cloud: fb.Cloud, active: int, leaves: Mapping[int, int], rounds: int
+) -> tuple[Machines, "Spy"]:
     """The schedule alone, without numbers."""
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
     machines = Machines(HOMES, cloud, active, 1, limit)
     spy = Spy()
-    simulation = Simulation(Driver(machines, NoNumbers(), spy), Schedule(algorithm, fb.Clock(), 0, active, {}, leaves))
+    simulation = Simulation(
+        Driver(machines, NoNumbers(), spy), Schedule(algorithm, fb.Clock(), 0, active, {}, leaves)
+    )
     while simulation.round < rounds:
         spy.starts.append(len(spy.steps))
         simulation.play_round()
@@ -167,7 +208,9 @@ def _busy(spy: Spy, round_: int) -> list[int]:
 
 @pytest.mark.parametrize("cloud", ["async", "async-1", "rigorous"])
 @pytest.mark.parametrize("algorithm", [BCD, BCDI], ids=lambda a: a.name)
-def test_a_device_that_leaves_in_the_middle_of_its_work_is_replaced(algorithm: fb.Algorithm, cloud: str) -> None:
+def test_a_device_that_leaves_in_the_middle_of_its_work_is_replaced(
+    algorithm: fb.Algorithm, cloud: str
+) -> None:
     _, undisturbed = _schedule(algorithm, CLOUDS[cloud], 2, {}, 6)
     tried = 0
     for round_ in range(1, 6):
@@ -186,7 +229,9 @@ def test_a_device_that_leaves_in_the_middle_of_its_work_is_replaced(algorithm: f
 
 @pytest.mark.parametrize("cloud", ["async", "async-1", "rigorous"])
 def test_any_device_can_leave_at_any_time_and_every_phase_still_has_its_uploads(cloud: str) -> None:
-    """All sixteen devices, several rounds: the run goes on, and each phase of each server ends with two uploads."""
+    """All sixteen devices, several rounds: the run goes on, and each phase of each server ends with
+    two uploads.
+    """
     for device in range(DEVICES):
         for round_ in (1, 2, 4):
             machines, spy = _schedule(BCD, CLOUDS[cloud], 2, {device: round_}, 8)
@@ -210,7 +255,8 @@ def test_without_a_replacement_the_phase_ends_with_those_who_are_left() -> None:
     assert "Uploaded" in spy.names("server/0", spy.starts[7])
 
 
-# ----------------------------------------------------------------------------------------------------------------- impossible
+# ------------------------------------------------------------------------------------------------
+# impossible
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -221,12 +267,20 @@ def test_without_a_replacement_the_phase_ends_with_those_who_are_left() -> None:
         ({"leaves": {3: 0}}, r"leaves\[3\]=0 must name"),
         ({"joins": {3: 4}, "leaves": {3: 4}}, "device 3 leaves in round 4 but joins in 4 only"),
         ({"joins": {3: 4}, "leaves": {3: 2}}, "device 3 leaves in round 2 but joins in 4 only"),
-        ({"leaves": dict.fromkeys(range(4), 2)}, "server 0 would be left without devices; keep at least one"),
+        (
+            {"leaves": dict.fromkeys(range(4), 2)},
+            "server 0 would be left without devices; keep at least one",
+        ),
         ({"joins": dict.fromkeys(range(4, 8), 2)}, "server 1 would be left without devices"),
-        ({"joins": {0: 3, 1: 3, 2: 3}}, "active=2 must be between 1 and 1, the members of the smallest server"),
+        (
+            {"joins": {0: 3, 1: 3, 2: 3}},
+            "active=2 must be between 1 and 1, the members of the smallest server",
+        ),
     ],
 )
-def test_impossible_joins_and_leaves_are_refused_before_anything_is_written(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_impossible_joins_and_leaves_are_refused_before_anything_is_written(
+    options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=words):
         _train(BCD, fb.SyncCloud(), 5, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
@@ -236,24 +290,39 @@ def _start(run: fb.Run) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in run.federation.make_model(0).parameters()])
 
 
-# ------------------------------------------------------------------------------------------------------- what a device leaves behind
+# ------------------------------------------------------------------------------------------------
+# what a device leaves behind
 def test_nothing_is_left_in_the_sum_of_a_device_that_has_gone(tmp_path: Path) -> None:
-    """Beside its 1e9 a float64 sum has no room for what the others contribute with weights of 1e-15; their models are formed into one anew."""
-    run = fb.train(outgrown(), OUTGROWN, rounds=6, active=2, leaves={0: 2}, max_batch=1, out=tmp_path)
+    """Beside its 1e9 a float64 sum has no room for what the others contribute with weights of
+    1e-15; their models are formed into one anew.
+    """
+    run = fb.train(
+        outgrown(), OUTGROWN, rounds=6, active=2, leaves={0: 2}, max_batch=1, out=tmp_path
+    )
     assert torch.allclose(run.global_VF, torch.ones(2, 3), atol=0.2)
     assert fb.replay(tmp_path / "events.jsonl", outgrown())["digest"] == run.summary["digest"]
 
 
 def test_nor_in_a_run_that_was_resumed_in_between(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"active": 2, "leaves": {0: 2, 4: 5}, "joins": {5: 1}, "max_batch": 1, "checkpoint_every": 1}
+    options: dict[str, Any] = {
+        "active": 2,
+        "leaves": {0: 2, 4: 5},
+        "joins": {5: 1},
+        "max_batch": 1,
+        "checkpoint_every": 1,
+    }
     whole = fb.train(outgrown(), OUTGROWN, rounds=8, **options)
     for rounds in (3, 8):
-        run = fb.train(outgrown(), OUTGROWN, rounds=rounds, out=tmp_path, resume=rounds > 3, **options)
+        run = fb.train(
+            outgrown(), OUTGROWN, rounds=rounds, out=tmp_path, resume=rounds > 3, **options
+        )
     assert run.summary["digest"] == whole.summary["digest"]
 
 
 def test_a_log_of_0_1_0_in_which_a_device_left_replays_as_it_was() -> None:
-    """It subtracted what the device had contributed, and its z kept what rounding had lost by that."""
+    """It subtracted what the device had contributed, and its z kept what rounding had lost by
+    that.
+    """
     seen: list[Driver] = []
     log = Path(__file__).parent / "v1-leaves.jsonl"
     found = fb.replay(log, outgrown(), on_step=lambda _, driver: seen.append(driver))

@@ -1,4 +1,6 @@
-"""Without a set X that was asked for, weights go where the data lead: nothing is clamped, neither at the start nor later."""
+"""Without a set X that was asked for, weights go where the data lead: nothing is clamped, neither
+at the start nor later.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +26,9 @@ def regression(model: Callable[[], nn.Module] = linear) -> fb.Federation:
     return fb.Federation(model, nn.functional.mse_loss, [(x, x @ TRUE[:, None]) for x in inputs], 1)
 
 
-@pytest.mark.parametrize("kind", [fb.FedBCD, fb.FedBCDI, fb.FedProx, fb.FedAvg], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [fb.FedBCD, fb.FedBCDI, fb.FedProx, fb.FedAvg], ids=lambda kind: kind.name
+)
 def test_linear_regression_reaches_weights_of_any_size(kind: type[fb.FedBCD]) -> None:
     """Default settings; 0.1.0 ended at 2, 2, -2."""
     run = fb.train(regression(), kind(), rounds=450, active=1, looks=1, certify_every=0)
@@ -39,7 +43,9 @@ def pretrained() -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("kind", [fb.FedBCD, fb.FedBCDI, fb.FedProx, fb.FedAvg], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [fb.FedBCD, fb.FedBCDI, fb.FedProx, fb.FedAvg], ids=lambda kind: kind.name
+)
 def test_a_pretrained_weight_is_not_cut(kind: type[fb.FedBCD]) -> None:
     settings = fb.Settings(kind(), active=1)
     numbers = settings.numbers(regression(pretrained), torch.device("cpu"))
@@ -49,11 +55,22 @@ def test_a_pretrained_weight_is_not_cut(kind: type[fb.FedBCD]) -> None:
 
 
 def test_a_job_file_that_names_no_projection_has_none(tmp_path: Path) -> None:
-    """And the weights of its run are past any box of 0.1.0; the one that names the box stays within."""
+    """And the weights of its run are past any box of 0.1.0; the one that names the box stays
+    within.
+    """
     steep = {"algorithm": {"name": "fedavg", "device_step": 3.0, "batch": 8}, "run.rounds": 6}
-    for name, projection in (("free", {}), ("boxed", {"projection": {"name": "box", "low": -2, "high": 2}})):
-        path = write_job(tmp_path / f"{name}.toml", **{**steep, "algorithm": {**steep["algorithm"], **projection}})
+    for name, projection in (
+        ("free", {}),
+        ("boxed", {"projection": {"name": "box", "low": -2, "high": 2}}),
+    ):
+        path = write_job(
+            tmp_path / f"{name}.toml",
+            **{**steep, "algorithm": {**steep["algorithm"], **projection}},
+        )
         assert fedbcd("run", path, "--out", tmp_path / name).code == 0
-    free, boxed = (fb.Run.load(tmp_path / name, federation(LOGISTIC)).global_VF.abs().max() for name in ("free", "boxed"))
+    free, boxed = (
+        fb.Run.load(tmp_path / name, federation(LOGISTIC)).global_VF.abs().max()
+        for name in ("free", "boxed")
+    )
     assert float(free) > 2
     assert float(boxed) <= 2

@@ -1,4 +1,6 @@
-"""The schedule as arrays is the event loop's schedule: same devices, sessions, steps, servers and clock, round by round."""
+"""The schedule as arrays is the event loop's schedule: same devices, sessions, steps, servers and
+clock, round by round.
+"""
 
 from collections import Counter
 
@@ -12,13 +14,23 @@ from fedbcd.engines.simulate.delays import Clock, Exponential, Gamma, LogNormal,
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.engines.simulate.outline import Jobs, Outline, why_not_ahead
 from fedbcd.protocol.clouds import Cloud
-from fedbcd.protocol.messages import OfflineTrained, Pull, StepGlobal, StepModel, Train, Trained, number_of
+from fedbcd.protocol.messages import (
+    OfflineTrained,
+    Pull,
+    StepGlobal,
+    StepModel,
+    Train,
+    Trained,
+    number_of,
+)
 
 SERVERS = [[n + 4 * k for k in range(7)] for n in range(4)]
 
 
 class Recorder:
-    """What the event loop asks for: (device, session, steps) of activations and of offline rounds, and who stepped."""
+    """What the event loop asks for: (device, session, steps) of activations and of offline rounds,
+    and who stepped.
+    """
 
     def __init__(self) -> None:
         self.work: Counter[tuple[int, int, int]] = Counter()
@@ -44,7 +56,13 @@ class Recorder:
 def counted(jobs: Jobs | None) -> Counter[tuple[int, int, int]]:
     if jobs is None:
         return Counter()
-    return Counter((d, s, k) for d, s, k in zip(jobs.device.tolist(), jobs.session.tolist(), jobs.steps.tolist(), strict=True) if k)
+    return Counter(
+        (d, s, k)
+        for d, s, k in zip(
+            jobs.device.tolist(), jobs.session.tolist(), jobs.steps.tolist(), strict=True
+        )
+        if k
+    )
 
 
 CLOUDS = [fb.SyncCloud(), fb.AsyncCloud(first=1), fb.AsyncCloud(first=3), fb.AsyncCloud(first=4)]
@@ -68,7 +86,9 @@ CLOCKS = [
     ids=str,
 )
 @pytest.mark.parametrize("active", [1, 3, 7])
-def test_same_rounds_as_the_event_loop(algorithm: Algorithm, cloud: Cloud, clock: Clock, active: int) -> None:
+def test_same_rounds_as_the_event_loop(
+    algorithm: Algorithm, cloud: Cloud, clock: Clock, active: int
+) -> None:
     schedule = Schedule(algorithm, clock, 11, active)
     assert why_not_ahead(SERVERS, schedule, cloud) is None
     recorder = Recorder()
@@ -91,7 +111,9 @@ def test_same_rounds_as_the_event_loop(algorithm: Algorithm, cloud: Cloud, clock
         if round_ % 3 == 0:  # a look: also what was uploaded since
             work += counted(outline.settle())
             assert work == recorder.work
-            assert outline.activations == sum(device.activation for device in machines.devices.values())
+            assert outline.activations == sum(
+                device.activation for device in machines.devices.values()
+            )
     work += counted(outline.settle())
     assert work == recorder.work
     assert offline == recorder.offline
@@ -109,7 +131,9 @@ def test_jobs_come_server_by_server() -> None:
 def test_large_servers_are_not_sorted_whole() -> None:
     servers = [list(range(n * 300, (n + 1) * 300)) for n in range(2)]
     schedule = Schedule(fb.FedBCD(), Clock(), 3, 5)
-    simulation = Simulation(Driver(Machines(servers, fb.SyncCloud(), 5, 1, None), recorder := Recorder()), schedule)
+    simulation = Simulation(
+        Driver(Machines(servers, fb.SyncCloud(), 5, 1, None), recorder := Recorder()), schedule
+    )
     outline = Outline(servers, schedule, fb.SyncCloud())
     for _ in range(5):
         simulation.play_round()
@@ -133,4 +157,6 @@ def test_what_needs_the_event_loop_is_said(change, cloud, reason) -> None:
 
 
 def test_servers_of_different_sizes_need_the_event_loop() -> None:
-    assert "different" in (why_not_ahead([[0, 1], [2]], Schedule(fb.FedBCD(), Clock(), 0, 1), fb.SyncCloud()) or "")
+    assert "different" in (
+        why_not_ahead([[0, 1], [2]], Schedule(fb.FedBCD(), Clock(), 0, 1), fb.SyncCloud()) or ""
+    )

@@ -17,18 +17,33 @@ from fedbcd.planner.timeline import rounds_of
 from planner_helpers import CLOCK, DELAYS, mean_round, simulation
 from run_helpers import job_table
 
-# ------------------------------------------------------------------------------------------------ prediction against simulation
+# ------------------------------------------------------------------------------------------------
+# prediction against simulation
 CASES = [(name, 10, first) for name in DELAYS for first in (1, 10)]
-CASES += [("exponential", 10, 5), *(("exponential", 100, first) for first in (3, 50)), ("weibull", 100, 100)]
+CASES += [
+    ("exponential", 10, 5),
+    *(("exponential", 100, first) for first in (3, 50)),
+    ("weibull", 100, 100),
+]
 
 
 @pytest.mark.parametrize(("name", "servers", "first"), CASES)
-def test_a_planned_round_is_within_two_percent_of_a_simulated_one(name: str, servers: int, first: int) -> None:
-    """One device per server, so that tau_n has the distribution itself; the planner and the engine share no draw."""
+def test_a_planned_round_is_within_two_percent_of_a_simulated_one(
+    name: str, servers: int, first: int
+) -> None:
+    """One device per server, so that tau_n has the distribution itself; the planner and the engine
+    share no draw.
+    """
     clock = fb.Clock(DELAYS[name], fb.Constant(0.0))
     planned = rounds_of("async", DeviceModel(clock, 1, 1), servers, first)
-    phases = (40_000 if first == servers == 100 else 10_000) // (2 if name == "gamma" else 1)  # whose quantiles take longest
-    found = mean_round(simulation(servers, fb.AsyncCloud(first), clock, 1, 1), phases // first, 5 * servers // first)
+    phases = (40_000 if first == servers == 100 else 10_000) // (
+        2 if name == "gamma" else 1
+    )  # whose quantiles take longest
+    found = mean_round(
+        simulation(servers, fb.AsyncCloud(first), clock, 1, 1),
+        phases // first,
+        5 * servers // first,
+    )
     assert planned.mean == pytest.approx(found, rel=0.02)
 
 
@@ -36,21 +51,35 @@ def test_a_planned_round_is_within_two_percent_of_a_simulated_one(name: str, ser
 def test_with_the_papers_clock_as_well(first: int) -> None:
     """q earliest of ten arrivals, K_i steps, the slowest counts; Async and Sync."""
     planned = rounds_of("async", DeviceModel(CLOCK, 10, 3), 10, first)
-    assert planned.mean == pytest.approx(mean_round(simulation(10, fb.AsyncCloud(first)), 6000 // first, 50 // first), rel=0.02)
+    assert planned.mean == pytest.approx(
+        mean_round(simulation(10, fb.AsyncCloud(first)), 6000 // first, 50 // first), rel=0.02
+    )
     if first == 10:
-        assert planned.mean == pytest.approx(mean_round(simulation(10, fb.SyncCloud()), 600, 0), rel=0.02)
+        assert planned.mean == pytest.approx(
+            mean_round(simulation(10, fb.SyncCloud()), 600, 0), rel=0.02
+        )
 
 
 @pytest.mark.parametrize("first", [1, 3, 5])
 def test_on_the_rigorous_cloud_over_the_rounds_of_the_run(first: int) -> None:
     planned = rounds_of("rigorous", DeviceModel(CLOCK, 10, 3), 10, first, rounds=60)
-    found = np.mean([mean_round(simulation(10, fb.RigorousCloud(first), seed=seed), 60, 0) for seed in range(12)])
+    found = np.mean(
+        [
+            mean_round(simulation(10, fb.RigorousCloud(first), seed=seed), 60, 0)
+            for seed in range(12)
+        ]
+    )
     assert planned.mean == pytest.approx(found, rel=0.03)
 
 
 def test_fedbcd_i_waits_for_arrivals_of_the_available_only() -> None:
     algorithm = fb.FedBCDI(available=5)
-    job = parse(job_table(algorithm={"name": "fedbcd-i", "available": 5}, federation={"servers": 10, "devices": 10, "active": 3}))[0]
+    job = parse(
+        job_table(
+            algorithm={"name": "fedbcd-i", "available": 5},
+            federation={"servers": 10, "devices": 10, "active": 3},
+        )
+    )[0]
     assert device_model(job).members == 5
     found = mean_round(simulation(10, fb.AsyncCloud(5), algorithm=algorithm), 500, 10)
     assert rounds_of("async", device_model(job), 10, 5).mean == pytest.approx(found, rel=0.02)
@@ -76,11 +105,15 @@ LOGS = 10
 
 
 def test_error_bars_of_a_short_log_are_wide_and_cover_the_truth(tmp_path: Path) -> None:
-    """Over many logs of twenty rounds, at once the error that is stated; at B = N the longest of sixty phases decide, and bars are short."""
+    """Over many logs of twenty rounds, at once the error that is stated; at B = N the longest of
+    sixty phases decide, and bars are short.
+    """
     model = make_plan({3: DeviceModel(CLOCK, 10, 3)}, 10, firsts=[1, 3, 10])
     covered, found = np.zeros(3), np.zeros(3)
     for seed in range(LOGS):
-        plan = make_plan({3: recorded(read_record(short_log(tmp_path / f"{seed}", seed)))}, 10, firsts=[1, 3, 10])
+        plan = make_plan(
+            {3: recorded(read_record(short_log(tmp_path / f"{seed}", seed)))}, 10, firsts=[1, 3, 10]
+        )
         for place, (truth, row) in enumerate(zip(model.rows, plan.rows, strict=True)):
             assert row.error > 5 * truth.error
             covered[place] += abs(row.round_time - truth.round_time) < row.error
@@ -90,13 +123,22 @@ def test_error_bars_of_a_short_log_are_wide_and_cover_the_truth(tmp_path: Path) 
     assert found / LOGS == pytest.approx(np.ones(3), abs=0.05)
 
 
-def test_phases_under_way_at_the_end_of_a_log_count_for_as_long_as_they_lasted(tmp_path: Path) -> None:
+def test_phases_under_way_at_the_end_of_a_log_count_for_as_long_as_they_lasted(
+    tmp_path: Path,
+) -> None:
     """Leaving them out would favour short phases: 8 % in the mean of twenty rounds."""
     model = float(DeviceModel(CLOCK, 10, 3).sample(1, 40_000, seed=0).mean())
     whole, ended = np.zeros(60), np.zeros(60)
     for seed in range(60):
         record = read_record(short_log(tmp_path / f"{seed}", seed))
-        assert observe(record).times.size == len([p for p in record.phases if p.opened < record.end]) > recorded_times(record).size
-        whole[seed], ended[seed] = recorded(record).distribution.mean(), recorded_times(record).mean()
+        assert (
+            observe(record).times.size
+            == len([p for p in record.phases if p.opened < record.end])
+            > recorded_times(record).size
+        )
+        whole[seed], ended[seed] = (
+            recorded(record).distribution.mean(),
+            recorded_times(record).mean(),
+        )
     assert abs(whole.mean() - model) < 3 * whole.std() / math.sqrt(60) < 0.05 * model
     assert ended.mean() < 0.96 * model

@@ -1,4 +1,6 @@
-"""The log is the schedule: a replay needs nothing else, ends with the same bits, and says where a log was touched."""
+"""The log is the schedule: a replay needs nothing else, ends with the same bits, and says where a
+log was touched.
+"""
 
 import json
 from collections.abc import Callable
@@ -19,13 +21,20 @@ CLOUDS: dict[str, dict[str, Any]] = {
     "rigorous": {"name": "rigorous", "first": 2},
     "graph": {"name": "graph", "mixing": CHAIN},
 }
-JOBS = {f"{algorithm}-{cloud}": (algorithm, cloud) for algorithm in ("fedbcd", "fedbcd-i") for cloud in CLOUDS}
+JOBS = {
+    f"{algorithm}-{cloud}": (algorithm, cloud)
+    for algorithm in ("fedbcd", "fedbcd-i")
+    for cloud in CLOUDS
+}
 JOBS |= {f"{algorithm}-sync": (algorithm, "sync") for algorithm in ("fedavg", "fedprox")}
 
 
-# ------------------------------------------------------------------------------------------------------------ the same models
+# ------------------------------------------------------------------------------------------------
+# the same models
 @pytest.mark.parametrize("name", JOBS)
-def test_every_algorithm_on_every_cloud_replays_from_the_command_line(name: str, tmp_path: Path) -> None:
+def test_every_algorithm_on_every_cloud_replays_from_the_command_line(
+    name: str, tmp_path: Path
+) -> None:
     algorithm, cloud = JOBS[name]
     job = write_job(tmp_path / "job.toml", **{"algorithm.name": algorithm, "cloud": CLOUDS[cloud]})
     run = fedbcd("run", job, "--out", tmp_path / "run", "--json")
@@ -33,12 +42,19 @@ def test_every_algorithm_on_every_cloud_replays_from_the_command_line(name: str,
     for log in (tmp_path / "run", tmp_path / "run" / "events.jsonl"):
         again = fedbcd("replay", log, "--json")
         assert again.code == 0, again.err
-        assert again.summary == {"rounds": 4, "clock": run.summary["clock"], "digest": run.summary["digest"], "complete": True}
+        assert again.summary == {
+            "rounds": 4,
+            "clock": run.summary["clock"],
+            "digest": run.summary["digest"],
+            "complete": True,
+        }
         assert "the same models after 4 rounds" in again.err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_run_of_a_gpu_that_is_not_here_replays_on_the_cpu_and_that_is_said(tmp_path: Path) -> None:
+def test_a_run_of_a_gpu_that_is_not_here_replays_on_the_cpu_and_that_is_said(
+    tmp_path: Path,
+) -> None:
     assert fedbcd("run", write_job(tmp_path / "job.toml"), "--out", tmp_path / "run").code == 0
     log = tmp_path / "run" / "events.jsonl"
     header, *lines = log.read_text().splitlines(keepends=True)
@@ -60,11 +76,20 @@ def test_of_a_run_planned_ahead_the_schedule_is_compared_and_that_is_said(tmp_pa
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("options", [{}, {"max_batch": 1, "seed": 5}], ids=["together", "one-by-one"])
-def test_every_algorithm_on_every_cloud_replays_from_the_api(case: str, options: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"max_batch": 1, "seed": 5}], ids=["together", "one-by-one"]
+)
+def test_every_algorithm_on_every_cloud_replays_from_the_api(
+    case: str, options: dict[str, int], tmp_path: Path
+) -> None:
     run = train(case, rounds=4, model=LOGISTIC, out=tmp_path, **options)
     result = fb.replay(tmp_path / "events.jsonl", federation(LOGISTIC))
-    assert result == {"rounds": 4, "clock": run.summary["clock"], "digest": run.digest, "complete": True}
+    assert result == {
+        "rounds": 4,
+        "clock": run.summary["clock"],
+        "digest": run.digest,
+        "complete": True,
+    }
 
 
 @pytest.mark.filterwarnings("ignore:.*never mixes:fedbcd.errors.DivergenceWarning")
@@ -84,12 +109,18 @@ def test_other_clocks_joins_and_leaves_replay(algorithm: fb.Algorithm, tmp_path:
     assert fb.replay(tmp_path / "events.jsonl", federation(LOGISTIC))["digest"] == run.digest
 
 
-# ------------------------------------------------------------------------------------------------------------- incomplete logs
+# ------------------------------------------------------------------------------------------------
+# incomplete logs
 def test_the_log_of_a_stopped_run_replays_as_incomplete(tmp_path: Path) -> None:
     run = train("fedbcd-async", rounds=8, model=LOGISTIC, out=tmp_path, should_stop=lambda: True)
     assert not run.finished
     result = fb.replay(tmp_path / "events.jsonl", federation(LOGISTIC))
-    assert result == {"rounds": 1, "clock": run.summary["clock"], "digest": run.digest, "complete": False}
+    assert result == {
+        "rounds": 1,
+        "clock": run.summary["clock"],
+        "digest": run.digest,
+        "complete": False,
+    }
 
 
 def test_the_log_of_a_killed_run_replays_as_far_as_it_goes(recorded: Path) -> None:
@@ -103,7 +134,8 @@ def test_the_log_of_a_killed_run_replays_as_far_as_it_goes(recorded: Path) -> No
     assert "the log has no end: the run was stopped or killed" in answer.err
 
 
-# ------------------------------------------------------------------------------------------------------- logs that were touched
+# ------------------------------------------------------------------------------------------------
+# logs that were touched
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     place = tmp_path_factory.mktemp("original")
@@ -158,7 +190,9 @@ def test_a_changed_number_in_an_event_is_named(recorded: Path) -> None:
     def other_device(line: dict[str, Any]) -> None:
         line["event"]["UpdateRequested"]["device"] += 1
 
-    place = _change(recorded, _find(_lines(recorded), '"event":{"UpdateRequested"', 6), other_device)
+    place = _change(
+        recorded, _find(_lines(recorded), '"event":{"UpdateRequested"', 6), other_device
+    )
     _assert_refused(recorded, 6, place)
 
 
@@ -206,7 +240,10 @@ def test_a_model_that_never_was_is_named(recorded: Path) -> None:
     _assert_refused(recorded, 6, f"{recorded} line ", "there is no model 'z/77/")
 
 
-@pytest.mark.parametrize(("key", "value", "code"), [("digest", "00", 6), ("rounds", 3, 6), ("clock", 1.5, 6), ("transitions", 7, 4)])
+@pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [("digest", "00", 6), ("rounds", 3, 6), ("clock", 1.5, 6), ("transitions", 7, 4)],
+)
 def test_a_changed_end_is_named(recorded: Path, key: str, value: Any, code: int) -> None:
     def change(line: dict[str, Any]) -> None:
         line["end"][key] = value
@@ -254,10 +291,14 @@ def test_lines_of_different_times_in_the_wrong_order_are_named(recorded: Path) -
     _assert_refused(recorded, 6, f"{recorded} line ")
 
 
-def test_a_log_that_is_cut_in_the_middle_of_a_line_is_named(recorded: Path, original: bytes) -> None:
+def test_a_log_that_is_cut_in_the_middle_of_a_line_is_named(
+    recorded: Path, original: bytes
+) -> None:
     recorded.write_bytes(original[: len(original) // 2])
     last = len(_lines(recorded))
-    _assert_refused(recorded, 4, f"{recorded} line {last} is damaged or cut short", "resume the run")
+    _assert_refused(
+        recorded, 4, f"{recorded} line {last} is damaged or cut short", "resume the run"
+    )
 
 
 def test_a_line_after_the_end_is_named(recorded: Path) -> None:
@@ -271,9 +312,18 @@ def test_a_line_after_the_end_is_named(recorded: Path) -> None:
     [
         ("[1, 2]", "is damaged or cut short (not an object)"),
         ('{"t": 0.0}', "is not a transition that this version knows"),
-        ('{"t": 0.0, "on": "server/0", "event": {"Exploded": {}}, "do": []}', "unknown message or fields: Exploded"),
-        ('{"t": 0.0, "on": "server/0", "event": {"Isolated": {"phase": "one"}}, "do": []}', "'one' is not of type"),
-        ('{"t": 0.0, "on": "server/0", "event": {"DeviceLeft": {"device": [1]}}, "do": []}', "[1] is not of type"),
+        (
+            '{"t": 0.0, "on": "server/0", "event": {"Exploded": {}}, "do": []}',
+            "unknown message or fields: Exploded",
+        ),
+        (
+            '{"t": 0.0, "on": "server/0", "event": {"Isolated": {"phase": "one"}}, "do": []}',
+            "'one' is not of type",
+        ),
+        (
+            '{"t": 0.0, "on": "server/0", "event": {"DeviceLeft": {"device": [1]}}, "do": []}',
+            "[1] is not of type",
+        ),
     ],
 )
 def test_a_line_of_another_kind_is_named(recorded: Path, line: str, words: str) -> None:
@@ -284,10 +334,14 @@ def test_a_line_of_another_kind_is_named(recorded: Path, line: str, words: str) 
 
 def test_an_actor_that_does_not_exist_is_named(recorded: Path) -> None:
     place = _change(recorded, 9, lambda line: line.update(on="device/99"))
-    _assert_refused(recorded, 6, place, "there is no 'device/99' in this federation of 4 servers and 16 devices")
+    _assert_refused(
+        recorded, 6, place, "there is no 'device/99' in this federation of 4 servers and 16 devices"
+    )
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00\xff\x80\x01", b"round,clock\n0,0.0\n", b'{"round": 1}\n'])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00\xff\x80\x01", b"round,clock\n0,0.0\n", b'{"round": 1}\n']
+)
 def test_a_foreign_file_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(content)
@@ -296,10 +350,15 @@ def test_a_foreign_file_is_refused(content: bytes, tmp_path: Path) -> None:
 
 def test_a_log_of_another_version_is_refused(recorded: Path) -> None:
     _change(recorded, 0, lambda line: line.update(fedbcd_log=99))
-    _assert_refused(recorded, 4, f"{recorded} is an event log of version 99; this fedbcd reads version 1")
+    _assert_refused(
+        recorded, 4, f"{recorded} is an event log of version 99; this fedbcd reads version 1"
+    )
 
 
-@pytest.mark.parametrize("change", [{"seed": "x"}, {"dtype": "int8"}, {"cloud": {"name": "fog"}}, {"joins": 3}, {"active": None}])
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": "x"}, {"dtype": "int8"}, {"cloud": {"name": "fog"}}, {"joins": 3}, {"active": None}],
+)
 def test_a_header_that_makes_no_sense_is_refused(recorded: Path, change: dict[str, Any]) -> None:
     _change(recorded, 0, lambda line: line["identity"].update(change))
     _assert_refused(recorded, 4, str(recorded))
@@ -307,7 +366,9 @@ def test_a_header_that_makes_no_sense_is_refused(recorded: Path, change: dict[st
 
 def test_a_log_without_its_job_is_for_the_api(tmp_path: Path) -> None:
     train("fedbcd-sync", rounds=1, model=LOGISTIC, out=tmp_path)
-    _assert_refused(tmp_path / "events.jsonl", 4, "was not made by 'fedbcd run'", "use fedbcd.replay()")
+    _assert_refused(
+        tmp_path / "events.jsonl", 4, "was not made by 'fedbcd run'", "use fedbcd.replay()"
+    )
 
 
 def test_no_log_at_all_is_a_sentence(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from fedbcd.models import resnet20
 def _images(devices: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     return [
-        (torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=generator), torch.randint(10, (6,), generator=generator))
+        (
+            torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=generator),
+            torch.randint(10, (6,), generator=generator),
+        )
         for _ in range(devices)
     ]
 
@@ -28,7 +31,15 @@ def test_resnet_trains_in_a_batch_as_it_does_alone(norm: str) -> None:
         augment=FlipCrop(),
     )
     runs = [
-        fb.train(federation, fb.FedBCD(batch=4, steps=(1, 2)), cloud=fb.AsyncCloud(2), rounds=2, active=1, dtype=torch.float64, max_batch=m)
+        fb.train(
+            federation,
+            fb.FedBCD(batch=4, steps=(1, 2)),
+            cloud=fb.AsyncCloud(2),
+            rounds=2,
+            active=1,
+            dtype=torch.float64,
+            max_batch=m,
+        )
         for m in (None, 1)
     ]
     assert float((runs[0].personal_NF - runs[1].personal_NF).abs().max()) < 1e-9

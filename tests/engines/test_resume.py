@@ -1,4 +1,6 @@
-"""Acknowledged means durable: a run that is killed at any moment goes on as if nothing had happened."""
+"""Acknowledged means durable: a run that is killed at any moment goes on as if nothing had
+happened.
+"""
 
 import os
 import shlex
@@ -25,7 +27,9 @@ from torch import nn
 
 since = 0
 
-def stand_still():  # a few steps after the moment that the test waits for, until it lets go: so the moment cannot be missed
+# A few steps after the moment that the test waits for, until it lets go: so that moment cannot be
+# missed.
+def stand_still():
     global since
     folder = Path(os.environ["STAND_STILL_IN"])
     reached = (folder / "events.jsonl").exists()
@@ -58,7 +62,9 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Moment:
-    """After the checkpoint of a round, 0: as soon as there is a log. `further`: the log has grown since, so it is inside a later round."""
+    """After the checkpoint of a round, 0: as soon as there is a log. `further`: the log has grown
+    since, so it is inside a later round.
+    """
 
     round: int
     further: bool = False
@@ -71,32 +77,59 @@ class Moment:
         return int(found.get("round", -1)) >= self.round and (grown or not self.further)
 
 
-# ------------------------------------------------------------------------------------------------------------- real processes
+# ------------------------------------------------------------------------------------------------
+# real processes
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model whose training stands still when it is told to, in the processes that are killed."""
+    """A folder with a model whose training stands still when it is told to, in the processes that
+    are killed.
+    """
     (tmp_path / "still_digits.py").write_text(MODEL)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
 def _job(workplace: Path, name: str) -> Path:
-    changes = {"model.name": "still_digits:Still", "run": {"rounds": 12, "evaluate_every": 4, "checkpoint_every": 3, "max_batch": 1}}
+    changes = {
+        "model.name": "still_digits:Still",
+        "run": {"rounds": 12, "evaluate_every": 4, "checkpoint_every": 3, "max_batch": 1},
+    }
     return write_job(workplace / "job.toml", **changes, **JOBS[name])
 
 
-def _start(workplace: Path, folder: Path, moment: Moment, *arguments: str | Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fedbcd.cli", "run", "--out", str(folder), *map(str, arguments)]
+def _start(
+    workplace: Path, folder: Path, moment: Moment, *arguments: str | Path
+) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "fedbcd.cli",
+        "run",
+        "--out",
+        str(folder),
+        *map(str, arguments),
+    ]
     still = {"STAND_STILL_IN": str(folder), "STAND_STILL_AFTER": str(moment.round)}
     environment = {**os.environ, **still, "PYTHONPATH": str(workplace)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=workplace)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=workplace,
+    )
 
 
-def _interrupt(process: subprocess.Popen[str], folder: Path, moment: Moment, how: signal.Signals) -> str:
+def _interrupt(
+    process: subprocess.Popen[str], folder: Path, moment: Moment, how: signal.Signals
+) -> str:
     """Wait for the moment, send the signal, and return what the process said on stderr."""
 
     def has_come() -> bool:
-        assert process.poll() is None, f"the run ended before the moment came: {process.communicate()}"
+        assert process.poll() is None, (
+            f"the run ended before the moment came: {process.communicate()}"
+        )
         return moment.has_come(folder)
 
     wait_for(has_come, "the moment")
@@ -128,7 +161,9 @@ def _assert_same_run(folder: Path, expected: Path) -> None:
     ],
     ids=JOBS,
 )
-def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(workplace: Path, name: str, moments: list[Moment]) -> None:
+def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
+    workplace: Path, name: str, moments: list[Moment]
+) -> None:
     job = _job(workplace, name)
     undisturbed = fedbcd("run", job, "--out", workplace / "undisturbed", "--json")
     folder = workplace / "killed"
@@ -139,11 +174,15 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(workpla
         assert process.returncode == -signal.SIGKILL
         assert not (folder / "models.safetensors").exists()
         assert bool(_checkpoint(folder)) is bool(moment.round)
-    resumed = fedbcd("run", "--resume", "--out", folder, "--json")  # its own config.toml says what it was
+    resumed = fedbcd(
+        "run", "--resume", "--out", folder, "--json"
+    )  # its own config.toml says what it was
     assert resumed.code == 0, resumed.err
     assert resumed.summary["digest"] == undisturbed.summary["digest"]
     _assert_same_run(folder, workplace / "undisturbed")
-    assert (folder / "config.toml").read_bytes() == (workplace / "undisturbed" / "config.toml").read_bytes()
+    assert (folder / "config.toml").read_bytes() == (
+        workplace / "undisturbed" / "config.toml"
+    ).read_bytes()
 
 
 def test_control_c_leaves_a_run_that_the_printed_command_finishes(workplace: Path) -> None:
@@ -155,7 +194,9 @@ def test_control_c_leaves_a_run_that_the_printed_command_finishes(workplace: Pat
     assert process.returncode == 130
     assert "Traceback" not in err
     assert not fb.Run.load(folder, _federation_of(job)).finished
-    _, _, command = next(line for line in err.splitlines() if "Go on with: " in line).partition("Go on with: ")
+    _, _, command = next(line for line in err.splitlines() if "Go on with: " in line).partition(
+        "Go on with: "
+    )
     program, *arguments = shlex.split(command)
     assert program == "fedbcd"
     resumed = fedbcd(*arguments, "--json")
@@ -170,13 +211,33 @@ def _federation_of(job: Path) -> fb.Federation:
     return parse(read_toml(job))[0].make_federation()
 
 
-# ------------------------------------------------------------------------------------------------------------ within a process
-@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-i-async", "fedbcd-i-rigorous", "fedprox-sync", "fedbcd-graph"])
-def test_a_run_that_is_stopped_after_every_round_equals_one_in_one_go(case: str, tmp_path: Path) -> None:
+# ------------------------------------------------------------------------------------------------
+# within a process
+@pytest.mark.parametrize(
+    "case",
+    [
+        "fedbcd-sync",
+        "fedbcd-async",
+        "fedbcd-i-async",
+        "fedbcd-i-rigorous",
+        "fedprox-sync",
+        "fedbcd-graph",
+    ],
+)
+def test_a_run_that_is_stopped_after_every_round_equals_one_in_one_go(
+    case: str, tmp_path: Path
+) -> None:
     whole = train(case, rounds=6, evaluate_every=2, out=tmp_path / "whole")
     stops = 0
     while True:
-        run = train(case, rounds=6, evaluate_every=2, out=tmp_path / "parts", resume=True, should_stop=lambda: True)
+        run = train(
+            case,
+            rounds=6,
+            evaluate_every=2,
+            out=tmp_path / "parts",
+            resume=True,
+            should_stop=lambda: True,
+        )
         if run.finished:
             break
         stops += 1
@@ -191,7 +252,14 @@ def test_joins_and_leaves_survive_a_resume(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"joins": {3: 2, 9: 4}, "leaves": {0: 3, 6: 5}}
     whole = train("fedbcd-async", rounds=7, out=tmp_path / "whole", **changes)
     for _ in range(7):
-        run = train("fedbcd-async", rounds=7, out=tmp_path / "parts", resume=True, should_stop=lambda: True, **changes)
+        run = train(
+            "fedbcd-async",
+            rounds=7,
+            out=tmp_path / "parts",
+            resume=True,
+            should_stop=lambda: True,
+            **changes,
+        )
     assert run.finished
     assert run.digest == whole.digest
     _assert_same_run(tmp_path / "parts", tmp_path / "whole")
@@ -223,7 +291,9 @@ def test_resuming_with_more_rounds_equals_a_longer_run_in_one_go(tmp_path: Path)
     assert fedbcd("replay", tmp_path / "parts").code == 0
 
 
-def test_resuming_with_fewer_rounds_than_are_done_leaves_the_run_where_it_is(tmp_path: Path) -> None:
+def test_resuming_with_fewer_rounds_than_are_done_leaves_the_run_where_it_is(
+    tmp_path: Path,
+) -> None:
     first = train("fedbcd-sync", rounds=6, out=tmp_path)
     again = train("fedbcd-sync", rounds=3, out=tmp_path, resume=True)
     assert again.summary["rounds"] == 6
@@ -236,21 +306,28 @@ def test_resume_in_a_new_folder_begins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [None, 0, 200], ids=["no-log", "empty-log", "cut-header"])
-def test_a_run_that_was_killed_while_it_wrote_its_first_line_begins_again(left: int | None, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_while_it_wrote_its_first_line_begins_again(
+    left: int | None, tmp_path: Path
+) -> None:
     job = write_job(tmp_path / "job.toml")
     whole = fedbcd("run", job, "--out", tmp_path / "whole", "--json")
     folder = tmp_path / "killed"
     folder.mkdir()
     shutil.copy(tmp_path / "whole" / "config.toml", folder)
     if left is not None:
-        (folder / "events.jsonl").write_bytes((tmp_path / "whole" / "events.jsonl").read_bytes()[:left])
+        (folder / "events.jsonl").write_bytes(
+            (tmp_path / "whole" / "events.jsonl").read_bytes()[:left]
+        )
     resumed = fedbcd("run", "--resume", "--out", folder, "--json")
     assert resumed.summary["digest"] == whole.summary["digest"]
     _assert_same_run(folder, tmp_path / "whole")
 
 
 def test_several_runs_resume_together(tmp_path: Path) -> None:
-    runs = [{"title": "One"}, {"title": "Two", "algorithm": {"name": "fedbcd-i"}, "run": {"rounds": 3}}]
+    runs = [
+        {"title": "One"},
+        {"title": "Two", "algorithm": {"name": "fedbcd-i"}, "run": {"rounds": 3}},
+    ]
     job = write_job(tmp_path / "job.toml", runs=runs)
     whole = fedbcd("run", job, "--out", tmp_path / "whole", "--json")
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
@@ -261,7 +338,8 @@ def test_several_runs_resume_together(tmp_path: Path) -> None:
     _assert_same_run(tmp_path / "parts" / "two", tmp_path / "whole" / "two")
 
 
-# -------------------------------------------------------------------------------------------------- what cannot be resumed
+# ------------------------------------------------------------------------------------------------
+# what cannot be resumed
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a job, its run, and a run with another seed."""
@@ -281,7 +359,15 @@ def place(finished: Path, tmp_path: Path) -> Path:
 def _assert_refused(place: Path, code: int, *words: str, arguments: tuple[str, ...] = ()) -> Answer:
     """Exit code and sentence are right, and not one byte has changed."""
     before = hash_folder(place)
-    answer = fedbcd("run", *(arguments or (str(place / "job.toml"),)), "--resume", "--rounds", "8", "--out", place / "run")
+    answer = fedbcd(
+        "run",
+        *(arguments or (str(place / "job.toml"),)),
+        "--resume",
+        "--rounds",
+        "8",
+        "--out",
+        place / "run",
+    )
     assert answer.code == code, answer.err
     for word in words:
         assert word in answer.err
@@ -292,7 +378,9 @@ def _assert_refused(place: Path, code: int, *words: str, arguments: tuple[str, .
 def test_a_truncated_checkpoint_is_refused(place: Path) -> None:
     path = place / "run" / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    _assert_refused(place, 4, "checkpoint.safetensors is missing or damaged", "remove it to start over")
+    _assert_refused(
+        place, 4, "checkpoint.safetensors is missing or damaged", "remove it to start over"
+    )
 
 
 def test_a_checkpoint_that_is_no_checkpoint_is_refused(place: Path) -> None:
@@ -309,19 +397,25 @@ def test_a_checkpoint_with_one_changed_bit_is_refused(place: Path) -> None:
 
 
 def test_the_checkpoint_of_another_run_is_refused(place: Path) -> None:
-    shutil.copy(place / "other" / "checkpoint.safetensors", place / "run" / "checkpoint.safetensors")
+    shutil.copy(
+        place / "other" / "checkpoint.safetensors", place / "run" / "checkpoint.safetensors"
+    )
     _assert_refused(place, 4, "is not a checkpoint of this run", "restore the right one")
 
 
 def test_a_log_that_is_shorter_than_the_checkpoint_says_is_refused(place: Path) -> None:
     path = place / "run" / "events.jsonl"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    _assert_refused(place, 4, "events.jsonl is shorter than when the checkpoint was made", "restore it")
+    _assert_refused(
+        place, 4, "events.jsonl is shorter than when the checkpoint was made", "restore it"
+    )
 
 
 def test_the_log_of_another_run_is_refused(place: Path) -> None:
     shutil.copy(place / "other" / "events.jsonl", place / "run" / "events.jsonl")
-    _assert_refused(place, 4, "holds another run (seed: 1 there, 0 here; other data; another model)")
+    _assert_refused(
+        place, 4, "holds another run (seed: 1 there, 0 here; other data; another model)"
+    )
 
 
 def test_a_foreign_file_in_place_of_the_log_is_refused(place: Path) -> None:
@@ -338,12 +432,18 @@ def test_a_foreign_file_in_place_of_the_log_is_refused(place: Path) -> None:
         ("federation.active", 3, "active: 2 there, 3 here"),
         ("data.samples", 21, "(other data)"),
         ("model", {"name": "mlp", "hidden": [8]}, "(another model)"),
-        ("clock", {"step": {"name": "constant", "value": 1.0}}, "clock.step.name: exponential there, constant here"),
+        (
+            "clock",
+            {"step": {"name": "constant", "value": 1.0}},
+            "clock.step.name: exponential there, constant here",
+        ),
         ("run.dtype", "float64", "dtype: float32 there, float64 here"),
         ("run.max_batch", 1, "max_batch: None there, 1 here"),
     ],
 )
-def test_other_settings_are_refused_and_named(place: Path, key: str, value: Any, words: str) -> None:
+def test_other_settings_are_refused_and_named(
+    place: Path, key: str, value: Any, words: str
+) -> None:
     write_job(place / "job.toml", **{key: value})
     _assert_refused(place, 4, "holds another run (", words, "give the same settings to resume it")
 
@@ -388,12 +488,20 @@ def test_the_api_refuses_another_federation_in_the_folder(tmp_path: Path) -> Non
     assert hash_folder(tmp_path) == before
 
 
-def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on(
+    tmp_path: Path,
+) -> None:
     import fedbcd as fb
     from fedbcd.errors import RecordError
     from fedbcd.experiments.job import parse
 
-    job = parse({"data": {"samples": 12}, "federation": {"servers": 2, "devices": 3, "active": 1}, "run": {"rounds": 4}})[0]
+    job = parse(
+        {
+            "data": {"samples": 12},
+            "federation": {"servers": 2, "devices": 3, "active": 1},
+            "run": {"rounds": 4},
+        }
+    )[0]
     refusals: list[str] = []
 
     def intrude(_: fb.Progress) -> None:

@@ -1,4 +1,6 @@
-"""Decision 1 of the architecture: a round's cost follows the active devices, not the population. Counted, not timed."""
+"""Decision 1 of the architecture: a round's cost follows the active devices, not the population.
+Counted, not timed.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ from fedbcd.engines.simulate.engine import Schedule, Simulation
 SERVERS, ACTIVE, ROUNDS = 4, 3, 5
 
 
-def _play(devices: int, cloud: fb.Cloud, algorithm: fb.Algorithm | None = None) -> tuple[Driver, list[int]]:
+def _play(
+    devices: int, cloud: fb.Cloud, algorithm: fb.Algorithm | None = None
+) -> tuple[Driver, list[int]]:
     """Some rounds of the schedule alone; transitions per round."""
     algorithm = algorithm or fb.FedBCD()
     homes = [part.tolist() for part in np.array_split(np.arange(devices), SERVERS)]
@@ -26,34 +30,56 @@ def _play(devices: int, cloud: fb.Cloud, algorithm: fb.Algorithm | None = None) 
 
 
 def test_a_hundred_times_the_devices_take_the_same_number_of_transitions() -> None:
-    """Per activation six (woke, requested, activated, trained, uploaded, acknowledged); per server ready and updated."""
+    """Per activation six (woke, requested, activated, trained, uploaded, acknowledged); per server
+    ready and updated.
+    """
     per_round = SERVERS * (6 * ACTIVE + 2)
     for devices in (100, 10_000):
         _, counts = _play(devices, fb.SyncCloud())
-        assert counts == [per_round + SERVERS, *[per_round] * (ROUNDS - 1)]  # the first one also starts the servers
+        assert counts == [
+            per_round + SERVERS,
+            *[per_round] * (ROUNDS - 1),
+        ]  # the first one also starts the servers
 
 
-@pytest.mark.parametrize("cloud", [fb.AsyncCloud(first=2), fb.RigorousCloud(first=2)], ids=lambda c: c.name)
-def test_on_asynchronous_clouds_as_well_a_round_costs_what_its_activations_cost(cloud: fb.Cloud) -> None:
+@pytest.mark.parametrize(
+    "cloud", [fb.AsyncCloud(first=2), fb.RigorousCloud(first=2)], ids=lambda c: c.name
+)
+def test_on_asynchronous_clouds_as_well_a_round_costs_what_its_activations_cost(
+    cloud: fb.Cloud,
+) -> None:
     bound = SERVERS * (6 * ACTIVE + 3) * ROUNDS + SERVERS
     for devices in (100, 10_000):
         driver, counts = _play(devices, cloud)
         assert sum(counts) <= bound
-        assert sum(device.activation for device in driver.machines.devices.values()) >= ROUNDS * 2 * ACTIVE - 2 * ACTIVE
+        assert (
+            sum(device.activation for device in driver.machines.devices.values())
+            >= ROUNDS * 2 * ACTIVE - 2 * ACTIVE
+        )
 
 
-@pytest.mark.parametrize("cloud", [fb.SyncCloud(), fb.AsyncCloud(first=2), fb.RigorousCloud(first=2)], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "cloud",
+    [fb.SyncCloud(), fb.AsyncCloud(first=2), fb.RigorousCloud(first=2)],
+    ids=lambda c: c.name,
+)
 def test_idle_devices_have_no_machine(cloud: fb.Cloud) -> None:
     driver, _ = _play(10_000, cloud)
     spoken_to = driver.machines.devices
     assert 0 < len(spoken_to) <= SERVERS * ACTIVE * (ROUNDS + 1)
-    assert all(device.activation > 0 or device.state.name != "IDLE" for device in spoken_to.values())
+    assert all(
+        device.activation > 0 or device.state.name != "IDLE" for device in spoken_to.values()
+    )
 
 
 def test_devices_that_train_offline_are_the_ones_that_cost() -> None:
-    """FedBCD-I: each available device takes an offline round, so that part follows `available`, still not the population."""
+    """FedBCD-I: each available device takes an offline round, so that part follows `available`,
+    still not the population.
+    """
     algorithm = fb.FedBCDI(available=10)
-    (_, small), (_, large) = (_play(devices, fb.SyncCloud(), algorithm) for devices in (100, 10_000))
+    (_, small), (_, large) = (
+        _play(devices, fb.SyncCloud(), algorithm) for devices in (100, 10_000)
+    )
     assert sum(large) == pytest.approx(sum(small), rel=0.1)
 
 
@@ -61,4 +87,6 @@ def test_numbers_are_not_needed_for_a_schedule() -> None:
     """The handles that `NoNumbers` follows are those that the machines hold."""
     driver, _ = _play(100, fb.RigorousCloud(first=2))
     assert isinstance(driver.numbers, NoNumbers)
-    assert driver.numbers.server_models == {server.server: server.model for server in driver.machines.servers}
+    assert driver.numbers.server_models == {
+        server.server: server.model for server in driver.machines.servers
+    }

@@ -1,4 +1,6 @@
-"""Personal models kept in bfloat16: half the memory, arithmetic in float32, and every promise of a run still holds."""
+"""Personal models kept in bfloat16: half the memory, arithmetic in float32, and every promise of a
+run still holds.
+"""
 
 from pathlib import Path
 
@@ -17,19 +19,32 @@ HALF = torch.bfloat16
 
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-i-sync"])
 def test_the_models_are_near_those_of_float32(case: str) -> None:
-    """Rounding is 2^-8 of each weight per session. It does not run away: z is a float64 mean of what was rounded."""
+    """Rounding is 2^-8 of each weight per session. It does not run away: z is a float64 mean of
+    what was rounded.
+    """
     whole, half = train(case, rounds=20), train(case, rounds=20, storage=HALF)
     scale = float(whole.global_VF.abs().max())
     assert 0 < float((whole.global_VF - half.global_VF).abs().max()) < 0.05 * scale
     assert half.global_VF.dtype == half.personal_NF.dtype == torch.float32
-    assert torch.equal(half.personal_NF, half.personal_NF.to(HALF).float()), "what a device keeps is what it has"
+    assert torch.equal(half.personal_NF, half.personal_NF.to(HALF).float()), (
+        "what a device keeps is what it has"
+    )
 
 
 def test_what_a_device_keeps_is_what_it_uploads() -> None:
     """With a server step of 1 and all devices active, z is the mean of the models that are kept."""
-    run = fb.train(federation(LOGISTIC), fb.FedBCD(device_step=0.05, batch=8, server_step=1.0), rounds=5, active=4, storage=HALF)
+    run = fb.train(
+        federation(LOGISTIC),
+        fb.FedBCD(device_step=0.05, batch=8, server_step=1.0),
+        rounds=5,
+        active=4,
+        storage=HALF,
+    )
     torch.testing.assert_close(
-        run.global_VF[0], run.personal_NF.double().mean(0).float(), rtol=0, atol=4 * U * float(run.personal_NF.abs().max())
+        run.global_VF[0],
+        run.personal_NF.double().mean(0).float(),
+        rtol=0,
+        atol=4 * U * float(run.personal_NF.abs().max()),
     )
 
 

@@ -54,7 +54,9 @@ def test_parts_that_fit_the_cache_agree_with_one_device_at_a_time() -> None:
 @pytest.mark.usefixtures("_small_parts")
 def test_batch_norm_is_safe_in_several_workers() -> None:
     def model() -> nn.Module:  # made anew, from the run's seed
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)
+        )
 
     digests = set()
     for count in (1, 3):
@@ -68,7 +70,12 @@ def test_batch_norm_is_safe_in_several_workers() -> None:
 def test_an_error_in_a_worker_is_the_users_error() -> None:
     torch.set_num_threads(3)
     with pytest.raises(NumericalError, match=r"use a smaller device_step \(now 1e\+30\)"):
-        fb.train(federation(MLP), fb.FedBCD(device_step=1e30, projection=fb.NoProjection()), rounds=10, active=2)
+        fb.train(
+            federation(MLP),
+            fb.FedBCD(device_step=1e30, projection=fb.NoProjection()),
+            rounds=10,
+            active=2,
+        )
     assert torch.get_num_threads() == 3
 
 
@@ -77,9 +84,12 @@ def test_one_worker_needs_no_thread() -> None:
         assert list(one.map(lambda a, b: a + b, [1, 2], [3, 4])) == [4, 6]
 
 
-# ---------------------------------------------------------------------------------------------------------------------- looks
+# ------------------------------------------------------------------------------------------------
+# looks
 def test_by_default_looks_are_so_far_apart_that_training_dominates() -> None:
-    """A look costs little here, so it is the bound of 20 looks that spaces them: 10 rounds of 200."""
+    """A look costs little here, so it is the bound of 20 looks that spaces them: 10 rounds of
+    200.
+    """
     run = train("fedbcd-sync", rounds=200)
     rounds = [row.round for row in run.history]
     assert rounds[0] == 0
@@ -91,10 +101,20 @@ def test_by_default_looks_are_so_far_apart_that_training_dominates() -> None:
 def test_with_much_to_test_and_little_to_train_there_are_four_looks() -> None:
     large = federation()
     assert large.test is not None
-    large.test = fb.Samples(torch.cat([large.test.inputs] * 50), torch.cat([large.test.targets] * 50))
+    large.test = fb.Samples(
+        torch.cat([large.test.inputs] * 50), torch.cat([large.test.targets] * 50)
+    )
     run = fb.train(large, fb.FedBCD(batch=1, steps=(1, 1)), rounds=25, active=1)
     assert [row.round for row in run.history] == [0, 7, 14, 21, 25]
 
 
 def test_a_number_of_looks_that_was_asked_for_is_kept() -> None:
-    assert [row.round for row in train("fedbcd-sync", rounds=12, looks=6).history] == [0, 2, 4, 6, 8, 10, 12]
+    assert [row.round for row in train("fedbcd-sync", rounds=12, looks=6).history] == [
+        0,
+        2,
+        4,
+        6,
+        8,
+        10,
+        12,
+    ]

@@ -1,4 +1,6 @@
-"""Whatever comes from a wire or a file is taken or refused with a sentence; what is refused changes nothing. See also tests/deploy."""
+"""Whatever comes from a wire or a file is taken or refused with a sentence; what is refused changes
+nothing. See also tests/deploy.
+"""
 
 import asyncio
 import json
@@ -40,13 +42,22 @@ def test_cut_at_every_byte_and_mutated(name: str, tmp_path: Path) -> None:
     print(found)
 
 
-# ------------------------------------------------------------------------------------------------------- what the fuzzer found
+# ------------------------------------------------------------------------------------------------
+# what the fuzzer found
 @pytest.mark.parametrize("wrong", [float("inf"), 1e300, 2**70, -1, True, "7", None, [1], {}])
 def test_a_hello_with_a_counter_that_is_none_is_refused_and_the_server_lives(wrong: Any) -> None:
-    """An activation of 1e999 was an OverflowError, which ended the server's process: any device could do that."""
+    """An activation of 1e999 was an OverflowError, which ended the server's process: any device
+    could do that.
+    """
     role = ServerRole.open(Disk(random.Random(0), 1).store("x"), blueprint_of(1, 2, 1), 0)
     role.tell(Started(), 0.0)
-    hello = {"run": role.store.facts["run"], "store": "ab", "activation": 0, "incarnation": 0, "uploading": False}
+    hello = {
+        "run": role.store.facts["run"],
+        "store": "ab",
+        "activation": 0,
+        "incarnation": 0,
+        "uploading": False,
+    }
     for name in ("activation", "incarnation"):
         with pytest.raises(CheckFailed, match="device/0 does not say how far it is"):
             role.greet("device/0", {**hello, name: wrong}, 1.0)
@@ -61,7 +72,14 @@ def test_a_store_without_a_proper_name_is_refused(store: Any) -> None:
     server, coordinator = (Disk(random.Random(0), k).store("x") for k in (1, 2))
     role = ServerRole.open(server, plan, 0)
     role.tell(Started(), 0.0)
-    hello = {"run": server.facts["run"], "store": store, "activation": 0, "incarnation": 0, "uploading": False, "phase": 0}
+    hello = {
+        "run": server.facts["run"],
+        "store": store,
+        "activation": 0,
+        "incarnation": 0,
+        "uploading": False,
+        "phase": 0,
+    }
     with pytest.raises(CheckFailed, match="does not say how far it is"):
         role.greet("device/0", hello, 1.0)
     with pytest.raises(CheckFailed, match="does not say how far it is"):
@@ -83,7 +101,9 @@ def test_numbers_of_a_notice_are_checked() -> None:
             check_notice("server/0", {"round": 1, "members": members}, "round")
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "9" * 5000], ids=["brackets", "digits"])
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 5000, "a = " + "9" * 5000], ids=["brackets", "digits"]
+)
 def test_a_job_file_of_brackets_or_digits_is_a_sentence(text: str, tmp_path: Path) -> None:
     """It was a RecursionError, or a ValueError without the name of the file."""
     file = tmp_path / "job.toml"
@@ -120,9 +140,12 @@ def test_more_servers_than_there_can_be_are_refused(servers: int) -> None:
         one_job({"federation": {"servers": servers, "devices": 2, "active": 1}})
 
 
-# ------------------------------------------------------------------------------------------------------------------- connections
+# ------------------------------------------------------------------------------------------------
+# connections
 def test_half_open_connections_disturb_nobody(tmp_path: Path) -> None:
-    """Connections that say nothing, or begin a handshake and stop: a device that was there goes on, and memory is bounded."""
+    """Connections that say nothing, or begin a handshake and stop: a device that was there goes on,
+    and memory is bounded.
+    """
     make_authority(tmp_path)
     command = [sys.executable, "-m", "faultsim.idle", str(HALF_OPEN)]
     with subprocess.Popen(
@@ -140,10 +163,14 @@ def test_half_open_connections_disturb_nobody(tmp_path: Path) -> None:
                     assert await device.send(up(torch.arange(8.0), k)) or k >= 16
                 await eventually(lambda: len(here.letters) >= 16)
                 grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-                print(f"{opened} half-open connections: {grown:.0f} MiB, {1024 * grown / max(opened, 1):.0f} KiB each")
+                print(
+                    f"{opened} half-open connections: {grown:.0f} MiB,"
+                    f" {1024 * grown / max(opened, 1):.0f} KiB each"
+                )
                 assert opened == HALF_OPEN
                 assert grown < 64 + 0.15 * HALF_OPEN
-                idle.kill()  # they all break off at once: with TLS this ended the listener's process, in gRPC
+                # they all break off at once: with TLS this ended the listener's process, in gRPC
+                idle.kill()
                 await asyncio.sleep(1.0)
                 heard = len(here.letters)
                 assert await device.send(up(torch.arange(8.0), 99))
@@ -157,10 +184,14 @@ def test_half_open_connections_disturb_nobody(tmp_path: Path) -> None:
 
 
 def test_a_bomb_that_inflates_is_refused_before_it_does(tmp_path: Path) -> None:
-    """A member with a certificate sends 200 MB as 200 KB of gzip: gRPC stops inflating at the limit of a frame, and nobody is disturbed."""
+    """A member with a certificate sends 200 MB as 200 KB of gzip: gRPC stops inflating at the limit
+    of a frame, and nobody is disturbed.
+    """
     make_authority(tmp_path)
     command = [sys.executable, "-m", "faultsim.bomb", str(tmp_path), DEVICE, SERVER, "200000000"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()) as bomber:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as bomber:
 
         async def scenario() -> list[dict[str, Any]]:
             async with linked(tmp_path) as (server, here, device, _):
@@ -178,4 +209,6 @@ def test_a_bomb_that_inflates_is_refused_before_it_does(tmp_path: Path) -> None:
     assert gzip["compression"] == "Gzip"
     assert deflate["compression"] == "Deflate"
     for answer in (gzip["answer"], deflate["answer"], plain["answer"]):
-        assert answer.startswith(("RESOURCE_EXHAUSTED: ", "INTERNAL: "))  # the second: it ended while the bomb was still being written
+        assert answer.startswith(
+            ("RESOURCE_EXHAUSTED: ", "INTERNAL: ")
+        )  # the second: it ended while the bomb was still being written

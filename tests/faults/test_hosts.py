@@ -1,4 +1,6 @@
-"""A deployment over several hosts, each in a network namespace, with TLS: every link is cut, then bad; the long form is `make torture`."""
+"""A deployment over several hosts, each in a network namespace, with TLS: every link is cut, then
+bad; the long form is `make torture`.
+"""
 
 import pytest
 
@@ -12,7 +14,13 @@ def test_every_link_is_cut_and_the_run_goes_on() -> None:
         pytest.skip(reason)
     (found,) = told("faultsim.hosts", "--seconds", "1.5")
     assert found["replayed"]
-    assert [trouble["host"] for trouble in found["troubles"] if trouble["kind"] == "cut"] == [*HOSTS]
-    assert any(trouble["rounds_during"] > 0 for trouble in found["troubles"] if trouble["host"].startswith("server/"))
+    assert [trouble["host"] for trouble in found["troubles"] if trouble["kind"] == "cut"] == [
+        *HOSTS
+    ]
+    assert any(
+        trouble["rounds_during"] > 0
+        for trouble in found["troubles"]
+        if trouble["host"].startswith("server/")
+    )
     assert found["restarts"] == 0
     print(found)

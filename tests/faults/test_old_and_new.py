@@ -1,4 +1,6 @@
-"""Stores and logs that earlier versions of fedbcd have left: this one goes on with them, to the same bits."""
+"""Stores and logs that earlier versions of fedbcd have left: this one goes on with them, to the
+same bits.
+"""
 
 import json
 import shutil
@@ -39,10 +41,23 @@ def stores_of(old: Path) -> dict[str, Path]:
 
 
 def test_the_log_replays(old: Path) -> None:
-    """To the models in the stores; the last bits may be those of another processor, so the log's own digest is not asked for."""
+    """To the models in the stores; the last bits may be those of another processor, so the log's
+    own digest is not asked for.
+    """
     log, seen = old / "events.jsonl", []
-    log.write_bytes(b"".join(line for line in log.read_bytes().splitlines(keepends=True) if not line.startswith(b'{"end"')))
-    found = fb.replay(log, job_of(old).make_federation(), exact=True, on_step=lambda _, driver: seen.append(driver))
+    log.write_bytes(
+        b"".join(
+            line
+            for line in log.read_bytes().splitlines(keepends=True)
+            if not line.startswith(b'{"end"')
+        )
+    )
+    found = fb.replay(
+        log,
+        job_of(old).make_federation(),
+        exact=True,
+        on_step=lambda _, driver: seen.append(driver),
+    )
     assert found["rounds"] == 3
     for server, z in enumerate(seen[-1].numbers.global_NF()):
         store = FileStore(stores_of(old)[f"server/{server}"], read_only=True)
@@ -56,7 +71,12 @@ def test_the_stores_make_the_same_log(old: Path) -> None:
     steps = list(log)
     stores = {actor: FileStore(folder, read_only=True) for actor, folder in stores_of(old).items()}
     out = old / "again.jsonl"
-    end = merge(stores, Blueprint.of(settings, federation), header_of(settings, federation, job.to_table()), out)
+    end = merge(
+        stores,
+        Blueprint.of(settings, federation),
+        header_of(settings, federation, job.to_table()),
+        out,
+    )
     for store in stores.values():
         store.close()
     assert end == log.end
@@ -76,11 +96,15 @@ def test_every_role_goes_on(old: Path) -> None:
         elif actor.startswith("server/"):
             roles[actor] = ServerRole.open(store, plan, number_of(actor))
         else:
-            roles[actor] = DeviceRole.open(store, plan, number_of(actor), OwnData.of(federation, number_of(actor), plan.seed))
+            roles[actor] = DeviceRole.open(
+                store, plan, number_of(actor), OwnData.of(federation, number_of(actor), plan.seed)
+            )
     recorded = LogReader(old / "events.jsonl").header["identity"]["algorithm"]
     for role in roles.values():  # the job file says nothing of it
         assert in_record(role.blueprint.algorithm) == recorded
-        assert role.store.facts["algorithm"] == json.dumps(recorded), "it is written down from now on"
+        assert role.store.facts["algorithm"] == json.dumps(recorded), (
+            "it is written down from now on"
+        )
     late = 1e6
     for actor in ("server/0", "server/1"):
         assert roles[COORDINATOR].greet(actor, roles[actor].hello(), late) == []

@@ -1,4 +1,6 @@
-"""Real processes: killed at named steps, and under chaos with TLS. The long forms are `make torture`."""
+"""Real processes: killed at named steps, and under chaos with TLS. The long forms are `make
+torture`.
+"""
 
 from faultsim.told import told
 from fedbcd.engines.deploy.exits import ExitCode
@@ -7,11 +9,15 @@ from fedbcd.engines.deploy.exits import ExitCode
 def test_each_role_dies_at_a_step_and_the_models_are_the_same() -> None:
     calm, *killed = told("faultsim.killing")
     assert [run["role"] for run in killed] == ["coordinator", "server/0", "device/0"]
-    assert all(run["good"] and run["digest"] == calm["digest"] and run["restarts"] == 1 for run in killed)
+    assert all(
+        run["good"] and run["digest"] == calm["digest"] and run["restarts"] == 1 for run in killed
+    )
 
 
 def test_chaos() -> None:
-    """A few seconds of it: every kind of trouble once or more, TLS, the log through the reference model and a replay."""
+    """A few seconds of it: every kind of trouble once or more, TLS, the log through the reference
+    model and a replay.
+    """
     (found,) = told("faultsim.chaos", "--seconds", "12", "--seed", "1")
     assert found["replayed"]
     assert found["rounds"] > 2
@@ -20,9 +26,14 @@ def test_chaos() -> None:
 
 
 def test_stores_that_are_lost_or_old_take_no_models_with_them() -> None:
-    """Of a server with its coordinator down, of the coordinator, of a device; each says so in its log and status."""
+    """Of a server with its coordinator down, of the coordinator, of a device; each says so in its
+    log and status.
+    """
     server, old, coordinator, device = told("faultsim.lost")
-    assert (server["code"], server["untouched"]) == (ExitCode.NO_STORE, True)  # as a supervisor starts it
+    assert (server["code"], server["untouched"]) == (
+        ExitCode.NO_STORE,
+        True,
+    )  # as a supervisor starts it
     assert server["kept"], "the devices have lost their models"
     assert server["with_coordinator"] == old["with_coordinator"] == ExitCode.REFUSED
     assert "lost" in server["errors"]["coordinator"]
@@ -42,7 +53,9 @@ def test_stores_that_are_lost_or_old_take_no_models_with_them() -> None:
 
 
 def test_one_bad_device_harms_nobody() -> None:
-    """1e30 in every upload of one device, one loss that is no number at another: both are told why and go on, the others notice nothing."""
+    """1e30 in every upload of one device, one loss that is no number at another: both are told why
+    and go on, the others notice nothing.
+    """
     (found,) = told("faultsim.spoiling")
     assert found["dismissed"]
     assert found["replayed"]
@@ -53,7 +66,10 @@ def test_one_bad_device_harms_nobody() -> None:
     assert "server/0 has refused the upload" in found["status"]["device-0"]["trouble"]
     assert "the loss of device 3 is nan" in found["status"]["device-3"]["trouble"]
     assert "undone" not in found["status"]["device-1"]
-    assert any(what == "refused_by_peer" and "deploy.reach_limit" in sentence for what, sentence in found["said"])
+    assert any(
+        what == "refused_by_peer" and "deploy.reach_limit" in sentence
+        for what, sentence in found["said"]
+    )
     assert any(what == "undone" for what, _ in found["said"])
     events = found["events"]
     assert events["device/0 Declined"] >= 1

@@ -1,4 +1,6 @@
-"""Thousands of seeds of the simulated deployment, judged by the reference model; and the simulator itself, judged by deliberate breaks."""
+"""Thousands of seeds of the simulated deployment, judged by the reference model; and the simulator
+itself, judged by deliberate breaks.
+"""
 
 import subprocess
 import sys
@@ -59,7 +61,15 @@ CAUGHT_BY = {
 
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))
 def test_every_seed_holds(first: int) -> None:
-    command = [sys.executable, "-W", "error", "-m", "faultsim", "--seeds", f"{first}:{first + PART}"]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "faultsim",
+        "--seeds",
+        f"{first}:{first + PART}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{PART} seeds" in done.stdout
@@ -74,9 +84,14 @@ def test_seeds_that_have_found_something_hold(seed: int) -> None:
 
 
 def test_a_lost_model_is_called_by_its_name() -> None:
-    """Whoever else was let in: what was acknowledged to a device and is replaced by something older comes first."""
+    """Whoever else was let in: what was acknowledged to a device and is replaced by something older
+    comes first.
+    """
     seed = CAUGHT_BY["older_models_are_taken"]
-    assert "lost its model: Restored(incarnation=1, activation=0" in caught("older_models_are_taken", [seed])[1]
+    assert (
+        "lost its model: Restored(incarnation=1, activation=0"
+        in caught("older_models_are_taken", [seed])[1]
+    )
 
 
 def test_a_seed_is_a_run() -> None:
@@ -87,7 +102,9 @@ def test_a_seed_is_a_run() -> None:
 
 def test_a_failure_names_its_command_and_a_short_schedule() -> None:
     with no_file_sync():
-        schedule = next(s for s in map(Schedule.of, range(100)) if len(s.faults) > 6 and run(s).sentence)
+        schedule = next(
+            s for s in map(Schedule.of, range(100)) if len(s.faults) > 6 and run(s).sentence
+        )
         short = shrink(schedule)
         text = report(short)
     assert 0 < len(short.faults) < len(schedule.faults)

@@ -1,1 +1,3 @@
-"""A whole deployment under a simulated network, disk and clock, from one seed; `python -m faultsim --help`."""
+"""A whole deployment under a simulated network, disk and clock, from one seed; `python -m faultsim
+--help`.
+"""

@@ -1,4 +1,6 @@
-"""Run seeds, or one of them again: `python -m faultsim --seeds 0:2000`, `python -m faultsim --seed 17`."""
+"""Run seeds, or one of them again: `python -m faultsim --seeds 0:2000`, `python -m faultsim --seed
+17`.
+"""
 
 import argparse
 import os
@@ -17,10 +19,19 @@ from faultsim.schedule import CASES, Schedule
 def main() -> int:
     """0 if every seed held."""
     parser = argparse.ArgumentParser(prog="python -m faultsim", description=__doc__)
-    parser.add_argument("--seed", type=int, help="one seed: prints its schedule, and a shorter one that fails as well")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="one seed: prints its schedule, and a shorter one that fails as well",
+    )
     parser.add_argument("--seeds", default="0:2000", help="FIRST:LAST, the last left out")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time, with what was done by then")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="stop after this time, with what was done by then",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.seed is not None:
@@ -32,7 +43,10 @@ def main() -> int:
 def one(seed: int) -> int:
     """Run a seed, tell what happened."""
     schedule = Schedule.of(seed)
-    print(f"seed {seed}: {CASES[schedule.case][0]}, {schedule.members} devices per server, {schedule.active} of them active")
+    print(
+        f"seed {seed}: {CASES[schedule.case][0]}, {schedule.members} devices per server,"
+        f" {schedule.active} of them active"
+    )
     for planned in schedule.faults:
         print(f"  {planned}")
     outcome = run(schedule)
@@ -43,7 +57,9 @@ def one(seed: int) -> int:
 
 
 def many(seeds: Sequence[int], processes: int, seconds: float) -> int:
-    """Run seeds side by side; the first five failures are shrunk. It can be stopped at any time: every 1,000 seeds are told."""
+    """Run seeds side by side; the first five failures are shrunk. It can be stopped at any time:
+    every 1,000 seeds are told.
+    """
     began, failed, total = time.monotonic(), [], Totals()
     with get_context("fork").Pool(processes) as pool:
         for outcome in pool.imap_unordered(run_seed, seeds, chunksize=20):
@@ -89,8 +105,9 @@ class Totals:
         """In words."""
         faults = "\n".join(f"  {name:14} {count:,}" for name, count in sorted(self.faults.items()))
         return (
-            f"{self.seeds:,} seeds in {seconds:.0f} s, {self.failed} failed; {self.rounds:,} rounds, {self.letters:,} letters, "
-            f"{self.refused:,} refused; two more rounds took at most {self.slowest:.1f} s of the simulated clock after the faults\n{faults}"
+            f"{self.seeds:,} seeds in {seconds:.0f} s, {self.failed} failed; {self.rounds:,}"
+            f" rounds, {self.letters:,} letters, {self.refused:,} refused; two more rounds took at"
+            f" most {self.slowest:.1f} s of the simulated clock after the faults\n{faults}"
         )
 
 

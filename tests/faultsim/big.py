@@ -1,7 +1,9 @@
-"""A real deployment with TLS whose model is large: `python -m faultsim.big --megabytes 1000 --rounds 2`.
+"""A real deployment with TLS whose model is large: `python -m faultsim.big --megabytes 1000
+--rounds 2`.
 
-Prints seconds and bytes, the most memory that each process ever had as a multiple of the model (which the parent of all holds and shares
-with them), and whether the log replays to the models on disk.
+Prints seconds and bytes, the most memory that each process ever had as a multiple of the model
+(which the parent of all holds and shares with them), and whether the log replays to the models on
+disk.
 """
 
 import argparse
@@ -39,7 +41,10 @@ def model(values: int) -> nn.Module:
 def federation(values: int, servers: int, devices: int) -> fb.Federation:
     """Devices with two samples each."""
     chance = torch.Generator().manual_seed(0)
-    data = [(torch.randn(2, WIDTH, generator=chance), torch.randn(2, 1, generator=chance)) for _ in range(servers * devices)]
+    data = [
+        (torch.randn(2, WIDTH, generator=chance), torch.randn(2, 1, generator=chance))
+        for _ in range(servers * devices)
+    ]
     return fb.Federation(partial(model, values), nn.functional.mse_loss, data, servers)
 
 
@@ -49,7 +54,9 @@ def most_memory(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
-def play(folder: Path, megabytes: int, servers: int, devices: int, active: int, rounds: int, check: bool) -> dict[str, Any]:
+def play(
+    folder: Path, megabytes: int, servers: int, devices: int, active: int, rounds: int, check: bool
+) -> dict[str, Any]:
     """To the last round."""
     whole = federation(megabytes * 250_000, servers, devices)
     ports = free_ports(servers + 1)
@@ -60,7 +67,12 @@ def play(folder: Path, megabytes: int, servers: int, devices: int, active: int, 
         servers=tuple(f"127.0.0.1:{port}" for port in ports[1:]),
         epoch=time.time(),
     )
-    settings = Settings(fb.FedBCD(device_step=0.001, batch=2, steps=(1, 1)), fb.SyncCloud(), active=active, max_batch=1)
+    settings = Settings(
+        fb.FedBCD(device_step=0.001, batch=2, steps=(1, 1)),
+        fb.SyncCloud(),
+        active=active,
+        max_batch=1,
+    )
     plan = Deployment.of(whole, settings, options, rounds)
     make_certificates(folder / "certs", plan.blueprint)
     make_stores(options, plan.blueprint)
@@ -73,14 +85,24 @@ def play(folder: Path, megabytes: int, servers: int, devices: int, active: int, 
             assert not view.crashed, [(child.actor, child.code) for child in view.crashed]
         assert view.finished, f"not finished after {PATIENCE_S:.0f} s: {view}"
         took = time.monotonic() - began
-        memory = {actor: round(most_memory(child.pid or 0) / size, 2) for actor, child in up.nursery.children.items()}
+        memory = {
+            actor: round(most_memory(child.pid or 0) / size, 2)
+            for actor, child in up.nursery.children.items()
+        }
         facts = up.facts()
     finally:
         up.stop()
-    found = {"model_bytes": size, "rounds": rounds, "seconds": round(took, 1), "most_memory_in_models": memory}
+    found = {
+        "model_bytes": size,
+        "rounds": rounds,
+        "seconds": round(took, 1),
+        "most_memory_in_models": memory,
+    }
     if check:
         end = merge_stores(folder, whole, settings, options, {})
-        found["replayed"] = replay(folder / "events.jsonl", whole, exact=True)["digest"] == end["digest"]
+        found["replayed"] = (
+            replay(folder / "events.jsonl", whole, exact=True)["digest"] == end["digest"]
+        )
     return {**found, "restarts": facts["restarts"], "bytes_over_least": facts["bytes_over_least"]}
 
 
@@ -98,7 +120,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as path:
         active = min(asked.active, asked.devices)
-        found = play(Path(path), asked.megabytes, asked.servers, asked.devices, active, asked.rounds, not asked.no_replay)
+        found = play(
+            Path(path),
+            asked.megabytes,
+            asked.servers,
+            asked.devices,
+            active,
+            asked.rounds,
+            not asked.no_replay,
+        )
     print(json.dumps(found))
     return 0
 

@@ -1,4 +1,6 @@
-"""Where the CPU time of a running process goes, by cause: a thread looks at all Python threads a hundred times a second."""
+"""Where the CPU time of a running process goes, by cause: a thread looks at all Python threads a
+hundred times a second.
+"""
 
 import json
 import sys
@@ -89,4 +91,7 @@ def shares(file: Path) -> dict[str, float]:
     seen = json.loads(file.read_text())
     seen.pop("this look", None)
     whole = sum(seen.values()) or 1.0
-    return {cause: round(seconds / whole, 3) for cause, seconds in sorted(seen.items(), key=lambda item: -item[1])}
+    return {
+        cause: round(seconds / whole, 3)
+        for cause, seconds in sorted(seen.items(), key=lambda item: -item[1])
+    }

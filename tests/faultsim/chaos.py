@@ -1,6 +1,8 @@
-"""A real deployment with TLS, in which no actor can be missed, for minutes: SIGKILL, SIGSTOP, dead and slow links through a proxy, all drawn from a seed.
+"""A real deployment with TLS, in which no actor can be missed, for minutes: SIGKILL, SIGSTOP, dead
+and slow links through a proxy, all drawn from a seed.
 
-Afterwards its logs go through the reference model and are replayed to the models on disk. `python -m faultsim.chaos --seconds 120`.
+Afterwards its logs go through the reference model and are replayed to the models on disk. `python
+-m faultsim.chaos --seconds 120`.
 """
 
 import argparse
@@ -41,7 +43,11 @@ class Proxy:
         pairs = [f"{port}:{to}" for port, to in ports.items()]
         self.ports = [*ports]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "faultsim.proxy", *pairs], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+            [sys.executable, "-m", "faultsim.proxy", *pairs],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
@@ -64,7 +70,10 @@ class Chaos:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
         self.chance = random.Random(seed)
-        self.here = Here(tables(SERVERS, devices=2, active=2, cloud={"name": "async", "first": SERVERS}), plain=False)
+        self.here = Here(
+            tables(SERVERS, devices=2, active=2, cloud={"name": "async", "first": SERVERS}),
+            plain=False,
+        )
         inner = free_ports(2 * (SERVERS + 1))
         outer, inner = inner[: SERVERS + 1], inner[SERVERS + 1 :]
         dialled = [f"127.0.0.1:{port}" for port in outer]

@@ -1,4 +1,6 @@
-"""A disk in memory that forgets what was not synced. It lies below the deployment's own `StoreOn`, and survives the role that uses it."""
+"""A disk in memory that forgets what was not synced. It lies below the deployment's own `StoreOn`,
+and survives the role that uses it.
+"""
 
 import copy
 import errno
@@ -18,7 +20,9 @@ class _File:
 
 
 class Disk:
-    """Files and a ledger. `crash` keeps what was synced; of the rest each piece is there, torn, or gone."""
+    """Files and a ledger. `crash` keeps what was synced; of the rest each piece is there, torn, or
+    gone.
+    """
 
     def __init__(self, chance: random.Random, number: int) -> None:
         self.chance = chance
@@ -39,7 +43,8 @@ class Disk:
         """The deployment's store on this disk."""
         return StoreOn(self, self, place)
 
-    # ------------------------------------------------------------------------------------------------------------------ files
+    # ---------------------------------------------------------------------------------------------
+    # files
     def write(self, file: str, pieces: Sequence[Piece]) -> None:
         """As `_Folder.write`; a full disk takes half."""
         data = b"".join(pieces)
@@ -80,7 +85,8 @@ class Disk:
         """All files."""
         return [*self.entries]
 
-    # ----------------------------------------------------------------------------------------------------------------- ledger
+    # ---------------------------------------------------------------------------------------------
+    # ledger
     def tensors(self) -> dict[str, tuple[str, bytes]]:
         """See `Ledger`."""
         return dict(self.tensors_)
@@ -97,7 +103,14 @@ class Disk:
         """See `Ledger`."""
         return iter(self.log[since:])
 
-    def commit(self, number: int, steps: Sequence[Transition], facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
+    def commit(
+        self,
+        number: int,
+        steps: Sequence[Transition],
+        facts: Mapping[str, str],
+        saved: Saved,
+        dropped: Collection[str],
+    ) -> None:
         """All or nothing, and safe: SQLite with synchronous=FULL promises this."""
         if self.full:
             raise sqlite3.OperationalError("database or disk is full")
@@ -111,9 +124,12 @@ class Disk:
     def close(self) -> None:
         """Nothing to do."""
 
-    # ----------------------------------------------------------------------------------------------------------------- trouble
+    # ---------------------------------------------------------------------------------------------
+    # trouble
     def crash(self) -> None:
-        """The power fails: of names since the last sync any may be lost, of contents that were not synced any part."""
+        """The power fails: of names since the last sync any may be lost, of contents that were not
+        synced any part.
+        """
         everything = dict(self._safe)
         files = {**self._safe, **self.entries}
         for old, new in self._pending:
@@ -131,11 +147,15 @@ class Disk:
         self._settle()
 
     def _torn(self, data: bytes) -> bytes:
-        return self.chance.choice([b"", data, bytes(len(data)), data[: self.chance.randrange(len(data) + 1)]])
+        return self.chance.choice(
+            [b"", data, bytes(len(data)), data[: self.chance.randrange(len(data) + 1)]]
+        )
 
     def copy(self) -> dict[str, object]:
         """A backup."""
-        return copy.deepcopy({"entries": self.entries, "tensors_": self.tensors_, "facts_": self.facts_}) | {"log": [*self.log]}
+        return copy.deepcopy(
+            {"entries": self.entries, "tensors_": self.tensors_, "facts_": self.facts_}
+        ) | {"log": [*self.log]}
 
     def put_back(self, backup: dict[str, object]) -> None:
         """The backup instead of what was there."""

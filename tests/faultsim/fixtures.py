@@ -1,4 +1,6 @@
-"""Make the stores and the log of this version for later ones: `python -m faultsim.fixtures tests/faults/fixtures/v1`."""
+"""Make the stores and the log of this version for later ones: `python -m faultsim.fixtures
+tests/faults/fixtures/v1`.
+"""
 
 import json
 import os
@@ -24,7 +26,11 @@ def main(to: Path) -> None:
         folder = Path(path) / "run"
         found = once(here, folder)
         shutil.rmtree(to, ignore_errors=True)
-        shutil.copytree(folder / "state", to / "state", ignore=shutil.ignore_patterns("health.json", "*-wal", "*-shm"))
+        shutil.copytree(
+            folder / "state",
+            to / "state",
+            ignore=shutil.ignore_patterns("health.json", "*-wal", "*-shm"),
+        )
         shutil.copy(folder / "events.jsonl", to / "events.jsonl")
     (to / "about.json").write_text(json.dumps({"job": TABLE, "z": found.digest}, indent=1) + "\n")
 

@@ -1,7 +1,8 @@
-"""A small coverage-guided fuzzer for everything that comes from a wire or a file. `python -m faultsim.fuzz --seconds 60`.
+"""A small coverage-guided fuzzer for everything that comes from a wire or a file. `python -m
+faultsim.fuzz --seconds 60`.
 
-Inputs are mutated; one that reaches a new line of fedbcd joins the corpus. Each must be taken or refused with a sentence of fedbcd's own;
-what is refused has changed nothing.
+Inputs are mutated; one that reaches a new line of fedbcd joins the corpus. Each must be taken or
+refused with a sentence of fedbcd's own; what is refused has changed nothing.
 """
 
 import argparse
@@ -38,11 +39,35 @@ from fedbcd.engines.deploy.session import parse_text
 from fedbcd.errors import FedBCDError
 from fedbcd.eventlog import LogReader, LogWriter
 from fedbcd.experiments.deployed import one_job
-from fedbcd.protocol.messages import Activated, Mixed, Send, Started, Train, UpdateRequested, Uploaded, upload_ref
+from fedbcd.protocol.messages import (
+    Activated,
+    Mixed,
+    Send,
+    Started,
+    Train,
+    UpdateRequested,
+    Uploaded,
+    upload_ref,
+)
 from fedbcd.runfolder import read_tensors, write_tensors
 
 SOURCES = str(Path(fedbcd.__file__).parent)
-INTERESTING = [0, 1, 2, 127, 128, 255, 4096, 65535, 2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1]
+INTERESTING = [
+    0,
+    1,
+    2,
+    127,
+    128,
+    255,
+    4096,
+    65535,
+    2**31 - 1,
+    2**31,
+    2**53,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+]
 WORDS = [
     b"null",
     b"NaN",
@@ -92,11 +117,36 @@ class Wire(Target):
         self.begin()
         model = torch.arange(float(size))
         ask = Letter("device/0", "server/0", UpdateRequested(device=0, activation=0), None, 1.0)
-        upload = Letter("device/0", "server/0", Uploaded(device=0, activation=0, model=upload_ref(0, 0, 0)), model, 1.0)
-        bad = [Letter("device/0", "server/0", upload.event, model * float(k), 1.0) for k in ("nan", "inf", "1e38")]
-        far = [Letter("device/0", "server/0", Uploaded(device=0, activation=a, model=f"x/0/{a}"), model, 1.0) for a in (1, 7, 2**53)]
-        mixed = Letter("coordinator", "server/0", Mixed(phase=0, iteration=0, model="w/0/0"), model, 1.0)
-        self.corpus = [self.packed([ask]), self.packed([ask, upload]), self.packed([ask, upload, mixed]), self.packed([upload])]
+        upload = Letter(
+            "device/0",
+            "server/0",
+            Uploaded(device=0, activation=0, model=upload_ref(0, 0, 0)),
+            model,
+            1.0,
+        )
+        bad = [
+            Letter("device/0", "server/0", upload.event, model * float(k), 1.0)
+            for k in ("nan", "inf", "1e38")
+        ]
+        far = [
+            Letter(
+                "device/0",
+                "server/0",
+                Uploaded(device=0, activation=a, model=f"x/0/{a}"),
+                model,
+                1.0,
+            )
+            for a in (1, 7, 2**53)
+        ]
+        mixed = Letter(
+            "coordinator", "server/0", Mixed(phase=0, iteration=0, model="w/0/0"), model, 1.0
+        )
+        self.corpus = [
+            self.packed([ask]),
+            self.packed([ask, upload]),
+            self.packed([ask, upload, mixed]),
+            self.packed([upload]),
+        ]
         self.corpus += [self.packed([ask, letter]) for letter in (*bad, *far)]
 
     def begin(self) -> None:
@@ -107,7 +157,11 @@ class Wire(Target):
     @staticmethod
     def packed(letters: Sequence[Letter]) -> bytes:
         """Frames one after the other: who speaks, a length, the bytes."""
-        parts = [(bytes([letter.sender == "coordinator"]), f.SerializeToString()) for letter in letters for f in encode(letter)]
+        parts = [
+            (bytes([letter.sender == "coordinator"]), f.SerializeToString())
+            for letter in letters
+            for f in encode(letter)
+        ]
         return b"".join(who + struct.pack("<H", len(raw)) + raw for who, raw in parts)
 
     def take(self, data: bytes) -> None:
@@ -144,19 +198,33 @@ class Wire(Target):
         """Log, files, machine and sums."""
         role = self.role
         machine = {k: repr(v) for k, v in vars(role.machine).items()}
-        return role.store.length, sorted(role.store.names()), machine, role.z.tolist(), role._sum.vector().tolist(), role._clock.last
+        return (
+            role.store.length,
+            sorted(role.store.names()),
+            machine,
+            role.z.tolist(),
+            role._sum.vector().tolist(),
+            role._clock.last,
+        )
 
 
 class Greeting(Target):
-    """What a device says of itself to its server, or a server to the coordinator, when it connects."""
+    """What a device says of itself to its server, or a server to the coordinator, when it
+    connects.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.begin()
-        counters = {"activation": 0, "incarnation": 0, "uploading": False} if name == "device" else {"phase": 0, "iteration": 0}
+        counters = (
+            {"activation": 0, "incarnation": 0, "uploading": False}
+            if name == "device"
+            else {"phase": 0, "iteration": 0}
+        )
         hello = {"store": "ab", "size": 3, "run": self.role.store.facts["run"], **counters}
         self.corpus = [
-            json.dumps({**hello, **more}).encode() for more in ({}, {"activation": 2**70}, {"phase": 1e300}, {"store": "s" * 70})
+            json.dumps({**hello, **more}).encode()
+            for more in ({}, {"activation": 2**70}, {"phase": 1e300}, {"store": "s" * 70})
         ]
 
     def begin(self) -> None:
@@ -204,7 +272,12 @@ class Log(FileTarget):
         path = folder / "good.jsonl"
         log = LogWriter(path, {"identity": {}, "job": {}})
         granted = Activated(activation=0, model="z/0/0")
-        log.append(0.5, "server/0", UpdateRequested(device=0, activation=0), [Send(to="device/0", message=granted)])
+        log.append(
+            0.5,
+            "server/0",
+            UpdateRequested(device=0, activation=0),
+            [Send(to="device/0", message=granted)],
+        )
         log.append(0.6, "device/0", granted, [Train(activation=0, session=0, model="z/0/0")])
         log.end({"transitions": 2, "rounds": 0, "clock": 0.6, "digest": "00"})
         log.close()
@@ -248,7 +321,11 @@ class Checkpoint(FileTarget):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        write_tensors(folder / "good.safetensors", {"x": torch.arange(6.0), "z": torch.arange(3)}, {"summary": "{}"})
+        write_tensors(
+            folder / "good.safetensors",
+            {"x": torch.arange(6.0), "z": torch.arange(3)},
+            {"summary": "{}"},
+        )
         self.corpus = [(folder / "good.safetensors").read_bytes()]
 
     def read(self) -> None:
@@ -278,7 +355,8 @@ class TensorFile(Target):
             raise Finding("a changed file was taken")
 
 
-# --------------------------------------------------------------------------------------------------------------------- mutation
+# ------------------------------------------------------------------------------------------------
+# mutation
 def mutated(chance: random.Random, corpus: Sequence[bytes]) -> bytes:
     """One input from one or two others."""
     data = bytearray(chance.choice(corpus))
@@ -375,7 +453,10 @@ def fuzz(target: Target, seed: int, seconds: float = 0.0, mutations: int = 0) ->
             if coverage.of(lambda data=data, kinds=kinds: kinds.append(attempt(target, data))):  # type: ignore[misc]
                 target.corpus.append(data)
         except Finding as finding:
-            findings.append(f"{finding} [{target.name}: {data[:300]!r}, sha256 {hashlib.sha256(data).hexdigest()[:12]}]")
+            findings.append(
+                f"{finding} [{target.name}: {data[:300]!r}, sha256"
+                f" {hashlib.sha256(data).hexdigest()[:12]}]"
+            )
             if len(findings) >= 5:
                 break
         counts.update(kinds)
@@ -391,7 +472,15 @@ def fuzz(target: Target, seed: int, seconds: float = 0.0, mutations: int = 0) ->
 
 def targets(folder: Path) -> list[Target]:
     """All of them."""
-    return [Wire(), Greeting("device"), Greeting("server"), Log(folder), Job(folder), Checkpoint(folder), TensorFile()]
+    return [
+        Wire(),
+        Greeting("device"),
+        Greeting("server"),
+        Log(folder),
+        Job(folder),
+        Checkpoint(folder),
+        TensorFile(),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,9 @@
-"""A real deployment over several hosts: each in a network namespace of its own, joined by a bridge, with TLS. Links are cut and made bad.
+"""A real deployment over several hosts: each in a network namespace of its own, joined by a bridge,
+with TLS. Links are cut and made bad.
 
-Afterwards the logs go through the reference model and are replayed to the models on disk. `python -m faultsim.hosts --seconds 6` needs
-Linux, root and `ip`; links that lose and delay packets need `tc` with netem.
+Afterwards the logs go through the reference model and are replayed to the models on disk. `python
+-m faultsim.hosts --seconds 6` needs Linux, root and `ip`; links that lose and delay packets need
+`tc` with netem.
 """
 
 import argparse
@@ -69,7 +71,20 @@ class Network:
     def _join(self, number: int, host: str) -> None:
         inside, plug = self.namespace(host), self._plug(host)
         self._make(inside)
-        _ip("-n", self._hub, "link", "add", plug, "type", "veth", "peer", "name", "eth0", "netns", inside)
+        _ip(
+            "-n",
+            self._hub,
+            "link",
+            "add",
+            plug,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            inside,
+        )
         _ip("-n", self._hub, "link", "set", plug, "master", "bridge", "up")
         _ip("-n", inside, "address", "add", f"{NETWORK}.{number + 1}/24", "dev", "eth0")
         _ip("-n", inside, "link", "set", "eth0", "up")
@@ -93,7 +108,18 @@ class Network:
     def make_bad(self, host: str) -> bool:
         """Packets to this host are late, or lost; False: not here."""
         with suppress(subprocess.CalledProcessError, FileNotFoundError):
-            _run("tc", "-n", self._hub, "qdisc", "add", "dev", self._plug(host), "root", "netem", *BAD)
+            _run(
+                "tc",
+                "-n",
+                self._hub,
+                "qdisc",
+                "add",
+                "dev",
+                self._plug(host),
+                "root",
+                "netem",
+                *BAD,
+            )
             return True
         return False
 
@@ -133,10 +159,14 @@ class Several:
     def __init__(self, folder: Path, network: Network) -> None:
         self.folder = folder
         self.network = network
-        self.here = Here(tables(SERVERS, devices=2, active=2, cloud={"name": "async", "first": 1}), plain=False)
+        self.here = Here(
+            tables(SERVERS, devices=2, active=2, cloud={"name": "async", "first": 1}), plain=False
+        )
         places = [f"{NETWORK}.{number + 1}:{PORT}" for number in range(SERVERS + 1)]
         self.here.set_options(folder, coordinator=places[0], servers=tuple(places[1:]))
-        move_into(network.namespace(COORDINATOR))  # the parent only asks the coordinator for its status
+        move_into(
+            network.namespace(COORDINATOR)
+        )  # the parent only asks the coordinator for its status
         self.hurt: Hurt = start(self.here, folder, None, self._move)
         self.troubles: list[dict[str, Any]] = []
         self._latest = -1
@@ -160,7 +190,9 @@ class Several:
         return time.monotonic() - began
 
     def play(self, seconds: float) -> None:
-        """Cut every host off for so long, one after the other; then bad links. One server is enough for a round, so others go on."""
+        """Cut every host off for so long, one after the other; then bad links. One server is enough
+        for a round, so others go on.
+        """
         self.wait_for_round(2)
         for host in HOSTS:
             before = self.round()
@@ -181,7 +213,14 @@ class Several:
 
     def _tell(self, kind: str, host: str, during: int) -> None:
         recovered = self.wait_for_round(self.round() + 2)
-        self.troubles.append({"kind": kind, "host": host, "rounds_during": during, "two_more_rounds_s": round(recovered, 2)})
+        self.troubles.append(
+            {
+                "kind": kind,
+                "host": host,
+                "rounds_during": during,
+                "two_more_rounds_s": round(recovered, 2),
+            }
+        )
 
     def conclude(self) -> dict[str, Any]:
         """Stop everybody; check logs and models."""
@@ -194,7 +233,12 @@ class Several:
             logs[actor] = tuple(store.transitions())
             store.close()
         check_logs(plan, logs)
-        return {"rounds": rounds, "restarts": restarts, "troubles": self.troubles, "replayed": self.here.replays(self.folder)}
+        return {
+            "rounds": rounds,
+            "restarts": restarts,
+            "troubles": self.troubles,
+            "replayed": self.here.replays(self.folder),
+        }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

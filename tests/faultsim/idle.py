@@ -1,4 +1,5 @@
-"""Connections that are opened and then say nothing, in a process of its own: `python -m faultsim.idle NUMBER`.
+"""Connections that are opened and then say nothing, in a process of its own: `python -m
+faultsim.idle NUMBER`.
 
 It reads the port from its input and holds the connections until that ends.
 """

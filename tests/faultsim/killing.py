@@ -1,6 +1,8 @@
-"""Real processes, each killed once (SIGKILL) at a named step, and started again; what is left is compared with an undisturbed run.
+"""Real processes, each killed once (SIGKILL) at a named step, and started again; what is left is
+compared with an undisturbed run.
 
-One device per server and Sync-cloud: whatever the timing, the models are the same, bit for bit. `python -m faultsim.killing --all`.
+One device per server and Sync-cloud: whatever the timing, the models are the same, bit for bit.
+`python -m faultsim.killing --all`.
 """
 
 import argparse
@@ -25,7 +27,11 @@ from fedbcd.protocol.messages import COORDINATOR, Actor
 
 ROUNDS = 3
 ROLES = (COORDINATOR, "server/0", "device/0")
-FEW = ((COORDINATOR, Failpoint.BEFORE_COMMIT), ("server/0", Failpoint.AFTER_COMMIT), ("device/0", Failpoint.AFTER_WRITE))
+FEW = (
+    (COORDINATOR, Failpoint.BEFORE_COMMIT),
+    ("server/0", Failpoint.AFTER_COMMIT),
+    ("device/0", Failpoint.AFTER_WRITE),
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,12 @@ class Killed:
     seconds: float
 
 
-def once(here: Here, folder: Path, role: Actor = "", point: Failpoint | None = None, times: int = 2) -> Killed:
-    """A deployment from its start to its last round; `role` dies at the second time it comes to `point`."""
+def once(
+    here: Here, folder: Path, role: Actor = "", point: Failpoint | None = None, times: int = 2
+) -> Killed:
+    """A deployment from its start to its last round; `role` dies at the second time it comes to
+    `point`.
+    """
 
     def before(actor: Actor) -> None:
         marker = folder / "killed"
@@ -49,13 +59,22 @@ def once(here: Here, folder: Path, role: Actor = "", point: Failpoint | None = N
             failpoints.arm(point, times=times, action=lambda: _die(marker))
 
     began = time.monotonic()
-    here.set_options(folder, lost_s=(600.0, 3600.0))  # nobody is given up, however slow the machine is
+    here.set_options(
+        folder, lost_s=(600.0, 3600.0)
+    )  # nobody is given up, however slow the machine is
     restarts, replayed = play_to_the_end(here, folder, ROUNDS, before)
     store = FileStore(here.options(folder).folder_of(COORDINATOR), read_only=True)
     model = store.tensor(f"z/{ROUNDS}")
     store.close()
     digest = hashlib.sha256(model.numpy().tobytes()).hexdigest()
-    return Killed(role, "" if point is None else point.value, digest, replayed, restarts, round(time.monotonic() - began, 1))
+    return Killed(
+        role,
+        "" if point is None else point.value,
+        digest,
+        replayed,
+        restarts,
+        round(time.monotonic() - began, 1),
+    )
 
 
 def _die(marker: Path) -> None:
@@ -66,8 +85,14 @@ def _die(marker: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if every run ends like the undisturbed one."""
     parser = argparse.ArgumentParser(prog="python -m faultsim.killing", description=__doc__)
-    parser.add_argument("--all", action="store_true", help="every role at every step; otherwise one step per role")
-    chosen = [(role, point) for role in ROLES for point in Failpoint] if parser.parse_args(arguments).all else [*FEW]
+    parser.add_argument(
+        "--all", action="store_true", help="every role at every step; otherwise one step per role"
+    )
+    chosen = (
+        [(role, point) for role in ROLES for point in Failpoint]
+        if parser.parse_args(arguments).all
+        else [*FEW]
+    )
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     here = Here(tables(servers=2, devices=1, active=1, cloud={"name": "sync"}), plain=True)

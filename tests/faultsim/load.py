@@ -1,8 +1,11 @@
-"""Real servers and a coordinator with many light clients that train nothing: they ask, upload and ask again, as fast as they are let.
+"""Real servers and a coordinator with many light clients that train nothing: they ask, upload and
+ask again, as fast as they are let.
 
-`python -m faultsim.load --servers 10 --devices 1000 --seconds 60` prints uploads a second, p50 and p99 of each call, where the CPU time of
-a server goes, and how memory, file descriptors and threads of the first server change (a line through what was seen in the second half,
-per minute). The clients of each server are a process of their own. `--every 300` tells this again and again while it runs.
+`python -m faultsim.load --servers 10 --devices 1000 --seconds 60` prints uploads a second, p50 and
+p99 of each call, where the CPU time of a server goes, and how memory, file descriptors and threads
+of the first server change (a line through what was seen in the second half, per minute). The
+clients of each server are a process of their own. `--every 300` tells this again and again while it
+runs.
 """
 
 import argparse
@@ -38,7 +41,14 @@ from fedbcd.engines.deploy.session import LinkOptions
 from fedbcd.engines.deploy.tls import Credentials, Plain
 from fedbcd.engines.deploy.up import free_ports, make_certificates, make_stores
 from fedbcd.engines.settings import Settings
-from fedbcd.protocol.messages import COORDINATOR, Acknowledged, Activated, UpdateRequested, Uploaded, server_actor
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Acknowledged,
+    Activated,
+    UpdateRequested,
+    Uploaded,
+    server_actor,
+)
 
 AGAIN_S = 15.0  # the first pause; it doubles, as that of a real device does
 CONNECT_S = 900.0
@@ -64,7 +74,11 @@ class Client:
             server_actor(self._server),
             [plan.options.servers[self._server]],
             model=plan.declared,
-            security=Plain() if plan.options.plain else Credentials(plan.options.certificates_of(me), me, Journal(me, "error")),
+            security=(
+                Plain()
+                if plan.options.plain
+                else Credentials(plan.options.certificates_of(me), me, Journal(me, "error"))
+            ),
             on_letter=self.heard,
             about=self._about,
             options=LinkOptions(gone_s=120.0, keepalive_s=120.0),
@@ -73,7 +87,12 @@ class Client:
 
     def _about(self) -> dict[str, Any]:
         counters = {"activation": self.activation, "incarnation": 0, "uploading": False}
-        return {"store": f"light-{self.number}", "run": self._run, "size": self._plan.size_F, **counters}
+        return {
+            "store": f"light-{self.number}",
+            "run": self._run,
+            "size": self._plan.size_F,
+            **counters,
+        }
 
     async def ask(self) -> None:
         """Ask, and again as long as nobody answers, less and less often."""
@@ -94,7 +113,9 @@ class Client:
             self._times["download"].append(time.time() - self._epoch - letter.clock)
             self._uploaded = now
             handle = f"x/{self.number}/{self.activation}"
-            await self._say(Uploaded(device=self.number, activation=self.activation, model=handle), self._model)
+            await self._say(
+                Uploaded(device=self.number, activation=self.activation, model=handle), self._model
+            )
         elif isinstance(letter.event, Acknowledged) and letter.event.activation == self.activation:
             self._times["upload"].append(now - self._uploaded)
             self.activation += 1
@@ -105,10 +126,14 @@ class Client:
         await self._say(UpdateRequested(device=self.number, activation=self.activation), None)
 
     async def _say(self, event: UpdateRequested | Uploaded, model: torch.Tensor | None) -> None:
-        await self.dialer.send(Letter(f"device/{self.number}", server_actor(self._server), event, model, 0.0))
+        await self.dialer.send(
+            Letter(f"device/{self.number}", server_actor(self._server), event, model, 0.0)
+        )
 
 
-def deployment(folder: Path, servers: int, devices: int, active: int, values: int, plain: bool) -> Deployment:
+def deployment(
+    folder: Path, servers: int, devices: int, active: int, values: int, plain: bool
+) -> Deployment:
     """Servers with so many devices each, one coordinator, a model of so many values."""
     ports = free_ports(servers + 1)
     options = Deploy(
@@ -122,7 +147,12 @@ def deployment(folder: Path, servers: int, devices: int, active: int, values: in
         peer_s=(60.0, 120.0),
         epoch=time.time(),
     )
-    settings = Settings(fb.FedBCD(device_step=0.02, batch=4), fb.AsyncCloud(first=max(servers // 2, 1)), active=active, max_batch=1)
+    settings = Settings(
+        fb.FedBCD(device_step=0.02, batch=4),
+        fb.AsyncCloud(first=max(servers // 2, 1)),
+        active=active,
+        max_batch=1,
+    )
     groups = [range(n * devices, (n + 1) * devices) for n in range(servers)]
     plan = Deployment.private(settings, groups, partial(nn.Linear, values - 1, 1), options)
     if not plain:
@@ -132,21 +162,37 @@ def deployment(folder: Path, servers: int, devices: int, active: int, values: in
 
 
 def vitals(pid: int) -> tuple[float, int, int, float]:
-    """MiB of its own (what is mapped from files comes and goes with the system's need), open files, threads and CPU seconds of a process."""
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    """MiB of its own (what is mapped from files comes and goes with the system's need), open files,
+    threads and CPU seconds of a process.
+    """
+    status = dict(
+        line.split(":", 1)
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if ":" in line
+    )
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return int(status["RssAnon"].split()[0]) / 1024, len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"]), cpu
+    return (
+        int(status["RssAnon"].split()[0]) / 1024,
+        len(os.listdir(f"/proc/{pid}/fd")),
+        int(status["Threads"]),
+        cpu,
+    )
 
 
 def slope_per_minute(seen: Sequence[tuple[float, float]]) -> float:
     """Of the line through these points."""
-    return 60 * statistics.linear_regression(*zip(*seen, strict=True)).slope if len(seen) > 2 else 0.0
+    return (
+        60 * statistics.linear_regression(*zip(*seen, strict=True)).slope if len(seen) > 2 else 0.0
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------------- clients
+# ------------------------------------------------------------------------------------------------
+# clients
 def clients(plan: Deployment, run: str, server: int, pipe: Connection) -> None:
-    """All devices of one server, in a process of their own: says when they are connected, is told when to begin and to end."""
+    """All devices of one server, in a process of their own: says when they are connected, is told
+    when to begin and to end.
+    """
     torch.set_num_threads(1)
     pipe.send(asyncio.run(_clients(plan, run, server, pipe)))
 
@@ -176,7 +222,10 @@ def crowd(plan: Deployment) -> Iterator[list[Connection]]:
     """The processes of all clients."""
     context, run = get_context("fork"), plan.blueprint.fingerprint()
     pairs = [context.Pipe() for _ in plan.blueprint.servers]
-    children = [context.Process(target=clients, args=(plan, run, n, there)) for n, (_, there) in enumerate(pairs)]
+    children = [
+        context.Process(target=clients, args=(plan, run, n, there))
+        for n, (_, there) in enumerate(pairs)
+    ]
     for child in children:
         child.start()
     try:
@@ -187,7 +236,8 @@ def crowd(plan: Deployment) -> Iterator[list[Connection]]:
             child.join()
 
 
-# -------------------------------------------------------------------------------------------------------------------- measuring
+# ------------------------------------------------------------------------------------------------
+# measuring
 @dataclass
 class Watched:
     """What was seen of one process."""
@@ -205,22 +255,30 @@ class Watched:
         late = [row for row in self.seen if row[0] > self.seen[-1][0] / 2]
         return {
             "seconds": round(self.seen[-1][0], 1),
-            "server_cpu_share": round((self.seen[-1][4] - self.seen[0][4]) / (self.seen[-1][0] - self.seen[0][0]), 2),
+            "server_cpu_share": round(
+                (self.seen[-1][4] - self.seen[0][4]) / (self.seen[-1][0] - self.seen[0][0]), 2
+            ),
             "server_mib": round(self.seen[-1][1], 1),
             "most_mib": round(max(row[1] for row in self.seen), 1),
-            "mib_per_minute_all": round(slope_per_minute([(row[0], row[1]) for row in self.seen]), 3),
+            "mib_per_minute_all": round(
+                slope_per_minute([(row[0], row[1]) for row in self.seen]), 3
+            ),
             "mib_per_minute": round(slope_per_minute([(row[0], row[1]) for row in late]), 3),
             "files_per_minute": round(slope_per_minute([(row[0], row[2]) for row in late]), 2),
             "threads_per_minute": round(slope_per_minute([(row[0], row[3]) for row in late]), 2),
         }
 
 
-def drive(plan: Deployment, seconds: float, pid: int, every: float, enough: Callable[[], bool]) -> dict[str, Any]:
+def drive(
+    plan: Deployment, seconds: float, pid: int, every: float, enough: Callable[[], bool]
+) -> dict[str, Any]:
     """All clients, for a while, and until there is enough to see."""
     with crowd(plan) as pipes:
         began = time.monotonic()
         for pipe in pipes:
-            assert pipe.poll(max(CONNECT_S - (time.monotonic() - began), 0)), "the clients of a server could not connect"
+            assert pipe.poll(max(CONNECT_S - (time.monotonic() - began), 0)), (
+                "the clients of a server could not connect"
+            )
             pipe.recv()
         connected_s = time.monotonic() - began
         for pipe in pipes:
@@ -235,8 +293,15 @@ def drive(plan: Deployment, seconds: float, pid: int, every: float, enough: Call
         for pipe in pipes:
             pipe.send("end")
         heard = [pipe.recv() for pipe in pipes]
-    times = {call: sorted(t for found in heard for t in found.get(call, [])) for call in ("request", "download", "upload")}
-    calls = {f"{call}_ms": [round(1000 * took[len(took) * share // 100], 1) for share in (50, 99)] for call, took in times.items() if took}
+    times = {
+        call: sorted(t for found in heard for t in found.get(call, []))
+        for call in ("request", "download", "upload")
+    }
+    calls = {
+        f"{call}_ms": [round(1000 * took[len(took) * share // 100], 1) for share in (50, 99)]
+        for call, took in times.items()
+        if took
+    }
     uploads = {"uploads_per_s": round(len(times["upload"]) / watched.seen[-1][0], 1)}
     return {"connected_s": round(connected_s, 1), **uploads, **calls, **watched.report()}
 
@@ -257,23 +322,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--active", type=int, default=100)
     parser.add_argument("--values", type=int, default=650, help="of the model")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--every", type=float, default=float("inf"), help="tell what was seen so far, every so many seconds")
-    parser.add_argument("--folder", help="where to keep the stores; /dev/shm leaves the disk out of it")
-    parser.add_argument("--slow-sync", type=float, default=0.0, help="seconds that every sync of a server's disk takes longer")
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=float("inf"),
+        help="tell what was seen so far, every so many seconds",
+    )
+    parser.add_argument(
+        "--folder", help="where to keep the stores; /dev/shm leaves the disk out of it"
+    )
+    parser.add_argument(
+        "--slow-sync",
+        type=float,
+        default=0.0,
+        help="seconds that every sync of a server's disk takes longer",
+    )
     parser.add_argument("--tls", action="store_true")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(dir=asked.folder) as path:
-        plan = deployment(Path(path), asked.servers, asked.devices, min(asked.active, asked.devices), asked.values, plain=not asked.tls)
+        plan = deployment(
+            Path(path),
+            asked.servers,
+            asked.devices,
+            min(asked.active, asked.devices),
+            asked.values,
+            plain=not asked.tls,
+        )
         causes = Path(path) / "causes.json"
-        hurt = Hurt(replace(plan, log_level="error"), Path(path), lambda actor: _before(actor, causes, asked.slow_sync), {})
+        hurt = Hurt(
+            replace(plan, log_level="error"),
+            Path(path),
+            lambda actor: _before(actor, causes, asked.slow_sync),
+            {},
+        )
         hurt._actors = [COORDINATOR, *map(server_actor, range(asked.servers))]
         hurt.start()
         pid = hurt.nursery.children["server/0"].pid
         assert pid is not None
         try:
-            found = drive(plan, asked.seconds, pid, asked.every, lambda: hurt.look([]).coordinator.get("round", 0) >= 1)
+            found = drive(
+                plan,
+                asked.seconds,
+                pid,
+                asked.every,
+                lambda: hurt.look([]).coordinator.get("round", 0) >= 1,
+            )
             rounds = hurt.look([]).coordinator.get("round")
             who = {"servers": asked.servers, "devices": asked.devices, "rounds": rounds}
             print(json.dumps({**who, **found, "cpu": shares(causes)}))

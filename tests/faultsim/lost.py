@@ -1,6 +1,8 @@
-"""Stores that are lost, old or empty, in a real deployment with TLS: what becomes of the personal models on the devices.
+"""Stores that are lost, old or empty, in a real deployment with TLS: what becomes of the personal
+models on the devices.
 
-`python -m faultsim.lost` prints one object a scene. In each some roles come up with another store than they had.
+`python -m faultsim.lost` prints one object a scene. In each some roles come up with another store
+than they had.
 """
 
 import json
@@ -27,7 +29,10 @@ from process_helpers import run
 SERVER = "server/0"
 DEVICES = ("device/0", "device/1")
 ROUNDS = 3
-TOLD = "server/0: device/1 has finished 3 activations and was put in step 0 times, server/0 knows of 0 and 0"
+TOLD = (
+    "server/0: device/1 has finished 3 activations and was put in step 0 times, server/0 knows of 0"
+    " and 0"
+)
 
 
 class Lost:
@@ -35,7 +40,9 @@ class Lost:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.here = Here(tables(servers=1, devices=2, active=2, cloud={"name": "sync"}), plain=False)
+        self.here = Here(
+            tables(servers=1, devices=2, active=2, cloud={"name": "sync"}), plain=False
+        )
         self.options = self.here.options(folder)
         self.hurt: Hurt | None = None
         self._read: dict[Actor, int] = {}  # how much of a log
@@ -47,7 +54,10 @@ class Lost:
         else:
             self.run(*actors_of(self.hurt._deployment.blueprint), rounds=rounds)
         for device in DEVICES:
-            self.until(lambda d=device: self.says(d, activation=rounds, waits_for="phase"), f"{device} has not taken part")  # type: ignore[misc]
+            self.until(
+                lambda d=device: self.says(d, activation=rounds, waits_for="phase"),
+                f"{device} has not taken part",
+            )  # type: ignore[misc]
         self.stop()
 
     def run(self, *actors: Actor, rounds: int) -> None:
@@ -91,13 +101,22 @@ class Lost:
         return int(child.code or 0)
 
     def errors(self, actor: Actor) -> list[str]:
-        """What it has logged as an error since it was asked last, in a word each, or the exit code."""
+        """What it has logged as an error since it was asked last, in a word each, or the exit
+        code.
+        """
         lines = (self.folder / "logs" / f"{actor.replace('/', '-')}.log").read_text().splitlines()
         new, self._read[actor] = lines[self._read.get(actor, 0) :], len(lines)
         found = [json.loads(line) for line in new if line.startswith("{")]
-        return sorted({str(line.get("reason", line.get("code"))) for line in found if line["level"] == "error"})
+        return sorted(
+            {
+                str(line.get("reason", line.get("code")))
+                for line in found
+                if line["level"] == "error"
+            }
+        )
 
-    # ----------------------------------------------------------------------------------------------------------------- stores
+    # ---------------------------------------------------------------------------------------------
+    # stores
     def place(self, actor: Actor) -> Path:
         """Where its store is."""
         return self.options.folder_of(actor)
@@ -121,7 +140,9 @@ class Lost:
         """The models that a device was told to start from."""
         store = FileStore(self.place(device), read_only=True)
         try:
-            return [step.event.model for step in store.transitions() if isinstance(step.event, Restored)]
+            return [
+                step.event.model for step in store.transitions() if isinstance(step.event, Restored)
+            ]
         finally:
             store.close()
 
@@ -138,7 +159,9 @@ class Lost:
 
 
 def empty_server(lost: Lost) -> dict[str, Any]:
-    """A server's folder is empty and its coordinator is down: nobody else can tell it what it has lost."""
+    """A server's folder is empty and its coordinator is down: nobody else can tell it what it has
+    lost.
+    """
     before = lost.models()
     lost.put(SERVER, "")
     lost.run(SERVER, rounds=ROUNDS)
@@ -148,16 +171,30 @@ def empty_server(lost: Lost) -> dict[str, Any]:
     lost.begin(SERVER)  # somebody wants to have it running again
     lost.run(SERVER, *DEVICES, rounds=ROUNDS)
     for device in DEVICES:
-        lost.until(lambda d=device: "its store is empty or an old one" in lost.trouble(d), f"{device} does not say why")  # type: ignore[misc]
-    lost.until(lambda: "device/0 has" in lost.trouble(SERVER) and "device/1 has" in lost.trouble(SERVER), "the server does not say why")
-    lost.until(lambda: lost.says(SERVER, waits_for="coordinator", state="not started"), "the server has begun, or waits for somebody else")
+        lost.until(
+            lambda d=device: "its store is empty or an old one" in lost.trouble(d),
+            f"{device} does not say why",
+        )  # type: ignore[misc]
+    lost.until(
+        lambda: "device/0 has" in lost.trouble(SERVER) and "device/1 has" in lost.trouble(SERVER),
+        "the server does not say why",
+    )
+    lost.until(
+        lambda: lost.says(SERVER, waits_for="coordinator", state="not started"),
+        "the server has begun, or waits for somebody else",
+    )
     lost.until(lambda: TOLD in lost.told(), "fedbcd status does not say why")
     lost.stop()
     lost.run(COORDINATOR, SERVER, *DEVICES, rounds=ROUNDS)
     welcomed = lost.ended(SERVER)
     lost.stop()
     errors = {actor: lost.errors(actor) for actor in (COORDINATOR, SERVER, *DEVICES)}
-    found = {"code": refused, "untouched": is_untouched, "with_coordinator": welcomed, "kept": lost.models() == before}
+    found = {
+        "code": refused,
+        "untouched": is_untouched,
+        "with_coordinator": welcomed,
+        "kept": lost.models() == before,
+    }
     return {**found, "errors": errors}
 
 
@@ -167,7 +204,10 @@ def old_server(lost: Lost) -> dict[str, Any]:
     lost.put(SERVER, "old")
     lost.run(SERVER, *DEVICES, rounds=ROUNDS)
     for device in DEVICES:
-        lost.until(lambda d=device: "its store is empty or an old one" in lost.trouble(d), f"{device} does not say why")  # type: ignore[misc]
+        lost.until(
+            lambda d=device: "its store is empty or an old one" in lost.trouble(d),
+            f"{device} does not say why",
+        )  # type: ignore[misc]
     lost.stop()
     lost.run(COORDINATOR, SERVER, *DEVICES, rounds=ROUNDS)
     welcomed = lost.ended(SERVER)
@@ -177,7 +217,9 @@ def old_server(lost: Lost) -> dict[str, Any]:
 
 
 def empty_coordinator(lost: Lost) -> dict[str, Any]:
-    """The coordinator has an empty folder; its server, which has a history, is ahead of it and goes on as far as it can."""
+    """The coordinator has an empty folder; its server, which has a history, is ahead of it and goes
+    on as far as it can.
+    """
     lost.put(COORDINATOR, "")
     lost.put(SERVER, "newest")
     lost.run(COORDINATOR, rounds=ROUNDS)
@@ -185,16 +227,28 @@ def empty_coordinator(lost: Lost) -> dict[str, Any]:
     lost.stop()
     lost.begin(COORDINATOR)
     lost.run(COORDINATOR, SERVER, *DEVICES, rounds=ROUNDS)
-    lost.until(lambda: "store of the coordinator back" in lost.trouble(SERVER), "the server does not say why")
-    lost.until(lambda: f"server/0 is in phase {ROUNDS}" in lost.trouble(COORDINATOR), "the coordinator does not say why")
+    lost.until(
+        lambda: "store of the coordinator back" in lost.trouble(SERVER),
+        "the server does not say why",
+    )
+    lost.until(
+        lambda: f"server/0 is in phase {ROUNDS}" in lost.trouble(COORDINATOR),
+        "the coordinator does not say why",
+    )
     lost.until(lambda: lost.says(SERVER, devices=2), "the devices are not connected")
     lost.stop()
     errors = {actor: lost.errors(actor) for actor in (COORDINATOR, SERVER, *DEVICES)}
-    return {"code": refused, "restored": [lost.restored(device) for device in DEVICES], "errors": errors}
+    return {
+        "code": refused,
+        "restored": [lost.restored(device) for device in DEVICES],
+        "errors": errors,
+    }
 
 
 def empty_device(lost: Lost) -> dict[str, Any]:
-    """The newest stores are back, but for that of one device: its server gives it its last contribution, and rounds go on."""
+    """The newest stores are back, but for that of one device: its server gives it its last
+    contribution, and rounds go on.
+    """
     lost.put(COORDINATOR, "newest")
     lost.put("device/1", "")
     lost.play(ROUNDS + 2)

@@ -1,6 +1,8 @@
-"""What must hold, said a second time and more simply: sums are formed from scratch, queues are lists, nothing is incremental.
+"""What must hold, said a second time and more simply: sums are formed from scratch, queues are
+lists, nothing is incremental.
 
-`check` reads what every role has made durable (its log) and every letter that was ever sent, and raises `Violation`.
+`check` reads what every role has made durable (its log) and every letter that was ever sent, and
+raises `Violation`.
 """
 
 import math
@@ -72,7 +74,9 @@ Log = Sequence[Transition]
 
 
 def check(world: World) -> None:
-    """Everything; where two stores of one role have both gone on, what must hold all the same: devices keep their models."""
+    """Everything; where two stores of one role have both gone on, what must hold all the same:
+    devices keep their models.
+    """
     for device in range(world.plan.devices):
         check_model_is_kept(device, world.nodes[f"device/{device}"].disk.log)
     if world.stores.let_in:
@@ -90,7 +94,9 @@ def check(world: World) -> None:
 
 
 def check_logs(plan: Blueprint, logs: Mapping[Actor, Log]) -> None:
-    """What can be seen of a real deployment: its logs. Letters are those that somebody has heard; numbers are left to a replay."""
+    """What can be seen of a real deployment: its logs. Letters are those that somebody has heard;
+    numbers are left to a replay.
+    """
     heard = [
         Letter(_speaker(plan, actor, step.event), actor, step.event, None, 0.0)
         for actor, log in logs.items()
@@ -105,16 +111,28 @@ def _speaker(plan: Blueprint, actor: Actor, event: Any) -> Actor:
         return f"server/{plan.home_of(number_of(actor))}"
     if isinstance(event, ServerReady):
         return f"server/{event.server}"
-    return COORDINATOR if isinstance(event, Mixed | GlobalUpdated | Isolated) else f"device/{event.device}"
+    return (
+        COORDINATOR
+        if isinstance(event, Mixed | GlobalUpdated | Isolated)
+        else f"device/{event.device}"
+    )
 
 
 def _check_logs(
-    plan: Blueprint, logs: Mapping[Actor, Log], letters: Sequence[Letter], lost: set[Actor], wire: "Wire"
+    plan: Blueprint,
+    logs: Mapping[Actor, Log],
+    letters: Sequence[Letter],
+    lost: set[Actor],
+    wire: "Wire",
 ) -> dict[int, "ServerStory"]:
     check_times(logs)
     check_order(plan, logs, lost)
-    check_letters_are_durable(letters, {actor: log for actor, log in logs.items() if actor not in lost})
-    servers = {n: check_server(plan, n, logs[f"server/{n}"], wire) for n in range(len(plan.servers))}
+    check_letters_are_durable(
+        letters, {actor: log for actor, log in logs.items() if actor not in lost}
+    )
+    servers = {
+        n: check_server(plan, n, logs[f"server/{n}"], wire) for n in range(len(plan.servers))
+    }
     check_coordinator(plan, logs[COORDINATOR], wire)
     for device in range(plan.devices):
         check_offline_limit(plan, device, logs[f"device/{device}"])
@@ -127,7 +145,9 @@ def _near(one: Tensor, two: Tensor) -> bool:
 
 
 class Wire:
-    """Every model that was ever sent. A name stands for one value, bit for bit, however often and after whatever crash it is sent."""
+    """Every model that was ever sent. A name stands for one value, bit for bit, however often and
+    after whatever crash it is sent.
+    """
 
     def __init__(self, letters: Iterable[Letter]) -> None:
         self._models: dict[tuple[str, str], Tensor] = {}
@@ -137,7 +157,9 @@ class Wire:
             key = self._key(letter)
             known = self._models.setdefault(key, letter.model.clone())
             if not (torch.equal(known, letter.model)):
-                raise Violation(f"{key[0]} {key[1]} was sent as {known.tolist()} and as {letter.model.tolist()}")
+                raise Violation(
+                    f"{key[0]} {key[1]} was sent as {known.tolist()} and as {letter.model.tolist()}"
+                )
 
     @staticmethod
     def _key(letter: Letter) -> tuple[str, str]:
@@ -186,7 +208,8 @@ class _Unseen(Wire):
         return self._nothing if kind == "report" else self._nothing[: self._size]
 
 
-# ------------------------------------------------------------------------------------------------------------- of all roles
+# ------------------------------------------------------------------------------------------------
+# of all roles
 def check_times(logs: Mapping[Actor, Log]) -> None:
     """A role's time only goes forward."""
     for actor, log in logs.items():
@@ -214,17 +237,23 @@ def check_nobody_is_carried_along(logs: Mapping[Actor, Log], now: float) -> None
     """Whoever's clock is right records times that are right, whatever those of its peers say."""
     for actor, log in logs.items():
         if log and log[-1].time > now + 2 * AHEAD_S:
-            raise Violation(f"the clock of {actor} was carried to {log[-1].time}, though it is {now}")
+            raise Violation(
+                f"the clock of {actor} was carried to {log[-1].time}, though it is {now}"
+            )
 
 
 def check_order(plan: Blueprint, logs: Mapping[Actor, Log], lost: set[Actor]) -> None:
-    """The merged log has every line, each role's in order, at times that do not go back; and nothing is heard before it is said."""
+    """The merged log has every line, each role's in order, at times that do not go back; and
+    nothing is heard before it is said.
+    """
     order = Order(plan.home_of)
     for actor, log in logs.items():
         order.add(actor, log)
     lines = order.due(math.inf)
     for actor, log in logs.items():
-        if [(line.event, line.commands) for line in lines if line.actor == actor] != [(step.event, step.commands) for step in log]:
+        if [(line.event, line.commands) for line in lines if line.actor == actor] != [
+            (step.event, step.commands) for step in log
+        ]:
             raise Violation(f"the merged log has not the lines of {actor}")
     said: set[tuple[Actor, Event]] = set()
     before = -math.inf
@@ -232,14 +261,21 @@ def check_order(plan: Blueprint, logs: Mapping[Actor, Log], lost: set[Actor]) ->
         if line.time < before:
             raise Violation(f"the merged log goes back from {before} to {line.time}")
         before = line.time
-        is_heard = isinstance(line.event, (*HEARD, Withdrawn)) and _speaker(plan, line.actor, line.event) not in lost
+        is_heard = (
+            isinstance(line.event, (*HEARD, Withdrawn))
+            and _speaker(plan, line.actor, line.event) not in lost
+        )
         if is_heard and not any((line.actor, event) in said for event in _as_said(line.event)):
             raise Violation(f"in the merged log {line.actor} hears {line.event} before it is said")
-        said |= {(command.to, command.message) for command in line.commands if isinstance(command, Send)}
+        said |= {
+            (command.to, command.message) for command in line.commands if isinstance(command, Send)
+        }
 
 
 def _as_said(event: Event) -> list[Event]:
-    """What a device has said; where its upload was refused, its server notes that it was withdrawn."""
+    """What a device has said; where its upload was refused, its server notes that it was
+    withdrawn.
+    """
     if not isinstance(event, Withdrawn):
         return [event]
     handle = upload_ref(event.device, event.activation, event.incarnation)
@@ -248,27 +284,40 @@ def _as_said(event: Event) -> list[Event]:
 
 def check_letters_are_durable(letters: Iterable[Letter], logs: Mapping[Actor, Log]) -> None:
     """Whatever was said is in the log of who said it: nothing is sent before it is durable."""
-    kept = {(actor, c.to, c.message) for actor, log in logs.items() for step in log for c in step.commands if isinstance(c, Send)}
+    kept = {
+        (actor, c.to, c.message)
+        for actor, log in logs.items()
+        for step in log
+        for c in step.commands
+        if isinstance(c, Send)
+    }
     for letter in letters:
         if letter.sender in logs and (letter.sender, letter.to, letter.event) not in kept:
             raise Violation(f"{letter.sender} has sent {letter.event} and forgotten it")
 
 
-# --------------------------------------------------------------------------------------------------------------------- servers
+# ------------------------------------------------------------------------------------------------
+# servers
 @dataclass
 class ServerStory:
     """What a server's log says."""
 
     z: Tensor
-    accepted: dict[tuple[int, int], str] = field(default_factory=dict)  # (device, activation) -> handle
+    accepted: dict[tuple[int, int], str] = field(
+        default_factory=dict
+    )  # (device, activation) -> handle
     counted: list[tuple[int, int]] = field(default_factory=list)
     held: list[tuple[int, int]] = field(default_factory=list)
     declined: set[tuple[int, int]] = field(default_factory=set)  # came to nothing
-    withdrawn: set[tuple[int, int]] = field(default_factory=set)  # accepted, and not yet counted when its device left
+    withdrawn: set[tuple[int, int]] = field(
+        default_factory=set
+    )  # accepted, and not yet counted when its device left
 
 
 def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerStory:
-    """Each accepted upload counts once, in this phase or the next; a phase ends with q; z follows from what counted and who belongs."""
+    """Each accepted upload counts once, in this phase or the next; a phase ends with q; z follows
+    from what counted and who belongs.
+    """
     weights, members = plan.weights(), {*plan.servers[server]} - plan.late
     everybody = plan.algorithm.counts == "members"
     story = ServerStory(plan.start)
@@ -277,27 +326,45 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
     active: set[int] = set()
     excused: set[int] = set()  # whose activation came to nothing in this phase
     unstarted: set[int] = set()  # joined, and not told what to start from
-    phase, waiting, reported, model = -1, True, (-1, -1), "z/0" if plan.cloud.sync else f"z/{server}/0"
+    phase, waiting, reported, model = (
+        -1,
+        True,
+        (-1, -1),
+        "z/0" if plan.cloud.sync else f"z/{server}/0",
+    )
     granted: dict[int, Activated] = {}
     for step in log:
         event: Any = step.event
         if (
             isinstance(event, Uploaded)
-            and Send(to=f"device/{event.device}", message=Acknowledged(activation=event.activation)) in step.commands
+            and Send(to=f"device/{event.device}", message=Acknowledged(activation=event.activation))
+            in step.commands
         ) and event.activation > last[event.device]:
             if not (event.activation == last[event.device] + 1 and event.device in members):
-                raise Violation(f"server {server} accepted {event} after {last[event.device]} from one of {members}")
+                raise Violation(
+                    f"server {server} accepted {event} after {last[event.device]} from one of"
+                    f" {members}"
+                )
             if not (granted.get(event.device) is not None):
                 raise Violation(f"server {server} accepted {event}, which it had not asked for")
             if event.device in unstarted:
-                raise Violation(f"server {server} accepted {event} from a device that joined and was not told what to start from")
+                raise Violation(
+                    f"server {server} accepted {event} from a device that joined and was not told"
+                    " what to start from"
+                )
             del granted[event.device]
             last[event.device] = event.activation
             story.accepted[event.device, event.activation] = event.model
             story.held.append((event.device, event.activation))
-        declined = [c.message for c in step.commands if isinstance(c, Send) and isinstance(c.message, Declined)]
+        declined = [
+            c.message
+            for c in step.commands
+            if isinstance(c, Send) and isinstance(c.message, Declined)
+        ]
         if isinstance(event, Withdrawn) and declined and event.activation > last[event.device]:
-            if not (event.device in granted and granted[event.device].activation == event.activation):
+            if not (
+                event.device in granted and granted[event.device].activation == event.activation
+            ):
                 raise Violation(f"server {server} let {event} go, which it had not asked for")
             del granted[event.device]
             last[event.device] = event.activation
@@ -307,18 +374,26 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
             match command:
                 case OpenPhase():
                     if not (command.phase == phase + 1 and waiting):
-                        raise Violation(f"server {server} opened phase {command.phase} after {phase}")
+                        raise Violation(
+                            f"server {server} opened phase {command.phase} after {phase}"
+                        )
                     phase, waiting, active, excused = command.phase, False, set(), set()
                 case Absorb():
                     key = (command.device, command.activation)
                     if key not in story.held:
-                        raise Violation(f"server {server} counted {key}, which waits for no counting (counted: {key in story.counted})")
+                        raise Violation(
+                            f"server {server} counted {key}, which waits for no counting (counted:"
+                            f" {key in story.counted})"
+                        )
                     story.held.remove(key)
                     story.counted.append(key)
                     active.add(command.device)
                     copies[command.device] = wire.model(story.accepted[key]).double()
                     if float(copies[command.device].abs().max()) > LARGEST:
-                        raise Violation(f"server {server} counted {key}, which is {copies[command.device].tolist()}")
+                        raise Violation(
+                            f"server {server} counted {key}, which is"
+                            f" {copies[command.device].tolist()}"
+                        )
                 case Admit():
                     members.add(command.device)
                     unstarted |= {command.device} if plan.algorithm.personal else set()
@@ -333,12 +408,19 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                 case Send(message=Activated() as activated):
                     device = number_of(command.to)
                     if device not in members:
-                        raise Violation(f"server {server} sent {activated} to {device}, which is none of {members}")
+                        raise Violation(
+                            f"server {server} sent {activated} to {device}, which is none of"
+                            f" {members}"
+                        )
                     if device not in granted:
                         if not (activated.model == model):
-                            raise Violation(f"server {server} sent {activated} while its model was {model}")
+                            raise Violation(
+                                f"server {server} sent {activated} while its model was {model}"
+                            )
                         if not (activated.activation == last[device] + 1):
-                            raise Violation(f"server {server} sent {activated} after {last[device]}")
+                            raise Violation(
+                                f"server {server} sent {activated} after {last[device]}"
+                            )
                         granted[device] = activated
                     if not (granted[device] == activated):
                         raise Violation(f"server {server} sent {activated} after {granted[device]}")
@@ -346,24 +428,42 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                     if ready.iteration == 0 and len(active) < min(
                         plan.active, len(members - excused)
                     ):  # members may join between iterations
-                        raise Violation(f"server {server} reported phase {phase} with {len(active)} uploads")
+                        raise Violation(
+                            f"server {server} reported phase {phase} with {len(active)} uploads"
+                        )
                     if not ((ready.phase, ready.iteration) > reported):
                         raise Violation(f"server {server} went back from {reported} to {ready}")
-                    if story.held and ready.iteration == 0:  # between iterations it waits, and uploads with it
-                        raise Violation(f"server {server} reported while {story.held} had not been counted")
+                    if (
+                        story.held and ready.iteration == 0
+                    ):  # between iterations it waits, and uploads with it
+                        raise Violation(
+                            f"server {server} reported while {story.held} had not been counted"
+                        )
                     reported, waiting = (ready.phase, ready.iteration), True
                     total, weight = _sum(copies, weights, members if everybody else active)
-                    whole = torch.cat([total, torch.tensor([weight], dtype=torch.float64)]) if plan.cloud.sync else story.z
+                    whole = (
+                        torch.cat([total, torch.tensor([weight], dtype=torch.float64)])
+                        if plan.cloud.sync
+                        else story.z
+                    )
                     if wire.has_report(ready) and not _near(wire.report(ready), whole):
-                        raise Violation(f"server {server} reported {wire.report(ready)}, not {whole}")
+                        raise Violation(
+                            f"server {server} reported {wire.report(ready)}, not {whole}"
+                        )
                 case StepModel():
-                    mixed = wire.model(command.mixed) if isinstance(event, Mixed) and event.model == command.mixed else story.z
+                    mixed = (
+                        wire.model(command.mixed)
+                        if isinstance(event, Mixed) and event.model == command.mixed
+                        else story.z
+                    )
                     waiting = True
                     total, weight = _sum(copies, weights, members if everybody else active)
                     story.z = _stepped(plan, mixed.double(), total, weight)
                     model = _newer(server, model, command.result)
                     if wire.knows(model) and not (_near(wire.model(model), story.z)):
-                        raise Violation(f"server {server}: {model} is {wire.model(model)}, not {story.z}")
+                        raise Violation(
+                            f"server {server}: {model} is {wire.model(model)}, not {story.z}"
+                        )
                 case AdoptModel():
                     assert isinstance(event, GlobalUpdated)
                     model = _newer(server, model, event.model)
@@ -373,10 +473,14 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
     return story
 
 
-def _sum(copies: Mapping[int, Tensor], weights: Sequence[float], who: Iterable[int]) -> tuple[Tensor, float]:
+def _sum(
+    copies: Mapping[int, Tensor], weights: Sequence[float], who: Iterable[int]
+) -> tuple[Tensor, float]:
     chosen = sorted(who)
     zero = torch.zeros_like(next(iter(copies.values())))
-    return sum((weights[d] * copies[d] for d in chosen), zero), float(sum(weights[d] for d in chosen))
+    return sum((weights[d] * copies[d] for d in chosen), zero), float(
+        sum(weights[d] for d in chosen)
+    )
 
 
 def _stepped(plan: Blueprint, mixed: Tensor, total: Tensor, weight: float) -> Tensor:
@@ -389,9 +493,12 @@ def _newer(server: int, old: str, new: str) -> str:
     return new
 
 
-# ----------------------------------------------------------------------------------------------------------------- coordinator
+# ------------------------------------------------------------------------------------------------
+# coordinator
 def check_coordinator(plan: Blueprint, log: Log, wire: Wire) -> None:
-    """Exactly B servers per mix, in order of arrival; mixing keeps the mean; rounds are numbered one after the other."""
+    """Exactly B servers per mix, in order of arrival; mixing keeps the mean; rounds are numbered
+    one after the other.
+    """
     queue: list[ServerReady] = []
     seen: set[tuple[int, int, int]] = set()
     rounds, z = 0, plan.start.double()
@@ -415,26 +522,43 @@ def check_coordinator(plan: Blueprint, log: Log, wire: Wire) -> None:
                     ready = [r for r in queue if r.phase == rounds]
                     if not (sorted(r.server for r in ready) == [*range(len(plan.servers))]):
                         raise Violation(f"round {rounds} came with {ready}")
-                    sums = sum((wire.report(r) for r in ready), torch.zeros(plan.size_F + 1, dtype=torch.float64))
+                    sums = sum(
+                        (wire.report(r) for r in ready),
+                        torch.zeros(plan.size_F + 1, dtype=torch.float64),
+                    )
                     for _ in range(command.iterations):
                         z = _stepped(plan, z, sums[:-1], float(sums[-1]))
                     if wire.knows(command.result) and not (_near(wire.model(command.result), z)):
-                        raise Violation(f"{command.result} is {wire.model(command.result)}, not {z}")
+                        raise Violation(
+                            f"{command.result} is {wire.model(command.result)}, not {z}"
+                        )
                     queue = [r for r in queue if r.phase > rounds]
                     rounds += 1
 
 
 def _check_mix(plan: Blueprint, command: MixModels, queue: list[ServerReady], wire: Wire) -> None:
     cloud = plan.cloud
-    size = len(plan.servers) if isinstance(cloud, GraphCloud) else cloud.first if isinstance(cloud, AsyncCloud | RigorousCloud) else 0
+    size = (
+        len(plan.servers)
+        if isinstance(cloud, GraphCloud)
+        else cloud.first
+        if isinstance(cloud, AsyncCloud | RigorousCloud)
+        else 0
+    )
     if isinstance(cloud, RigorousCloud):
         queue[:] = [r for r in queue if r.phase >= command.round]  # earlier ones were isolated
     candidates = [r for r in queue if r.iteration == command.iteration]
     first = candidates[:size]
     if command.iteration > 0:  # the same B again; they may come back in another order
-        first = sorted(first, key=lambda r: command.servers.index(r.server) if r.server in command.servers else size)
+        first = sorted(
+            first,
+            key=lambda r: command.servers.index(r.server) if r.server in command.servers else size,
+        )
     if not (tuple(r.server for r in first) == command.servers):
-        raise Violation(f"{command} was mixed, though {[r.server for r in candidates]} was the queue, B = {size}")
+        raise Violation(
+            f"{command} was mixed, though {[r.server for r in candidates]} was the queue, B ="
+            f" {size}"
+        )
     if not (tuple(r.model for r in first) == command.models):
         raise Violation(f"{command} was mixed from other models than {first}")
     for ready in first:
@@ -443,20 +567,29 @@ def _check_mix(plan: Blueprint, command: MixModels, queue: list[ServerReady], wi
     if all(wire.knows(handle) for handle in command.results):
         results = torch.stack([wire.model(handle) for handle in command.results]).double()
         if not (_near(results.mean(0), models.mean(0))):
-            raise Violation(f"{command} did not keep the mean: {models.mean(0)} became {results.mean(0)}")
-        if not isinstance(cloud, GraphCloud) and not (_near(results, models.mean(0).expand_as(results))):
+            raise Violation(
+                f"{command} did not keep the mean: {models.mean(0)} became {results.mean(0)}"
+            )
+        if not isinstance(cloud, GraphCloud) and not (
+            _near(results, models.mean(0).expand_as(results))
+        ):
             raise Violation(f"{command} gave {results}")
 
 
-# --------------------------------------------------------------------------------------------------------------------- devices
+# ------------------------------------------------------------------------------------------------
+# devices
 def check_offline_limit(plan: Blueprint, device: int, log: Log) -> None:
     """No more offline rounds in a row than allowed."""
     limit, in_a_row = getattr(plan.algorithm, "offline_limit", 0), 0
     for step in log:
         in_a_row += isinstance(step.event, OfflineTrained)
         if not (in_a_row <= limit):
-            raise Violation(f"device {device} trained offline {in_a_row} times in a row; {limit} are allowed")
-        if any(isinstance(command, Train | Pull) for command in step.commands) or isinstance(step.event, Restored):
+            raise Violation(
+                f"device {device} trained offline {in_a_row} times in a row; {limit} are allowed"
+            )
+        if any(isinstance(command, Train | Pull) for command in step.commands) or isinstance(
+            step.event, Restored
+        ):
             in_a_row = 0
 
 
@@ -465,17 +598,22 @@ def check_model_is_kept(device: int, log: Log) -> None:
     acknowledged = incarnation = 0
     for step in log:
         match step.event:
-            case Acknowledged(activation=activation) | Declined(activation=activation) if activation == acknowledged:
+            case Acknowledged(activation=activation) | Declined(activation=activation) if (
+                activation == acknowledged
+            ):
                 acknowledged += 1
             case Restored() as restored if restored.incarnation > incarnation:
                 if restored.activation < acknowledged:
                     raise Violation(
-                        f"device {device} lost its model: {restored} replaced it, though {acknowledged} were acknowledged to it"
+                        f"device {device} lost its model: {restored} replaced it, though"
+                        f" {acknowledged} were acknowledged to it"
                     )
                 acknowledged, incarnation = restored.activation, restored.incarnation
 
 
-def device_story(plan: Blueprint, device: int, log: Log, wire: Wire, spoiled: Collection[str]) -> tuple[Tensor, Tensor]:
+def device_story(
+    plan: Blueprint, device: int, log: Log, wire: Wire, spoiled: Collection[str]
+) -> tuple[Tensor, Tensor]:
     """x and x_prev as they follow from a device's log; every upload is checked on the way."""
     x = prev = plan.start
     before = x, prev
@@ -514,23 +652,40 @@ def device_story(plan: Blueprint, device: int, log: Log, wire: Wire, spoiled: Co
     return x, prev
 
 
-# ---------------------------------------------------------------------------------------------------------------------- the end
+# ------------------------------------------------------------------------------------------------
+# the end
 def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]) -> None:
-    """Every acknowledgement that ever left a server is kept: the upload is in its log, and counted once or about to be."""
+    """Every acknowledgement that ever left a server is kept: the upload is in its log, and counted
+    once or about to be.
+    """
     for letter in letters:
         if isinstance(letter.event, Acknowledged):
-            story, key = servers[number_of(letter.sender)], (number_of(letter.to), letter.event.activation)
+            story, key = (
+                servers[number_of(letter.sender)],
+                (number_of(letter.to), letter.event.activation),
+            )
             times = story.counted.count(key) + story.held.count(key)
             if times != (0 if key in story.withdrawn else 1) or key in story.declined:
                 raise Violation(f"{letter.sender} acknowledged {key} and counts it {times} times")
         elif isinstance(letter.event, Declined):
-            story, key = servers[number_of(letter.sender)], (number_of(letter.to), letter.event.activation)
+            story, key = (
+                servers[number_of(letter.sender)],
+                (number_of(letter.to), letter.event.activation),
+            )
             if key not in story.declined or key in story.accepted:
                 raise Violation(f"{letter.sender} declined {key}, which it has accepted")
 
 
-def check_final(world: World, logs: Mapping[Actor, Log], lost: set[Actor], servers: Mapping[int, ServerStory], wire: Wire) -> None:
-    """What the roles hold at the end is what the history implies, and their disks hold nothing else."""
+def check_final(
+    world: World,
+    logs: Mapping[Actor, Log],
+    lost: set[Actor],
+    servers: Mapping[int, ServerStory],
+    wire: Wire,
+) -> None:
+    """What the roles hold at the end is what the history implies, and their disks hold nothing
+    else.
+    """
     for actor, node in world.nodes.items():
         if node.role is None:
             continue

@@ -1,4 +1,6 @@
-"""Deliberate breaks of the deployment, each of which the simulator must catch. `python -m faultsim.mutations` tries them all."""
+"""Deliberate breaks of the deployment, each of which the simulator must catch. `python -m
+faultsim.mutations` tries them all.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,11 +50,16 @@ def commit_before_the_files() -> Any:
         let_go(self)
 
     let_go = store.StoreOn._let_go
-    return _both(patch.object(store.StoreOn, "_sync_files", late), patch.object(store.StoreOn, "_let_go", after))
+    return _both(
+        patch.object(store.StoreOn, "_sync_files", late),
+        patch.object(store.StoreOn, "_let_go", after),
+    )
 
 
 def answer_before_commit() -> Any:
-    """A server acknowledges an upload without having written it down: the commit comes with the next event."""
+    """A server acknowledges an upload without having written it down: the commit comes with the
+    next event.
+    """
     whole = store.StoreOn.commit
 
     def lazy(self: store.StoreOn, step: Any = None, facts: Any = None) -> None:
@@ -67,7 +74,9 @@ def answer_before_commit() -> Any:
 
     counted = store.StoreOn.length.fget  # type: ignore[attr-defined]
     length = property(lambda self: counted(self) + (getattr(self, "_waiting", None) is not None))
-    return _both(patch.object(store.StoreOn, "commit", lazy), patch.object(store.StoreOn, "length", length))
+    return _both(
+        patch.object(store.StoreOn, "commit", lazy), patch.object(store.StoreOn, "length", length)
+    )
 
 
 def remove_before_commit() -> Any:
@@ -106,7 +115,9 @@ def only_the_last_of_a_group_is_synced() -> Any:
 
     def last(self: store.StoreOn) -> None:
         sync, others = Disk.sync_file, [*self._unsynced.values()][:-1]
-        with patch.object(Disk, "sync_file", lambda disk, file: None if file in others else sync(disk, file)):
+        with patch.object(
+            Disk, "sync_file", lambda disk, file: None if file in others else sync(disk, file)
+        ):
             whole(self)
 
     return patch.object(store.StoreOn, "_sync_files", last)
@@ -124,7 +135,13 @@ def copies_count_twice() -> Any:
             return [servers.Absorb(device=event.device, activation=event.activation), *commands]
         return commands
 
-    return patch.dict(servers.TRANSITIONS, {(s, Uploaded): twice for s in (servers.ServerState.COLLECTING, servers.ServerState.WAITING)})
+    return patch.dict(
+        servers.TRANSITIONS,
+        {
+            (s, Uploaded): twice
+            for s in (servers.ServerState.COLLECTING, servers.ServerState.WAITING)
+        },
+    )
 
 
 def held_uploads_are_forgotten() -> Any:
@@ -192,7 +209,10 @@ def one_offline_round_more() -> Any:
     whole = Device._start_offline
 
     def more(self: Device, event: Event) -> list[Command]:
-        limit, self.offline_limit = self.offline_limit, None if self.offline_limit is None else self.offline_limit + 1
+        limit, self.offline_limit = (
+            self.offline_limit,
+            None if self.offline_limit is None else self.offline_limit + 1,
+        )
         try:
             return whole(self, event)
         finally:
@@ -205,7 +225,9 @@ def one_offline_round_more() -> Any:
 
 def uploads_are_not_repeated() -> Any:
     """A device whose acknowledgement was lost does not ask for it again."""
-    return patch.dict(devices.TRANSITIONS, {(devices.DeviceState.UPLOADING, RetryDue): Device._ignore})
+    return patch.dict(
+        devices.TRANSITIONS, {(devices.DeviceState.UPLOADING, RetryDue): Device._ignore}
+    )
 
 
 def grants_are_not_repeated() -> Any:
@@ -249,7 +271,9 @@ def clock_is_forgotten() -> Any:
 
 def peers_carry_the_clock() -> Any:
     """A letter from the far future takes its receiver along."""
-    return patch.object(clock.HybridClock, "after", lambda self, sent, now: self.at(max(now, sent + clock.TICK)))
+    return patch.object(
+        clock.HybridClock, "after", lambda self, sent, now: self.at(max(now, sent + clock.TICK))
+    )
 
 
 def logs_are_merged_by_time_alone() -> Any:
@@ -269,21 +293,28 @@ def sum_is_saved_too_late() -> Any:
 
 
 def snapshot_without_the_sum() -> Any:
-    """A server takes a snapshot, but not of its sum, so that uploads before it are not counted again."""
+    """A server takes a snapshot, but not of its sum, so that uploads before it are not counted
+    again.
+    """
     return patch.object(server.ServerRole, "_before_snapshot", lambda _: None)
 
 
 def snapshot_skips_an_event() -> Any:
     """A snapshot says that it holds one event more than it does."""
     whole = snapshot.take
-    return patch.object(snapshot, "take", lambda parts, number, time: whole(parts, number + 1, time))
+    return patch.object(
+        snapshot, "take", lambda parts, number, time: whole(parts, number + 1, time)
+    )
 
 
 def snapshot_forgets_contributions() -> Any:
     """A server's snapshot does not say which file is whose."""
 
     def parts(self: server.ServerRole) -> snapshot.Parts:
-        return {"machine": (self.machine, snapshot.names_of(self.machine)), "server": (self, ("_granted", "_unstarted", "_reported"))}
+        return {
+            "machine": (self.machine, snapshot.names_of(self.machine)),
+            "server": (self, ("_granted", "_unstarted", "_reported")),
+        }
 
     return patch.object(server.ServerRole, "_parts", parts)
 
@@ -316,7 +347,9 @@ def those_who_left_still_count() -> Any:
 
 def reports_follow_the_members() -> Any:
     """A sum that was reported and is sent again is that of the members of now."""
-    return patch.object(server.ServerRole, "_reported", property(lambda _: False, lambda *_: None), create=True)
+    return patch.object(
+        server.ServerRole, "_reported", property(lambda _: False, lambda *_: None), create=True
+    )
 
 
 def who_comes_back_is_not_put_in_step() -> Any:
@@ -351,7 +384,9 @@ def sessions_begin_anew() -> Any:
         self.session = event.session  # type: ignore[attr-defined]
         return commands
 
-    return patch.dict(devices.TRANSITIONS, {(s, devices.Restored): restored for s in devices.DeviceState})
+    return patch.dict(
+        devices.TRANSITIONS, {(s, devices.Restored): restored for s in devices.DeviceState}
+    )
 
 
 def _without(role: Any, *reasons: str) -> Any:
@@ -389,7 +424,9 @@ def an_old_store_is_welcome() -> Any:
 
 
 def uploads_out_of_range_are_taken() -> Any:
-    """A server looks at the shape of an upload, and whether it is finite, but not at where it is."""
+    """A server looks at the shape of an upload, and whether it is finite, but not at where it
+    is.
+    """
     return patch.object(server.ServerRole, "_check", Role._check)
 
 
@@ -475,7 +512,8 @@ def main() -> int:
         seed, sentence = caught(name)
         missed += seed < 0
         print(
-            f"{name}: {(mutation.__doc__ or '').strip()} caught by seed {seed}: {sentence.strip().splitlines()[-1][:150] if sentence else 'NOT CAUGHT'}",
+            f"{name}: {(mutation.__doc__ or '').strip()} caught by seed {seed}:"
+            f" {sentence.strip().splitlines()[-1][:150] if sentence else 'NOT CAUGHT'}",
             flush=True,
         )
     return int(missed > 0)

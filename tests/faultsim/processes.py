@@ -1,4 +1,6 @@
-"""Deployments in processes, forked from this one, which has loaded everything and has one thread."""
+"""Deployments in processes, forked from this one, which has loaded everything and has one
+thread.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -73,14 +75,20 @@ class Here:
     def replays(self, folder: Path) -> bool:
         """Merge the logs and replay them: raises where they disagree with the models on disk."""
         settings = self.job.settings()
-        end = merge_stores(folder, self.federation, settings, self.options(folder), self.job.to_table())
-        return bool(replay(folder / "events.jsonl", self.federation, exact=True)["digest"] == end["digest"])
+        end = merge_stores(
+            folder, self.federation, settings, self.options(folder), self.job.to_table()
+        )
+        return bool(
+            replay(folder / "events.jsonl", self.federation, exact=True)["digest"] == end["digest"]
+        )
 
 
 class Hurt(Up):
     """`Up` whose children do something first."""
 
-    def __init__(self, deployment: Deployment, out: Path, before: Before, binds: Mapping[Actor, str]) -> None:
+    def __init__(
+        self, deployment: Deployment, out: Path, before: Before, binds: Mapping[Actor, str]
+    ) -> None:
         super().__init__(deployment, out)
         self._before = before
         self._binds = binds  # where actors listen whose peers dial something else
@@ -91,7 +99,13 @@ class Hurt(Up):
         return int(run_process(lambda: replace(self._deployment, options=options).process(actor)))
 
 
-def start(here: Here, folder: Path, rounds: int | None, before: Before, binds: Mapping[Actor, str] | None = None) -> Hurt:
+def start(
+    here: Here,
+    folder: Path,
+    rounds: int | None,
+    before: Before,
+    binds: Mapping[Actor, str] | None = None,
+) -> Hurt:
     """Fork everybody."""
     folder.mkdir(parents=True, exist_ok=True)
     deployment = here.deployment(folder, rounds)
@@ -104,7 +118,9 @@ def start(here: Here, folder: Path, rounds: int | None, before: Before, binds: M
 
 
 def play_to_the_end(here: Here, folder: Path, rounds: int, before: Before) -> tuple[int, bool]:
-    """Until the last round; how often a process had to be started again, and whether the log replays to the models on disk."""
+    """Until the last round; how often a process had to be started again, and whether the log
+    replays to the models on disk.
+    """
     hurt = start(here, folder, rounds, before)
     deadline = time.monotonic() + PATIENCE_S
     try:

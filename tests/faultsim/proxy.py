@@ -1,7 +1,8 @@
 """A TCP proxy with moods. Lines on its input change them: `PORT MODE`, e.g. `23001 slow`.
 
-open: passes everything; up, down: one way is dead; slow: 30 kB/s; reset: all connections of this port are aborted, then open.
-`python -m faultsim.proxy 23001:23002 ...` listens at the first of each pair and dials the second.
+open: passes everything; up, down: one way is dead; slow: 30 kB/s; reset: all connections of this
+port are aborted, then open. `python -m faultsim.proxy 23001:23002 ...` listens at the first of each
+pair and dials the second.
 """
 
 import asyncio
@@ -41,7 +42,9 @@ class Door:
         await asyncio.gather(self._pass(reader, back, "up"), self._pass(there, writer, "down"))
         self._writers -= {writer, back}
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(16384):
                 while self.mode == way:
@@ -62,7 +65,9 @@ async def main(pairs: list[str]) -> None:
         await doors[port].listen()
     print("ready", flush=True)
     orders = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(orders), sys.stdin
+    )
     while line := (await orders.readline()).decode().split():
         doors[int(line[0])].set(line[1])
 

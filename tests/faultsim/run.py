@@ -36,7 +36,15 @@ def run(schedule: Schedule) -> Outcome:
     faults["split stores"], faults["turned away"] = int(world.stores.are_split), world.turned_away
     faults["torn files"] = sum(node.disk.torn for node in world.nodes.values())
     faults["lost names"] = sum(node.disk.lost for node in world.nodes.values())
-    return Outcome(schedule.seed, sentence, max(world.rounds, 0), len(world.sent), len(world.refused), world.recovered_s, faults)
+    return Outcome(
+        schedule.seed,
+        sentence,
+        max(world.rounds, 0),
+        len(world.sent),
+        len(world.refused),
+        world.recovered_s,
+        faults,
+    )
 
 
 def shrink(schedule: Schedule) -> Schedule:
@@ -53,7 +61,9 @@ def shrink(schedule: Schedule) -> Schedule:
             size //= 2
 
 
-def _without_one_piece(schedule: Schedule, faults: list[Planned], size: int) -> list[Planned] | None:
+def _without_one_piece(
+    schedule: Schedule, faults: list[Planned], size: int
+) -> list[Planned] | None:
     for start in range(0, len(faults), size):
         rest = faults[:start] + faults[start + size :]
         if run(replace(schedule, faults=tuple(rest))).sentence:
@@ -64,5 +74,10 @@ def _without_one_piece(schedule: Schedule, faults: list[Planned], size: int) -> 
 def report(schedule: Schedule) -> str:
     """What failed, the shrunk schedule, and the command that shows it again."""
     lines = [f"  {planned}" for planned in schedule.faults]
-    head = f"seed {schedule.seed} ({CASES[schedule.case][0]}) fails with {len(lines)} faults: {run(schedule).sentence}"
-    return "\n".join([head, *lines, f"again: PYTHONPATH=src:tests python -m faultsim --seed {schedule.seed}"])
+    head = (
+        f"seed {schedule.seed} ({CASES[schedule.case][0]}) fails with {len(lines)} faults:"
+        f" {run(schedule).sentence}"
+    )
+    return "\n".join(
+        [head, *lines, f"again: PYTHONPATH=src:tests python -m faultsim --seed {schedule.seed}"]
+    )

@@ -1,4 +1,6 @@
-"""What goes wrong, when and where: drawn from one seed before anything happens, so that parts of it can be left out."""
+"""What goes wrong, when and where: drawn from one seed before anything happens, so that parts of it
+can be left out.
+"""
 
 import random
 from dataclasses import dataclass
@@ -28,18 +30,30 @@ class Fault(Enum):
     PARTITION = "one way of a link is dead"
     RESET = "a connection breaks in the middle of a letter"
     CRASH = "a role dies between two events and comes back"
-    CRASH_AT_STEP = "a role dies at a named step inside an event; what was not synced is lost or torn"
+    CRASH_AT_STEP = (
+        "a role dies at a named step inside an event; what was not synced is lost or torn"
+    )
     FULL_DISK = "a disk is full for a while"
     CLOCK_JUMP = "a clock jumps"
-    CLOCK_LEAP = "a clock is wrong by minutes, days or years for a while, and the role begins with it, or goes on"
+    CLOCK_LEAP = (
+        "a clock is wrong by minutes, days or years for a while, and the role begins with it, or"
+        " goes on"
+    )
     PAUSE = "a process stands still and goes on"
     GIVE_UP = "a server takes a working device for lost"
     LOST_DISK = "a device comes back with an empty disk"
     OLD_BACKUP = "a device comes back with an old copy of its disk"
-    SPOILED = "a device's training gives values that are not finite, or a model that is far out of range"
+    SPOILED = (
+        "a device's training gives values that are not finite, or a model that is far out of range"
+    )
     CHANGE = "a device joins, leaves, or comes back as a member"
-    LOST_STORE = "a server or the coordinator comes up with an empty disk; later its own is put back"
-    OLD_STORE = "a server or the coordinator comes up with an old copy of its disk; later its own is put back"
+    LOST_STORE = (
+        "a server or the coordinator comes up with an empty disk; later its own is put back"
+    )
+    OLD_STORE = (
+        "a server or the coordinator comes up with an old copy of its disk; later its own is put"
+        " back"
+    )
 
 
 APART = (Fault.LOST_STORE, Fault.OLD_STORE, Fault.SPOILED, Fault.CLOCK_LEAP)  # drawn by themselves
@@ -58,7 +72,10 @@ class Planned:
 
     def __str__(self) -> str:
         point = "" if self.point is None else f" {self.point.value}"
-        return f"{self.at:6.3f} {self.fault.name:13} {self.where:24} for {self.length:.2f} s, {self.amount:+.2f}{point}"
+        return (
+            f"{self.at:6.3f} {self.fault.name:13} {self.where:24} for {self.length:.2f} s,"
+            f" {self.amount:+.2f}{point}"
+        )
 
 
 _BCD = fb.FedBCD(device_step=0.05, batch=4, steps=(1, 3))
@@ -85,7 +102,9 @@ SERVERS = 3
 
 
 @cache
-def blueprint_of(case: int, members: int, active: int, late: frozenset[int] = frozenset()) -> Blueprint:
+def blueprint_of(
+    case: int, members: int, active: int, late: frozenset[int] = frozenset()
+) -> Blueprint:
     """A plan with a model of three numbers; the `late` devices are no members before they join."""
     _, algorithm, cloud = CASES[case]
     devices = SERVERS * members
@@ -106,7 +125,9 @@ class Schedule:
     members: int
     active: int
     late: frozenset[int]
-    together: float  # seconds for which roles collect letters that become durable together; 0: each alone
+    together: (
+        float  # seconds for which roles collect letters that become durable together; 0: each alone
+    )
     faults: tuple[Planned, ...]
 
     @classmethod
@@ -116,17 +137,33 @@ class Schedule:
         case, members = seed % len(CASES), chance.choice([1, 2, 2, 3])
         active = chance.randint(1, members)
         left_out = [Fault.LOST_DISK, Fault.OLD_BACKUP] if CASES[case][1].offline else []
-        left_out += [Fault.CHANGE] if members == 1 else []  # the last member of a server cannot leave
+        left_out += (
+            [Fault.CHANGE] if members == 1 else []
+        )  # the last member of a server cannot leave
         kinds = [fault for fault in Fault if fault not in (*left_out, *APART)]
-        chosen = chance.sample(kinds, chance.randint(1, len(kinds)))  # few kinds often, so that each also comes alone
-        late = frozenset(d for d in range(SERVERS * members) if d % members and Fault.CHANGE in chosen and chance.random() < 0.3)
+        chosen = chance.sample(
+            kinds, chance.randint(1, len(kinds))
+        )  # few kinds often, so that each also comes alone
+        late = frozenset(
+            d
+            for d in range(SERVERS * members)
+            if d % members and Fault.CHANGE in chosen and chance.random() < 0.3
+        )
         plan = blueprint_of(case, members, active, late)
         faults = [_draw(chance, chance.choice(chosen), plan) for _ in range(chance.randint(2, 14))]
         faults += _wrong_stores(random.Random(f"stores {seed}"))
         faults += _spoiled(random.Random(f"spoiled {seed}"), plan)
         faults += _leaps(random.Random(f"leaps {seed}"), plan)
         together = chance.choice([0.0, 0.05, 0.3])
-        return cls(seed, case, members, active, late, together, tuple(sorted(faults, key=lambda planned: planned.at)))
+        return cls(
+            seed,
+            case,
+            members,
+            active,
+            late,
+            together,
+            tuple(sorted(faults, key=lambda planned: planned.at)),
+        )
 
     @property
     def blueprint(self) -> Blueprint:
@@ -135,11 +172,23 @@ class Schedule:
 
 
 def _wrong_stores(chance: random.Random) -> list[Planned]:
-    """Drawn apart from the others: few seeds have them, since little else happens where a server is missing."""
-    faults = [chance.choice([Fault.LOST_STORE, Fault.OLD_STORE]) for _ in range(chance.randint(1, 2))] if chance.random() < STRUCK else []
+    """Drawn apart from the others: few seeds have them, since little else happens where a server is
+    missing.
+    """
+    faults = (
+        [chance.choice([Fault.LOST_STORE, Fault.OLD_STORE]) for _ in range(chance.randint(1, 2))]
+        if chance.random() < STRUCK
+        else []
+    )
     actors = [COORDINATOR, *(server_actor(n) for n in range(SERVERS))]
     return [
-        Planned(round(chance.uniform(0.0, UNTIL), 3), fault, chance.choice(actors), round(chance.uniform(0.2, 2.0), 2), chance.random())
+        Planned(
+            round(chance.uniform(0.0, UNTIL), 3),
+            fault,
+            chance.choice(actors),
+            round(chance.uniform(0.2, 2.0), 2),
+            chance.random(),
+        )
         for fault in faults
     ]
 
@@ -156,12 +205,18 @@ def _leaps(chance: random.Random, plan: Blueprint) -> list[Planned]:
 
 
 def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
-    actors = [COORDINATOR, *(server_actor(n) for n in range(SERVERS)), *(device_actor(d) for d in range(plan.devices))]
+    actors = [
+        COORDINATOR,
+        *(server_actor(n) for n in range(SERVERS)),
+        *(device_actor(d) for d in range(plan.devices)),
+    ]
     where, amount, point = chance.choice(actors), chance.random(), None
     match fault:
         case Fault.PARTITION | Fault.RESET:
             pairs = [(device_actor(d), server_actor(plan.home_of(d))) for d in range(plan.devices)]
-            pair = chance.choice([*pairs, *((server_actor(n), COORDINATOR) for n in range(SERVERS))])
+            pair = chance.choice(
+                [*pairs, *((server_actor(n), COORDINATOR) for n in range(SERVERS))]
+            )
             where = ">".join(pair if chance.random() < 0.5 else pair[::-1])
         case Fault.CRASH_AT_STEP:
             point = chance.choice([*Failpoint])
@@ -171,4 +226,11 @@ def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
             amount = chance.choice([-1, 1]) * 10 ** chance.uniform(-3, 4)
         case Fault.CLOCK_LEAP:
             amount *= chance.choice([-1, 1]) * chance.choice([MINUTES, DAYS, YEARS])
-    return Planned(round(chance.uniform(0.0, UNTIL), 3), fault, where, round(chance.uniform(0.05, 1.5), 2), round(amount, 3), point)
+    return Planned(
+        round(chance.uniform(0.0, UNTIL), 3),
+        fault,
+        where,
+        round(chance.uniform(0.05, 1.5), 2),
+        round(amount, 3),
+        point,
+    )

@@ -1,6 +1,9 @@
-"""A real deployment with one device that uploads 1e30 time and again, and one that meets a loss that is no number once.
+"""A real deployment with one device that uploads 1e30 time and again, and one that meets a loss
+that is no number once.
 
-The first is dismissed; once it is repaired it is admitted again, and starts from its server's model. Prints what the roles said of it, and how large the models of all others are. `python -m faultsim.spoiling`
+The first is dismissed; once it is repaired it is admitted again, and starts from its server's
+model. Prints what the roles said of it, and how large the models of all others are. `python -m
+faultsim.spoiling`
 """
 
 import asyncio
@@ -31,13 +34,19 @@ FAR, SICK = 0, 3  # the two devices, one at each server; all are to be active in
 
 
 def be_bad(actor: Actor, repaired: Path) -> None:
-    """In the process of the role, before it begins; the first is bad until there is a file `repaired`."""
+    """In the process of the role, before it begins; the first is bad until there is a file
+    `repaired`.
+    """
     if actor == f"device/{FAR}":
         whole = DeviceRole._computed
 
         def far(self: DeviceRole, task: Any) -> Done:
             done = whole(self, task)
-            return done if repaired.exists() else Done(done.work, done.event, torch.full_like(done.x, 1e30), done.prev)
+            return (
+                done
+                if repaired.exists()
+                else Done(done.work, done.event, torch.full_like(done.x, 1e30), done.prev)
+            )
 
         DeviceRole._computed = far  # type: ignore[method-assign]
     elif actor == f"device/{SICK}":
@@ -46,7 +55,10 @@ def be_bad(actor: Actor, repaired: Path) -> None:
         def broken(self: Trainer, *arguments: Any) -> Any:
             if left:
                 left.pop()
-                raise NumericalError(f"the loss of device {SICK} is nan in step 1 of 3 of its session 0; check its data")
+                raise NumericalError(
+                    f"the loss of device {SICK} is nan in step 1 of 3 of its session 0; check its"
+                    " data"
+                )
             return run(self, *arguments)
 
         Trainer.run = broken  # type: ignore[method-assign]
@@ -69,7 +81,9 @@ def play(here: Here, folder: Path) -> dict[str, Any]:
         until(lambda: rounds() >= goal)
 
     def change(what: str) -> bool:
-        return asyncio.run(ask_change("server/0", here.options(folder).servers[0], Plain(), what, FAR))
+        return asyncio.run(
+            ask_change("server/0", here.options(folder).servers[0], Plain(), what, FAR)
+        )
 
     def uploads() -> int:
         counted = (ask_health(state / "device-0", "/metrics") or b"").decode()
@@ -77,8 +91,13 @@ def play(here: Here, folder: Path) -> dict[str, Any]:
 
     try:
         play_to(4)
-        metrics = {actor: (ask_health(state / actor, "/metrics") or b"").decode() for actor in ("server-0", "device-0", "device-3")}
-        status = {actor: ask_status(state / actor) for actor in ("device-0", "device-1", "device-3")}
+        metrics = {
+            actor: (ask_health(state / actor, "/metrics") or b"").decode()
+            for actor in ("server-0", "device-0", "device-3")
+        }
+        status = {
+            actor: ask_status(state / actor) for actor in ("device-0", "device-1", "device-3")
+        }
         dismissed = change("dismiss")
         play_to(rounds() + 2)
         repaired.touch()
@@ -114,9 +133,22 @@ def main() -> int:
         events: Counter[str] = Counter()
         for step in LogReader(folder / "events.jsonl"):
             events[f"{step.actor} {type(step.event).__name__}"] += 1
-        log = [json.loads(line) for line in (folder / "logs" / f"device-{FAR}.log").read_text().splitlines()]
+        log = [
+            json.loads(line)
+            for line in (folder / "logs" / f"device-{FAR}.log").read_text().splitlines()
+        ]
         said = [[line["what"], line.get("sentence", "")] for line in log]
-        print(json.dumps({**found, "replayed": replayed, "events": events, "said": said, "largest": largest(folder / "state")}))
+        print(
+            json.dumps(
+                {
+                    **found,
+                    "replayed": replayed,
+                    "events": events,
+                    "said": said,
+                    "largest": largest(folder / "state"),
+                }
+            )
+        )
     return 0
 
 

@@ -1,4 +1,6 @@
-"""Servers and the coordinator that come up with a store that is not their newest: an empty one, or an old copy; later the newest is put back."""
+"""Servers and the coordinator that come up with a store that is not their newest: an empty one, or
+an old copy; later the newest is put back.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 from faultsim.schedule import Fault, Planned
 from fedbcd.errors import ProtocolError
 from fedbcd.eventlog import Transition
-from fedbcd.protocol.messages import COORDINATOR, Acknowledged, Actor, Declined, Send, Uploaded, Withdrawn, device_actor, number_of
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Acknowledged,
+    Actor,
+    Declined,
+    Send,
+    Uploaded,
+    Withdrawn,
+    device_actor,
+    number_of,
+)
 
 if TYPE_CHECKING:
     from faultsim.world import Node, World
@@ -25,7 +37,9 @@ class Newest:
 
 
 class Stores:
-    """Who has which store. `are_split`: somebody has gone on with a wrong one, so that the newest is no longer all that has happened."""
+    """Who has which store. `are_split`: somebody has gone on with a wrong one, so that the newest
+    is no longer all that has happened.
+    """
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -49,7 +63,9 @@ class Stores:
         if planned.fault is Fault.LOST_STORE:
             self._replace(node, planned, None)
         elif node.actor not in self._old:
-            self._old[node.actor] = node.disk.copy() if node.role is None else self._copied(node, planned)
+            self._old[node.actor] = (
+                node.disk.copy() if node.role is None else self._copied(node, planned)
+            )
             self._world.after(1.0, lambda: self._replace(node, planned, self._old.pop(node.actor)))
 
     def _copied(self, node: "Node", planned: Planned) -> dict[str, Any]:
@@ -57,10 +73,16 @@ class Stores:
         return node.disk.copy()
 
     def _replace(self, node: "Node", planned: Planned, old: Mapping[str, Any] | None) -> None:
-        if node.actor in self._newest or self._world.is_calm or (old is not None and len(old["log"]) == node.disk.length()):
+        if (
+            node.actor in self._newest
+            or self._world.is_calm
+            or (old is not None and len(old["log"]) == node.disk.length())
+        ):
             return
         self._world.crash(node, 0.05)
-        self._newest[node.actor] = Newest(node.disk.copy(), node.committed, 0 if old is None else len(old["log"]))
+        self._newest[node.actor] = Newest(
+            node.disk.copy(), node.committed, 0 if old is None else len(old["log"])
+        )
         if old is None:
             self._world.new_disk(node)
             self._closed |= {node.actor} if planned.amount < UNTOLD else set()
@@ -71,7 +93,9 @@ class Stores:
         self._world.after(planned.length, lambda: self.put_back(node))
 
     def put_back(self, node: "Node") -> None:
-        """The newest, unless nothing had happened on it: then what was begun instead is the newest."""
+        """The newest, unless nothing had happened on it: then what was begun instead is the
+        newest.
+        """
         newest = self._newest.pop(node.actor, None)
         if newest is None:
             return
@@ -89,9 +113,12 @@ class Stores:
         for actor in [*self._newest]:
             self.put_back(self._world.nodes[actor])
 
-    # ----------------------------------------------------------------------------------------------------------- who is let in
+    # ---------------------------------------------------------------------------------------------
+    # who is let in
     def look_at_new(self, host: "Node", guest: Actor, hello: Mapping[str, Any]) -> None:
-        """A server that has not begun serves nobody; a device that is ahead of it must be told so."""
+        """A server that has not begun serves nobody; a device that is ahead of it must be told
+        so.
+        """
         try:
             host.role.check_guest(guest, hello)
         except ProtocolError:
@@ -100,15 +127,30 @@ class Stores:
             self.let_in += filter(None, [self.objection(host, guest, hello)])
 
     def objection(self, host: "Node", guest: Actor, hello: Mapping[str, Any]) -> str:
-        """Why a guest has to be refused: one of the two has lost what was acknowledged. Read from the logs, from their start."""
+        """Why a guest has to be refused: one of the two has lost what was acknowledged. Read from
+        the logs, from their start.
+        """
         number = number_of(guest)
         if host.actor != COORDINATOR:
-            last = max((step.event.activation for step in host.disk.log if _is_over(step, number)), default=-1)
-            return f"{host.actor} let {guest} in, which is ahead of it" if hello["activation"] > last + 1 else ""
+            last = max(
+                (step.event.activation for step in host.disk.log if _is_over(step, number)),
+                default=-1,
+            )
+            return (
+                f"{host.actor} let {guest} in, which is ahead of it"
+                if hello["activation"] > last + 1
+                else ""
+            )
         if host.disk.facts_.get(f"store/{number}", hello["store"]) != hello["store"]:
             return f"{host.actor} let {guest} in with another store than before"
-        reported = max((step.event.phase for step in host.disk.log if step.event.server == number), default=-1)  # type: ignore[attr-defined]
-        return f"{host.actor} let {guest} in, whose store is an old one" if hello["phase"] < reported else ""
+        reported = max(
+            (step.event.phase for step in host.disk.log if step.event.server == number), default=-1
+        )  # type: ignore[attr-defined]
+        return (
+            f"{host.actor} let {guest} in, whose store is an old one"
+            if hello["phase"] < reported
+            else ""
+        )
 
 
 def _is_over(step: Transition, device: int) -> bool:
@@ -116,5 +158,10 @@ def _is_over(step: Transition, device: int) -> bool:
     event = step.event
     if not isinstance(event, Uploaded | Withdrawn) or event.device != device:
         return False
-    answers = [c.message for c in step.commands if isinstance(c, Send) and c.to == device_actor(device)]
-    return any(isinstance(answer, Acknowledged | Declined) and answer.activation == event.activation for answer in answers)
+    answers = [
+        c.message for c in step.commands if isinstance(c, Send) and c.to == device_actor(device)
+    ]
+    return any(
+        isinstance(answer, Acknowledged | Declined) and answer.activation == event.activation
+        for answer in answers
+    )

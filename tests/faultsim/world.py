@@ -1,4 +1,6 @@
-"""Discrete events: letters on their way, timers, training, faults. The roles, their stores and the codec are the deployment's own."""
+"""Discrete events: letters on their way, timers, training, faults. The roles, their stores and the
+codec are the deployment's own.
+"""
 
 import heapq
 import random
@@ -54,7 +56,9 @@ CALM_ROUNDS = 2  # that must follow once trouble has ended
 CALM_S = 40.0  # within this time
 SPLIT_S = 5.0  # how long those go on who cannot agree
 SNAPSHOT_EVERY = 7
-_NOTHING = OwnData(Samples(torch.zeros(1, 2), torch.zeros(1, 1)), nn.Linear(2, 1), nn.functional.mse_loss)
+_NOTHING = OwnData(
+    Samples(torch.zeros(1, 2), torch.zeros(1, 1)), nn.Linear(2, 1), nn.functional.mse_loss
+)
 _WINDOWS = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATE, Fault.PARTITION, Fault.SPOILED)
 FAR = 1e30  # of a model that is out of range
 
@@ -64,14 +68,20 @@ class Violation(AssertionError):
 
 
 class TinyTrainer:
-    """Three numbers instead of a model: a few float32 operations that depend on device, session, steps and everything they start from."""
+    """Three numbers instead of a model: a few float32 operations that depend on device, session,
+    steps and everything they start from.
+    """
 
-    def run(self, jobs: list[Job], x: Tensor, prev: Tensor, anchor: Tensor | None) -> tuple[Tensor, Tensor]:
+    def run(
+        self, jobs: list[Job], x: Tensor, prev: Tensor, anchor: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """As `Trainer.run`, for one device."""
         return trained(jobs[0].device, jobs[0].session, jobs[0].steps, x, prev, anchor), x.clone()
 
 
-def trained(device: int, session: int, steps: int, x: Tensor, prev: Tensor, anchor: Tensor | None) -> Tensor:
+def trained(
+    device: int, session: int, steps: int, x: Tensor, prev: Tensor, anchor: Tensor | None
+) -> Tensor:
     """The new x."""
     kick = ((device * 31 + (session % 1009) * 17 + steps * 7) % 101) / 101 - 0.5
     return 0.5 * x + 0.25 * prev + 0.25 * (prev if anchor is None else anchor) + kick
@@ -79,8 +89,13 @@ def trained(device: int, session: int, steps: int, x: Tensor, prev: Tensor, anch
 
 @contextmanager
 def tiny_training() -> Iterator[None]:
-    """Every device that is opened within trains three numbers; roles take snapshots often, since their logs are short."""
-    with patch("fedbcd.engines.deploy.device._trainer", lambda *_: TinyTrainer()), patch.object(Role, "SNAPSHOT_EVERY", SNAPSHOT_EVERY):
+    """Every device that is opened within trains three numbers; roles take snapshots often, since
+    their logs are short.
+    """
+    with (
+        patch("fedbcd.engines.deploy.device._trainer", lambda *_: TinyTrainer()),
+        patch.object(Role, "SNAPSHOT_EVERY", SNAPSHOT_EVERY),
+    ):
         yield
 
 
@@ -106,7 +121,9 @@ class Node:
 
 @dataclass
 class World:
-    """One run. `play` raises `Violation`; `letters`, `logs` and `nodes` are for the reference model."""
+    """One run. `play` raises `Violation`; `letters`, `logs` and `nodes` are for the reference
+    model.
+    """
 
     schedule: Schedule
     now: float = 0.0
@@ -115,27 +132,41 @@ class World:
     spoiled: set[ModelRef] = field(default_factory=set)  # uploads that are out of range
     turned_away: int = 0  # devices that were no members, when they knocked
     happened: dict[Fault, int] = field(default_factory=dict)
-    groups: Counter[int] = field(default_factory=Counter)  # how many events became durable together, how often
+    groups: Counter[int] = field(
+        default_factory=Counter
+    )  # how many events became durable together, how often
     recovered_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.chance = random.Random(f"world {self.schedule.seed}")
         self.plan: Blueprint = self.schedule.blueprint
-        self.actors = [COORDINATOR, *(server_actor(n) for n in range(SERVERS)), *(device_actor(d) for d in range(self.plan.devices))]
-        self.nodes = {a: Node(a, Disk(random.Random(f"disk {self.schedule.seed} {a}"), k)) for k, a in enumerate(self.actors)}
+        self.actors = [
+            COORDINATOR,
+            *(server_actor(n) for n in range(SERVERS)),
+            *(device_actor(d) for d in range(self.plan.devices)),
+        ]
+        self.nodes = {
+            a: Node(a, Disk(random.Random(f"disk {self.schedule.seed} {a}"), k))
+            for k, a in enumerate(self.actors)
+        }
         self._disks = len(self.actors)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
         self._windows: list[Planned] = []
-        self._fates: dict[tuple[ModelRef, int], type[Event] | None] = {}  # of each piece of work: what comes of it, if not what should
+        self._fates: dict[
+            tuple[ModelRef, int], type[Event] | None
+        ] = {}  # of each piece of work: what comes of it, if not what should
         self._connected: set[tuple[Actor, Actor]] = set()  # guest and host
-        self._greeted: Counter[tuple[Actor, Actor]] = Counter()  # how often; a letter does not outlive the connection that it was sent on
+        self._greeted: Counter[tuple[Actor, Actor]] = (
+            Counter()
+        )  # how often; a letter does not outlive the connection that it was sent on
         size = self.plan.size_F
         self.stores = Stores(self)
         self.is_calm = False  # trouble has ended
         self._limits = Limits(frozenset({("F32", size), ("F64", size + 1)}))
 
-    # ------------------------------------------------------------------------------------------------------------------- time
+    # ---------------------------------------------------------------------------------------------
+    # time
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         """Do something later."""
         self._serial += 1
@@ -151,13 +182,17 @@ class World:
                 self.after(planned.at, lambda p=planned: self._strike(p))
             self._run_until(lambda: self.now >= UNTIL, UNTIL + 1)
             self._heal()
-            if self.stores.are_split:  # what is acknowledged is in two stores; nobody can go on, and nothing else may happen
+            # what is acknowledged is in two stores; nobody can go on, and nothing else may happen
+            if self.stores.are_split:
                 self._run_until(lambda: False, self.now + SPLIT_S)
                 return
             goal = self.rounds + CALM_ROUNDS
             began = self.now
             if not self._run_until(lambda: self.rounds >= goal, self.now + CALM_S):
-                raise Violation(f"after the faults stopped, round {self.rounds} did not become {goal} in {CALM_S:.0f} s: {self._states()}")
+                raise Violation(
+                    f"after the faults stopped, round {self.rounds} did not become {goal} in"
+                    f" {CALM_S:.0f} s: {self._states()}"
+                )
             self.recovered_s = self.now - began
 
     def _run_until(self, done: Callable[[], bool], limit: float) -> bool:
@@ -175,9 +210,13 @@ class World:
         return -1 if role is None else int(role.machine.round)
 
     def _states(self) -> dict[str, object]:
-        return {a: "down" if n.role is None else getattr(n.role.machine, "state", "up") for a, n in self.nodes.items()}
+        return {
+            a: "down" if n.role is None else getattr(n.role.machine, "state", "up")
+            for a, n in self.nodes.items()
+        }
 
-    # ------------------------------------------------------------------------------------------------------------------ roles
+    # ---------------------------------------------------------------------------------------------
+    # roles
     def _open(self, actor: Actor) -> None:
         node = self.nodes[actor]
         if node.role is not None or not self.stores.may_open(actor):
@@ -188,7 +227,10 @@ class World:
             return
         node.role = made[0]
         if node.role.store.length < node.committed:
-            raise Violation(f"{actor} had {node.committed} transitions and has {node.role.store.length} after it was opened again")
+            raise Violation(
+                f"{actor} had {node.committed} transitions and has {node.role.store.length} after"
+                " it was opened again"
+            )
         node.role.watch = lambda step: self._noted(node, step)
         self._work(node)
         self.after(0.01, lambda: self._connect_all(actor))
@@ -220,7 +262,9 @@ class World:
         doomed = node.doomed
         if doomed is not None and doomed.point is not None:
             node.patience -= 1
-            failpoints.arm(doomed.point, times=1 + int(doomed.amount * 4) if node.patience > 3 else 1)
+            failpoints.arm(
+                doomed.point, times=1 + int(doomed.amount * 4) if node.patience > 3 else 1
+            )
         try:
             for letter in act():
                 self._post(letter)
@@ -247,10 +291,15 @@ class World:
         if node.role is not None and self._guarded(node, act):
             self._work(node)
 
-    # --------------------------------------------------------------------------------------------------------------- training
+    # ---------------------------------------------------------------------------------------------
+    # training
     def _work(self, node: Node) -> None:
         role = node.role
-        if not isinstance(role, DeviceRole) or role.work is None or getattr(role, "busy_with", None) == role.work:
+        if (
+            not isinstance(role, DeviceRole)
+            or role.work is None
+            or getattr(role, "busy_with", None) == role.work
+        ):
             return
         role.busy_with = role.work  # type: ignore[attr-defined]
         done = self._spoiled(node, role.compute())
@@ -263,26 +312,36 @@ class World:
         self.after(self.chance.uniform(0.05, 0.4), finish)
 
     def _spoiled(self, node: Node, done: Done) -> Done:
-        """What came of a piece of work, unless trouble is due: then nothing did, or a model that no honest training gives.
+        """What came of a piece of work, unless trouble is due: then nothing did, or a model that no
+        honest training gives.
 
         The same work gives the same again, also from an old backup.
         """
         machine = node.role.machine
-        handle = upload_ref(machine.device, machine.activation if isinstance(done.event, Trained) else -1, machine.incarnation)
+        handle = upload_ref(
+            machine.device,
+            machine.activation if isinstance(done.event, Trained) else -1,
+            machine.incarnation,
+        )
         key = (handle, done.work.session)
         if key not in self._fates:
             planned = self._active(Fault.SPOILED, node.actor, node.actor)
-            self._fates[key] = planned and (Failed if self.chance.random() < planned.amount else Trained)
+            self._fates[key] = planned and (
+                Failed if self.chance.random() < planned.amount else Trained
+            )
         fate = self._fates[key]
         if fate is None:
             return done
         self.count(Fault.SPOILED)
         if fate is Failed or not isinstance(done.event, Trained):
-            return replace(done, event=Failed(session=done.work.session), x=node.role.x, prev=node.role.prev)
+            return replace(
+                done, event=Failed(session=done.work.session), x=node.role.x, prev=node.role.prev
+            )
         self.spoiled.add(handle)
         return replace(done, x=torch.full_like(done.x, FAR))
 
-    # ----------------------------------------------------------------------------------------------------------------- timers
+    # ---------------------------------------------------------------------------------------------
+    # timers
     def _tick_later(self, actor: Actor) -> None:
         def tick() -> None:
             self._tick_later(actor)
@@ -302,22 +361,47 @@ class World:
         if isinstance(role, ServerRole):
             return RetryDue() if role.machine.state is ServerState.WAITING else None
         state = role.machine.state
-        if self.plan.algorithm.offline and state in (DeviceState.IDLE, DeviceState.ASKING) and self.chance.random() < 0.4:
+        if (
+            self.plan.algorithm.offline
+            and state in (DeviceState.IDLE, DeviceState.ASKING)
+            and self.chance.random() < 0.4
+        ):
             return OfflineDue()
-        if state in (DeviceState.ASKING, DeviceState.ASKING_OFFLINE, DeviceState.UPLOADING, DeviceState.WITHDRAWING):
+        if state in (
+            DeviceState.ASKING,
+            DeviceState.ASKING_OFFLINE,
+            DeviceState.UPLOADING,
+            DeviceState.WITHDRAWING,
+        ):
             return RetryDue()
-        return Woke() if state in (DeviceState.IDLE, DeviceState.SUSPENDED, DeviceState.OFFLINE) else None
+        return (
+            Woke()
+            if state in (DeviceState.IDLE, DeviceState.SUSPENDED, DeviceState.OFFLINE)
+            else None
+        )
 
-    # ---------------------------------------------------------------------------------------------------------------- network
+    # ---------------------------------------------------------------------------------------------
+    # network
     def _links_of(self, actor: Actor) -> list[tuple[Actor, Actor]]:
-        devices = [(device_actor(d), server_actor(self.plan.home_of(d))) for d in range(self.plan.devices)]
-        return [pair for pair in (*devices, *((server_actor(n), COORDINATOR) for n in range(SERVERS))) if actor in pair]
+        devices = [
+            (device_actor(d), server_actor(self.plan.home_of(d))) for d in range(self.plan.devices)
+        ]
+        return [
+            pair
+            for pair in (*devices, *((server_actor(n), COORDINATOR) for n in range(SERVERS)))
+            if actor in pair
+        ]
 
     def _connect_all(self, actor: Actor) -> None:
         for guest, host in self._links_of(actor):
             at, dialled = self.nodes[host], self.nodes[guest].role
-            ready = at.role is not None and dialled is not None and (guest, host) not in self._connected
-            if ready and not (self._active(Fault.PARTITION, guest, host) or self._active(Fault.PARTITION, host, guest)):
+            ready = (
+                at.role is not None and dialled is not None and (guest, host) not in self._connected
+            )
+            if ready and not (
+                self._active(Fault.PARTITION, guest, host)
+                or self._active(Fault.PARTITION, host, guest)
+            ):
                 self._greet(at, guest, dialled.hello())
 
     def _greet(self, host: Node, guest: Actor, hello: dict[str, Any]) -> None:
@@ -329,7 +413,9 @@ class World:
             return
         self._greeted[guest, host.actor] += 1
         before, objection = len(self.refused), self.stores.objection(host, guest, hello)
-        belongs = host.actor == COORDINATOR or host.role.machine.last_of(number_of(guest)) is not None
+        belongs = (
+            host.actor == COORDINATOR or host.role.machine.last_of(number_of(guest)) is not None
+        )
         self._connected.add((guest, host.actor))
         self._do(host, lambda: host.role.greet(guest, hello, self._time(host)))
         turned_away = len(self.refused) > before
@@ -358,7 +444,11 @@ class World:
     def _active(self, fault: Fault, sender: Actor, to: Actor) -> Planned | None:
         where = (sender, to, f"{sender}>{to}")
         for planned in self._windows:
-            if planned.fault is fault and planned.where in where and planned.at <= self.now < planned.at + planned.length:
+            if (
+                planned.fault is fault
+                and planned.where in where
+                and planned.at <= self.now < planned.at + planned.length
+            ):
                 return planned
         return None
 
@@ -401,7 +491,10 @@ class World:
         elif node.role is not None and self.schedule.together:
             node.inbox.append(letter)
             if len(node.inbox) == 1:
-                self.after(self.chance.uniform(0.0, self.schedule.together), lambda: self._handle_inbox(node))
+                self.after(
+                    self.chance.uniform(0.0, self.schedule.together),
+                    lambda: self._handle_inbox(node),
+                )
         elif node.role is not None:
             self._do(node, lambda: node.role.receive(letter, self._time(node)))
 
@@ -415,8 +508,15 @@ class World:
         calls = [partial(node.role.receive, letter, self._time(node)) for letter in letters]
         outcomes = node.role.together(calls)
         self.groups[len(calls)] += 1
-        self.refused += [f"{node.actor}: {outcome}" for outcome in outcomes if isinstance(outcome, ProtocolError)]
-        return [letter for outcome in outcomes if not isinstance(outcome, ProtocolError) for letter in outcome]
+        self.refused += [
+            f"{node.actor}: {outcome}" for outcome in outcomes if isinstance(outcome, ProtocolError)
+        ]
+        return [
+            letter
+            for outcome in outcomes
+            if not isinstance(outcome, ProtocolError)
+            for letter in outcome
+        ]
 
     def _cut(self, letter: Letter) -> None:
         """The connection breaks within a letter: the decoder must make nothing of what came."""
@@ -426,12 +526,15 @@ class World:
             decode(cut, self._limits, letter.sender, letter.to)
         except Refused as refused:
             if refused.reason != "cut":
-                raise Violation(f"half of {letter.event} was refused as {refused.reason}") from refused
+                raise Violation(
+                    f"half of {letter.event} was refused as {refused.reason}"
+                ) from refused
         else:
             raise Violation(f"half of {letter.event} was taken for a whole")
         self._connected -= {(letter.sender, letter.to), (letter.to, letter.sender)}
 
-    # ---------------------------------------------------------------------------------------------------------------- trouble
+    # ---------------------------------------------------------------------------------------------
+    # trouble
     def count(self, fault: Fault) -> None:
         self.happened[fault] = self.happened.get(fault, 0) + 1
 
@@ -452,7 +555,10 @@ class World:
             case Fault.CRASH:
                 self.crash(node, planned.length)
             case Fault.CLOCK_JUMP:
-                node.offset, node.is_right = max(min(node.offset + planned.amount, 36_000.0), -36_000.0), False
+                node.offset, node.is_right = (
+                    max(min(node.offset + planned.amount, 36_000.0), -36_000.0),
+                    False,
+                )
             case Fault.CLOCK_LEAP:
                 self._leap(node, planned)
             case Fault.PAUSE:
@@ -474,7 +580,9 @@ class World:
         self.count(fault)
 
     def _leap(self, node: Node, planned: Planned) -> None:
-        """A clock is wrong for a while; every other time the role begins anew with it, and once more when it is right again."""
+        """A clock is wrong for a while; every other time the role begins anew with it, and once
+        more when it is right again.
+        """
         begins_anew = int(abs(planned.amount) * 1000) % 2 == 0
         for leap, when in ((planned.amount, 0.0), (0.0, planned.length)):
 
@@ -487,12 +595,18 @@ class World:
 
     def _give_up(self, device: int) -> None:
         home = self.nodes[server_actor(self.plan.home_of(device))]
-        if home.role is not None and home.role.machine.state is not ServerState.NEW and home.role.machine.is_working(device):
+        if (
+            home.role is not None
+            and home.role.machine.state is not ServerState.NEW
+            and home.role.machine.is_working(device)
+        ):
             event = DeviceLost(device=device, activation=home.role.machine.last_of(device) + 1)
             self._do(home, lambda: home.role.tell(event, self._time(home)))
 
     def _change(self, device: int) -> None:
-        """A member leaves, unless it is the last; one that is none joins, for the first time or again."""
+        """A member leaves, unless it is the last; one that is none joins, for the first time or
+        again.
+        """
         home = self.nodes[server_actor(self.plan.home_of(device))]
         if home.role is None or home.role.machine.state is ServerState.NEW:
             return

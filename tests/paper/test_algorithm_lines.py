@@ -1,6 +1,7 @@
 """The paper's Algorithms 1 and 2, line by line, with numbers small enough to check by hand.
 
-One device owns one number: g_i(x) = x^2 / 2, so the gradient at x is x. All hand numbers are exact in binary.
+One device owns one number: g_i(x) = x^2 / 2, so the gradient at x is x. All hand numbers are exact
+in binary.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +36,8 @@ def values(state: Rows) -> tuple[float, float]:
 FREE = fb.NoProjection()
 
 
-# ----------------------------------------------------------------------------------------------------------- Algorithm 1, device
+# ------------------------------------------------------------------------------------------------
+# Algorithm 1, device
 def test_line_8_extrapolates_along_the_last_move() -> None:
     """Eq. (4a), Algorithm 1, line 8: x_ex = x + zeta (x - x_prev) = 3 + 0.5 (3 - 1)."""
     assert float(extrapolate(number(3.0), number(1.0), 0.5)) == 4.0
@@ -49,52 +51,84 @@ def test_line_9_descends_on_cost_and_penalty_and_projects() -> None:
 
 
 def test_line_1_starts_without_momentum() -> None:
-    """Line 1: x_i(-1,0) = x_i(-1,-1) = x(0). The first step is plain gradient descent: 4 - 0.25 (4 + 1 (4 - 0)) = 2."""
-    with_momentum, without = (fb.FedBCD(device_step=0.25, momentum=m, projection=FREE) for m in (0.5, 0.0))
+    """Line 1: x_i(-1,0) = x_i(-1,-1) = x(0). The first step is plain gradient descent: 4 - 0.25 (4
+    + 1 (4 - 0)) = 2.
+    """
+    with_momentum, without = (
+        fb.FedBCD(device_step=0.25, momentum=m, projection=FREE) for m in (0.5, 0.0)
+    )
     assert values(with_momentum.device_round(rows(4.0, 4.0), work(1, 0.0, 1.0))) == (2.0, 4.0)
     assert values(without.device_round(rows(4.0, 4.0), work(1, 0.0, 1.0))) == (2.0, 4.0)
 
 
 def test_lines_6_to_10_repeat_k_times() -> None:
-    """K_i = 2: 4 -> 2, then ex = 2 + 0.5 (2 - 4) = 1 and x = 1 - 0.25 (1 + 1) = 0.5; x_prev is the iterate before."""
+    """K_i = 2: 4 -> 2, then ex = 2 + 0.5 (2 - 4) = 1 and x = 1 - 0.25 (1 + 1) = 0.5; x_prev is the
+    iterate before.
+    """
     fedbcd = fb.FedBCD(device_step=0.25, momentum=0.5, projection=FREE)
     assert values(fedbcd.device_round(rows(4.0, 4.0), work(2, 0.0, 1.0))) == (0.5, 2.0)
 
 
 def test_line_5_goes_on_where_the_last_activation_stopped() -> None:
-    """Line 5: x_i(t,0) and x_i(t,-1) are the last two iterates of the last activation; one step, then another, is K_i = 2."""
+    """Line 5: x_i(t,0) and x_i(t,-1) are the last two iterates of the last activation; one step,
+    then another, is K_i = 2.
+    """
     fedbcd = fb.FedBCD(device_step=0.25, momentum=0.5, projection=FREE)
     first = fedbcd.device_round(rows(4.0, 4.0), work(1, 0.0, 1.0))
     assert values(fedbcd.device_round(first, work(1, 0.0, 1.0))) == (0.5, 2.0)
 
 
 def test_line_9_projects_every_iterate_not_only_the_last() -> None:
-    """With X = [1, 9] the first step ends at 2, the second at 0.5 -> 1, the third starts at ex = 1 + 0.5 (1 - 2) -> 1."""
+    """With X = [1, 9] the first step ends at 2, the second at 0.5 -> 1, the third starts at ex = 1
+    + 0.5 (1 - 2) -> 1.
+    """
     fedbcd = fb.FedBCD(device_step=0.25, momentum=0.5, projection=fb.Box(1.0, 9.0))
     assert values(fedbcd.device_round(rows(4.0, 4.0), work(2, 0.0, 1.0))) == (1.0, 2.0)
     assert values(fedbcd.device_round(rows(4.0, 4.0), work(3, 0.0, 1.0))) == (1.0, 1.0)
 
 
-# ------------------------------------------------------------------------------------------------------------ Algorithm 1, cloud
+# ------------------------------------------------------------------------------------------------
+# Algorithm 1, cloud
 def test_lines_19_and_20_mix_then_step() -> None:
-    """Eq. (6): z = (0, 4) mixed by 1/2 gives w = 2; with m = (6, 2) and eta_z = 0.5 relative, z = (2 + 2, 2 + 0)."""
-    z = cloud_round(torch.tensor([[0.0], [4.0]]), first_b_weights(2, (0, 1)), torch.tensor([[6.0], [2.0]]), 0.5)
+    """Eq. (6): z = (0, 4) mixed by 1/2 gives w = 2; with m = (6, 2) and eta_z = 0.5 relative, z =
+    (2 + 2, 2 + 0).
+    """
+    z = cloud_round(
+        torch.tensor([[0.0], [4.0]]), first_b_weights(2, (0, 1)), torch.tensor([[6.0], [2.0]]), 0.5
+    )
     assert z.flatten().tolist() == [4.0, 2.0]
 
 
 def test_lines_17_to_22_repeat_k_z_times() -> None:
-    """A second iteration mixes (4, 2) to 3 and steps to 3 - 0.5 (3 - 6) = 4.5 and 3 - 0.5 (3 - 2) = 2.5."""
-    z = cloud_round(torch.tensor([[0.0], [4.0]]), first_b_weights(2, (0, 1)), torch.tensor([[6.0], [2.0]]), 0.5, iterations=2)
+    """A second iteration mixes (4, 2) to 3 and steps to 3 - 0.5 (3 - 6) = 4.5 and 3 - 0.5 (3 - 2) =
+    2.5.
+    """
+    z = cloud_round(
+        torch.tensor([[0.0], [4.0]]),
+        first_b_weights(2, (0, 1)),
+        torch.tensor([[6.0], [2.0]]),
+        0.5,
+        iterations=2,
+    )
     assert z.flatten().tolist() == [4.5, 2.5]
 
 
-# ------------------------------------------------------------------------------------------------------------------- Algorithm 2
+# ------------------------------------------------------------------------------------------------
+# Algorithm 2
 def test_algorithm_2_line_9_has_no_penalty() -> None:
-    """Offline: x = 4 - 0.25 * 4 = 3 for every gamma_i and z_n, then ex = 3 + 0.5 (3 - 4) = 2.5 and x = 2.5 * 0.75."""
+    """Offline: x = 4 - 0.25 * 4 = 3 for every gamma_i and z_n, then ex = 3 + 0.5 (3 - 4) = 2.5 and
+    x = 2.5 * 0.75.
+    """
     fedbcd_i = fb.FedBCDI(device_step=0.25, momentum=0.5, projection=FREE)
     for anchor, penalty in ((0.0, 1.0), (100.0, 5.0)):
-        assert values(fedbcd_i.offline_round(rows(4.0, 4.0), work(1, anchor, penalty))) == (3.0, 4.0)
-        assert values(fedbcd_i.offline_round(rows(4.0, 4.0), work(2, anchor, penalty))) == (1.875, 3.0)
+        assert values(fedbcd_i.offline_round(rows(4.0, 4.0), work(1, anchor, penalty))) == (
+            3.0,
+            4.0,
+        )
+        assert values(fedbcd_i.offline_round(rows(4.0, 4.0), work(2, anchor, penalty))) == (
+            1.875,
+            3.0,
+        )
 
 
 def test_algorithm_2_line_16_moves_towards_the_server() -> None:
@@ -103,24 +137,35 @@ def test_algorithm_2_line_16_moves_towards_the_server() -> None:
     assert float(penalty_step(number(4.0), number(0.0), 0.25, fb.Box())) == 2.0
 
 
-@pytest.mark.parametrize(("momentum", "expected"), [("kept", (1.0, 3.0)), ("pull", (1.0, 2.0)), ("restart", (1.0, 1.0))])
-def test_algorithm_2_lines_14_to_18_repeat_k_times(momentum: str, expected: tuple[float, float]) -> None:
-    """K_i = 3, gamma_i = 0.5, z_n = 0: 8 -> 4 -> 2 -> 1. x - x_prev was 8 - 10 = -2; the three readings of what it is then."""
+@pytest.mark.parametrize(
+    ("momentum", "expected"), [("kept", (1.0, 3.0)), ("pull", (1.0, 2.0)), ("restart", (1.0, 1.0))]
+)
+def test_algorithm_2_lines_14_to_18_repeat_k_times(
+    momentum: str, expected: tuple[float, float]
+) -> None:
+    """K_i = 3, gamma_i = 0.5, z_n = 0: 8 -> 4 -> 2 -> 1. x - x_prev was 8 - 10 = -2; the three
+    readings of what it is then.
+    """
     fedbcd_i = fb.FedBCDI(momentum=0.9, projection=FREE, momentum_after_contact=momentum)
     assert values(fedbcd_i.device_round(rows(8.0, 10.0), work(3, 0.0, 0.5))) == expected
 
 
 def test_algorithm_2_offline_rounds_go_on_with_the_momentum_of_offline_training() -> None:
-    """Line 5 after line 18: x = 2 with x - x_prev = 8 - 6 as before the contact, so ex = 3 and x = 2.25."""
+    """Line 5 after line 18: x = 2 with x - x_prev = 8 - 6 as before the contact, so ex = 3 and x =
+    2.25.
+    """
     fedbcd_i = fb.FedBCDI(device_step=0.25, momentum=0.5, projection=FREE)
     pulled = fedbcd_i.device_round(rows(8.0, 6.0), work(2, 0.0, 0.5))
     assert values(pulled) == (2.0, 0.0)
     assert values(fedbcd_i.offline_round(pulled, work(1, 0.0, 0.5))) == (2.25, 2.0)
 
 
-# --------------------------------------------------------------------------------------------------------------------- baselines
+# ------------------------------------------------------------------------------------------------
+# baselines
 def test_fedprox_takes_aspg_steps_with_its_penalty() -> None:
-    """SPEC item 8: FedProx is ASPG with a penalty towards z, from x = x_prev = z: 4 - 0.25 (4 + 5 * 0) = 3."""
+    """SPEC item 8: FedProx is ASPG with a penalty towards z, from x = x_prev = z: 4 - 0.25 (4 + 5 *
+    0) = 3.
+    """
     fedprox = fb.FedProx(device_step=0.25, momentum=0.5, projection=FREE)
     assert values(fedprox.device_round(rows(4.0, 4.0), work(1, 4.0, 5.0))) == (3.0, 4.0)
     # ex = 3 + 0.5 (3 - 4) = 2.5; 2.5 - 0.25 (2.5 + 5 (2.5 - 4)) = 3.75
@@ -133,7 +178,8 @@ def test_fedavg_takes_plain_steps_without_momentum_or_penalty() -> None:
     assert values(fedavg.device_round(rows(4.0, 4.0), work(2, 99.0, 5.0))) == (2.25, 3.0)
 
 
-# ---------------------------------------------------------------------------------------------------------- lines 13-15, the rest
+# ------------------------------------------------------------------------------------------------
+# lines 13-15, the rest
 @dataclass
 class Seen:
     """What a run looked like after each round, by stopping it there."""
@@ -176,7 +222,9 @@ ALL_AT_ONCE = fb.FedBCD(batch="all", steps=(1, 1), device_step=0.25, momentum=0.
 
 
 def test_line_14_leaves_inactive_devices_alone() -> None:
-    """Lines 13-15: x_i(t+1) = x_i(t) for i not in Q_n(t): with one active device, exactly one model moves per round."""
+    """Lines 13-15: x_i(t+1) = x_i(t) for i not in Q_n(t): with one active device, exactly one model
+    moves per round.
+    """
     seen = history_of(one_number_federation([0.0, 1.0, 2.0, 3.0], 1), ALL_AT_ONCE, 4)
     before = torch.full((4,), 4.0, dtype=torch.float64)
     for after in seen.personal:
@@ -194,22 +242,30 @@ def test_line_20_counts_every_member_with_its_last_copy() -> None:
 
 
 def test_algorithm_2_line_24_counts_the_active_only() -> None:
-    """Algorithm 2, line 24 sums over Q_n(t): with one active device and eta_z = 1, z is that device's model."""
-    algorithm = fb.FedBCDI(batch="all", steps=(1, 1), device_step=0.25, server_step=1.0, projection=FREE)
+    """Algorithm 2, line 24 sums over Q_n(t): with one active device and eta_z = 1, z is that
+    device's model.
+    """
+    algorithm = fb.FedBCDI(
+        batch="all", steps=(1, 1), device_step=0.25, server_step=1.0, projection=FREE
+    )
     seen = history_of(one_number_federation([0.0, 1.0, 2.0, 3.0], 1), algorithm, 3)
     for personal, server in zip(seen.personal, seen.servers, strict=True):
         assert float((personal - float(server)).abs().min()) < ROUNDED_64
 
 
 def test_one_activation_by_hand_through_the_whole_package() -> None:
-    """One device, one step: x = 4 - 0.25 (4 - 0 + 1 (4 - 4)) = 3, then z = 4 - 0.5 (4 - 3) = 3.5."""
+    """One device, one step: x = 4 - 0.25 (4 - 0 + 1 (4 - 4)) = 3, then z = 4 - 0.5 (4 - 3) =
+    3.5.
+    """
     run = fb.train(one_number_federation([0.0], 1), ALL_AT_ONCE, rounds=1, dtype=torch.float64)
     assert float(run.personal_NF) == 3.0
     assert float(run.global_VF) == 3.5
 
 
 def test_two_activations_by_hand_through_the_whole_package() -> None:
-    """Then ex = 3 + 0.5 (3 - 4) = 2.5, x = 2.5 - 0.25 (2.5 + 1 (2.5 - 3.5)) = 2.125, z = 3.5 - 0.5 (3.5 - 2.125) = 2.8125."""
+    """Then ex = 3 + 0.5 (3 - 4) = 2.5, x = 2.5 - 0.25 (2.5 + 1 (2.5 - 3.5)) = 2.125, z = 3.5 - 0.5
+    (3.5 - 2.125) = 2.8125.
+    """
     run = fb.train(one_number_federation([0.0], 1), ALL_AT_ONCE, rounds=2, dtype=torch.float64)
     assert float(run.personal_NF) == 2.125
     assert float(run.global_VF) == 2.8125

@@ -1,4 +1,6 @@
-"""The footnote on latency in "Sync-Cloud vs. Async-Cloud", sentence by sentence, on schedules alone: no model is trained."""
+"""The footnote on latency in "Sync-Cloud vs. Async-Cloud", sentence by sentence, on schedules
+alone: no model is trained.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +13,17 @@ import fedbcd as fb
 from fedbcd.algorithm import draws
 from fedbcd.engines.driver import Driver, Machines, NoNumbers
 from fedbcd.engines.simulate.engine import Schedule, Simulation
-from fedbcd.protocol.messages import Actor, Command, Event, OpenPhase, ServerReady, Trained, UpdateRequested, Woke, number_of
+from fedbcd.protocol.messages import (
+    Actor,
+    Command,
+    Event,
+    OpenPhase,
+    ServerReady,
+    Trained,
+    UpdateRequested,
+    Woke,
+    number_of,
+)
 
 SERVERS, MEMBERS, SEED = 10, 10, 3
 
@@ -26,15 +38,24 @@ class Diary:
         self.lines.append((time, actor, event, commands))
 
     def times(self, kind: type[Event]) -> list[tuple[float, int, Event]]:
-        return [(time, number_of(actor), event) for time, actor, event, _ in self.lines if type(event) is kind and "/" in actor]
+        return [
+            (time, number_of(actor), event)
+            for time, actor, event, _ in self.lines
+            if type(event) is kind and "/" in actor
+        ]
 
 
-def schedule(rounds: int, cloud: fb.Cloud | None = None, active: int = 3, clock: fb.Clock | None = None) -> tuple[Diary, list[float]]:
+def schedule(
+    rounds: int, cloud: fb.Cloud | None = None, active: int = 3, clock: fb.Clock | None = None
+) -> tuple[Diary, list[float]]:
     """The diary of FedBCD on ten servers of ten devices, and the clock after each round."""
     servers = [list(range(n * MEMBERS, (n + 1) * MEMBERS)) for n in range(SERVERS)]
     diary, ends = Diary(), [0.0]
     machines = Machines(servers, cloud or fb.SyncCloud(), active, 1, None)
-    simulation = Simulation(Driver(machines, NoNumbers(), diary), Schedule(fb.FedBCD(), clock or fb.Clock(), SEED, active))
+    simulation = Simulation(
+        Driver(machines, NoNumbers(), diary),
+        Schedule(fb.FedBCD(), clock or fb.Clock(), SEED, active),
+    )
     for _ in range(rounds):
         simulation.play_round()
         ends.append(simulation.now)
@@ -55,9 +76,15 @@ def members(server: int) -> range:
     return range(server * MEMBERS, (server + 1) * MEMBERS)
 
 
-@pytest.mark.parametrize("cloud", [fb.SyncCloud(), fb.AsyncCloud(first=3), fb.RigorousCloud(first=3)], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "cloud",
+    [fb.SyncCloud(), fb.AsyncCloud(first=3), fb.RigorousCloud(first=3)],
+    ids=lambda c: c.name,
+)
 def test_aggregation_takes_no_time(cloud: fb.Cloud) -> None:
-    """'assume that server aggregation computation ... is negligible': time passes only where a device arrives or has worked."""
+    """'assume that server aggregation computation ... is negligible': time passes only where a
+    device arrives or has worked.
+    """
     diary, _ = schedule(8, cloud)
     now = 0.0
     for time, _, event, _ in diary.lines:
@@ -72,7 +99,9 @@ def test_every_arrival_is_exponential_with_mean_2_anew_each_round() -> None:
     for time, device, _ in diary.times(Woke):
         asked[max(t for t, end in enumerate(ends) if end <= time)][device] = time
     for t in range(6):
-        assert asked[t] == {device: pytest.approx(ends[t] + arrival(device, t)) for device in asked[t]}
+        assert asked[t] == {
+            device: pytest.approx(ends[t] + arrival(device, t)) for device in asked[t]
+        }
     many = [arrival(device, t) for device in range(100) for t in range(200)]
     assert np.mean(many) == pytest.approx(2.0, abs=0.1)
     assert np.mean(np.array(many) > 2.0) == pytest.approx(np.exp(-1), abs=0.02)
@@ -80,12 +109,16 @@ def test_every_arrival_is_exponential_with_mean_2_anew_each_round() -> None:
 
 @pytest.mark.parametrize("active", [3, 5, 6])
 def test_a_server_takes_the_shortest_arrivals(active: int) -> None:
-    """'edge devices that have the shortest arrival time (|Q_n(t)| is fixed for each experiment to 3, 5 and 6)'."""
+    """'edge devices that have the shortest arrival time (|Q_n(t)| is fixed for each experiment to
+    3, 5 and 6)'.
+    """
     diary, ends = schedule(4, active=active)
     for t in range(4):
         chosen = {device for time, device, _ in diary.times(Woke) if ends[t] <= time < ends[t + 1]}
         for n in range(SERVERS):
-            assert chosen & set(members(n)) == set(sorted(members(n), key=lambda device: arrival(device, t))[:active])
+            assert chosen & set(members(n)) == set(
+                sorted(members(n), key=lambda device: arrival(device, t))[:active]
+            )
 
 
 def test_the_number_of_steps_is_random_between_1_and_5() -> None:
@@ -96,17 +129,23 @@ def test_the_number_of_steps_is_random_between_1_and_5() -> None:
 
 
 def test_the_latency_of_a_device_is_arrival_plus_steps_times_one_processing_time() -> None:
-    """'exponential distribution with mean 1'; 'tau_i = tau_i,arrival + K_i tau_i,process', one draw times K_i."""
+    """'exponential distribution with mean 1'; 'tau_i = tau_i,arrival + K_i tau_i,process', one draw
+    times K_i.
+    """
     diary, ends = schedule(6)
     for time, device, event in diary.times(Trained):
         t = max(t for t, end in enumerate(ends) if end < time)
-        assert time == pytest.approx(ends[t] + arrival(device, t) + event.steps * process(device, event.activation))
+        assert time == pytest.approx(
+            ends[t] + arrival(device, t) + event.steps * process(device, event.activation)
+        )
     many = [process(device, activation) for device in range(100) for activation in range(200)]
     assert np.mean(many) == pytest.approx(1.0, abs=0.05)
 
 
 def test_the_latency_of_a_server_is_that_of_its_slowest_active_device() -> None:
-    """'tau_n = max over i in Q_n(t) of tau_i': the server reports in the moment its last device has finished."""
+    """'tau_n = max over i in Q_n(t) of tau_i': the server reports in the moment its last device has
+    finished.
+    """
     diary, ends = schedule(6)
     done, reports = defaultdict(list), defaultdict(dict)
     for time, device, _ in diary.times(Trained):
@@ -120,15 +159,23 @@ def test_the_latency_of_a_server_is_that_of_its_slowest_active_device() -> None:
 
 
 def test_a_sync_round_lasts_as_long_as_the_slowest_server_and_an_async_one_as_the_b_th() -> None:
-    """Latency analysis: 'tau_SC = tau_(N) and tau_AC = tau_(B)', seen in the first round, where all servers start together."""
+    """Latency analysis: 'tau_SC = tau_(N) and tau_AC = tau_(B)', seen in the first round, where all
+    servers start together.
+    """
     diary, ends = schedule(1)
     reports = sorted(time for time, _, event, _ in diary.lines if isinstance(event, ServerReady))
     assert ends[1] == reports[-1]
-    assert schedule(1, fb.AsyncCloud(first=4))[1][1] == schedule(1, fb.RigorousCloud(first=4))[1][1] == reports[3]
+    assert (
+        schedule(1, fb.AsyncCloud(first=4))[1][1]
+        == schedule(1, fb.RigorousCloud(first=4))[1][1]
+        == reports[3]
+    )
 
 
 def test_other_distributions_are_the_same_clock() -> None:
-    """The distributions are the user's choice: constant times make every round last arrival + 5 at most."""
+    """The distributions are the user's choice: constant times make every round last arrival + 5 at
+    most.
+    """
     _, ends = schedule(3, clock=fb.Clock(fb.Constant(2.0), fb.Constant(1.0)))
     assert ends == [0.0, 7.0, 14.0, 21.0]
 
@@ -140,5 +187,8 @@ def test_a_request_costs_no_time_and_opens_no_phase() -> None:
     heard = {(time, event.device) for time, _, event in diary.times(UpdateRequested)}
     assert woke == heard
     assert not any(
-        isinstance(c, OpenPhase) for _, _, event, commands in diary.lines if isinstance(event, UpdateRequested) for c in commands
+        isinstance(c, OpenPhase)
+        for _, _, event, commands in diary.lines
+        if isinstance(event, UpdateRequested)
+        for c in commands
     )

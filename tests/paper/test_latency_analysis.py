@@ -1,4 +1,6 @@
-"""The paragraph "Latency analysis" of section "Sync-Cloud vs. Async-Cloud", eqs. (7) and (8), sentence by sentence."""
+"""The paragraph "Latency analysis" of section "Sync-Cloud vs. Async-Cloud", eqs. (7) and (8),
+sentence by sentence.
+"""
 
 import math
 
@@ -21,12 +23,20 @@ from fedbcd.planner.order_statistics import (
 from fedbcd.planner.server_time import DeviceModel
 from fedbcd.planner.timeline import async_rounds
 
-KINDS = [stats.expon(scale=2), stats.uniform(0, 3), stats.weibull_min(1.5), stats.gamma(2), stats.lognorm(0.5)]
+KINDS = [
+    stats.expon(scale=2),
+    stats.uniform(0, 3),
+    stats.weibull_min(1.5),
+    stats.gamma(2),
+    stats.lognorm(0.5),
+]
 
 
 def test_equation_7_is_the_ratio_of_expected_order_statistics() -> None:
     """'r_{B,N} := E[tau_(B)] / E[tau_(N)]': for exponential times a ratio of harmonic sums."""
-    assert reduction(stats.expon(scale=7), 3, 10) == pytest.approx(expected_exponential(1, 3, 10) / expected_exponential(1, 10, 10))
+    assert reduction(stats.expon(scale=7), 3, 10) == pytest.approx(
+        expected_exponential(1, 3, 10) / expected_exponential(1, 10, 10)
+    )
     assert reduction(stats.uniform(0, 5), 3, 10) == pytest.approx(3 / 10)
     for distribution in KINDS:
         below, top = (sampled(distribution, k, 10, samples=20_000) for k in (3, 10))
@@ -47,7 +57,9 @@ def test_equation_8_large_n_the_middle_order_statistics_are_normal() -> None:
         normal = normal_approximation(distribution, 600, 1000)
         exact = expected(distribution, 600, 1000)
         assert normal.mean == pytest.approx(exact, rel=2e-3)
-        seen = np.partition(distribution.ppf(np.random.default_rng(1).random((2000, 1000))), 599, axis=1)[:, 599]
+        seen = np.partition(
+            distribution.ppf(np.random.default_rng(1).random((2000, 1000))), 599, axis=1
+        )[:, 599]
         assert seen.var() == pytest.approx(normal.variance, rel=0.15)
         assert stats.kstest((seen - seen.mean()) / seen.std(), "norm").statistic < 0.03
 
@@ -55,7 +67,10 @@ def test_equation_8_large_n_the_middle_order_statistics_are_normal() -> None:
 def test_equation_8_the_ratio_for_large_n() -> None:
     """'r <~ F^-1(beta) / F^-1(1 - 1/N), for N >> 1': from above, and nearer as N grows."""
     for distribution in KINDS:
-        far, near = (large_n_reduction(distribution, n // 2, n) / reduction(distribution, n // 2, n) for n in (20, 2000))
+        far, near = (
+            large_n_reduction(distribution, n // 2, n) / reduction(distribution, n // 2, n)
+            for n in (20, 2000)
+        )
         assert 1 < near < far < 1.5
 
 
@@ -68,11 +83,15 @@ def test_with_unbounded_times_the_gain_is_infinite_but_slow() -> None:
 
 @pytest.mark.parametrize("shape", [0.7, 1.0, 2.0])
 def test_the_weibull_bound_with_its_sign_where_it_belongs(shape: float) -> None:
-    """Printed: '-(ln(1-beta))^(1/k) (log N)^(-1/k)'; meant: (-ln(1-beta) / ln N)^(1/k), from F^-1. 'irrespective of the scale'."""
+    """Printed: '-(ln(1-beta))^(1/k) (log N)^(-1/k)'; meant: (-ln(1-beta) / ln N)^(1/k), from F^-1.
+    'irrespective of the scale'.
+    """
     for scale in (1.0, 9.0):
         distribution = stats.weibull_min(shape, scale=scale)
         for n in (10, 100, 1000):
-            assert weibull_reduction(shape, 0.3, n) == pytest.approx(large_n_reduction(distribution, round(0.3 * n), n), rel=1e-12)
+            assert weibull_reduction(shape, 0.3, n) == pytest.approx(
+                large_n_reduction(distribution, round(0.3 * n), n), rel=1e-12
+            )
             assert weibull_reduction(shape, 0.3, n) > reduction(distribution, round(0.3 * n), n)
 
 
@@ -85,7 +104,9 @@ def test_with_finite_support_the_reduction_saturates() -> None:
 
 
 def test_smaller_beta_means_shorter_rounds_and_fewer_server_steps_in_each() -> None:
-    """'the smaller is the percentage of network nodes in each update beta the slower is the update progress per round'."""
+    """'the smaller is the percentage of network nodes in each update beta the slower is the update
+    progress per round'.
+    """
     times_RC = DeviceModel(fb.Clock(), members=10, active=3).sample(8, 3000, seed=0)
     lasts = [async_rounds(times_RC, 10, first) for first in range(1, 11)]
     assert [rounds.mean for rounds in lasts] == sorted(rounds.mean for rounds in lasts)
@@ -93,8 +114,12 @@ def test_smaller_beta_means_shorter_rounds_and_fewer_server_steps_in_each() -> N
     assert ages == sorted(ages, reverse=True)
 
 
-def test_servers_that_were_left_out_carry_on_so_later_rounds_are_shorter_than_equation_7_says() -> None:
-    """The analysis lets all servers start together; the Async-cloud protocol (ii) does so in its first round only."""
+def test_servers_that_were_left_out_carry_on_so_later_rounds_are_shorter_than_equation_7_says() -> (
+    None
+):
+    """The analysis lets all servers start together; the Async-cloud protocol (ii) does so in its
+    first round only.
+    """
     source = DeviceModel(fb.Clock(), members=10, active=3)
     times_RC = source.sample(24, 4000, seed=1)
     fresh = np.sort(times_RC.reshape(-1, 10), axis=1).mean(axis=0)

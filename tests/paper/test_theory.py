@@ -1,6 +1,8 @@
-"""Theorem 1 and its lemmas on problems whose constants are known, run by the real engine on the rigorous Async-cloud (about 30 s in all).
+"""Theorem 1 and its lemmas on problems whose constants are known, run by the real engine on the
+rigorous Async-cloud (about 30 s in all).
 
-Bounds hold for the mean over rounds 0..T-1, for every T; rates are fitted over runs with eta_z = d/sqrt(T) each.
+Bounds hold for the mean over rounds 0..T-1, for every T; rates are fitted over runs with eta_z =
+d/sqrt(T) each.
 """
 
 import math
@@ -58,7 +60,9 @@ def test_measured_certificates_stay_under_the_bounds_for_all_t(name: str, exact:
 
 @pytest.mark.parametrize(("name", "exact"), CASES, ids=IDS)
 def test_the_lemmas_hold_along_the_way(name: str, exact: bool) -> None:
-    """Both sums of the consensus lemma, both means of the accumulation lemma, and W(T), the sum that the repaired proof bounds."""
+    """Both sums of the consensus lemma, both means of the accumulation lemma, and W(T), the sum
+    that the repaired proof bounds.
+    """
     rounds = HORIZONS[-1]
     batch = None if exact else 4
     result = run(name, rounds, batch)
@@ -71,14 +75,20 @@ def test_the_lemmas_hold_along_the_way(name: str, exact: bool) -> None:
             assert float(spread.square().sum(0).max()) <= lemma.squares
             assert float(moves.mean(0).max()) <= accumulated.device
             assert float(pull.mean()) <= accumulated.cloud
-            done = problem.kappa / 2 * problem.device_step * float(moves.sum()) + problem.server_step / SERVERS * float(pull.sum())
+            done = problem.kappa / 2 * problem.device_step * float(
+                moves.sum()
+            ) + problem.server_step / SERVERS * float(pull.sum())
             assert done <= total_progress(problem, t)
 
 
 def test_the_papers_constants_cover_the_run_once_t_is_large_enough() -> None:
-    """A_1/T^(1/4), B_1/sqrt(T) and C/sqrt(T), with the constants corrected: valid where T is above the lemma's threshold."""
+    """A_1/T^(1/4), B_1/sqrt(T) and C/sqrt(T), with the constants corrected: valid where T is above
+    the lemma's threshold.
+    """
     result = run("quadratic", HORIZONS[-1], None)
-    problem = known("quadratic").problem(result.server_step, None, lemma_rate(1 / FIRST, SERVERS, result.connection), result.period)
+    problem = known("quadratic").problem(
+        result.server_step, None, lemma_rate(1 / FIRST, SERVERS, result.connection), result.period
+    )
     t = result.rounds
     theorem = paper_theorem(problem, t)
     gap, pull, spread = (float(mean[-1]) for mean in result.running_means())
@@ -90,7 +100,9 @@ def test_the_papers_constants_cover_the_run_once_t_is_large_enough() -> None:
 
 @pytest.mark.parametrize("name", list(KNOWN))
 def test_with_the_memory_of_the_schedule_the_bounds_say_something(name: str) -> None:
-    """Small d, exact gradients: all three bounds fall below what compactness alone gives, and are not reached."""
+    """Small d, exact gradients: all three bounds fall below what compactness alone gives, and are
+    not reached.
+    """
     rounds = HORIZONS[-1]
     result = run(name, rounds, None, reach=0.05)
     problem = known(name).problem(result.server_step, None, result.mixing()[1], result.period)
@@ -103,15 +115,19 @@ def test_with_the_memory_of_the_schedule_the_bounds_say_something(name: str) -> 
 
 @pytest.mark.parametrize(("name", "exact"), CASES, ids=IDS)
 def test_the_certificates_fall_at_least_as_fast_as_the_theorem_says(name: str, exact: bool) -> None:
-    """T^-1/4, T^-1/2 and T^-1/2, with R = T for mini-batches; 0.05 is left to the fit. p and q are those of the longest run all along.
+    """T^-1/4, T^-1/2 and T^-1/2, with R = T for mini-batches; 0.05 is left to the fit. p and q are
+    those of the longest run all along.
 
-    Servers start alike, so the spread is 0 at first. Its rate is that of the rounds after that warm-up.
+    Servers start alike, so the spread is 0 at first. Its rate is that of the rounds after that
+    warm-up.
     """
     means = {}
     for rounds in HORIZONS:
         r = run(name, rounds, _batch(exact, rounds))
         assert (r.period, r.connection) == (7, 9)
-        means[rounds] = torch.stack([r.gap_TN.mean(0).max(), r.pull_T.mean(), r.spread_TV[48:].mean(0).max()])
+        means[rounds] = torch.stack(
+            [r.gap_TN.mean(0).max(), r.pull_T.mean(), r.spread_TV[48:].mean(0).max()]
+        )
     few, many = HORIZONS
     rates = -torch.log(means[many] / means[few]) / math.log(many / few)
     assert float(rates[0]) >= 0.25
@@ -122,7 +138,13 @@ def test_the_certificates_fall_at_least_as_fast_as_the_theorem_says(name: str, e
 @pytest.mark.parametrize("name", list(KNOWN))
 def test_with_a_fixed_batch_certificates_level_off_lower_for_larger_batches(name: str) -> None:
     """The R terms: A_2/R^(1/4) for the gap and B_2/sqrt(R) for the pull, at T = 128."""
-    means = {batch: [float(mean[-1]) for mean in run(name, 128, batch).running_means()] for batch in (4, 64)}
-    rates = [math.log(small / large) / math.log(16) for small, large in zip(means[4], means[64], strict=True)]
+    means = {
+        batch: [float(mean[-1]) for mean in run(name, 128, batch).running_means()]
+        for batch in (4, 64)
+    }
+    rates = [
+        math.log(small / large) / math.log(16)
+        for small, large in zip(means[4], means[64], strict=True)
+    ]
     assert rates[0] >= 0.25
     assert rates[1] >= 0.5

@@ -1,7 +1,9 @@
-"""The machines on a hostile network: hypothesis chooses what happens next, and the invariants hold all along.
+"""The machines on a hostile network: hypothesis chooses what happens next, and the invariants hold
+all along.
 
-Messages are held in flight; each may be delivered in any order, twice, or never. Devices vanish and come back, join and leave.
-Models are exact fractions, one per handle, so that "nothing lost, nothing counted twice" is an equality and not a tolerance.
+Messages are held in flight; each may be delivered in any order, twice, or never. Devices vanish and
+come back, join and leave. Models are exact fractions, one per handle, so that "nothing lost,
+nothing counted twice" is an equality and not a tolerance.
 """
 
 from dataclasses import dataclass, field
@@ -129,15 +131,21 @@ class Books:
     """What one server must have done, kept apart from the machine."""
 
     model: ModelRef  # z_n
-    copies: dict[DeviceId, Fraction] = field(default_factory=dict)  # the server's copies of its members' x_i
+    copies: dict[DeviceId, Fraction] = field(
+        default_factory=dict
+    )  # the server's copies of its members' x_i
     total: Fraction = Fraction(0)  # their sum, kept by differences as the engines keep it
     phase: int = -1
     reported: int = -1  # the last phase that was reported
     steps: int = 0  # of z_n in this phase
     owed: ModelRef | None = None  # w_n, mixed but not yet used
     counted: set[DeviceId] = field(default_factory=set)  # whose uploads this phase has
-    excused: set[DeviceId] = field(default_factory=set)  # whose activations came to nothing in this phase
-    held: set[Upload] = field(default_factory=set)  # acknowledged; to be absorbed when the next phase opens
+    excused: set[DeviceId] = field(
+        default_factory=set
+    )  # whose activations came to nothing in this phase
+    held: set[Upload] = field(
+        default_factory=set
+    )  # acknowledged; to be absorbed when the next phase opens
 
     def put(self, device: DeviceId, value: Fraction) -> None:
         """Replace one copy."""
@@ -160,7 +168,9 @@ class Network:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.home: dict[DeviceId, ServerId] = {d: d % setup.servers for d in range(setup.servers * setup.devices)}
+        self.home: dict[DeviceId, ServerId] = {
+            d: d % setup.servers for d in range(setup.servers * setup.devices)
+        }
         self.coordinator = setup.coordinator()
         self.servers = {n: self._make_server(n) for n in range(setup.servers)}
         self.devices: dict[DeviceId, Device] = {}
@@ -169,10 +179,14 @@ class Network:
         self.work: dict[DeviceId, Event] = {}
         self.away: set[DeviceId] = set()
         self.gone: set[DeviceId] = set()
-        self.models: dict[ModelRef, Fraction] = {s.model: Fraction(n * n + 1) for n, s in self.servers.items()}
+        self.models: dict[ModelRef, Fraction] = {
+            s.model: Fraction(n * n + 1) for n, s in self.servers.items()
+        }
         self.sums: dict[ModelRef, tuple[Fraction, int]] = {}
         self.personal: dict[DeviceId, Fraction] = {}
-        self.before: dict[DeviceId, Fraction] = {}  # personal models as they were before the latest activation
+        self.before: dict[
+            DeviceId, Fraction
+        ] = {}  # personal models as they were before the latest activation
         self.books = {n: Books(server.model) for n, server in self.servers.items()}
         self.granted: dict[DeviceId, int] = {}  # the last activation that each device was sent
         self.sessions: dict[DeviceId, int] = {}  # of the work under way
@@ -186,7 +200,9 @@ class Network:
         self.absorbed: set[Upload] = set()
         self.forgotten: set[Upload] = set()  # acknowledged, but the device left before they counted
         self.heard: set[ServerReady] = set()
-        self.arrivals: list[ServerReady] = []  # first copies that start an exchange, as they reached the coordinator
+        self.arrivals: list[
+            ServerReady
+        ] = []  # first copies that start an exchange, as they reached the coordinator
         self.group: tuple[ServerId, ...] = ()
         for device, home in self.home.items():
             self._make_device(device, self.models[self.servers[home].model])
@@ -196,15 +212,20 @@ class Network:
 
     def _make_server(self, n: ServerId) -> Server:
         members = [device for device, home in self.home.items() if home == n]
-        return Server(n, members, self.setup.active, self.setup.iterations, self.setup.cloud is Cloud.SYNC)
+        return Server(
+            n, members, self.setup.active, self.setup.iterations, self.setup.cloud is Cloud.SYNC
+        )
 
     def _make_device(self, device: DeviceId, start: Fraction) -> None:
-        self.devices.setdefault(device, Device(device, server_actor(self.home[device]), self.setup.offline_limit))
+        self.devices.setdefault(
+            device, Device(device, server_actor(self.home[device]), self.setup.offline_limit)
+        )
         self.streak.setdefault(device, 0)
         self.personal[device] = start
         self.books[self.home[device]].put(device, start)
 
-    # ----------------------------------------------------------------------------------------------- what happens next
+    # ---------------------------------------------------------------------------------------------
+    # what happens next
     def happen(self, op: Op, number: int) -> None:
         """One choice of hypothesis; a choice that nobody can make now changes nothing."""
         device = sorted(self.devices)[number % len(self.devices)]
@@ -244,7 +265,9 @@ class Network:
     def _advance(self, number: int) -> None:
         for k in range(1 + number):
             at_work = sorted(set(self.work) - self.away)
-            ripe = [i for i, (sender, to, _) in enumerate(self.flying) if not self.slow & {sender, to}]
+            ripe = [
+                i for i, (sender, to, _) in enumerate(self.flying) if not self.slow & {sender, to}
+            ]
             if ripe:
                 self._deliver(ripe[0])
             elif at_work:
@@ -270,28 +293,43 @@ class Network:
 
     def _refuse(self, number: int) -> None:
         """An upload that would be accepted is refused for what it holds."""
-        due = [i for i, (_, _, message) in enumerate(self.flying) if isinstance(message, Uploaded) and self._is_due(message)]
+        due = [
+            i
+            for i, (_, _, message) in enumerate(self.flying)
+            if isinstance(message, Uploaded) and self._is_due(message)
+        ]
         if due:
             _, to, upload = self.flying.pop(due[number % len(due)])
             assert isinstance(upload, Uploaded)
             self.refused.add((upload.device, upload.activation))
-            counters = {"device": upload.device, "activation": upload.activation, "incarnation": incarnation_of(upload.model)}
+            counters = {
+                "device": upload.device,
+                "activation": upload.activation,
+                "incarnation": incarnation_of(upload.model),
+            }
             self.feed(to, Withdrawn(**counters, reason="far"))
 
     def _is_due(self, upload: Uploaded) -> bool:
-        return self.servers[self.home[upload.device]].last_of(upload.device) == upload.activation - 1
+        return (
+            self.servers[self.home[upload.device]].last_of(upload.device) == upload.activation - 1
+        )
 
     def _timer(self, device: DeviceId, event: Event) -> None:
         wanted = self.setup.offline_limit is not None or not isinstance(event, OfflineDue)
         if not wanted or device in self.away | self.gone:
             return
-        rested = self.devices[device].state is DeviceState.IDLE and self.streak[device] < (self.setup.offline_limit or 0)
+        rested = self.devices[device].state is DeviceState.IDLE and self.streak[device] < (
+            self.setup.offline_limit or 0
+        )
         self.feed(device_actor(device), event)
         if isinstance(event, OfflineDue):
             assert device in self.work or not rested, "an idle device that may train offline does"
 
     def _retry(self, number: int) -> None:
-        actors = [*map(server_actor, self.servers), *(device_actor(d) for d in self.devices if d not in self.away)]
+        actors = [
+            *map(server_actor, self.servers),
+            *(device_actor(d) for d in self.devices if d not in self.away),
+        ]
         self.feed(actors[number % len(actors)], RetryDue())
 
     def _give_up(self, device: DeviceId) -> None:
@@ -317,14 +355,22 @@ class Network:
             self.feed(server_actor(self.home[device]), DeviceLeft(device=device))
 
     def settle(self) -> None:
-        """No more losses, and every timer fires: each server gets two phases further, each member one activation."""
+        """No more losses, and every timer fires: each server gets two phases further, each member
+        one activation.
+        """
         self.away.clear()
         phases = {n: server.phase + 2 for n, server in self.servers.items()}
-        activations = {d: device.activation + 1 for d, device in self.devices.items() if d not in self.gone}
+        activations = {
+            d: device.activation + 1 for d, device in self.devices.items() if d not in self.gone
+        }
         for _ in range(SWEEPS):
             self._sweep()
-            behind = [server_actor(n) for n, phase in phases.items() if self.servers[n].phase < phase]
-            behind += [device_actor(d) for d, a in activations.items() if self.devices[d].activation < a]
+            behind = [
+                server_actor(n) for n, phase in phases.items() if self.servers[n].phase < phase
+            ]
+            behind += [
+                device_actor(d) for d, a in activations.items() if self.devices[d].activation < a
+            ]
             if not behind:
                 return
         raise AssertionError(f"{behind} made no progress in {SWEEPS} sweeps without losses")
@@ -341,7 +387,8 @@ class Network:
             for device in list(self.work):
                 self._finish(device)
 
-    # ----------------------------------------------------------------------------------------- one transition, checked
+    # ----------------------------------------------------------------------------------------- one
+    # transition, checked
     def feed(self, actor: Actor, event: Event) -> None:
         """Hand one event to its machine, do what it says, and look at everything."""
         before = self._counters(actor)
@@ -350,23 +397,33 @@ class Network:
         commands = self._machine(actor).handle(event)
         for command in commands:
             self._execute(actor, command)
-        assert all(new >= old for old, new in zip(before, self._counters(actor), strict=True)), "a counter went back"
+        assert all(new >= old for old, new in zip(before, self._counters(actor), strict=True)), (
+            "a counter went back"
+        )
         if isinstance(event, Declined):
             self.undone.add((number_of(actor), event.activation))
         if isinstance(event, Acknowledged):
             self._check_acknowledged(number_of(actor))
         if any(isinstance(command, OpenPhase) for command in commands):
-            assert not self.books[number_of(actor)].held, "acknowledged, but not absorbed when the next phase opened"
+            assert not self.books[number_of(actor)].held, (
+                "acknowledged, but not absorbed when the next phase opened"
+            )
         machine = self._machine(actor)
         if isinstance(machine, Server) and machine.state is ServerState.COLLECTING:
-            assert not self.books[machine.server].enough(self.setup.active), "a phase waits for what cannot come"
+            assert not self.books[machine.server].enough(self.setup.active), (
+                "a phase waits for what cannot come"
+            )
         if self.setup.step == 0:
             assert self._mass() == self.mass, "mixing changed the mean of z"
 
     def _machine(self, actor: Actor) -> Coordinator | Server | Device:
         if actor == COORDINATOR:
             return self.coordinator
-        return self.servers[number_of(actor)] if actor.startswith("server") else self.devices[number_of(actor)]
+        return (
+            self.servers[number_of(actor)]
+            if actor.startswith("server")
+            else self.devices[number_of(actor)]
+        )
 
     def _counters(self, actor: Actor) -> tuple[int, ...]:
         machine = self._machine(actor)
@@ -386,14 +443,19 @@ class Network:
 
     def _mass(self) -> Fraction:
         """The sum of all z_n, counting a mix as done for all of its servers at once."""
-        return sum((self.models[books.owed or books.model] for books in self.books.values()), Fraction(0))
+        return sum(
+            (self.models[books.owed or books.model] for books in self.books.values()), Fraction(0)
+        )
 
     def _check_acknowledged(self, device: DeviceId) -> None:
         """What a device believes to be counted is counted, or about to be."""
-        believed = {(device, activation) for activation in range(self.devices[device].activation)} - self.undone
+        believed = {
+            (device, activation) for activation in range(self.devices[device].activation)
+        } - self.undone
         assert believed <= self.absorbed | self.forgotten | self.books[self.home[device]].held
 
-    # ---------------------------------------------------------------------------------------------- commands, any actor
+    # ---------------------------------------------------------------------------------------------
+    # commands, any actor
     def _execute(self, actor: Actor, command: Command) -> None:
         match command:
             case Send():
@@ -433,7 +495,9 @@ class Network:
             case Activated(activation=activation):
                 device = number_of(send.to)
                 is_new = self.granted.get(device, -1) < activation
-                assert not (is_new and device in self.books[self.home[device]].excused), "let in again in the same phase"
+                assert not (is_new and device in self.books[self.home[device]].excused), (
+                    "let in again in the same phase"
+                )
                 self.granted[device] = activation
             case Uploaded(device=device, model=model):
                 self.models.setdefault(model, self.personal[device])
@@ -444,14 +508,17 @@ class Network:
             case ServerReady() as ready:
                 self._report(ready)
 
-    # ------------------------------------------------------------------------------------------------ commands, devices
+    # ---------------------------------------------------------------------------------------------
+    # commands, devices
     def _train(self, device: DeviceId, command: Train | Pull) -> None:
         assert isinstance(command, Pull) == (self.setup.offline_limit is not None)
         assert command.activation == self.devices[device].activation
         assert device not in self.work, "one thing at a time"
         self.streak[device] = 0
         self._draw(device, command)
-        self.personal[device] = (self.personal[device] + self.models[command.model]) / 2 + Fraction(1, device + 1)
+        self.personal[device] = (self.personal[device] + self.models[command.model]) / 2 + Fraction(
+            1, device + 1
+        )
         self.work[device] = Trained(activation=command.activation, steps=1)
 
     def _train_offline(self, device: DeviceId, command: TrainOffline) -> None:
@@ -468,11 +535,14 @@ class Network:
             assert (device, command.session) not in self.drawn, "a mini-batch was drawn twice"
             self.drawn.add((device, command.session))
 
-    # ------------------------------------------------------------------------------------------------ commands, servers
+    # ---------------------------------------------------------------------------------------------
+    # commands, servers
     def _open(self, books: Books, command: OpenPhase) -> None:
         assert command.phase == books.phase + 1
         once = 1 if self.setup.cloud is Cloud.SYNC else self.setup.iterations
-        assert books.steps == (0 if command.phase == 0 else once), "each phase ends with K_z steps, no more, no less"
+        assert books.steps == (0 if command.phase == 0 else once), (
+            "each phase ends with K_z steps, no more, no less"
+        )
         assert books.owed is None, "a mix was not used"
         books.phase, books.steps = command.phase, 0
         books.counted.clear()
@@ -482,7 +552,9 @@ class Network:
         upload = (command.device, command.activation)
         assert upload in self.uploaded, "absorbed what was never uploaded"
         assert upload not in self.refused, "absorbed what was refused"
-        assert upload not in self.absorbed | self.forgotten, "absorbed twice, or after the device had left"
+        assert upload not in self.absorbed | self.forgotten, (
+            "absorbed twice, or after the device had left"
+        )
         assert command.device in books.copies, "absorbed from a stranger"
         assert command.device not in books.counted, "one device was counted twice in a phase"
         self.absorbed.add(upload)
@@ -499,7 +571,9 @@ class Network:
 
     def _decline(self, device: DeviceId, activation: int) -> None:
         home = self.home[device]
-        assert (device, activation) not in self.absorbed | self.forgotten | self.books[home].held, "declined, but counted"
+        assert (device, activation) not in self.absorbed | self.forgotten | self.books[home].held, (
+            "declined, but counted"
+        )
         if (device, activation) not in self.declined:
             self.declined.add((device, activation))
             if not self.was_waiting:
@@ -514,7 +588,9 @@ class Network:
     def _report(self, ready: ServerReady) -> None:
         books = self.books[ready.server]
         if ready.phase > books.reported:
-            assert books.enough(self.setup.active), f"phase {ready.phase} ended with the uploads of {books.counted} only"
+            assert books.enough(self.setup.active), (
+                f"phase {ready.phase} ended with the uploads of {books.counted} only"
+            )
             books.reported = ready.phase
         if self.setup.cloud is Cloud.SYNC:
             self.sums.setdefault(ready.model, (books.total, len(books.copies)))
@@ -535,7 +611,8 @@ class Network:
         books.model, books.owed = command.result, None
         books.steps += 1
 
-    # -------------------------------------------------------------------------------------------- commands, coordinator
+    # --------------------------------------------------------------------------------------------
+    # commands, coordinator
     def _mix(self, mix: MixModels) -> None:
         assert len(mix.servers) == len(set(mix.servers)) == self.setup.first
         if mix.iteration == 0:
@@ -544,10 +621,14 @@ class Network:
         assert set(mix.servers) == set(self.group)
         before = [self.models[model] for model in mix.models]
         mean = sum(before, Fraction(0)) / len(before)
-        neighbours = [(z + before[k - 1]) / 2 for k, z in enumerate(before)]  # a ring, doubly stochastic
+        neighbours = [
+            (z + before[k - 1]) / 2 for k, z in enumerate(before)
+        ]  # a ring, doubly stochastic
         after = [mean] * len(before) if self.setup.alike else neighbours
         assert sum(after) == sum(before)
-        for server, model, result, value in zip(mix.servers, mix.models, mix.results, after, strict=True):
+        for server, model, result, value in zip(
+            mix.servers, mix.models, mix.results, after, strict=True
+        ):
             self._hand_out(mix, server, model)
             self.books[server].owed, self.models[result] = result, value
         assert len(set(mix.results)) == (1 if self.setup.alike else len(mix.servers))
@@ -565,7 +646,9 @@ class Network:
         books = self.books[server]
         phase = mix.round if self.setup.cloud is Cloud.RIGOROUS else books.phase
         assert books.phase == phase, "a model of another round was mixed"
-        assert model == books.model == ref("z", server, phase * self.setup.iterations + mix.iteration)
+        assert (
+            model == books.model == ref("z", server, phase * self.setup.iterations + mix.iteration)
+        )
         assert books.owed is None, "mixed twice without a step between"
 
     def _step_global(self, step: StepGlobal) -> None:
@@ -584,15 +667,23 @@ def _version(model: ModelRef) -> int:
     return int(model.rpartition("/")[2])
 
 
-# ----------------------------------------------------------------------------------------------------------- strategies
-WEIGHTED = [*Op, *[Op.ADVANCE] * 8, *[Op.DELIVER] * 4, *[Op.SLOW] * 2]  # disturbances between stretches of progress
+# ------------------------------------------------------------------------------------------------
+# strategies
+WEIGHTED = [
+    *Op,
+    *[Op.ADVANCE] * 8,
+    *[Op.DELIVER] * 4,
+    *[Op.SLOW] * 2,
+]  # disturbances between stretches of progress
 STORM = st.lists(st.tuples(st.sampled_from(WEIGHTED), st.integers(0, 23)), min_size=20, max_size=60)
 THOROUGH = examples(600, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @st.composite
 def setups(draw: st.DrawFn, cloud: Cloud) -> Setup:
-    """A small federation under one cloud, of FedBCD devices (no offline limit) or FedBCD-I devices."""
+    """A small federation under one cloud, of FedBCD devices (no offline limit) or FedBCD-I
+    devices.
+    """
     servers = draw(st.integers(1, 4))
     return Setup(
         cloud=cloud,
@@ -615,23 +706,34 @@ def ride_out(setup: Setup, storm: list[tuple[Op, int]]) -> None:
     network.settle()
 
 
-# ---------------------------------------------------------------------------------------------------------------- tests
+# ------------------------------------------------------------------------------------------------
+# tests
 @given(setup=setups(Cloud.SYNC), storm=STORM)
 @THOROUGH
-def test_sync_cloud_waits_for_all_loses_nothing_and_goes_on(setup: Setup, storm: list[tuple[Op, int]]) -> None:
-    """Paper, Sync-cloud (ii): 'Once hearing from all cloud servers, this coordinator enters the 'aggregation' phase'."""
+def test_sync_cloud_waits_for_all_loses_nothing_and_goes_on(
+    setup: Setup, storm: list[tuple[Op, int]]
+) -> None:
+    """Paper, Sync-cloud (ii): 'Once hearing from all cloud servers, this coordinator enters the
+    'aggregation' phase'.
+    """
     ride_out(setup, storm)
 
 
 @given(setup=setups(Cloud.ASYNC), storm=STORM)
 @THOROUGH
-def test_async_cloud_mixes_the_first_b_loses_nothing_and_goes_on(setup: Setup, storm: list[tuple[Op, int]]) -> None:
-    """Paper, Async-cloud: 'the model aggregation is carried out in a 'first come first serve' manner'."""
+def test_async_cloud_mixes_the_first_b_loses_nothing_and_goes_on(
+    setup: Setup, storm: list[tuple[Op, int]]
+) -> None:
+    """Paper, Async-cloud: 'the model aggregation is carried out in a 'first come first serve'
+    manner'.
+    """
     ride_out(setup, storm)
 
 
 @given(setup=setups(Cloud.RIGOROUS), storm=STORM)
 @THOROUGH
-def test_rigorous_cloud_mixes_models_of_one_round_only_and_goes_on(setup: Setup, storm: list[tuple[Op, int]]) -> None:
+def test_rigorous_cloud_mixes_models_of_one_round_only_and_goes_on(
+    setup: Setup, storm: list[tuple[Op, int]]
+) -> None:
     """Paper, Appendix A (i): 'only cloud-server models at round t will be accepted'."""
     ride_out(setup, storm)

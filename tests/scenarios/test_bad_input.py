@@ -1,4 +1,6 @@
-"""Every way to ask for the impossible: a sentence that names the value and the remedy, the documented code, nothing written."""
+"""Every way to ask for the impossible: a sentence that names the value and the remedy, the
+documented code, nothing written.
+"""
 
 import os
 from pathlib import Path
@@ -11,8 +13,12 @@ from run_helpers import Answer, fedbcd, hash_folder, write_job
 CONFIG, DATA, RECORD = 2, 3, 4  # exit codes, as drawn in fedbcd/errors.py
 
 
-def _assert_refused(place: Path, code: int, *words: str, arguments: tuple[str | Path, ...] = (), out: str = "out") -> Answer:
-    """Run job.toml. Exit code, one sentence with these words, no trace of a trace, and not a byte on disk has changed."""
+def _assert_refused(
+    place: Path, code: int, *words: str, arguments: tuple[str | Path, ...] = (), out: str = "out"
+) -> Answer:
+    """Run job.toml. Exit code, one sentence with these words, no trace of a trace, and not a byte
+    on disk has changed.
+    """
     before = hash_folder(place)
     answer = fedbcd("run", *(arguments or (place / "job.toml",)), "--out", place / out, "--json")
     assert answer.code == code, answer
@@ -35,13 +41,27 @@ def _refuse(place: Path, code: int, changes: dict[str, Any], *words: str) -> Non
     _assert_refused(place, code, *words)
 
 
-# ------------------------------------------------------------------------------------------------------------- keys and sections
+# ------------------------------------------------------------------------------------------------
+# keys and sections
 def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"algorithm.penality": 1.0}, "[algorithm] has an unknown key 'penality'", "did you mean 'penalty'?", "known:")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"algorithm.penality": 1.0},
+        "[algorithm] has an unknown key 'penality'",
+        "did you mean 'penalty'?",
+        "known:",
+    )
 
 
 def test_an_unknown_section_is_named_with_the_nearest(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"algoritm": {"name": "fedbcd"}}, "unknown key 'algoritm'", "did you mean 'algorithm'?")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"algoritm": {"name": "fedbcd"}},
+        "unknown key 'algoritm'",
+        "did you mean 'algorithm'?",
+    )
 
 
 def test_an_unknown_key_of_one_run_is_named_with_its_number(tmp_path: Path) -> None:
@@ -49,17 +69,26 @@ def test_an_unknown_key_of_one_run_is_named_with_its_number(tmp_path: Path) -> N
     _assert_refused(tmp_path, CONFIG, "[runs #2] has an unknown key 'sead'")
 
 
-@pytest.mark.parametrize("section", ["data", "federation", "model", "algorithm", "cloud", "clock", "run"])
+@pytest.mark.parametrize(
+    "section", ["data", "federation", "model", "algorithm", "cloud", "clock", "run"]
+)
 def test_a_section_that_is_no_table_is_named(tmp_path: Path, section: str) -> None:
     write_job(tmp_path / "job.toml", **{section: 5})
     for options in ((), ("--rounds", "3", "--seed", "1", "--data", str(tmp_path))):
-        _assert_refused(tmp_path, CONFIG, f"[{section}]", arguments=(tmp_path / "job.toml", *options))
+        _assert_refused(
+            tmp_path, CONFIG, f"[{section}]", arguments=(tmp_path / "job.toml", *options)
+        )
 
 
 @pytest.mark.parametrize("runs", [5, [], [1, 2], "x"])
 def test_runs_that_are_no_tables_are_named(tmp_path: Path, runs: Any) -> None:
     write_job(tmp_path / "job.toml", runs=runs)
-    _assert_refused(tmp_path, CONFIG, "runs must be a list of tables, written [[runs]]", arguments=(tmp_path / "job.toml", "--rounds", "3"))
+    _assert_refused(
+        tmp_path,
+        CONFIG,
+        "runs must be a list of tables, written [[runs]]",
+        arguments=(tmp_path / "job.toml", "--rounds", "3"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +103,9 @@ def test_runs_that_are_no_tables_are_named(tmp_path: Path, runs: Any) -> None:
         ({"run.dtype": "int8"}, "run.dtype = 'int8' must be one of 'float32', 'float64'"),
     ],
 )
-def test_a_value_of_another_type_is_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_a_value_of_another_type_is_named(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
     _refuse(tmp_path, CONFIG, {"model": {"name": "mlp"}, **changes}, words)
 
 
@@ -83,13 +114,25 @@ def test_a_title_that_is_no_text(tmp_path: Path) -> None:
     _assert_refused(tmp_path, CONFIG, "title = 5 must be a text")
 
 
-# ------------------------------------------------------------------------------------------------------------------- the cloud
+# ------------------------------------------------------------------------------------------------
+# the cloud
 def test_more_first_servers_than_there_are(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"cloud": {"name": "async", "first": 5}}, "first=5 must be between 1 and the 4 servers", "SyncCloud()")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"cloud": {"name": "async", "first": 5}},
+        "first=5 must be between 1 and the 4 servers",
+        "SyncCloud()",
+    )
 
 
 def test_no_first_server(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"cloud": {"name": "rigorous", "first": 0}}, "first=0 must be between 1 and the 4 servers")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"cloud": {"name": "rigorous", "first": 0}},
+        "first=0 must be between 1 and the 4 servers",
+    )
 
 
 def test_first_left_out(tmp_path: Path) -> None:
@@ -99,15 +142,26 @@ def test_first_left_out(tmp_path: Path) -> None:
 def test_fedavg_and_fedprox_on_an_asynchronous_cloud(tmp_path: Path) -> None:
     for name in ("fedavg", "fedprox"):
         changes = {"algorithm": {"name": name}, "cloud": {"name": "async", "first": 2}}
-        _refuse(tmp_path, CONFIG, changes, f"{name} keeps one model everywhere and runs on the sync cloud only, not async")
+        _refuse(
+            tmp_path,
+            CONFIG,
+            changes,
+            f"{name} keeps one model everywhere and runs on the sync cloud only, not async",
+        )
 
 
 @pytest.mark.parametrize(
     ("mixing", "words"),
     [
         ([[0.5, 0.5, 0, 0]] * 4, "column 0 of the mixing matrix sums to 2, not 1"),
-        ([[0.6, 0.5, 0, 0], [0.4, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], "row 0 of the mixing matrix sums to 1.1, not 1"),
-        ([[2.0, -1.0, 0, 0], [-1.0, 2.0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], "the mixing matrix has a negative entry, -1"),
+        (
+            [[0.6, 0.5, 0, 0], [0.4, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]],
+            "row 0 of the mixing matrix sums to 1.1, not 1",
+        ),
+        (
+            [[2.0, -1.0, 0, 0], [-1.0, 2.0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]],
+            "the mixing matrix has a negative entry, -1",
+        ),
         ([[float("nan")] * 4] * 4, "of the mixing matrix sums to nan, not 1"),
         ([[1.0]], "mixing has rows of [1] numbers; 4 servers need 4 rows of 4 numbers"),
         ([[0.5, 0.5], [0.5, 0.5, 0.0], [], [1.0]], "mixing has rows of [2, 3, 0, 1] numbers"),
@@ -115,30 +169,54 @@ def test_fedavg_and_fedprox_on_an_asynchronous_cloud(tmp_path: Path) -> None:
         ([], "mixing has rows of [] numbers"),
     ],
 )
-def test_a_mixing_matrix_that_is_not_doubly_stochastic(tmp_path: Path, mixing: Any, words: str) -> None:
+def test_a_mixing_matrix_that_is_not_doubly_stochastic(
+    tmp_path: Path, mixing: Any, words: str
+) -> None:
     _refuse(tmp_path, CONFIG, {"cloud": {"name": "graph", "mixing": mixing}}, words)
 
 
-# -------------------------------------------------------------------------------------------------------------- who takes part
+# ------------------------------------------------------------------------------------------------
+# who takes part
 def test_more_active_devices_than_members(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"federation.active": 5}, "federation.active = 5 exceeds the 4 devices of a server; use active <= 4")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"federation.active": 5},
+        "federation.active = 5 exceeds the 4 devices of a server; use active <= 4",
+    )
 
 
 def test_more_active_devices_than_available_ones(tmp_path: Path) -> None:
     changes = {"algorithm": {"name": "fedbcd-i", "available": 2}, "federation.active": 3}
-    _refuse(tmp_path, CONFIG, changes, "active=3 exceeds the 2 available devices of a server; use active <= 2")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        changes,
+        "active=3 exceeds the 2 available devices of a server; use active <= 2",
+    )
 
 
 @pytest.mark.parametrize("key", ["servers", "devices", "active"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_nobody_takes_part(tmp_path: Path, key: str, value: int) -> None:
-    _refuse(tmp_path, CONFIG, {f"federation.{key}": value}, f"federation.{key} = {value} must be 1 or more")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {f"federation.{key}": value},
+        f"federation.{key} = {value} must be 1 or more",
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------ the algorithm
+# ------------------------------------------------------------------------------------------------
+# the algorithm
 @pytest.mark.parametrize("steps", [[0, 5], [5, 1], [-1, -1]])
 def test_steps_out_of_range(tmp_path: Path, steps: list[int]) -> None:
-    _refuse(tmp_path, CONFIG, {"algorithm.steps": steps}, f"steps={steps} must be [low, high] with 1 <= low <= high, e.g. [1, 5]")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"algorithm.steps": steps},
+        f"steps={steps} must be [low, high] with 1 <= low <= high, e.g. [1, 5]",
+    )
 
 
 def test_steps_that_are_no_pair(tmp_path: Path) -> None:
@@ -148,75 +226,156 @@ def test_steps_that_are_no_pair(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["device_step", "server_step", "penalty"])
 @pytest.mark.parametrize("value", [0.0, -0.5, float("nan"), float("inf")])
 def test_sizes_that_are_not_finite_and_positive(tmp_path: Path, key: str, value: float) -> None:
-    _refuse(tmp_path, CONFIG, {f"algorithm.{key}": value}, f"{key}={value} must be a finite number above 0")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {f"algorithm.{key}": value},
+        f"{key}={value} must be a finite number above 0",
+    )
 
 
 def test_a_relative_server_step_above_one(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"algorithm.server_step": 1.5}, "server_step=1.5 in relative form must be at most 1")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"algorithm.server_step": 1.5},
+        "server_step=1.5 in relative form must be at most 1",
+    )
 
 
 def test_an_absolute_server_step_beyond_the_bound_of_the_paper(tmp_path: Path) -> None:
     """SPEC 4, the trap: 16 devices on the sync cloud, gamma 2, so eta_z must be at most 1/32."""
-    changes = {"algorithm.server_step_form": "absolute", "algorithm.server_step": 0.5, "algorithm.penalty": 2.0}
-    bound = "exceeds 0.03125 = 1/(gamma_max * |Q_n|_max) = 1/(2 * 16), the bound of Assumption 4(ii)"
-    _refuse(tmp_path, CONFIG, changes, "server_step=0.5 in absolute form", bound, "use server_step <= 0.03125")
+    changes = {
+        "algorithm.server_step_form": "absolute",
+        "algorithm.server_step": 0.5,
+        "algorithm.penalty": 2.0,
+    }
+    bound = (
+        "exceeds 0.03125 = 1/(gamma_max * |Q_n|_max) = 1/(2 * 16), the bound of Assumption 4(ii)"
+    )
+    _refuse(
+        tmp_path,
+        CONFIG,
+        changes,
+        "server_step=0.5 in absolute form",
+        bound,
+        "use server_step <= 0.03125",
+    )
 
 
 @pytest.mark.parametrize("value", [1.0, 1.5, -0.1, float("nan")])
 def test_momentum_out_of_range(tmp_path: Path, value: float) -> None:
-    _refuse(tmp_path, CONFIG, {"algorithm.momentum": value}, f"momentum={value} must be at least 0 and below 1")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"algorithm.momentum": value},
+        f"momentum={value} must be at least 0 and below 1",
+    )
 
 
 def test_one_penalty_too_few(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"algorithm.penalty": [1.0] * 15}, "penalty has 15 values for 16 devices; give one for all or one each")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"algorithm.penalty": [1.0] * 15},
+        "penalty has 15 values for 16 devices; give one for all or one each",
+    )
 
 
 def test_an_empty_batch(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"algorithm.batch": 0}, "batch=0 must be 1 or more, or 'all' for exact gradients")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"algorithm.batch": 0},
+        "batch=0 must be 1 or more, or 'all' for exact gradients",
+    )
 
 
 def test_a_box_inside_out(tmp_path: Path) -> None:
     projection = {"name": "box", "low": 1.0, "high": -1.0}
-    _refuse(tmp_path, CONFIG, {"algorithm.projection": projection}, "box low=1.0 must be below high=-1.0; swap them")
-
-
-def test_an_unknown_algorithm_is_named_with_the_nearest(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"algorithm": {"name": "fedbdc"}}, "algorithm.name = 'fedbdc' is unknown", "did you mean 'fedbcd'?", "known:")
-
-
-def test_an_unknown_cloud_is_named_with_the_nearest(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"cloud": {"name": "asinc"}}, "cloud.name = 'asinc' is unknown", "did you mean 'async'?")
-
-
-def test_an_unknown_delay_and_an_impossible_one(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"clock": {"arrival": {"name": "exponental", "mean": 2}}}, "did you mean 'exponential'?")
     _refuse(
-        tmp_path, CONFIG, {"clock": {"arrival": {"name": "exponential", "mean": -2.0}}}, "exponential mean=-2.0 must be a finite number"
+        tmp_path,
+        CONFIG,
+        {"algorithm.projection": projection},
+        "box low=1.0 must be below high=-1.0; swap them",
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------------- the run
-@pytest.mark.parametrize("key", ["rounds", "evaluate_every", "checkpoint_every", "max_batch", "threads"])
+def test_an_unknown_algorithm_is_named_with_the_nearest(tmp_path: Path) -> None:
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"algorithm": {"name": "fedbdc"}},
+        "algorithm.name = 'fedbdc' is unknown",
+        "did you mean 'fedbcd'?",
+        "known:",
+    )
+
+
+def test_an_unknown_cloud_is_named_with_the_nearest(tmp_path: Path) -> None:
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"cloud": {"name": "asinc"}},
+        "cloud.name = 'asinc' is unknown",
+        "did you mean 'async'?",
+    )
+
+
+def test_an_unknown_delay_and_an_impossible_one(tmp_path: Path) -> None:
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"clock": {"arrival": {"name": "exponental", "mean": 2}}},
+        "did you mean 'exponential'?",
+    )
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"clock": {"arrival": {"name": "exponential", "mean": -2.0}}},
+        "exponential mean=-2.0 must be a finite number",
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# the run
+@pytest.mark.parametrize(
+    "key", ["rounds", "evaluate_every", "checkpoint_every", "max_batch", "threads"]
+)
 def test_zero_of_something(tmp_path: Path, key: str) -> None:
     _refuse(tmp_path, CONFIG, {f"run.{key}": 0}, f"run.{key} = 0 must be 1 or more")
 
 
 def test_zero_rounds_on_the_command_line(tmp_path: Path) -> None:
-    _assert_refused(tmp_path, CONFIG, "run.rounds = 0 must be 1 or more", arguments=("--rounds", "0"))
+    _assert_refused(
+        tmp_path, CONFIG, "run.rounds = 0 must be 1 or more", arguments=("--rounds", "0")
+    )
 
 
 def test_both_rounds_and_until_clock(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"run.until_clock": 100.0}, "[run] has both rounds = 4 and until_clock = 100; keep one of them")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"run.until_clock": 100.0},
+        "[run] has both rounds = 4 and until_clock = 100; keep one of them",
+    )
 
 
 def test_neither_rounds_nor_until_clock(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"run.rounds": None}, "[run] needs rounds or until_clock, to say when to stop, e.g. rounds = 100")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"run.rounds": None},
+        "[run] needs rounds or until_clock, to say when to stop, e.g. rounds = 100",
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_clock_that_never_ends(tmp_path: Path, value: float) -> None:
     run = {"until_clock": value}
-    _refuse(tmp_path, CONFIG, {"run": run}, f"run.until_clock = {value} must be a finite number above 0")
+    _refuse(
+        tmp_path, CONFIG, {"run": run}, f"run.until_clock = {value} must be a finite number above 0"
+    )
 
 
 def test_a_seed_beyond_64_bits(tmp_path: Path) -> None:
@@ -225,7 +384,13 @@ def test_a_seed_beyond_64_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta"])
 def test_a_device_that_is_not_there(tmp_path: Path, device: str) -> None:
-    _refuse(tmp_path, CONFIG, {"run.device": device}, f"device='{device}' cannot be used here", "use 'cpu'")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"run.device": device},
+        f"device='{device}' cannot be used here",
+        "use 'cpu'",
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,17 +401,26 @@ def test_a_device_that_is_not_there(tmp_path: Path, device: str) -> None:
         ({"data": {"samples": 5000}}, DATA, "should own 5000 samples"),
     ],
 )
-def test_an_impossible_second_run_is_refused_before_the_first_begins(tmp_path: Path, second: dict[str, Any], code: int, words: str) -> None:
-    write_job(tmp_path / "job.toml", cloud={"name": "async", "first": 2}, runs=[{"title": "one"}, {"title": "two", **second}])
+def test_an_impossible_second_run_is_refused_before_the_first_begins(
+    tmp_path: Path, second: dict[str, Any], code: int, words: str
+) -> None:
+    write_job(
+        tmp_path / "job.toml",
+        cloud={"name": "async", "first": 2},
+        runs=[{"title": "one"}, {"title": "two", **second}],
+    )
     _assert_refused(tmp_path, code, words)
 
 
 def test_two_runs_with_one_title(tmp_path: Path) -> None:
-    write_job(tmp_path / "job.toml", runs=[{"title": "same"}, {"title": "same", "run": {"seed": 1}}])
+    write_job(
+        tmp_path / "job.toml", runs=[{"title": "same"}, {"title": "same", "run": {"seed": 1}}]
+    )
     _assert_refused(tmp_path, CONFIG, "two runs are called 'same'; give each a title of its own")
 
 
-# --------------------------------------------------------------------------------------------------------------------- the file
+# ------------------------------------------------------------------------------------------------
+# the file
 def test_text_that_is_no_toml(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[data\nname = digits\n")
     _assert_refused(tmp_path, CONFIG, f"{tmp_path / 'job.toml'} is not valid TOML", "line 1")
@@ -258,25 +432,50 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    _assert_refused(tmp_path, CONFIG, f"cannot read {tmp_path / 'job.toml'}: No such file or directory; give the path of a TOML file")
+    _assert_refused(
+        tmp_path,
+        CONFIG,
+        f"cannot read {tmp_path / 'job.toml'}: No such file or directory; give the path of a TOML"
+        " file",
+    )
 
 
 def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
     _assert_refused(tmp_path, CONFIG, f"cannot read {tmp_path}", arguments=(tmp_path,))
 
 
-# ----------------------------------------------------------------------------------------------------------------------- the data
+# ------------------------------------------------------------------------------------------------
+# the data
 def test_an_unknown_data_set_is_named_with_the_nearest(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"data.name": "digit"}, "data.name = 'digit' is unknown", "did you mean 'digits'?", "known:")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"data.name": "digit"},
+        "data.name = 'digit' is unknown",
+        "did you mean 'digits'?",
+        "known:",
+    )
 
 
 @pytest.mark.parametrize("value", [11, 0, -1])
 def test_more_labels_per_device_than_there_are(tmp_path: Path, value: int) -> None:
-    _refuse(tmp_path, DATA, {"data.diversity": value}, f"diversity={value} must be between 1 and the 10 labels")
+    _refuse(
+        tmp_path,
+        DATA,
+        {"data.diversity": value},
+        f"diversity={value} must be between 1 and the 10 labels",
+    )
 
 
 def test_more_samples_per_device_than_there_are(tmp_path: Path) -> None:
-    _refuse(tmp_path, DATA, {"data.samples": 5000}, "should own 5000 samples of labels", "use samples <=", "or a higher diversity")
+    _refuse(
+        tmp_path,
+        DATA,
+        {"data.samples": 5000},
+        "should own 5000 samples of labels",
+        "use samples <=",
+        "or a higher diversity",
+    )
 
 
 def test_no_samples(tmp_path: Path) -> None:
@@ -285,77 +484,150 @@ def test_no_samples(tmp_path: Path) -> None:
 
 def test_mnist_without_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDBCD_DATA", raising=False)
-    _refuse(tmp_path, DATA, {"data.name": "mnist"}, "mnist does not ship with fedbcd", "--data DIR or FEDBCD_DATA=DIR")
+    _refuse(
+        tmp_path,
+        DATA,
+        {"data.name": "mnist"},
+        "mnist does not ship with fedbcd",
+        "--data DIR or FEDBCD_DATA=DIR",
+    )
     (tmp_path / "empty").mkdir()
     write_job(tmp_path / "job.toml", **{"data.name": "mnist"})
-    _assert_refused(tmp_path, DATA, "train-images-idx3-ubyte", arguments=(tmp_path / "job.toml", "--data", tmp_path / "empty"))
+    _assert_refused(
+        tmp_path,
+        DATA,
+        "train-images-idx3-ubyte",
+        arguments=(tmp_path / "job.toml", "--data", tmp_path / "empty"),
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------------- the model
+# ------------------------------------------------------------------------------------------------
+# the model
 def test_an_unknown_model_is_named_with_the_nearest(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"model": {"name": "logistics"}}, "model.name = 'logistics' is unknown", "did you mean 'logistic'?")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"model": {"name": "logistics"}},
+        "model.name = 'logistics' is unknown",
+        "did you mean 'logistic'?",
+    )
 
 
 @pytest.mark.parametrize("name", ["no_such_package:net", "math:no_such_name", ":net", "..:net"])
 def test_a_model_factory_that_cannot_be_imported(tmp_path: Path, name: str) -> None:
-    _refuse(tmp_path, CONFIG, {"model": {"name": name}}, f"model.name = '{name}' cannot be imported", "is it on PYTHONPATH?")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"model": {"name": name}},
+        f"model.name = '{name}' cannot be imported",
+        "is it on PYTHONPATH?",
+    )
 
 
 def test_a_model_factory_that_is_no_factory(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"model": {"name": "math:pi"}}, "is not callable; name a function or class that makes the module")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"model": {"name": "math:pi"}},
+        "is not callable; name a function or class that makes the module",
+    )
 
 
 def test_a_model_factory_that_makes_something_else(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"model": {"name": "builtins:dict"}}, "model() returned dict; it must return a torch.nn.Module")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"model": {"name": "builtins:dict"}},
+        "model() returned dict; it must return a torch.nn.Module",
+    )
 
 
 def test_a_model_factory_that_wants_arguments(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"model": {"name": "torch.nn:Linear"}}, "model() cannot be called", "give a callable without arguments")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"model": {"name": "torch.nn:Linear"}},
+        "model() cannot be called",
+        "give a callable without arguments",
+    )
 
 
-def test_a_model_that_does_not_fit_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "wide_models.py").write_text(
-        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(999, 10))\n"
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(999,"
+        " 10))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     write_job(tmp_path / "job.toml", model={"name": "wide_models:net"})
-    _assert_refused(tmp_path, CONFIG, "model or loss fail on inputs of shape", "use a model and a loss that fit the data")
+    _assert_refused(
+        tmp_path,
+        CONFIG,
+        "model or loss fail on inputs of shape",
+        "use a model and a loss that fit the data",
+    )
 
 
 def test_a_hidden_layer_of_no_width(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"model": {"name": "mlp", "hidden": [8, 0]}}, "model.hidden = [8, 0] must be widths of 1 or more")
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"model": {"name": "mlp", "hidden": [8, 0]}},
+        "model.hidden = [8, 0] must be widths of 1 or more",
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------- where it is put
-@pytest.mark.parametrize("runs", [[{"title": "one"}], [{"title": "one"}, {"title": "two"}]], ids=["one", "several"])
+# ------------------------------------------------------------------------------------------------
+# where it is put
+@pytest.mark.parametrize(
+    "runs", [[{"title": "one"}], [{"title": "one"}, {"title": "two"}]], ids=["one", "several"]
+)
 @pytest.mark.parametrize("out", ["file", "file/below"])
 def test_a_folder_that_cannot_be_made(tmp_path: Path, out: str, runs: list[Any]) -> None:
     (tmp_path / "file").write_text("mine")
     write_job(tmp_path / "job.toml", runs=runs)
-    _assert_refused(tmp_path, RECORD, f"cannot write to {tmp_path / out}", "choose another folder with --out", out=out)
+    _assert_refused(
+        tmp_path,
+        RECORD,
+        f"cannot write to {tmp_path / out}",
+        "choose another folder with --out",
+        out=out,
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
     write_job(tmp_path / "job.toml")
     (tmp_path / "locked").mkdir(mode=0o500)
-    _assert_refused(tmp_path, RECORD, "Permission denied; choose another folder with --out", out="locked/out")
+    _assert_refused(
+        tmp_path, RECORD, "Permission denied; choose another folder with --out", out="locked/out"
+    )
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "config.toml", "checkpoint.safetensors"])
-@pytest.mark.parametrize("runs", [[{"title": "one"}], [{"title": "one"}, {"title": "two"}]], ids=["one", "several"])
+@pytest.mark.parametrize(
+    "runs", [[{"title": "one"}], [{"title": "one"}, {"title": "two"}]], ids=["one", "several"]
+)
 def test_a_folder_with_foreign_files(tmp_path: Path, name: str, runs: list[Any]) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("mine")
     write_job(tmp_path / "job.toml", runs=runs)
-    _assert_refused(tmp_path, RECORD, f"{tmp_path / 'out'} is not empty; choose a new folder with --out")
+    _assert_refused(
+        tmp_path, RECORD, f"{tmp_path / 'out'} is not empty; choose a new folder with --out"
+    )
 
 
 def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     write_job(tmp_path / "job.toml")
     assert fedbcd("run", tmp_path / "job.toml", "--out", tmp_path / "out").code == 0
-    _assert_refused(tmp_path, RECORD, "holds a run already (resume it with --resume)", "choose another folder with --out")
+    _assert_refused(
+        tmp_path,
+        RECORD,
+        "holds a run already (resume it with --resume)",
+        "choose another folder with --out",
+    )
     write_job(tmp_path / "job.toml", **{"run.seed": 1})
     _assert_refused(tmp_path, RECORD, "holds a run already (it is another run)")
     write_job(tmp_path / "job.toml", runs=[{"title": "one"}, {"title": "two"}])
@@ -364,7 +636,9 @@ def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:
 
 def test_the_folder_of_several_runs_holds_no_other(tmp_path: Path) -> None:
     write_job(tmp_path / "job.toml", runs=[{"title": "one"}, {"title": "two"}])
-    assert fedbcd("run", tmp_path / "job.toml", "--rounds", "1", "--out", tmp_path / "out").code == 0
+    assert (
+        fedbcd("run", tmp_path / "job.toml", "--rounds", "1", "--out", tmp_path / "out").code == 0
+    )
     _assert_refused(tmp_path, RECORD, "is not empty; choose a new folder with --out")
     write_job(tmp_path / "job.toml")
     _assert_refused(tmp_path, RECORD, "is not empty; choose a new folder with --out")

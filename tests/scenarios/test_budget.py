@@ -27,11 +27,21 @@ STAYS = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
 
 def run(folder: Path, body: str, most: float = 60.0) -> tuple[int, float, str]:
     """Status, seconds counted and what is said of a suite with one test."""
-    (folder / "test_one.py").write_text(f"import subprocess, sys\n\n\ndef test_one():\n    {body}\n")
-    script = f"import sys, budget; budget.EVERY_S, budget.PATIENCE_S, budget.TABLE = 0.05, 1.0, budget.Path({str(folder / 'cpu.txt')!r})\n"
-    script += f"budget.BUDGETS_S = {{'tests': {most}}}; sys.exit(budget.run(['-p', 'no:cacheprovider', '-q', {str(folder)!r}]))"
+    (folder / "test_one.py").write_text(
+        f"import subprocess, sys\n\n\ndef test_one():\n    {body}\n"
+    )
+    script = (
+        "import sys, budget; budget.EVERY_S, budget.PATIENCE_S, budget.TABLE = 0.05, 1.0,"
+        f" budget.Path({str(folder / 'cpu.txt')!r})\n"
+    )
+    script += (
+        f"budget.BUDGETS_S = {{'tests': {most}}}; sys.exit(budget.run(['-p', 'no:cacheprovider',"
+        f" '-q', {str(folder)!r}]))"
+    )
     here = {**os.environ, "PYTHONPATH": str(Path(budget.__file__).parent)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=here, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=here, check=False
+    )
     said = done.stdout.partition("CPU time: ")[2]
     return done.returncode, float(said.split()[0]), done.stdout + done.stderr
 
@@ -44,7 +54,9 @@ def nothing(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 @pytest.mark.parametrize("body", [CHILD, ORPHAN, FORGOTTEN], ids=["child", "orphan", "forgotten"])
 def test_every_process_below_a_test_is_counted(tmp_path: Path, nothing: float, body: str) -> None:
-    """Also the child of a parent that has ended, and of one that ignores SIGCHLD, whose usage the kernel passes to nobody."""
+    """Also the child of a parent that has ended, and of one that ignores SIGCHLD, whose usage the
+    kernel passes to nobody.
+    """
     status, counted, said = run(tmp_path, body)
     assert status == 0, said
     assert counted - nothing > 0.4, said

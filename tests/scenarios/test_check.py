@@ -46,14 +46,34 @@ def test_logistic_regression_with_small_steps_is_covered(tmp_path: Path) -> None
     assert answer.summary["fails"] == 0
     found = {f["assumption"]: f for f in answer.summary["jobs"][0]["findings"]}
     assert {f["verdict"] for f in found.values()} == {"holds"}
-    assert list(found) == ["-", "1(i)", "1(ii)", "2(i)", "2(ii)", "3(i)", "3(ii)", "4(i)", "4(ii)", "4(iii)", "5"]
+    assert list(found) == [
+        "-",
+        "1(i)",
+        "1(ii)",
+        "2(i)",
+        "2(ii)",
+        "3(i)",
+        "3(ii)",
+        "4(i)",
+        "4(ii)",
+        "4(iii)",
+        "5",
+    ]
     text = " ".join(fedbcd("check", path).out.split())
-    assert "everything holds: Theorem 1 covers this job. Delays are random: p and q were seen on this schedule only" in text
+    assert (
+        "everything holds: Theorem 1 covers this job. Delays are random: p and q were seen on this"
+        " schedule only" in text
+    )
 
 
 def test_what_lies_beyond_the_planned_rounds_is_not_known() -> None:
-    job = parse(job_table(**{**SOUND, "run.rounds": 60, "cloud": {"name": "rigorous", "first": 3}}))[0]
-    cut, whole = ({f.assumption: f for f in check_job(job, devices=1, rounds=most).findings} for most in (50, 60))
+    job = parse(
+        job_table(**{**SOUND, "run.rounds": 60, "cloud": {"name": "rigorous", "first": 3}})
+    )[0]
+    cut, whole = (
+        {f.assumption: f for f in check_job(job, devices=1, rounds=most).findings}
+        for most in (50, 60)
+    )
     for name in ("1(i)", "1(ii)"):
         assert cut[name].verdict is Verdict.UNKNOWN
         assert "over 50 rounds (planned)" in cut[name].found
@@ -66,10 +86,18 @@ def test_what_lies_beyond_the_planned_rounds_is_not_known() -> None:
     assert "T is not known" in found["4(ii)"].found
 
 
-def test_graphs_that_come_round_again_are_known_to_the_end_and_fixed_delays_are_not_random() -> None:
+def test_graphs_that_come_round_again_are_known_to_the_end_and_fixed_delays_are_not_random() -> (
+    None
+):
     ring = [[0.5, 0.25, 0, 0.25], [0.25, 0.5, 0.25, 0], [0, 0.25, 0.5, 0.25], [0.25, 0, 0.25, 0.5]]
     constant = {"name": "constant", "value": 1.0}
-    table = job_table(**{**SOUND, "cloud": {"name": "graph", "mixing": ring}, "clock": {"arrival": constant, "step": constant}})
+    table = job_table(
+        **{
+            **SOUND,
+            "cloud": {"name": "graph", "mixing": ring},
+            "clock": {"arrival": constant, "step": constant},
+        }
+    )
     report = check_job(parse(table)[0], devices=1, rounds=30)
     found = {f.assumption: f for f in report.findings}
     assert found["1(ii)"].verdict is Verdict.HOLDS
@@ -93,8 +121,12 @@ def test_a_relu_network_is_not_smooth_and_its_numbers_say_where(tmp_path: Path) 
     assert "random point" in " ".join(answer.out.split())
 
 
-@pytest.mark.parametrize(("cloud", "verdict"), [("async", Verdict.FAILS), ("rigorous", Verdict.HOLDS)])
-def test_the_async_cloud_of_the_main_text_breaks_4_ii_and_the_rigorous_one_does_not(cloud: str, verdict: Verdict) -> None:
+@pytest.mark.parametrize(
+    ("cloud", "verdict"), [("async", Verdict.FAILS), ("rigorous", Verdict.HOLDS)]
+)
+def test_the_async_cloud_of_the_main_text_breaks_4_ii_and_the_rigorous_one_does_not(
+    cloud: str, verdict: Verdict
+) -> None:
     found = verdicts(cloud={"name": cloud, "first": 3}, **{"run.rounds": 100})
     assert found["4(ii)"].verdict is verdict
     assert found["1(ii)"].found.startswith("q = ")
@@ -139,21 +171,39 @@ def test_the_schedule_of_a_log_is_used_when_one_is_given(tmp_path: Path) -> None
         ({"clock": {"step": {"name": "constant", "value": 2.0}}}, "clock.step."),
     ],
 )
-def test_the_log_of_another_run_is_refused_with_the_difference(tmp_path: Path, changes: dict[str, Any], difference: str) -> None:
+def test_the_log_of_another_run_is_refused_with_the_difference(
+    tmp_path: Path, changes: dict[str, Any], difference: str
+) -> None:
     path = write_job(tmp_path / "job.toml", **{**SOUND, "run.rounds": 2})
     assert fedbcd("run", path, "--out", tmp_path / "run").code == 0
-    answer = fedbcd("check", write_job(tmp_path / "other.toml", **{**SOUND, **changes}), "--log", tmp_path / "run")
+    answer = fedbcd(
+        "check",
+        write_job(tmp_path / "other.toml", **{**SOUND, **changes}),
+        "--log",
+        tmp_path / "run",
+    )
     assert answer.code == 4
     assert "records no run of this job" in answer.err
     assert difference in answer.err
     with pytest.raises(RecordError, match="records another run than"):
-        check_job(parse(job_table(**{**SOUND, **changes}))[0], log=tmp_path / "run" / "events.jsonl")
+        check_job(
+            parse(job_table(**{**SOUND, **changes}))[0], log=tmp_path / "run" / "events.jsonl"
+        )
 
 
 def test_of_several_runs_only_the_recorded_one_is_judged(tmp_path: Path) -> None:
     runs = [{"title": "sync"}, {"title": "rigorous", "cloud": {"name": "rigorous", "first": 2}}]
-    assert fedbcd("run", write_job(tmp_path / "job.toml", **SOUND), "--out", tmp_path / "run").code == 0
-    answer = fedbcd("check", write_job(tmp_path / "both.toml", runs=runs, **SOUND), "--log", tmp_path / "run", "--json")
+    assert (
+        fedbcd("run", write_job(tmp_path / "job.toml", **SOUND), "--out", tmp_path / "run").code
+        == 0
+    )
+    answer = fedbcd(
+        "check",
+        write_job(tmp_path / "both.toml", runs=runs, **SOUND),
+        "--log",
+        tmp_path / "run",
+        "--json",
+    )
     assert [job["title"] for job in answer.summary["jobs"]] == ["sync"]
     assert "rigorous was not judged: the log records another run (cloud" in answer.err
 
@@ -180,14 +230,22 @@ def test_baselines_and_fedbcd_i_are_out_of_scope(tmp_path: Path) -> None:
     report = check_job(parse(job_table(algorithm={"name": "fedavg"}))[0])
     assert [f.assumption for f in report.findings] == ["-"]
     assert report.fails == 1
-    assert check_job(parse(job_table(algorithm={"name": "fedbcd-i"}, **{"run.rounds": 3}))[0], devices=1).fails >= 1
+    assert (
+        check_job(
+            parse(job_table(algorithm={"name": "fedbcd-i"}, **{"run.rounds": 3}))[0], devices=1
+        ).fails
+        >= 1
+    )
 
 
 def test_a_disconnected_graph_is_named() -> None:
     apart = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5]]
     finding = verdicts(cloud={"name": "graph", "mixing": apart})["1(ii)"]
     assert finding.verdict is Verdict.FAILS
-    assert "disconnected: 2 groups of servers never mix in 40 rounds (planned): {0, 1}; {2, 3}" in finding.found
+    assert (
+        "disconnected: 2 groups of servers never mix in 40 rounds (planned): {0, 1}; {2, 3}"
+        in finding.found
+    )
 
 
 def test_servers_that_only_swap_are_named() -> None:
@@ -225,7 +283,9 @@ def test_impossible_options_are_refused(tmp_path: Path) -> None:
 
 
 def test_exact_gradients_have_no_noise_and_other_sets_their_diameter() -> None:
-    found = verdicts(**{"algorithm.batch": "all", "algorithm.projection": {"name": "ball", "radius": 3}})
+    found = verdicts(
+        **{"algorithm.batch": "all", "algorithm.projection": {"name": "ball", "radius": 3}}
+    )
     assert found["5"].found == "gradients are exact: sigma = 0"
     assert found["2(i)"].found == "diameter D_X = 6"
 
@@ -236,16 +296,23 @@ def test_without_a_projection_statements_lapse_and_the_check_does_not_fail(tmp_p
     assert answer.code == 0
     (report,) = answer.summary["jobs"]
     assert {f["assumption"]: f["verdict"] for f in report["findings"]}["2(i)"] == "lapses"
-    assert report["sentence"].startswith("nothing fails, but 2(i) lapses: Theorem 1 is about another problem, with a compact X.")
+    assert report["sentence"].startswith(
+        "nothing fails, but 2(i) lapses: Theorem 1 is about another problem, with a compact X."
+    )
     text = " ".join(fedbcd("check", path, "--devices", "1").out.split())
     assert "norm of the gradient mapping" in text
 
 
 def test_a_penalty_per_device_meets_the_curvature_of_its_own_device() -> None:
-    """The steepest device has the smallest penalty: 4(i) asks for the smallest 1/(L_i + gamma_i), of no two devices together."""
+    """The steepest device has the smallest penalty: 4(i) asks for the smallest 1/(L_i + gamma_i),
+    of no two devices together.
+    """
     gamma = [1.0] * 15 + [200.0]
     data = parse(job_table(**SOUND))[0].make_federation()
-    bounds = [softmax_smoothness(data.transform(data.pool.inputs[data.owned(i)], torch.float32)) for i in range(16)]
+    bounds = [
+        softmax_smoothness(data.transform(data.pool.inputs[data.owned(i)], torch.float32))
+        for i in range(16)
+    ]
     limit = min(1 / (bound + g) for bound, g in zip(bounds, gamma, strict=True))
     mixed = 1 / (max(bounds) + max(gamma))
     assert mixed < limit
@@ -258,7 +325,9 @@ class Normalised(nn.Sequential):
     """Of samples that know of each other."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 10))
+        super().__init__(
+            nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 10)
+        )
 
 
 class Dropping(nn.Sequential):
@@ -268,9 +337,14 @@ class Dropping(nn.Sequential):
 
 @pytest.mark.parametrize(
     ("model", "verdict", "reason"),
-    [("Normalised", Verdict.FAILS, "batch normalisation"), ("Dropping", Verdict.UNKNOWN, "random numbers")],
+    [
+        ("Normalised", Verdict.FAILS, "batch normalisation"),
+        ("Dropping", Verdict.UNKNOWN, "random numbers"),
+    ],
 )
-def test_gradients_are_not_said_to_be_unbiased_where_they_are_not(model: str, verdict: Verdict, reason: str) -> None:
+def test_gradients_are_not_said_to_be_unbiased_where_they_are_not(
+    model: str, verdict: Verdict, reason: str
+) -> None:
     finding = verdicts(**{"model.name": f"{__name__}:{model}"})["5"]
     assert finding.verdict is verdict
     assert reason in finding.found
@@ -290,11 +364,17 @@ class Mirrored:
 
 
 def test_augmentation_and_coupled_losses_bias_the_gradient_of_the_samples() -> None:
-    def judged(augment: Any = None, loss: Any = nn.functional.cross_entropy) -> assumptions.Bias | None:
+    def judged(
+        augment: Any = None, loss: Any = nn.functional.cross_entropy
+    ) -> assumptions.Bias | None:
         given = parse(job_table())[0].make_federation()
         pictures = fb.Samples(given.pool.inputs.reshape(-1, 1, 8, 8), given.pool.targets)
-        data = [(pictures.inputs[given.owned(i)], pictures.targets[given.owned(i)]) for i in range(4)]
-        own = fb.Federation(partial(logistic, 64, 10), loss, data, 1, transform=given.transform, augment=augment)
+        data = [
+            (pictures.inputs[given.owned(i)], pictures.targets[given.owned(i)]) for i in range(4)
+        ]
+        own = fb.Federation(
+            partial(logistic, 64, 10), loss, data, 1, transform=given.transform, augment=augment
+        )
         objective = Objective(own.make_model(0), own.loss)
         start = objective.layout.flatten(own.make_model(0), torch.float32)
         return bias(own, fb.FedBCD(batch=8), objective, start)
@@ -304,6 +384,8 @@ def test_augmentation_and_coupled_losses_bias_the_gradient_of_the_samples() -> N
     assert turned is not None
     assert turned.is_clear
     assert "augmentation (mirrored)" in str(turned)
-    coupled = judged(loss=lambda out, y: nn.functional.cross_entropy(out, y) + out.mean(0).square().sum())
+    coupled = judged(
+        loss=lambda out, y: nn.functional.cross_entropy(out, y) + out.mean(0).square().sum()
+    )
     assert coupled is not None
     assert "not the mean of its samples' gradients" in str(coupled)

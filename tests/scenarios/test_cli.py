@@ -16,15 +16,27 @@ from fedbcd.protocol.clouds import CLOUDS
 from run_helpers import fedbcd, hash_folder, write_job
 
 FILES = {"config.toml", "curves.png", "events.jsonl", "history.csv", "models.safetensors"}
-SUMMARY = {"algorithm", "cloud", "rounds", "clock", "global_accuracy", "personal_accuracy", "seconds", "digest"}
+SUMMARY = {
+    "algorithm",
+    "cloud",
+    "rounds",
+    "clock",
+    "global_accuracy",
+    "personal_accuracy",
+    "seconds",
+    "digest",
+}
 
 
-# ------------------------------------------------------------------------------------------------------------------------ words
+# ------------------------------------------------------------------------------------------------
+# words
 def test_the_installed_command_and_the_module_are_the_same_program() -> None:
     """A real process: the entry point is installed, and says its version."""
     program = Path(sys.executable).with_name("fedbcd")
     command = [str(program)] if program.exists() else [sys.executable, "-m", "fedbcd.cli"]
-    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, env=os.environ)
+    done = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, check=True, env=os.environ
+    )
     assert done.stdout == f"{fb.__version__}\n"
     assert done.stderr == ""
 
@@ -71,7 +83,8 @@ def test_an_unknown_command_or_option_is_a_sentence_with_code_2() -> None:
         assert "Traceback" not in answer.err
 
 
-# ----------------------------------------------------------------------------------------------------------------- the default
+# ------------------------------------------------------------------------------------------------
+# the default
 @pytest.fixture(scope="module")
 def default(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("default") / "out"
@@ -79,7 +92,10 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert answer.code == 0, answer.err
     for title in ("FedProx, sync cloud", "FedBCD, sync cloud"):
         assert title in answer.out
-    assert f"everything is in {out}, the report in {out / 'report.html'}, the curves in {out / 'curves.png'}" in answer.out
+    assert (
+        f"everything is in {out}, the report in {out / 'report.html'}, the curves in"
+        f" {out / 'curves.png'}" in answer.out
+    )
     assert "clock time to a global accuracy of" in answer.out
     return out
 
@@ -91,10 +107,16 @@ def test_the_default_job_leaves_everything_that_happened(default: Path) -> None:
         assert {path.name for path in (default / run).iterdir()} >= FILES
         assert not list((default / run).glob("*.tmp"))
         assert (default / run / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in default.iterdir()} == runs | {"config.toml", "curves.png", "report.html"}
+    assert {path.name for path in default.iterdir()} == runs | {
+        "config.toml",
+        "curves.png",
+        "report.html",
+    }
 
 
-def test_without_out_a_new_folder_is_made_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_out_a_new_folder_is_made_for_each_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = write_job(tmp_path / "my-job.toml", **{"run.rounds": 1})
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
@@ -102,7 +124,8 @@ def test_without_out_a_new_folder_is_made_for_each_run(tmp_path: Path, monkeypat
         assert {path.name for path in (tmp_path / "runs" / f"my-job-00{number}").iterdir()} >= FILES
 
 
-# ---------------------------------------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------------------------------------------
+# results
 def test_the_last_line_of_json_is_one_object(tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.toml")
     answer = fedbcd("run", job, "--out", tmp_path / "out", "--json")
@@ -118,14 +141,18 @@ def test_the_last_line_of_json_is_one_object(tmp_path: Path) -> None:
 
 
 def test_json_of_several_runs_has_one_summary_each(tmp_path: Path) -> None:
-    job = write_job(tmp_path / "job.toml", runs=[{"title": "One"}, {"title": "Two", "run": {"seed": 1}}])
+    job = write_job(
+        tmp_path / "job.toml", runs=[{"title": "One"}, {"title": "Two", "run": {"seed": 1}}]
+    )
     summary = fedbcd("run", job, "--rounds", "1", "--out", tmp_path / "out", "--json").summary
     assert [run["title"] for run in summary["runs"]] == ["One", "Two"]
     assert all(set(run) >= SUMMARY and run["rounds"] == 1 for run in summary["runs"])
     assert set(summary) >= SUMMARY
 
 
-def test_the_config_of_a_run_is_a_job_that_gives_the_same_digest(default: Path, tmp_path: Path) -> None:
+def test_the_config_of_a_run_is_a_job_that_gives_the_same_digest(
+    default: Path, tmp_path: Path
+) -> None:
     """Also for one run of several, with everything that the file left out spelled out."""
     for run in ("fedprox-sync-cloud", "fedbcd-i-async-cloud"):
         again = fedbcd("run", default / run / "config.toml", "--out", tmp_path / run, "--json")
@@ -138,7 +165,10 @@ def test_the_config_of_a_run_is_a_job_that_gives_the_same_digest(default: Path, 
 
 def test_another_seed_gives_other_splits_delays_and_models(tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.toml", **{"run.rounds": 2})
-    answers = [fedbcd("run", job, "--seed", seed, "--out", tmp_path / f"{k}", "--json") for k, seed in enumerate("013")]
+    answers = [
+        fedbcd("run", job, "--seed", seed, "--out", tmp_path / f"{k}", "--json")
+        for k, seed in enumerate("013")
+    ]
     for key in ("digest", "clock"):
         assert len({answer.summary[key] for answer in answers}) == 3
 
@@ -161,13 +191,20 @@ def test_titles_of_any_letters_give_folders_of_their_own(tmp_path: Path) -> None
     assert answer.code == 0, answer.err
     folders = [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
     assert len(folders) == 5
-    found = {tomllib.loads((folder / "config.toml").read_text("utf-8"))["title"] for folder in folders}
+    found = {
+        tomllib.loads((folder / "config.toml").read_text("utf-8"))["title"] for folder in folders
+    }
     assert found == set(titles)
     assert "[/bold]" in answer.err
 
 
-def test_a_model_of_ones_own_is_named_by_module_and_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_models.py").write_text("from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n")
+def test_a_model_of_ones_own_is_named_by_module_and_factory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_models.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64,"
+        " 10))\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     job = write_job(tmp_path / "job.toml", **{"model.name": "own_models:net"})
     own = fedbcd("run", job, "--out", tmp_path / "own", "--json")
@@ -190,9 +227,17 @@ def test_replay_leaves_the_folder_alone(default: Path) -> None:
     assert hash_folder(default) == before
 
 
-def test_a_notice_is_printed_when_a_model_cannot_be_vectorised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(64, 10)\n"
-    text += "    def forward(self, x):\n        y = super().forward(x.flatten(1))\n        return y if y.sum().item() > 0 else -y\n"
+def test_a_notice_is_printed_when_a_model_cannot_be_vectorised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n       "
+        " super().__init__(64, 10)\n"
+    )
+    text += (
+        "    def forward(self, x):\n        y = super().forward(x.flatten(1))\n        return y if"
+        " y.sum().item() > 0 else -y\n"
+    )
     (tmp_path / "stubborn_models.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     job = write_job(tmp_path / "job.toml", **{"model.name": "stubborn_models:Net", "run.rounds": 1})

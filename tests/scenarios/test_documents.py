@@ -1,4 +1,6 @@
-"""Documents tell the truth: their Python runs, their TOML parses, their links lead somewhere, their names exist."""
+"""Documents tell the truth: their Python runs, their TOML parses, their links lead somewhere, their
+names exist.
+"""
 
 import re
 import runpy
@@ -16,16 +18,26 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 def _blocks(language: str) -> list[tuple[str, str]]:
     pattern = re.compile(rf"^```{language}\n(.*?)^```$", re.S | re.M)
-    return [(f"{d.name}-{k}", block) for d in DOCUMENTS for k, block in enumerate(pattern.findall(d.read_text()))]
+    return [
+        (f"{d.name}-{k}", block)
+        for d in DOCUMENTS
+        for k, block in enumerate(pattern.findall(d.read_text()))
+    ]
 
 
-@pytest.mark.parametrize(("name", "code"), _blocks("python"), ids=lambda v: v if "\n" not in v else "")
-def test_python_in_documents_runs(name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"), _blocks("python"), ids=lambda v: v if "\n" not in v else ""
+)
+def test_python_in_documents_runs(
+    name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(code, name, "exec"), {"__name__": "document"})
 
 
-@pytest.mark.parametrize(("name", "text"), _blocks("toml"), ids=lambda v: v if "\n" not in v else "")
+@pytest.mark.parametrize(
+    ("name", "text"), _blocks("toml"), ids=lambda v: v if "\n" not in v else ""
+)
 def test_job_files_in_documents_parse(name: str, text: str) -> None:
     assert parse(tomllib.loads(text)), name
 

@@ -1,4 +1,6 @@
-"""Property tests: the same examples in every run of the suite; new ones, which are kept when they fail, where they are asked for."""
+"""Property tests: the same examples in every run of the suite; new ones, which are kept when they
+fail, where they are asked for.
+"""
 
 import os
 import subprocess
@@ -27,11 +29,24 @@ def numbers(folder: Path, seed: str | None) -> tuple[list[str], str]:
     """What a test that fails was given, and what was said."""
     (folder / "test_one.py").write_text(PROPERTY)
     (folder / "numbers.txt").unlink(missing_ok=True)
-    here = {name: value for name, value in os.environ.items() if name != "FEDBCD_EXPLORE"} | {"PYTHONPATH": str(TESTS)}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "exploring", str(folder)]
+    here = {name: value for name, value in os.environ.items() if name != "FEDBCD_EXPLORE"} | {
+        "PYTHONPATH": str(TESTS)
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "exploring",
+        str(folder),
+    ]
     if seed is not None:
         here["FEDBCD_EXPLORE"] = seed
-    done = subprocess.run(command, capture_output=True, text=True, env=here, check=False, cwd=folder)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=here, check=False, cwd=folder
+    )
     return (folder / "numbers.txt").read_text().split(), done.stdout
 
 
@@ -58,5 +73,10 @@ def test_no_file_chooses_by_itself() -> None:
         assert settings.default.derandomize
         assert settings.default.database is None
         assert settings.default.deadline is None
-    imports = [line for path in TESTS.glob("*/test_*.py") for line in path.read_text().splitlines() if line.startswith("from hypothesis")]
+    imports = [
+        line
+        for path in TESTS.glob("*/test_*.py")
+        for line in path.read_text().splitlines()
+        if line.startswith("from hypothesis")
+    ]
     assert sum("settings" in line for line in imports) == 1, "but for this file"

@@ -1,4 +1,6 @@
-"""Models out: files that, loaded by others, give the model's own outputs, and a card that tells what they are."""
+"""Models out: files that, loaded by others, give the model's own outputs, and a card that tells
+what they are.
+"""
 
 from pathlib import Path
 
@@ -23,7 +25,9 @@ onnx = pytest.importorskip("onnx", reason="ONNX files are tested with the extra 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("export")
-    job = write_job(base / "job.toml", **{"cloud.name": "async", "cloud.first": 2, "title": "A <small> run"})
+    job = write_job(
+        base / "job.toml", **{"cloud.name": "async", "cloud.first": 2, "title": "A <small> run"}
+    )
     assert fedbcd("run", job, "--out", base / "run").code == 0
     return base / "run"
 
@@ -33,7 +37,9 @@ def _run(folder: Path) -> fb.Run:
 
 
 def test_a_device_model_is_the_same_in_both_formats(folder: Path, tmp_path: Path) -> None:
-    """Read by safetensors alone, by onnxruntime and by the reference of the onnx package, on inputs and a batch size not seen before."""
+    """Read by safetensors alone, by onnxruntime and by the reference of the onnx package, on inputs
+    and a batch size not seen before.
+    """
     answer = fedbcd("export", folder, "--device", "7", "--out", tmp_path, "--json")
     assert answer.code == 0, answer.err
     run = _run(folder)
@@ -45,13 +51,18 @@ def test_a_device_model_is_the_same_in_both_formats(folder: Path, tmp_path: Path
     assert torch.equal(outputs(plain, inputs), expected)
     onnx.checker.check_model(onnx.load(tmp_path / "device-7.onnx"), full_check=True)
     exact, bound = exact_outputs((LinearLayer(64, 10, 0, 640, False),), run.personal_NF[7], inputs)
-    for found in (expected.numpy(), *(read(tmp_path / "device-7.onnx", inputs) for read in (_by_onnxruntime, _by_reference))):
+    for found in (
+        expected.numpy(),
+        *(read(tmp_path / "device-7.onnx", inputs) for read in (_by_onnxruntime, _by_reference)),
+    ):
         assert bool(((torch.from_numpy(found) - exact).norm(dim=1) <= bound).all())
     assert answer.summary["differences"]["safetensors"] == 0.0
 
 
 def _by_onnxruntime(path: Path, inputs: torch.Tensor) -> np.ndarray:
-    session = pytest.importorskip("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = pytest.importorskip("onnxruntime").InferenceSession(
+        str(path), providers=["CPUExecutionProvider"]
+    )
     return np.asarray(session.run(None, {"input": inputs.numpy()})[0])
 
 
@@ -93,8 +104,12 @@ def test_a_resnet_with_buffers_survives(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = MODELS["resnet20"](classes=10)
     with torch.no_grad():
-        module.train()(torch.randn(8, 3, 32, 32))  # so that running statistics are not the initial ones
-    _, differences = write_model(module, lambda: MODELS["resnet20"](classes=10), torch.randn(4, 3, 32, 32), tmp_path / "net")
+        module.train()(
+            torch.randn(8, 3, 32, 32)
+        )  # so that running statistics are not the initial ones
+    _, differences = write_model(
+        module, lambda: MODELS["resnet20"](classes=10), torch.randn(4, 3, 32, 32), tmp_path / "net"
+    )
     assert differences["safetensors"] == 0.0
     assert differences["onnx"] < 1e-3
 
@@ -108,7 +123,9 @@ def test_a_file_that_gives_other_outputs_is_removed(tmp_path: Path) -> None:
             return super().forward(x) + Moody.calls
 
     with pytest.raises(NumericalError, match=r"net.safetensors, loaded again, differs by"):
-        write_model(Moody(3, 2), lambda: Moody(3, 2), torch.randn(2, 3), tmp_path / "net", ["safetensors"])
+        write_model(
+            Moody(3, 2), lambda: Moody(3, 2), torch.randn(2, 3), tmp_path / "net", ["safetensors"]
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -123,7 +140,9 @@ def test_a_file_that_gives_other_outputs_is_removed(tmp_path: Path) -> None:
         (["--global", "--format", "pickle"], "format pickle is unknown; known: safetensors, onnx"),
     ],
 )
-def test_impossible_wishes_are_sentences(arguments: list[str], words: str, folder: Path, tmp_path: Path) -> None:
+def test_impossible_wishes_are_sentences(
+    arguments: list[str], words: str, folder: Path, tmp_path: Path
+) -> None:
     answer = fedbcd("export", folder, *arguments, "--out", tmp_path)
     assert answer.code == 2
     assert words in answer.err

@@ -18,8 +18,20 @@ from web_helpers import Site
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_the_command_serves_until_it_is_interrupted(host: str, tmp_path: Path) -> None:
-    """A real process: its address on stderr, with a token where others could reach it; Ctrl-C ends it without a complaint."""
-    command = [sys.executable, "-m", "fedbcd.cli", "dashboard", str(tmp_path), "--host", host, "--port", "0"]
+    """A real process: its address on stderr, with a token where others could reach it; Ctrl-C ends
+    it without a complaint.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "fedbcd.cli",
+        "dashboard",
+        str(tmp_path),
+        "--host",
+        host,
+        "--port",
+        "0",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
@@ -59,7 +71,11 @@ def test_it_can_be_turned_off_and_is_then_not_needed(monkeypatch: pytest.MonkeyP
         "print(train('fedbcd-sync', rounds=3).digest)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "FEDBCD_FUSED": "0"}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        env={**os.environ, "FEDBCD_FUSED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)

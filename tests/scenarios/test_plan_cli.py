@@ -25,10 +25,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_plan_shows_every_b_and_recommends_one(tmp_path: Path) -> None:
-    job = write_job(tmp_path / "job.toml", cloud={"name": "async", "first": 2}, run={"until_clock": 60.0})
+    job = write_job(
+        tmp_path / "job.toml", cloud={"name": "async", "first": 2}, run={"until_clock": 60.0}
+    )
     answer = fedbcd("plan", job, "--out", tmp_path / "plan", "--json")
     assert answer.code == 0
-    assert [(row["first"], row["active"]) for row in answer.summary["rows"]] == [(1, 2), (2, 2), (3, 2), (4, 2)]
+    assert [(row["first"], row["active"]) for row in answer.summary["rows"]] == [
+        (1, 2),
+        (2, 2),
+        (3, 2),
+        (4, 2),
+    ]
     found = answer.summary["recommendation"]
     assert found["first"] in (1, 2, 3, 4)
     assert found["sentence"].startswith(f"wait for B = {found['first']}: global accuracy")
@@ -39,7 +46,9 @@ def test_plan_shows_every_b_and_recommends_one(tmp_path: Path) -> None:
 
 def test_plan_writes_nothing_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    answer = fedbcd("plan", "--no-pilots", "--first", "1,3,10", "--active", "1-2", "--clock-seconds", "60")
+    answer = fedbcd(
+        "plan", "--no-pilots", "--first", "1,3,10", "--active", "1-2", "--clock-seconds", "60"
+    )
     assert answer.code == 0
     assert "10 servers on the async cloud of FedBCD-I, async cloud" in answer.out
     assert hash_folder(tmp_path) == {}
@@ -48,17 +57,35 @@ def test_plan_writes_nothing_unless_asked(tmp_path: Path, monkeypatch: pytest.Mo
 def test_plan_from_a_log_names_the_nearest_distribution(run: Path) -> None:
     answer = fedbcd("plan", "--log", run, "--json", "--active", "1,2")
     assert answer.code == 0
-    assert {fit["name"] for fit in answer.summary["fits"]} == {"exponential", "weibull", "gamma", "lognormal"}
+    assert {fit["name"] for fit in answer.summary["fits"]} == {
+        "exponential",
+        "weibull",
+        "gamma",
+        "lognormal",
+    }
     assert f"nearest: {answer.summary['fits'][0]['name']}" in answer.err
     assert {row["active"] for row in answer.summary["rows"]} == {1, 2}
     assert answer.summary["recommendation"] is None
 
 
 def test_plan_from_a_distribution_by_our_name_or_scipys() -> None:
-    ours = fedbcd("plan", "--times", '{ name = "weibull", shape = 2, scale = 3 }', "--servers", "5", "--json")
-    theirs = fedbcd("plan", "--times", '{ name = "weibull_min", c = 2, scale = 3 }', "--servers", "5", "--json")
+    ours = fedbcd(
+        "plan", "--times", '{ name = "weibull", shape = 2, scale = 3 }', "--servers", "5", "--json"
+    )
+    theirs = fedbcd(
+        "plan", "--times", '{ name = "weibull_min", c = 2, scale = 3 }', "--servers", "5", "--json"
+    )
     assert ours.summary["rows"] == theirs.summary["rows"]
-    rigorous = fedbcd("plan", "--times", '{ name = "uniform", low = 1, high = 2 }', "--servers", "5", "--cloud", "rigorous", "--json")
+    rigorous = fedbcd(
+        "plan",
+        "--times",
+        '{ name = "uniform", low = 1, high = 2 }',
+        "--servers",
+        "5",
+        "--cloud",
+        "rigorous",
+        "--json",
+    )
     assert rigorous.summary["cloud"] == "rigorous"
 
 
@@ -69,7 +96,9 @@ def test_a_plan_says_where_there_can_be_no_error_bar() -> None:
     assert answer.summary["rows"][0]["error"] is None
 
 
-def test_an_interrupted_pilot_leaves_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_pilot_leaves_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -94,8 +123,14 @@ def test_a_baseline_has_no_b_to_try() -> None:
     assert "no pilots: fedprox keeps one model everywhere" in answer.out
 
 
-def test_pilots_follow_the_cloud_that_is_named_and_a_matrix_is_not_replaced_unasked(tmp_path: Path) -> None:
-    job = write_job(tmp_path / "job.toml", cloud={"name": "graph", "mixing": [[0.25] * 4] * 4}, run={"until_clock": 40.0})
+def test_pilots_follow_the_cloud_that_is_named_and_a_matrix_is_not_replaced_unasked(
+    tmp_path: Path,
+) -> None:
+    job = write_job(
+        tmp_path / "job.toml",
+        cloud={"name": "graph", "mixing": [[0.25] * 4] * 4},
+        run={"until_clock": 40.0},
+    )
     refused = fedbcd("plan", job)
     assert refused.code == 2
     assert "mixes all servers along its matrix, so there is no B to choose" in refused.err
@@ -131,14 +166,38 @@ def test_explain_tells_the_story_of_a_round(run: Path) -> None:
         (["plan", "--servers", "0"], "servers=0 must be 1 or more"),
         (["plan", "--by", "loss"], "--by = 'loss' must be one of"),
         (["plan", "--cloud", "sync"], "waits for all servers"),
-        (["plan", "--times", '{ name = "cauchy" }', "--servers", "3"], "cauchy() has no mean, so no expected round time"),
-        (["plan", "--times", '{ name = "pareto", b = 0.8 }', "--servers", "3"], "pareto(b=0.8) has no mean"),
-        (["plan", "--times", '{ name = "norm" }', "--servers", "3"], "server times cannot be negative"),
-        (["plan", "--times", '{ name = "pareto" }', "--servers", "3"], "scipy.stats.pareto cannot be made so"),
-        (["plan", "--times", '{ name = "pareto", b = "x" }', "--servers", "3"], "b = 'x' of scipy.stats.pareto must be a finite number"),
-        (["plan", "--times", '{ name = "pareto", b = -1 }', "--servers", "3"], "scipy.stats.pareto does not exist for b = -1"),
-        (["plan", "--times", '{ name = "expon", scale = 0 }', "--servers", "3"], "scipy.stats.expon does not exist for scale = 0"),
-        (["plan", "--times", '{ name = "expon" }', "--servers", "3", "--active", "2"], "--active 2 does not go with --times"),
+        (
+            ["plan", "--times", '{ name = "cauchy" }', "--servers", "3"],
+            "cauchy() has no mean, so no expected round time",
+        ),
+        (
+            ["plan", "--times", '{ name = "pareto", b = 0.8 }', "--servers", "3"],
+            "pareto(b=0.8) has no mean",
+        ),
+        (
+            ["plan", "--times", '{ name = "norm" }', "--servers", "3"],
+            "server times cannot be negative",
+        ),
+        (
+            ["plan", "--times", '{ name = "pareto" }', "--servers", "3"],
+            "scipy.stats.pareto cannot be made so",
+        ),
+        (
+            ["plan", "--times", '{ name = "pareto", b = "x" }', "--servers", "3"],
+            "b = 'x' of scipy.stats.pareto must be a finite number",
+        ),
+        (
+            ["plan", "--times", '{ name = "pareto", b = -1 }', "--servers", "3"],
+            "scipy.stats.pareto does not exist for b = -1",
+        ),
+        (
+            ["plan", "--times", '{ name = "expon", scale = 0 }', "--servers", "3"],
+            "scipy.stats.expon does not exist for scale = 0",
+        ),
+        (
+            ["plan", "--times", '{ name = "expon" }', "--servers", "3", "--active", "2"],
+            "--active 2 does not go with --times",
+        ),
         (["plan", "--times", '{ name = "gama" }', "--servers", "3"], "did you mean 'gamma'?"),
         (["plan", "--times", "gamma(2)", "--servers", "3"], "is not a table"),
         (["plan", "--times", '{ name = "gamma", shape = 2 }'], "--times needs --servers N as well"),
@@ -153,7 +212,9 @@ def test_bad_input_is_named_in_a_sentence(arguments: list[str], words: str) -> N
     assert words in " ".join(answer.err.split())
 
 
-def test_a_log_that_is_cut_off_in_its_last_line_is_read_up_to_there(run: Path, tmp_path: Path) -> None:
+def test_a_log_that_is_cut_off_in_its_last_line_is_read_up_to_there(
+    run: Path, tmp_path: Path
+) -> None:
     whole = (run / "events.jsonl").read_bytes()
     cut = tmp_path / "events.jsonl"
     cut.write_bytes(whole[: len(whole) * 3 // 4].rstrip(b"\n"))
@@ -175,7 +236,9 @@ def test_a_folder_of_several_runs_names_them(run: Path, tmp_path: Path) -> None:
     for command in (["plan", "--log"], ["explain"]):
         answer = fedbcd(*command, tmp_path)
         assert answer.code == 4
-        assert f"name one of them: {tmp_path / 'one'}, {tmp_path / 'two'}" in " ".join(answer.err.split())
+        assert f"name one of them: {tmp_path / 'one'}, {tmp_path / 'two'}" in " ".join(
+            answer.err.split()
+        )
 
 
 def test_a_log_without_arrivals_is_named(tmp_path: Path) -> None:
@@ -194,8 +257,23 @@ def test_the_package_does_not_load_scipy_until_it_plans() -> None:
 
 def test_the_benchmark_of_timelines_measures_and_writes_only_where_asked(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(fb.__file__).parents[1])}
-    command = [sys.executable, str(ROOT / "benchmarks" / "timeline.py"), "--sizes", "1000,3000", "--rounds", "5", "--json"]
-    found = subprocess.run([*command, "--out", "x.json"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "timeline.py"),
+        "--sizes",
+        "1000,3000",
+        "--rounds",
+        "5",
+        "--json",
+    ]
+    found = subprocess.run(
+        [*command, "--out", "x.json"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     summary = json.loads(found.stdout.splitlines()[-1])
     assert [result["devices"] for result in summary["results"]] == [1000, 3000]
     assert all(result["rounds"] == 5 and result["peak_gib"] < 4 for result in summary["results"])

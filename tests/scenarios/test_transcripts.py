@@ -1,6 +1,8 @@
-"""Transcripts: small federations played on a fixed clock, every transition written down beside the sentence that licenses it.
+"""Transcripts: small federations played on a fixed clock, every transition written down beside the
+sentence that licenses it.
 
-The texts in `transcripts/` are meant to be read. `pytest tests/scenarios/test_transcripts.py --record` rewrites them on purpose.
+The texts in `transcripts/` are meant to be read. `pytest tests/scenarios/test_transcripts.py
+--record` rewrites them on purpose.
 """
 
 import heapq
@@ -58,7 +60,8 @@ MESSAGE_TAKES = 0.1
 OFFLINE_EVERY = 2.0
 OFFLINE_TAKES = 0.5
 
-# ----------------------------------------------------------------------------------------------------------------- short forms
+# -------------------------------------------------------------------------------------------------
+# short forms
 FORMS: Mapping[type[Event] | type[Command], str] = {
     Started: "Started",
     RetryDue: "RetryDue",
@@ -100,7 +103,8 @@ def short(value: Event | Command) -> str:
     return FORMS[type(value)].format(**{name: getattr(value, name) for name in names})
 
 
-# ------------------------------------------------------------------------------------------------------------------- the paper
+# ------------------------------------------------------------------------------------------------
+# the paper
 @dataclass(frozen=True)
 class Transition:
     """One call of `handle`."""
@@ -115,7 +119,9 @@ class Transition:
 
     def kinds(self) -> set[type]:
         """What it says: the commands, and the messages in them."""
-        return {type(c) for c in self.commands} | {type(c.message) for c in self.commands if isinstance(c, Send)}
+        return {type(c) for c in self.commands} | {
+            type(c.message) for c in self.commands if isinstance(c, Send)
+        }
 
     def text(self) -> str:
         """The line, but for the paper."""
@@ -125,7 +131,9 @@ class Transition:
 
 @dataclass(frozen=True)
 class Licence:
-    """A sentence, its place in the paper, and the transitions that it licenses: all of `says` (or, if empty, silence)."""
+    """A sentence, its place in the paper, and the transitions that it licenses: all of `says` (or,
+    if empty, silence).
+    """
 
     place: str
     sentence: str
@@ -152,27 +160,40 @@ class Licence:
 
 # Sync-cloud protocol
 BEGIN = "A new round t starts with the 'response and update' phase"
-REQUEST = "cloud servers accept update requests from edge devices, send the global model z(t) to these activated edge devices"
+REQUEST = (
+    "cloud servers accept update requests from edge devices, send the global model z(t) to these"
+    " activated edge devices"
+)
 LOCAL = "wait for them to perform the local update (4)"
 END = "this phase ends when it receives x_i(t+1)'s from a pre-determined number of edge devices"
 REPLACE = "this cloud server replaces its local copy of x_i(t)'s with x_i(t+1)'s"
 ALL = "Once hearing from all cloud servers, this coordinator enters the 'aggregation' phase"
-AGAIN = "After receiving z(t+1), the cloud servers become available again for the next round of update"
+AGAIN = (
+    "After receiving z(t+1), the cloud servers become available again for the next round of update"
+)
 # Async-cloud protocol
-SEND_Z = "cloud servers that finished the 'response and update' phase send their model z_n(t)'s to the coordinator"
+SEND_Z = (
+    "cloud servers that finished the 'response and update' phase send their model z_n(t)'s to the"
+    " coordinator"
+)
 FIRST_B = "The coordinator waits until it hears from the first B cloud servers V(t)"
 MIX = "this coordinator calculates w(t)=[...] and sends w(t) to cloud servers in V(t)"
 USE_W = "they use received w(t) as w_n(t) and update z_n(t+1) by (6)"
 # Async-cloud protocol (rigorous)
 ONLY_T = "only cloud-server models at round t will be accepted"
-SEND_Z_AT_T = "finished the 'response and update' phase directly sends its model z_n(t) to the coordinator"
+SEND_Z_AT_T = (
+    "finished the 'response and update' phase directly sends its model z_n(t) to the coordinator"
+)
 ISOLATE = "It will also send an 'isolation' signal to cloud servers not in V(t)"
 RIGOROUS_W = "cloud servers in V(t) use received w(t) as w_n(t) and update z_n(t+1) by (6)"
 WAIT_ALONE = "the isolated cloud servers will wait until their 'edge-device update' phase ends"
 STEP_ALONE = "and then use w_n(t)=z_n(t) in update (6) to obtain z_n(t+1)"
 # Sync-cloud protocol (for FedBCD-I)
 OFFLINE = "edge devices that are available run local training (for a round) offline"
-STABLE = "edge devices that are also in temporarily stable communication condition send their update requests"
+STABLE = (
+    "edge devices that are also in temporarily stable communication condition send their update"
+    " requests"
+)
 MISS = "Edge devices that miss this phase will start the next round of local training"
 SUSPEND = "it will stop training until it successfully gets activated"
 ADJUST = "wait for them to adjust their local models based on lines 13-19 in Algorithm 2"
@@ -194,7 +215,9 @@ INTUITIVE = [  # FedBCD-I's devices
     Licence("FedBCD-I (iii)", REQUEST, "server", UpdateRequested, (Activated,)),
     Licence("FedBCD-I (iii)", ADJUST, "device", Activated, (Pull,)),
     Licence("FedBCD-I (iii)", ADJUST, "device", OfflineTrained, (Pull,)),
-    Licence(OURS, "it finishes its offline round first", "device", Activated, before=S.ASKING_OFFLINE),
+    Licence(
+        OURS, "it finishes its offline round first", "device", Activated, before=S.ASKING_OFFLINE
+    ),
 ]
 SYNC = [
     START,
@@ -203,7 +226,10 @@ SYNC = [
     Licence("Sync-cloud (ii)", ALL, COORDINATOR, ServerReady, (StepGlobal,)),
     Licence("Sync-cloud (ii)", AGAIN, "server", GlobalUpdated, (OpenPhase,)),
 ]
-INTUITIVE_SYNC = [START, *(replace(licence, place="FedBCD-I (iii)") for licence in SYNC[1:])]  # both are its (iii)
+INTUITIVE_SYNC = [
+    START,
+    *(replace(licence, place="FedBCD-I (iii)") for licence in SYNC[1:]),
+]  # both are its (iii)
 ASYNC = [
     START,
     Licence("Async-cloud (i)", SEND_Z, "server", Uploaded, (Absorb, ServerReady)),
@@ -227,21 +253,36 @@ MEMBERS = [
     Licence(OURS, "a new device starts from z_n and counts", "server", DeviceJoined, (Admit,)),
     Licence(OURS, "a device that leaves no longer counts", "server", DeviceLeft, (Dismiss,)),
     Licence(OURS, "what a device sent before it left is let go", "server", Uploaded),
-    Licence(OURS, "a device that comes back finishes what it had begun", "device", RetryDue, (Uploaded,)),
+    Licence(
+        OURS, "a device that comes back finishes what it had begun", "device", RetryDue, (Uploaded,)
+    ),
 ]
 FAULTS = [
-    Licence(OURS, "the device had its place; the next in the queue has it now", "server", DeviceLost, (Activated,)),
+    Licence(
+        OURS,
+        "the device had its place; the next in the queue has it now",
+        "server",
+        DeviceLost,
+        (Activated,),
+    ),
     Licence(OURS, "a retry repeats the last thing said", "device", RetryDue, (UpdateRequested,)),
     Licence(OURS, "a retry repeats the last thing said", "device", RetryDue, (Uploaded,)),
     Licence(OURS, "a retry repeats the last thing said", "server", RetryDue, (ServerReady,)),
     Licence(OURS, "a lost answer is given again", COORDINATOR, ServerReady, (Mixed,), mixes=False),
-    Licence(OURS, "between phases a copy is let go, and a late upload is held for the next", "server", Uploaded, (Acknowledged,)),
+    Licence(
+        OURS,
+        "between phases a copy is let go, and a late upload is held for the next",
+        "server",
+        Uploaded,
+        (Acknowledged,),
+    ),
     Licence(OURS, "a late copy is normal", "server", Mixed),
     Licence(OURS, "a late copy is normal", "device", Activated),
 ]
 
 
-# ------------------------------------------------------------------------------------------------------------------- the stage
+# ------------------------------------------------------------------------------------------------
+# the stage
 @dataclass
 class Scenario:
     """A federation, its fixed delays, and what the script adds to them."""
@@ -255,10 +296,16 @@ class Scenario:
     asks_s: dict[DeviceId, float]  # from the start or the last acknowledgement to the next request
     works_s: dict[DeviceId, float]  # from the activation to the upload
     offline_limit: int | None = None
-    offline_devices: list[DeviceId] = field(default_factory=list)  # FedBCD-I: those that are available
+    offline_devices: list[DeviceId] = field(
+        default_factory=list
+    )  # FedBCD-I: those that are available
     script: list[tuple[float, Actor, Event]] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)  # "to: message"; each entry loses the message once
-    copied: dict[str, float] = field(default_factory=dict)  # "to: message" -> how much later a copy of it arrives
+    lost: list[str] = field(
+        default_factory=list
+    )  # "to: message"; each entry loses the message once
+    copied: dict[str, float] = field(
+        default_factory=dict
+    )  # "to: message" -> how much later a copy of it arrives
 
 
 class Stage:
@@ -269,9 +316,13 @@ class Stage:
         self.coordinator = scenario.cloud.coordinator(len(scenario.servers), 1)
         self.actors: dict[Actor, Coordinator | Server | Device] = {COORDINATOR: self.coordinator}
         for n, members in enumerate(scenario.servers):
-            self.actors[server_actor(n)] = Server(n, members, scenario.active, sync=scenario.cloud.sync)
+            self.actors[server_actor(n)] = Server(
+                n, members, scenario.active, sync=scenario.cloud.sync
+            )
         for device in scenario.asks_s:
-            self.actors[device_actor(device)] = Device(device, self._home(device), scenario.offline_limit)
+            self.actors[device_actor(device)] = Device(
+                device, self._home(device), scenario.offline_limit
+            )
         self.lost = list(scenario.lost)
         self.copied = dict(scenario.copied)
         self.quoted: set[str] = set()
@@ -281,7 +332,9 @@ class Stage:
 
     def _home(self, device: DeviceId) -> Actor:
         """Devices that join later have the last server as their home."""
-        homes = [server_actor(n) for n, members in enumerate(self.scenario.servers) if device in members]
+        homes = [
+            server_actor(n) for n, members in enumerate(self.scenario.servers) if device in members
+        ]
         return homes[0] if homes else server_actor(len(self.scenario.servers) - 1)
 
     def play(self) -> str:
@@ -310,9 +363,15 @@ class Stage:
     def _step(self, time_s: float, actor: Actor, event: Event) -> None:
         machine, rounds = self.actors[actor], self.coordinator.round
         before = getattr(machine, "state", None)
-        late = isinstance(machine, Server) and getattr(event, "phase", machine.phase) < machine.phase
+        late = (
+            isinstance(machine, Server) and getattr(event, "phase", machine.phase) < machine.phase
+        )
         commands = machine.handle(event)
-        self._write(Transition(time_s, actor, before, event, commands, getattr(machine, "state", None), late))
+        self._write(
+            Transition(
+                time_s, actor, before, event, commands, getattr(machine, "state", None), late
+            )
+        )
         for command in commands:
             self._execute(time_s, actor, command)
         if isinstance(event, Acknowledged):
@@ -328,7 +387,9 @@ class Stage:
                 done = Trained(activation=command.activation, steps=1)
                 self._at(time_s + self.scenario.works_s[number_of(actor)], actor, done)
             case TrainOffline():
-                self._at(time_s + OFFLINE_TAKES, actor, OfflineTrained(session=command.session, steps=1))
+                self._at(
+                    time_s + OFFLINE_TAKES, actor, OfflineTrained(session=command.session, steps=1)
+                )
 
     def _send(self, time_s: float, send: Send) -> None:
         name = short(send)
@@ -341,7 +402,9 @@ class Stage:
             self._at(time_s + self.copied.pop(name), send.to, send.message)
 
     def _write(self, transition: Transition) -> None:
-        licence = next((licence for licence in self.scenario.licences if licence.fits(transition)), None)
+        licence = next(
+            (licence for licence in self.scenario.licences if licence.fits(transition)), None
+        )
         line = transition.text()
         if licence is not None:
             sentence = licence.sentence if licence.place == OURS else f'"{licence.sentence}"'
@@ -351,10 +414,14 @@ class Stage:
         self.lines.append(line)
 
 
-# --------------------------------------------------------------------------------------------------------------- the scenarios
+# ------------------------------------------------------------------------------------------------
+# the scenarios
 SCENARIOS: dict[str, Scenario] = {
     "sync": Scenario(
-        title="FedBCD, Sync-cloud: 2 servers of 3 devices, a phase needs 2 uploads. Server 0 waits for server 1.",
+        title=(
+            "FedBCD, Sync-cloud: 2 servers of 3 devices, a phase needs 2 uploads. Server 0 waits"
+            " for server 1."
+        ),
         cloud=SyncCloud(),
         servers=[[0, 1, 2], [3, 4, 5]],
         active=2,
@@ -364,8 +431,10 @@ SCENARIOS: dict[str, Scenario] = {
         works_s={0: 1.0, 1: 1.0, 2: 1.0, 3: 2.5, 4: 1.0, 5: 1.0},
     ),
     "async": Scenario(
-        title="FedBCD, Async-cloud: 3 servers of 2 devices, B = 2, a phase needs 1 upload. Nobody waits for the slow server 2, "
-        "and server 1, third in round 1, comes first in round 2.",
+        title=(
+            "FedBCD, Async-cloud: 3 servers of 2 devices, B = 2, a phase needs 1 upload. Nobody"
+            " waits for the slow server 2, and server 1, third in round 1, comes first in round 2."
+        ),
         cloud=AsyncCloud(first=2),
         servers=[[0, 1], [2, 3], [4, 5]],
         active=1,
@@ -375,8 +444,11 @@ SCENARIOS: dict[str, Scenario] = {
         works_s={0: 1.0, 1: 1.0, 2: 1.5, 3: 1.0, 4: 3.0, 5: 1.0},
     ),
     "rigorous": Scenario(
-        title="FedBCD, rigorous Async-cloud: 3 servers of 2 devices, B = 2, a phase needs 1 upload. Server 2 is isolated in round 0, "
-        "a moment too late, and in round 1, in the middle of its phase.",
+        title=(
+            "FedBCD, rigorous Async-cloud: 3 servers of 2 devices, B = 2, a phase needs 1 upload."
+            " Server 2 is isolated in round 0, a moment too late, and in round 1, in the middle of"
+            " its phase."
+        ),
         cloud=RigorousCloud(first=2),
         servers=[[0, 1], [2, 3], [4, 5]],
         active=1,
@@ -386,8 +458,10 @@ SCENARIOS: dict[str, Scenario] = {
         works_s={0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.6, 5: 2.4},
     ),
     "fedbcd-i-sync": Scenario(
-        title="FedBCD-I, Sync-cloud: 2 servers of 3 and 2 devices, a phase needs 2 uploads, at most 2 offline rounds in a row. "
-        "Device 2 is out of reach.",
+        title=(
+            "FedBCD-I, Sync-cloud: 2 servers of 3 and 2 devices, a phase needs 2 uploads, at most 2"
+            " offline rounds in a row. Device 2 is out of reach."
+        ),
         cloud=SyncCloud(),
         servers=[[0, 1, 2], [3, 4]],
         active=2,
@@ -399,8 +473,11 @@ SCENARIOS: dict[str, Scenario] = {
         offline_devices=[0, 1, 2, 3, 4],
     ),
     "fedbcd-i-async": Scenario(
-        title="FedBCD-I, Async-cloud: 3 servers of 2 devices, B = 2, a phase needs 1 upload, at most 2 offline rounds in a row. "
-        "Devices 1 and 3 are not available, device 5 is out of reach.",
+        title=(
+            "FedBCD-I, Async-cloud: 3 servers of 2 devices, B = 2, a phase needs 1 upload, at most"
+            " 2 offline rounds in a row. Devices 1 and 3 are not available, device 5 is out of"
+            " reach."
+        ),
         cloud=AsyncCloud(first=2),
         servers=[[0, 1], [2, 3], [4, 5]],
         active=1,
@@ -412,8 +489,10 @@ SCENARIOS: dict[str, Scenario] = {
         offline_devices=[0, 2, 4, 5],
     ),
     "join-and-leave": Scenario(
-        title="Devices come and go (Async-cloud, B = 1, a phase needs 2 uploads). Device 1 leaves at work and comes back, "
-        "device 4 is new, device 2 leaves for good.",
+        title=(
+            "Devices come and go (Async-cloud, B = 1, a phase needs 2 uploads). Device 1 leaves at"
+            " work and comes back, device 4 is new, device 2 leaves for good."
+        ),
         cloud=AsyncCloud(first=1),
         servers=[[0, 1, 2], [3]],
         active=2,
@@ -431,8 +510,10 @@ SCENARIOS: dict[str, Scenario] = {
         ],
     ),
     "lost-messages": Scenario(
-        title="Losses, copies and a device that seems to vanish (Async-cloud, B = 2, 2 servers, a phase needs 1 upload). "
-        "All is counted, and nothing twice.",
+        title=(
+            "Losses, copies and a device that seems to vanish (Async-cloud, B = 2, 2 servers, a"
+            " phase needs 1 upload). All is counted, and nothing twice."
+        ),
         cloud=AsyncCloud(first=2),
         servers=[[0, 1, 2], [3, 4]],
         active=1,
@@ -462,20 +543,26 @@ SCENARIOS: dict[str, Scenario] = {
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_machines_speak_as_the_transcript_says(name: str, record: bool) -> None:
-    """Paper, section 'Sync-Cloud and Async-Cloud Communication Protocols for FedBCD' and Appendix A, step by step."""
+    """Paper, section 'Sync-Cloud and Async-Cloud Communication Protocols for FedBCD' and Appendix
+    A, step by step.
+    """
     played = Stage(SCENARIOS[name]).play()
     path = TRANSCRIPTS / f"{name}.txt"
     if record:
         path.parent.mkdir(exist_ok=True)
         path.write_text(played, encoding="utf-8")
-    assert played == path.read_text(encoding="utf-8"), "if this is meant, run again with --record and read the difference"
+    assert played == path.read_text(encoding="utf-8"), (
+        "if this is meant, run again with --record and read the difference"
+    )
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_sentence_of_a_scenario_is_played(name: str) -> None:
     """A sentence beside which nothing happens would be a promise without a test."""
     played = Stage(SCENARIOS[name]).play()
-    unplayed = {licence.sentence for licence in SCENARIOS[name].licences if licence.sentence not in played}
+    unplayed = {
+        licence.sentence for licence in SCENARIOS[name].licences if licence.sentence not in played
+    }
     assert unplayed == set()
 
 

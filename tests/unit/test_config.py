@@ -41,9 +41,17 @@ class Garden:
     secret: int = field(default=0, init=False)
 
 
-# ------------------------------------------------------------------------------------------------------------------------ build
+# ------------------------------------------------------------------------------------------------
+# build
 def test_a_table_becomes_a_value() -> None:
-    table = {"size": 3, "place": "back", "title": "ours", "shared": True, "rows": [4, 5], "widths": [1, 2.5]}
+    table = {
+        "size": 3,
+        "place": "back",
+        "title": "ours",
+        "shared": True,
+        "rows": [4, 5],
+        "widths": [1, 2.5],
+    }
     built = build(Garden, table, "garden")
     assert built == Garden(3, "back", "ours", True, (4, 5), (1.0, 2.5))
     assert isinstance(built.widths[0], float)
@@ -55,7 +63,9 @@ def test_what_is_left_out_keeps_its_default() -> None:
 
 def test_nested_values_are_chosen_by_name() -> None:
     nested = {"plant": {"tree": Tree}}
-    assert build(Garden, {"size": 1, "plant": {"name": "tree", "height": 7}}, "garden", nested).plant == Tree(7.0)
+    assert build(
+        Garden, {"size": 1, "plant": {"name": "tree", "height": 7}}, "garden", nested
+    ).plant == Tree(7.0)
     with pytest.raises(ConfigError, match=r"garden.plant.name = 'bush' is unknown; known: tree"):
         build(Garden, {"size": 1, "plant": {"name": "bush"}}, "garden", nested)
     with pytest.raises(ConfigError, match=r"garden.plant.height = 'tall' must be a number"):
@@ -71,7 +81,13 @@ def test_projections_are_nested_in_algorithms() -> None:
 @pytest.mark.parametrize(
     ("table", "complaint"),
     [
-        ({"size": 1, "sise": 2}, r"\[garden\] has an unknown key 'sise' \(did you mean 'size'\?\); known: place, plant, rows, shared"),
+        (
+            {"size": 1, "sise": 2},
+            (
+                r"\[garden\] has an unknown key 'sise' \(did you mean 'size'\?\); known: place,"
+                r" plant, rows, shared"
+            ),
+        ),
         ({"size": 1, "zzz": 2}, r"\[garden\] has an unknown key 'zzz'; known: "),
         ({"size": 1, "secret": 2}, r"unknown key 'secret'"),
         ({}, r"\[garden\] needs size, e.g. size = 1"),
@@ -96,20 +112,30 @@ def test_what_does_not_fit_is_named_in_words(table: Any, complaint: str) -> None
 
 def test_a_value_that_its_class_refuses_is_refused_with_the_words_of_the_class() -> None:
     with pytest.raises(ConfigError, match=r"box low=3.0 must be below high=1.0"):
-        choose(ALGORITHMS, {"name": "fedbcd", "projection": {"name": "box", "low": 3, "high": 1}}, "algorithm")
+        choose(
+            ALGORITHMS,
+            {"name": "fedbcd", "projection": {"name": "box", "low": 3, "high": 1}},
+            "algorithm",
+        )
 
 
-# ----------------------------------------------------------------------------------------------------------------------- choose
+# ------------------------------------------------------------------------------------------------
+# choose
 @pytest.mark.parametrize("table", [{}, {"penalty": 1.0}, "fedbcd", 3, None])
 def test_a_choice_needs_a_name(table: Any) -> None:
-    with pytest.raises(ConfigError, match=r"\[algorithm\] needs a name; known: fedbcd, fedbcd-i, fedprox, fedavg"):
+    with pytest.raises(
+        ConfigError, match=r"\[algorithm\] needs a name; known: fedbcd, fedbcd-i, fedprox, fedavg"
+    ):
         choose(ALGORITHMS, table, "algorithm")
 
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("fedbdc", r"algorithm.name = 'fedbdc' is unknown \(did you mean 'fedbcd'\?\); known: fedbcd"),
+        (
+            "fedbdc",
+            r"algorithm.name = 'fedbdc' is unknown \(did you mean 'fedbcd'\?\); known: fedbcd",
+        ),
         ("scaffold", r"algorithm.name = 'scaffold' is unknown; known: fedbcd"),
         (3, r"algorithm.name = 3 is unknown"),
         (["fedbcd"], r"algorithm.name = \['fedbcd'\] is unknown"),
@@ -130,7 +156,12 @@ def test_choosing_leaves_the_table_alone() -> None:
 @pytest.mark.parametrize(
     ("kinds", "value"),
     [
-        (ALGORITHMS, fb.FedBCD(penalty=(1.0, 2.0), batch="all", server_step=0.01, server_step_form="absolute")),
+        (
+            ALGORITHMS,
+            fb.FedBCD(
+                penalty=(1.0, 2.0), batch="all", server_step=0.01, server_step_form="absolute"
+            ),
+        ),
         (ALGORITHMS, fb.FedBCDI(available=4, projection=fb.TensorBoxes(((1, 0.0, 1.0),)))),
         (ALGORITHMS, fb.FedProx(projection=fb.NoProjection())),
         (ALGORITHMS, fb.FedAvg(steps=(2, 2), projection=fb.Simplex(2.0))),
@@ -147,10 +178,13 @@ def test_choosing_leaves_the_table_alone() -> None:
 def test_what_is_described_can_be_chosen_again_even_through_a_file(kinds: Any, value: Any) -> None:
     """describe -> TOML text -> table -> choose."""
     assert choose(kinds, describe(value), "here") == value
-    assert choose(kinds, tomllib.loads(dump_toml({"here": describe(value)}))["here"], "here") == value
+    assert (
+        choose(kinds, tomllib.loads(dump_toml({"here": describe(value)}))["here"], "here") == value
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------------- convert
+# ------------------------------------------------------------------------------------------------
+# convert
 @pytest.mark.parametrize(
     ("value", "hint", "expected"),
     [
@@ -201,17 +235,22 @@ def test_nearest_hints_only_at_near_words() -> None:
 
 
 def test_unknown_keys_of_the_whole_file_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"the file has an unknown key 'cluod' \(did you mean 'cloud'\?\)"):
+    with pytest.raises(
+        ConfigError, match=r"the file has an unknown key 'cluod' \(did you mean 'cloud'\?\)"
+    ):
         check_keys({"cluod": {}}, ["cloud", "clock"], "")
 
 
-# ------------------------------------------------------------------------------------------------------------------------- TOML
+# ------------------------------------------------------------------------------------------------
+# TOML
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 keys = st.one_of(st.from_regex(r"[a-z][a-z_0-9-]{0,7}", fullmatch=True), texts)
 numbers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False))
 scalars = st.one_of(st.booleans(), numbers, texts)
 values = st.recursive(
-    scalars, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(keys, inner, max_size=4)), max_leaves=12
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(keys, inner, max_size=4)),
+    max_leaves=12,
 )
 tables = st.dictionaries(keys, values, max_size=5)
 
@@ -225,14 +264,19 @@ def test_every_table_survives_being_written(table: dict[str, Any]) -> None:
 
 
 def test_values_that_are_not_numbers_survive_too() -> None:
-    table = tomllib.loads(dump_toml({"a": math.nan, "b": -math.inf, "c": [math.inf], "d": -0.0, "e": 1e-300}))
+    table = tomllib.loads(
+        dump_toml({"a": math.nan, "b": -math.inf, "c": [math.inf], "d": -0.0, "e": 1e-300})
+    )
     assert math.isnan(table["a"])
     assert (table["b"], table["c"], table["e"]) == (-math.inf, [math.inf], 1e-300)
     assert math.copysign(1, table["d"]) == -1
 
 
 def test_none_is_left_out() -> None:
-    assert tomllib.loads(dump_toml({"a": None, "b": {"c": None, "d": 1}, "e": [{"f": None}]})) == {"b": {"d": 1}, "e": [{}]}
+    assert tomllib.loads(dump_toml({"a": None, "b": {"c": None, "d": 1}, "e": [{"f": None}]})) == {
+        "b": {"d": 1},
+        "e": [{}],
+    }
 
 
 def test_a_written_table_reads_well() -> None:
@@ -267,9 +311,16 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "place"),
-    [(b"a = 1\nb = \n", "line 2"), (b"a = 1\n\n[x\n", "line 3"), (b"a = 1\na = 2\n", "line 2"), (b"a = '\xff'", "byte 0xff")],
+    [
+        (b"a = 1\nb = \n", "line 2"),
+        (b"a = 1\n\n[x\n", "line 3"),
+        (b"a = 1\na = 2\n", "line 2"),
+        (b"a = '\xff'", "byte 0xff"),
+    ],
 )
-def test_a_file_that_is_not_toml_is_refused_by_name_and_place(tmp_path: Path, content: bytes, place: str) -> None:
+def test_a_file_that_is_not_toml_is_refused_by_name_and_place(
+    tmp_path: Path, content: bytes, place: str
+) -> None:
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"broken.toml is not valid TOML: .*{place}"):

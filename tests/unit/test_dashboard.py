@@ -43,7 +43,8 @@ def _key(site: Site, name: str) -> str:
     return next(str(run["key"]) for run in site.get("/api/runs") if run["name"] == name)
 
 
-# --------------------------------------------------------------------------------------------------------------------- answers
+# ------------------------------------------------------------------------------------------------
+# answers
 def test_runs_are_listed_with_the_latest_first(site: Site) -> None:
     found = site.get("/api/runs")
     assert [run["name"] for run in found] == ["fedbcd-async", "fedbcd-sync"]
@@ -98,7 +99,9 @@ def test_windows_pages_and_plans(site: Site) -> None:
         ("/elsewhere", {}, 404),
     ],
 )
-def test_what_is_not_there_is_refused(site: Site, path: str, query: dict[str, Any], status: int) -> None:
+def test_what_is_not_there_is_refused(
+    site: Site, path: str, query: dict[str, Any], status: int
+) -> None:
     assert site.ask(path, **query).status == status
 
 
@@ -106,7 +109,8 @@ def test_unknown_runs_are_left_out(site: Site) -> None:
     assert site.get("/api/view", runs="nobody,../../x")["runs"] == []
 
 
-# ---------------------------------------------------------------------------------------------------------------- live and broken
+# ------------------------------------------------------------------------------------------------
+# live and broken
 def test_a_growing_run_is_followed(runs: Path, tmp_path: Path) -> None:
     whole = (runs / "fedbcd-async" / "events.jsonl").read_bytes()
     log = tmp_path / "live" / "events.jsonl"
@@ -125,7 +129,9 @@ def test_a_growing_run_is_followed(runs: Path, tmp_path: Path) -> None:
 def test_a_broken_log_is_a_notice_and_a_missing_one_too(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     lines = (runs / "fedbcd-sync" / "events.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "broken" / "events.jsonl").write_bytes(b"".join([*lines[:99], b"{]\n", *lines[99:]]))
+    (tmp_path / "broken" / "events.jsonl").write_bytes(
+        b"".join([*lines[:99], b"{]\n", *lines[99:]])
+    )
     with serving(make_app(Library([tmp_path]))) as site:
         key = _key(site, "broken")
         (run,) = site.get("/api/view", runs=key)["runs"]
@@ -142,7 +148,8 @@ def test_a_folder_that_is_still_empty_is_no_error(tmp_path: Path) -> None:
     assert [run["name"] for run in library.runs()] == ["later"]
 
 
-# ------------------------------------------------------------------------------------------------------------------------ safety
+# ------------------------------------------------------------------------------------------------
+# safety
 def test_nothing_is_changed_by_looking(site: Site, runs: Path) -> None:
     before = hash_folder(runs)
     key = _key(site, "fedbcd-async")
@@ -165,7 +172,9 @@ def test_every_answer_forbids_what_the_page_does_not_need(site: Site) -> None:
         assert "access-control-allow-origin" not in headers
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "0.0.0.0", "192.168.1.7:8050"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "0.0.0.0", "192.168.1.7:8050"]
+)
 def test_without_a_token_a_foreign_name_is_refused(site: Site, host: str) -> None:
     """A web page elsewhere that points its own name at this machine gets nothing."""
     assert site.ask("/api/runs", headers={"Host": host}).status == 403
@@ -200,14 +209,17 @@ def test_with_a_token_only_those_who_bring_it_are_answered(runs: Path) -> None:
         (["--connect", "localhost:1", "--port", "99999"], "cannot listen at 127.0.0.1:99999"),
     ],
 )
-def test_impossible_wishes_are_sentences(arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_impossible_wishes_are_sentences(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     answer = fedbcd("dashboard", *arguments)
     assert answer.code == 2
     assert words in answer.err
 
 
-# ------------------------------------------------------------------------------------------------------------------- deployments
+# ------------------------------------------------------------------------------------------------
+# deployments
 COLLECTING, WAITING = "in its response-and-update phase", "waiting for the coordinator"
 
 
@@ -221,7 +233,17 @@ def roles() -> Iterator[Roles]:
 def _deployment(roles: Roles) -> Deployment:
     addresses = [roles.add("coordinator", clock=0.0, round=0, rounds=9, released={})]
     addresses += [
-        roles.add(f"server/{n}", clock=0.0, phase=0, state=COLLECTING, received=1, active=2, members=4, devices=3) for n in range(2)
+        roles.add(
+            f"server/{n}",
+            clock=0.0,
+            phase=0,
+            state=COLLECTING,
+            received=1,
+            active=2,
+            members=4,
+            devices=3,
+        )
+        for n in range(2)
     ]
     return Deployment(addresses)
 
@@ -241,7 +263,10 @@ def test_a_deployment_is_followed_through_its_statuses(roles: Roles) -> None:
     assert run["summary"]["fraction"] == pytest.approx(1 / 9)
     assert run["timeline"]["phases"]["ended"][0] == 2.0
     assert run["timeline"]["mixes"] == {"round": [0], "time": [3.0], "servers": [[0]]}
-    assert [(s["server"], s["state"], s["missed"]) for s in run["servers"]] == [(0, "collecting", 0), (1, "collecting", 1)]
+    assert [(s["server"], s["state"], s["missed"]) for s in run["servers"]] == [
+        (0, "collecting", 0),
+        (1, "collecting", 1),
+    ]
     assert [role["actor"] for role in view["roles"]] == ["coordinator", "server/0", "server/1"]
     assert view["roles"][0]["totals"]["refused"] == {"too far": 2.0}
     assert view["metrics"] == {
@@ -252,7 +277,9 @@ def test_a_deployment_is_followed_through_its_statuses(roles: Roles) -> None:
 
 
 def test_a_dead_coordinator_is_the_first_remark_and_there_is_no_all_clear(roles: Roles) -> None:
-    """Nothing was tested and nothing is mixed: the page must not say that accuracy has levelled off."""
+    """Nothing was tested and nothing is mixed: the page must not say that accuracy has levelled
+    off.
+    """
     deployment = _deployment(roles)
     with ThreadPoolExecutor(2) as pool:
         deployment.ask(pool)
@@ -263,7 +290,11 @@ def test_a_dead_coordinator_is_the_first_remark_and_there_is_no_all_clear(roles:
     _, view = deployment.view()
     assert view["standing"]["state"] == "running"
     (remark,) = view["run"]["advice"]
-    assert re.fullmatch(r"coordinator \(for \d+ s\) does not answer: if it is down, nothing is mixed until it is back", remark)
+    assert re.fullmatch(
+        r"coordinator \(for \d+ s\) does not answer: if it is down, nothing is mixed until it is"
+        r" back",
+        remark,
+    )
 
 
 def test_a_deployment_of_which_nobody_answers_says_so_and_how_far_it_was(roles: Roles) -> None:
@@ -276,12 +307,17 @@ def test_a_deployment_of_which_nobody_answers_says_so_and_how_far_it_was(roles: 
             roles.stop(actor)
         deployment.ask(pool)
     _, view = deployment.view()
-    assert view["standing"] == {"state": "silent", "words": "no role answers; last seen at round 4 of 9"}
+    assert view["standing"] == {
+        "state": "silent",
+        "words": "no role answers; last seen at round 4 of 9",
+    }
     assert [remark.split(" ")[0] for remark in view["run"]["advice"]] == ["coordinator", "server/0"]
     assert "server/1" in view["run"]["advice"][1]
 
 
-def test_a_deployment_that_said_it_has_finished_is_finished_when_its_roles_are_gone(roles: Roles) -> None:
+def test_a_deployment_that_said_it_has_finished_is_finished_when_its_roles_are_gone(
+    roles: Roles,
+) -> None:
     deployment = _deployment(roles)
     roles.say("coordinator", clock=3.0, round=9, rounds=9, finished=True, released={})
     with ThreadPoolExecutor(2) as pool:
@@ -294,10 +330,18 @@ def test_a_deployment_that_said_it_has_finished_is_finished_when_its_roles_are_g
 
 
 @pytest.mark.parametrize(
-    ("end", "words"), [(True, "finished, 8 rounds"), (False, "stopped at round 8; go on with fedbcd up --resume --out ")]
+    ("end", "words"),
+    [
+        (True, "finished, 8 rounds"),
+        (False, "stopped at round 8; go on with fedbcd up --resume --out "),
+    ],
 )
-def test_the_folder_of_a_deployment_that_is_over_says_how_it_ended(end: bool, words: str, runs: Path, tmp_path: Path) -> None:
-    """The log tells; that nobody answers any more is no trouble then, whether or not the run is picked."""
+def test_the_folder_of_a_deployment_that_is_over_says_how_it_ended(
+    end: bool, words: str, runs: Path, tmp_path: Path
+) -> None:
+    """The log tells; that nobody answers any more is no trouble then, whether or not the run is
+    picked.
+    """
     folder = over(runs / "fedbcd-async", tmp_path / "up", end)
     deployment = Deployment(folder=folder)
     with ThreadPoolExecutor(2) as pool:
@@ -307,7 +351,10 @@ def test_the_folder_of_a_deployment_that_is_over_says_how_it_ended(end: bool, wo
         view = site.get("/api/view", runs=_key(site, "up"))
         assert [bool(role["error"]) for role in view["deployment"]] == [True, True]
         assert view["standing"]["state"] == ("finished" if end else "stopped")
-        assert not any("does not answer" in text for text in (*view["runs"][0]["advice"], *view["runs"][0]["notices"]))
+        assert not any(
+            "does not answer" in text
+            for text in (*view["runs"][0]["advice"], *view["runs"][0]["notices"])
+        )
         assert site.get("/api/runs")[0]["state"] == ("finished" if end else "stopped")
         with RunFolder(folder, {}, {}).locked():
             assert site.get("/api/runs")[0]["state"] == ("finished" if end else "goes on")
@@ -322,10 +369,15 @@ def test_gain_in_the_dashboard_follows_which_runs_are_looked_at(runs: Path, tmp_
     with serving(make_app(Library([runs, tmp_path]))) as site:
         mine, other = _key(site, "fedbcd-sync"), _key(site, "fedprox-sync")
         for _ in range(2):
-            gains = {run["name"]: run["personal"]["gain"] for run in site.get("/api/view", runs=f"{mine},{other}")["runs"]}
+            gains = {
+                run["name"]: run["personal"]["gain"]
+                for run in site.get("/api/view", runs=f"{mine},{other}")["runs"]
+            }
             assert gains["fedprox-sync"] is None
             assert gains["fedbcd-sync"]["against"] == "fedprox-sync"
-            assert site.get("/api/view", runs=mine)["runs"][0]["personal"]["gain"]["against"] is None
+            assert (
+                site.get("/api/view", runs=mine)["runs"][0]["personal"]["gain"]["against"] is None
+            )
 
 
 def test_a_role_that_does_not_answer_is_named(roles: Roles) -> None:
@@ -339,7 +391,17 @@ def test_a_role_that_does_not_answer_is_named(roles: Roles) -> None:
     assert [bool(role["error"]) for role in view["roles"]] == [False, False, True]
 
 
-@pytest.mark.parametrize("answer", [[], "text", {"actor": "server/0"}, {"actor": "server/x", "clock": 1, "phase": 0}, {"actor": 7}, {}])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [],
+        "text",
+        {"actor": "server/0"},
+        {"actor": "server/x", "clock": 1, "phase": 0},
+        {"actor": 7},
+        {},
+    ],
+)
 def test_strange_statuses_do_no_harm(answer: Any, roles: Roles) -> None:
     address = roles.add("server/0")
     roles.statuses["server/0"] = answer
@@ -365,7 +427,11 @@ def test_a_deployment_is_served_beside_runs(roles: Roles, runs: Path) -> None:
 
 
 def test_the_folder_of_a_deployment_names_its_roles(tmp_path: Path) -> None:
-    for place, text in (("coordinator", '{"port": 5}'), ("server/0", '{"port": 6}'), ("server/1", "half")):
+    for place, text in (
+        ("coordinator", '{"port": 5}'),
+        ("server/0", '{"port": 6}'),
+        ("server/1", "half"),
+    ):
         (tmp_path / "state" / place).mkdir(parents=True)
         (tmp_path / "state" / place / "health.json").write_text(text)
     assert addresses_in(tmp_path) == {"coordinator": "127.0.0.1:5", "server/0": "127.0.0.1:6"}

@@ -1,4 +1,6 @@
-"""Data: what ships, what is read from disk, how it is split (diversity d), and federations made of all kinds of inputs."""
+"""Data: what ships, what is read from disk, how it is split (diversity d), and federations made of
+all kinds of inputs.
+"""
 
 import gzip
 import math
@@ -26,7 +28,8 @@ from fedbcd.errors import ConfigError, DataError
 EXACT = examples(25)
 
 
-# ------------------------------------------------------------------------------------------------------------------- the digits
+# ------------------------------------------------------------------------------------------------
+# the digits
 def test_the_digits_ship_with_the_package() -> None:
     digits = fb.load_dataset("digits")
     assert (len(digits.train), len(digits.test), digits.classes) == (1198, 599, 10)
@@ -70,15 +73,25 @@ def test_an_unknown_data_set_is_refused_with_the_known_ones() -> None:
         fb.load_dataset("digitz")
 
 
-# --------------------------------------------------------------------------------------------------------------------- IDX files
-NAMES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
+# ------------------------------------------------------------------------------------------------
+# IDX files
+NAMES = [
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+]
 RAW_IMAGES = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
 RAW_LABELS = np.array([3, 1, 4, 1, 5], dtype=np.uint8)
 
 
 def idx(values: np.ndarray, kind: int = 8) -> bytes:
     """An IDX file: two zero bytes, the type, the number of axes, their lengths, the values."""
-    return bytes([0, 0, kind, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+    return (
+        bytes([0, 0, kind, values.ndim])
+        + struct.pack(f">{values.ndim}I", *values.shape)
+        + values.tobytes()
+    )
 
 
 def contents() -> dict[str, bytes]:
@@ -86,18 +99,24 @@ def contents() -> dict[str, bytes]:
     return dict(zip(NAMES, map(idx, (RAW_IMAGES, RAW_LABELS, *small)), strict=True))
 
 
-def write_set(folder: Path, replaced: dict[str, bytes | None] | None = None, zipped: bool = False) -> Path:
+def write_set(
+    folder: Path, replaced: dict[str, bytes | None] | None = None, zipped: bool = False
+) -> Path:
     """Four files; `replaced` gives some another content, or leaves them out (None)."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in {**contents(), **(replaced or {})}.items():
         if data is not None:
-            (folder / f"{name}{'.gz' if zipped else ''}").write_bytes(gzip.compress(data) if zipped else data)
+            (folder / f"{name}{'.gz' if zipped else ''}").write_bytes(
+                gzip.compress(data) if zipped else data
+            )
     return folder
 
 
 @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzipped"])
 @pytest.mark.parametrize("place", ["", "MNIST/raw"])
-def test_idx_files_are_read_plain_or_gzipped_here_or_in_mnist_raw(tmp_path: Path, place: str, zipped: bool) -> None:
+def test_idx_files_are_read_plain_or_gzipped_here_or_in_mnist_raw(
+    tmp_path: Path, place: str, zipped: bool
+) -> None:
     write_set(tmp_path / place, zipped=zipped)
     data = fb.load_dataset("mnist", tmp_path)
     assert torch.equal(data.train.inputs, torch.from_numpy(RAW_IMAGES))
@@ -107,12 +126,16 @@ def test_idx_files_are_read_plain_or_gzipped_here_or_in_mnist_raw(tmp_path: Path
     assert data.transform == Scale(255.0, 0.1307, 0.3081)
 
 
-def test_the_folder_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_may_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDBCD_DATA", str(write_set(tmp_path)))
     assert len(fb.load_dataset("mnist").train) == 5
 
 
-def test_without_a_folder_the_complaint_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_the_complaint_says_how_to_give_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("FEDBCD_DATA", raising=False)
     with pytest.raises(DataError, match=r"mnist does not ship .*FEDBCD_DATA=DIR"):
         fb.load_dataset("mnist")
@@ -120,7 +143,9 @@ def test_without_a_folder_the_complaint_says_how_to_give_one(monkeypatch: pytest
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("cut", [0, 3, 4, 7, 8, -1])
-def test_a_file_that_is_cut_short_is_refused_by_its_name(tmp_path: Path, name: str, cut: int) -> None:
+def test_a_file_that_is_cut_short_is_refused_by_its_name(
+    tmp_path: Path, name: str, cut: int
+) -> None:
     write_set(tmp_path, {name: contents()[name][:cut]})
     with pytest.raises(DataError, match=name):
         fb.load_dataset("mnist", tmp_path)
@@ -138,7 +163,9 @@ def test_a_file_that_is_cut_short_is_refused_by_its_name(tmp_path: Path, name: s
     ],
     ids=["longer", "floats", "zip", "axes", "count"],
 )
-def test_a_file_that_is_no_such_idx_file_is_refused_by_its_name(tmp_path: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
+def test_a_file_that_is_no_such_idx_file_is_refused_by_its_name(
+    tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
+) -> None:
     write_set(tmp_path, {name: damage(contents()[name])})
     with pytest.raises(DataError, match=name):
         fb.load_dataset("mnist", tmp_path)
@@ -188,15 +215,25 @@ def test_labels_in_the_place_of_images_are_refused(tmp_path: Path) -> None:
         fb.load_dataset("mnist", tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------------------- diversity d
+# ------------------------------------------------------------------------------------------------
+# diversity d
 def pool_of(count: int = 300, labels: int = 10) -> Tensor:
     return torch.from_numpy(np.random.default_rng(1).integers(0, labels, count))
 
 
 @EXACT
-@given(devices=st.integers(1, 12), labels=st.integers(1, 10), samples=st.integers(1, 15), seed=st.integers(0, 2**31))
-def test_each_device_owns_exactly_d_labels_and_no_sample_twice(devices: int, labels: int, samples: int, seed: int) -> None:
-    """SPEC, Experiments: 'each device draws d of the ten labels, then its samples at random ... (no repeats within a device)'."""
+@given(
+    devices=st.integers(1, 12),
+    labels=st.integers(1, 10),
+    samples=st.integers(1, 15),
+    seed=st.integers(0, 2**31),
+)
+def test_each_device_owns_exactly_d_labels_and_no_sample_twice(
+    devices: int, labels: int, samples: int, seed: int
+) -> None:
+    """SPEC, Experiments: 'each device draws d of the ten labels, then its samples at random ... (no
+    repeats within a device)'.
+    """
     targets = pool_of()
     partition = fb.diversity(targets, devices, labels, samples, seed)
     assert len(partition.samples) == len(partition.labels) == devices
@@ -227,9 +264,13 @@ def test_the_split_is_the_one_of_the_determinism_page() -> None:
     targets, seed = pool_of(), 9
     partition = fb.diversity(targets, 2, 3, 10, seed)
     for device in range(2):
-        labels = sorted(sorted(range(10), key=lambda v: draws.unit_one(seed, draws.LABELS, device, v))[:3])
+        labels = sorted(
+            sorted(range(10), key=lambda v: draws.unit_one(seed, draws.LABELS, device, v))[:3]
+        )
         candidates = [k for k, target in enumerate(targets.tolist()) if target in labels]
-        samples = sorted(sorted(candidates, key=lambda k: draws.unit_one(seed, draws.SAMPLES, device, k))[:10])
+        samples = sorted(
+            sorted(candidates, key=lambda k: draws.unit_one(seed, draws.SAMPLES, device, k))[:10]
+        )
         assert list(partition.labels[device]) == labels
         assert partition.samples[device].tolist() == samples
 
@@ -239,12 +280,20 @@ def test_labels_and_samples_are_drawn_evenly() -> None:
     counts = np.bincount([label for mine in partition.labels for label in mine], minlength=10)
     assert counts.sum() == 3000
     assert abs(counts - 300).max() < 6 * (1000 * 0.3 * 0.7) ** 0.5
-    assert np.unique(np.concatenate(partition.samples)).size == 300, "two devices may share a sample, and all are used"
+    assert np.unique(np.concatenate(partition.samples)).size == 300, (
+        "two devices may share a sample, and all are used"
+    )
 
 
 def test_more_samples_than_there_are_is_refused_with_the_number_there_are() -> None:
     targets = torch.tensor([0] * 5 + [1] * 7)
-    with pytest.raises(DataError, match=r"device \d should own 8 samples of labels \[\d\], but there are only \d; use samples <= \d"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"device \d should own 8 samples of labels \[\d\], but there are only \d; use samples"
+            r" <= \d"
+        ),
+    ):
         fb.diversity(targets, 3, 1, 8)
     assert len(fb.diversity(targets, 3, 2, 12).samples[0]) == 12
 
@@ -261,7 +310,8 @@ def test_less_than_one_sample_per_device_is_refused(samples: int) -> None:
         fb.diversity(pool_of(), 2, 3, samples)
 
 
-# -------------------------------------------------------------------------------------------------------------------- federations
+# ------------------------------------------------------------------------------------------------
+# federations
 class Pairs(Dataset[tuple[Tensor, int]]):
     """A Dataset of (input, target), as torch wants it."""
 
@@ -303,7 +353,9 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 def test_data_may_come_in_any_usual_form(form: str) -> None:
     """The same data in any form are the same federation."""
     expected = federation([data(0), data(1, size=2)], test=data(2))
-    made = federation([FORMS[form](*data(0)), FORMS[form](*data(1, size=2))], test=FORMS[form](*data(2)))
+    made = federation(
+        [FORMS[form](*data(0)), FORMS[form](*data(1, size=2))], test=FORMS[form](*data(2))
+    )
     assert made.fingerprint() == expected.fingerprint()
     assert made.sizes == [4, 2]
     assert made.devices == 2
@@ -324,7 +376,12 @@ def test_a_partition_owns_positions_of_one_pool() -> None:
 
 @pytest.mark.parametrize(
     ("servers", "expected"),
-    [(1, [[0, 1, 2, 3, 4]]), (2, [[0, 1], [2, 3, 4]]), (5, [[0], [1], [2], [3], [4]]), ([[4, 0], [1, 3, 2]], [[4, 0], [1, 3, 2]])],
+    [
+        (1, [[0, 1, 2, 3, 4]]),
+        (2, [[0, 1], [2, 3, 4]]),
+        (5, [[0], [1], [2], [3], [4]]),
+        ([[4, 0], [1, 3, 2]], [[4, 0], [1, 3, 2]]),
+    ],
 )
 def test_devices_are_shared_evenly_or_as_given(servers: Any, expected: list[list[int]]) -> None:
     assert federation([data(k) for k in range(5)], servers).servers == expected
@@ -369,10 +426,22 @@ def with_value(value: float) -> tuple[Tensor, Tensor]:
         (Pairs(torch.zeros(0, 3), torch.zeros(0)), "device 1 cannot be used: it has no samples"),
         (with_value(math.nan), "device 1 has a value that is not finite in input 2"),
         (with_value(math.inf), "device 1 has a value that is not finite in input 2"),
-        ((data(1)[0].double(), data(1)[1]), r"device 1 has inputs of torch.float64, device 0 of torch.float32"),
-        ((data(1)[0], data(1)[1].int()), r"device 1 has targets of torch.int32, device 0 of torch.int64"),
-        ((torch.zeros(4, 5), data(1)[1]), r"device 1 has inputs of shape \(5,\), device 0 of \(3,\)"),
-        ((data(1)[0], torch.zeros(4, 2, dtype=torch.int64)), r"device 1 has targets of shape \(2,\), device 0 of \(\)"),
+        (
+            (data(1)[0].double(), data(1)[1]),
+            r"device 1 has inputs of torch.float64, device 0 of torch.float32",
+        ),
+        (
+            (data(1)[0], data(1)[1].int()),
+            r"device 1 has targets of torch.int32, device 0 of torch.int64",
+        ),
+        (
+            (torch.zeros(4, 5), data(1)[1]),
+            r"device 1 has inputs of shape \(5,\), device 0 of \(3,\)",
+        ),
+        (
+            (data(1)[0], torch.zeros(4, 2, dtype=torch.int64)),
+            r"device 1 has targets of shape \(2,\), device 0 of \(\)",
+        ),
         ((data(1)[0], data(1)[1][:3]), "device 1 cannot be used: 4 inputs but 3 targets"),
         ((["a", "b"], [0, 1]), "device 1 cannot be used"),
         (([[1.0, 2.0], [3.0]], [0, 1]), "device 1 cannot be used"),
@@ -425,7 +494,8 @@ def test_a_factory_that_makes_no_module_is_refused() -> None:
         made.make_model(0)
 
 
-# -------------------------------------------------------------------------------------------------------------------- fingerprint
+# ------------------------------------------------------------------------------------------------
+# fingerprint
 def changed(kind: str) -> fb.Federation:
     one, two = data(0), data(1)
     match kind:
@@ -438,7 +508,13 @@ def changed(kind: str) -> fb.Federation:
         case "order":
             one, two = two, one
         case "owner":
-            return federation([(torch.cat([one[0], two[0][:1]]), torch.cat([one[1], two[1][:1]])), (two[0][1:], two[1][1:])], 2)
+            return federation(
+                [
+                    (torch.cat([one[0], two[0][:1]]), torch.cat([one[1], two[1][:1]])),
+                    (two[0][1:], two[1][1:]),
+                ],
+                2,
+            )
         case "servers":
             return federation([one, two], [[1], [0]])
         case "one server":
@@ -450,6 +526,8 @@ def test_the_fingerprint_is_a_function_of_the_data() -> None:
     assert changed("nothing").fingerprint() == changed("nothing").fingerprint()
 
 
-@pytest.mark.parametrize("kind", ["input", "target", "dtype", "order", "owner", "servers", "one server"])
+@pytest.mark.parametrize(
+    "kind", ["input", "target", "dtype", "order", "owner", "servers", "one server"]
+)
 def test_the_fingerprint_changes_with_data_and_ownership(kind: str) -> None:
     assert changed(kind).fingerprint() != changed("nothing").fingerprint()

@@ -46,7 +46,8 @@ def test_a_delay_survives_being_described(name: str) -> None:
     assert choose(DELAYS, describe(KINDS[name]), "clock.step") == KINDS[name]
 
 
-# ----------------------------------------------------------------------------------------------------------------- closed forms
+# ------------------------------------------------------------------------------------------------
+# closed forms
 CUMULATIVE: dict[str, Callable[[float], float]] = {
     "exponential": lambda t: 1 - math.exp(-t / 2.0),
     "weibull": lambda t: 1 - math.exp(-((t / 3.0) ** 0.7)),
@@ -64,12 +65,16 @@ def test_the_quantile_is_the_inverse_of_the_distribution_function(name: str, u: 
 
 
 def test_quantiles_by_hand() -> None:
-    """SPEC, Latency: the Weibull quantile is lambda (-ln(1 - u))^(1/k), with the minus sign inside the power."""
+    """SPEC, Latency: the Weibull quantile is lambda (-ln(1 - u))^(1/k), with the minus sign inside
+    the power.
+    """
     assert at(fb.Exponential(2.0), 0.5) == pytest.approx(2 * math.log(2))
     assert at(fb.Weibull(shape=2.0, scale=3.0), 1 - math.exp(-4)) == pytest.approx(6.0)
     assert at(fb.Weibull(shape=1.0, scale=2.0), 0.3) == pytest.approx(at(fb.Exponential(2.0), 0.3))
     assert at(fb.LogNormal(median=2.0, sigma=0.5), 0.5) == pytest.approx(2.0)
-    assert at(fb.LogNormal(median=2.0, sigma=0.5), NormalDist().cdf(1.0)) == pytest.approx(2 * math.exp(0.5))
+    assert at(fb.LogNormal(median=2.0, sigma=0.5), NormalDist().cdf(1.0)) == pytest.approx(
+        2 * math.exp(0.5)
+    )
     assert at(fb.Uniform(1.0, 4.0), 0.25) == 1.75
     assert at(fb.Constant(2.5), 0.99) == 2.5
 
@@ -100,7 +105,8 @@ def test_quantiles_are_elementwise_and_keep_the_shape(name: str) -> None:
     assert times[1, 2] == at(KINDS[name], u[1, 2])
 
 
-# ------------------------------------------------------------------------------------------------------------------ Monte Carlo
+# ------------------------------------------------------------------------------------------------
+# Monte Carlo
 MEANS = {
     "exponential": 2.0,
     "weibull": 3.0 * math.gamma(1 + 1 / 0.7),
@@ -138,7 +144,8 @@ def test_the_quantile_agrees_with_numpys_own_generators(name: str) -> None:
         assert abs(below - u) < 6 * (u * (1 - u) / 100_000) ** 0.5
 
 
-# ------------------------------------------------------------------------------------------------------------------------ trace
+# ------------------------------------------------------------------------------------------------
+# trace
 def test_a_trace_gives_each_recorded_value_its_share() -> None:
     trace = fb.Trace((5.0, 1.0, 3.0))
     u = np.array([0.1, 0.3, 0.4, 0.6, 0.7, 0.9])
@@ -162,7 +169,8 @@ def test_the_order_of_a_trace_does_not_matter() -> None:
     assert fb.Trace((3.0, 1.0, 2.0)) == fb.Trace((1.0, 2.0, 3.0))
 
 
-# --------------------------------------------------------------------------------------------------------------------- refusals
+# ------------------------------------------------------------------------------------------------
+# refusals
 BAD = [0.0, -1.0, math.inf, math.nan]
 
 
@@ -180,12 +188,17 @@ BAD = [0.0, -1.0, math.inf, math.nan]
     ],
     ids=["mean", "shape", "scale", "gamma-shape", "gamma-scale", "median", "sigma"],
 )
-def test_a_parameter_must_be_finite_and_above_zero(make: Callable[[float], Delay], place: str, value: float) -> None:
+def test_a_parameter_must_be_finite_and_above_zero(
+    make: Callable[[float], Delay], place: str, value: float
+) -> None:
     with pytest.raises(ConfigError, match=f"{place}={value} must be a finite number above 0"):
         make(value)
 
 
-@pytest.mark.parametrize(("low", "high"), [(2.0, 2.0), (3.0, 1.0), (-1.0, 1.0), (0.0, math.inf), (math.nan, 1.0), (0.0, math.nan)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(2.0, 2.0), (3.0, 1.0), (-1.0, 1.0), (0.0, math.inf), (math.nan, 1.0), (0.0, math.nan)],
+)
 def test_a_uniform_time_has_two_bounds_in_order(low: float, high: float) -> None:
     with pytest.raises(ConfigError, match=f"uniform low={low}, high={high}"):
         fb.Uniform(low, high)
@@ -198,7 +211,10 @@ def test_a_constant_time_is_finite_and_not_negative(value: float) -> None:
     assert at(fb.Constant(0.0), 0.5) == 0.0
 
 
-@pytest.mark.parametrize("values", [(-1.0, 2.0), (1.0, math.inf), (math.nan,), (1.0, math.nan, 2.0), (0.0, 1.0, math.nan)])
+@pytest.mark.parametrize(
+    "values",
+    [(-1.0, 2.0), (1.0, math.inf), (math.nan,), (1.0, math.nan, 2.0), (0.0, 1.0, math.nan)],
+)
 def test_recorded_times_are_finite_and_not_negative(values: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="trace values must be finite and 0 or more"):
         fb.Trace(values)
@@ -209,7 +225,8 @@ def test_an_empty_trace_is_refused() -> None:
         fb.Trace(())
 
 
-# ------------------------------------------------------------------------------------------------------------------------ clock
+# ------------------------------------------------------------------------------------------------
+# clock
 def test_the_clock_is_the_papers_by_default() -> None:
     """SPEC, Clock model: arrivals Exp(mean 2), one step Exp(mean 1)."""
     assert fb.Clock() == fb.Clock(arrival=fb.Exponential(2.0), step=fb.Exponential(1.0))
@@ -224,4 +241,6 @@ def test_a_gamma_draw_does_not_depend_on_its_batch(shape: float) -> None:
 @pytest.mark.parametrize("shape", [0.05, 0.7, 1.0, 5.5, 30.0, 500.0])
 def test_gamma_quantiles_are_those_of_scipy(shape: float) -> None:
     u = np.concatenate([np.linspace(1e-9, 1 - 1e-9, 501), [2.0**-53, 1 - 2.0**-53]])
-    assert fb.Gamma(shape, 2.0).quantile(u) == pytest.approx(stats.gamma(shape, scale=2).ppf(u), rel=1e-8, abs=1e-250)
+    assert fb.Gamma(shape, 2.0).quantile(u) == pytest.approx(
+        stats.gamma(shape, scale=2).ppf(u), rel=1e-8, abs=1e-250
+    )

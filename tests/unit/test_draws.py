@@ -1,4 +1,6 @@
-"""Addressed draws: the bits of docs/determinism.md, the same from Python integers, NumPy and torch."""
+"""Addressed draws: the bits of docs/determinism.md, the same from Python integers, NumPy and
+torch.
+"""
 
 import math
 
@@ -48,7 +50,9 @@ def tensors(numbers: list[int]) -> list[torch.Tensor]:
 
 
 def chi_square(counts: np.ndarray) -> float:
-    """Pearson's statistic against equal expectations; its mean is (bins - 1), its variance 2 (bins - 1)."""
+    """Pearson's statistic against equal expectations; its mean is (bins - 1), its variance 2 (bins
+    - 1).
+    """
     expected = counts.sum() / counts.size
     return float(((counts - expected) ** 2 / expected).sum())
 
@@ -59,7 +63,15 @@ def is_plausible(statistic: float, freedom: int) -> bool:
 
 
 def test_the_streams_have_the_numbers_of_the_determinism_page() -> None:
-    names = (draws.BATCH, draws.STEPS, draws.ARRIVAL, draws.PROCESS, draws.AVAILABLE, draws.LABELS, draws.SAMPLES)
+    names = (
+        draws.BATCH,
+        draws.STEPS,
+        draws.ARRIVAL,
+        draws.PROCESS,
+        draws.AVAILABLE,
+        draws.LABELS,
+        draws.SAMPLES,
+    )
     assert names == (1, 2, 3, 4, 5, 6, 7)
 
 
@@ -72,20 +84,36 @@ def test_the_streams_have_the_numbers_of_the_determinism_page() -> None:
         (-1, draws.SAMPLES, (99, 59_999), 0x242329EB480DEEEE),
     ],
 )
-def test_known_bits_never_change(seed: int, stream: int, address: tuple[int, ...], bits: int) -> None:
+def test_known_bits_never_change(
+    seed: int, stream: int, address: tuple[int, ...], bits: int
+) -> None:
     """Frozen values: every recorded run depends on them."""
-    assert draws.address_one(seed, stream, *address) == bits == address_as_written(seed, stream, *address)
+    assert (
+        draws.address_one(seed, stream, *address)
+        == bits
+        == address_as_written(seed, stream, *address)
+    )
 
 
 def test_the_mixer_is_splitmix64() -> None:
-    """With no further parts, streams 0, 1, 2, ... are the published outputs of SplitMix64 for seed 1234567."""
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    """With no further parts, streams 0, 1, 2, ... are the published outputs of SplitMix64 for seed
+    1234567.
+    """
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert [draws.address_one(1234567, stream) for stream in range(5)] == published
 
 
 @EXACT
 @given(seed=seeds, stream=st.integers(1, 7), address=parts)
-def test_integers_numpy_and_torch_give_the_bits_of_the_definition(seed: int, stream: int, address: list[int]) -> None:
+def test_integers_numpy_and_torch_give_the_bits_of_the_definition(
+    seed: int, stream: int, address: list[int]
+) -> None:
     expected = address_as_written(seed, stream, *address)
     from_numpy = draws.address(seed, stream, *arrays(address))
     from_torch = draws.address(seed, stream, *tensors(address))
@@ -97,7 +125,9 @@ def test_integers_numpy_and_torch_give_the_bits_of_the_definition(seed: int, str
 def test_parts_of_an_address_broadcast() -> None:
     grid = draws.address(5, draws.BATCH, np.arange(3)[:, None], np.arange(4)[None, :])
     assert grid.shape == (3, 4)
-    assert [[unsigned(int(h)) for h in row] for row in grid] == [[address_as_written(5, 1, i, j) for j in range(4)] for i in range(3)]
+    assert [[unsigned(int(h)) for h in row] for row in grid] == [
+        [address_as_written(5, 1, i, j) for j in range(4)] for i in range(3)
+    ]
 
 
 def test_every_part_of_an_address_matters_and_so_does_their_order() -> None:
@@ -118,8 +148,19 @@ def test_ten_thousand_addresses_have_ten_thousand_hashes() -> None:
     assert np.unique(h).size == 10_000
 
 
-# ------------------------------------------------------------------------------------------------------------------- below, unit
-EXTREMES = [0, 1, (1 << 12) - 1, (1 << 31), (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, MODULUS - 1]
+# ------------------------------------------------------------------------------------------------
+# below, unit
+EXTREMES = [
+    0,
+    1,
+    (1 << 12) - 1,
+    (1 << 31),
+    (1 << 32) - 1,
+    1 << 32,
+    (1 << 63) - 1,
+    1 << 63,
+    MODULUS - 1,
+]
 
 
 @EXACT
@@ -158,10 +199,13 @@ def test_unit_is_strictly_between_zero_and_one_at_extreme_hashes(h: int) -> None
 @EXACT
 @given(seed=seeds, stream=st.integers(1, 7), address=parts)
 def test_unit_one_is_unit_of_the_address(seed: int, stream: int, address: list[int]) -> None:
-    assert draws.unit_one(seed, stream, *address) == float(draws.unit(draws.address(seed, stream, *arrays(address)))[0])
+    assert draws.unit_one(seed, stream, *address) == float(
+        draws.unit(draws.address(seed, stream, *arrays(address)))[0]
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------- uniformity
+# ------------------------------------------------------------------------------------------------
+# uniformity
 @pytest.mark.parametrize("bound", [2, 5, 10, 60])
 def test_below_is_close_to_uniform(bound: int) -> None:
     values = draws.below(draws.address(0, draws.BATCH, np.arange(60_000)), bound)
@@ -169,7 +213,11 @@ def test_below_is_close_to_uniform(bound: int) -> None:
 
 
 def test_unit_is_close_to_uniform() -> None:
-    values = draws.unit(draws.address(3, draws.ARRIVAL, np.arange(300)[:, None], np.arange(200)[None, :]).reshape(-1))
+    values = draws.unit(
+        draws.address(3, draws.ARRIVAL, np.arange(300)[:, None], np.arange(200)[None, :]).reshape(
+            -1
+        )
+    )
     assert is_plausible(chi_square(np.histogram(values, bins=50, range=(0.0, 1.0))[0]), 49)
     assert abs(values.mean() - 0.5) < 6 * (1 / 12 / values.size) ** 0.5
 
@@ -182,10 +230,15 @@ def test_unit_is_close_to_uniform() -> None:
         ((0, draws.ARRIVAL, 0), (0, draws.PROCESS, 0)),  # two streams
     ],
 )
-def test_draws_at_neighbouring_addresses_are_independent(one: tuple[int, int, int], other: tuple[int, int, int]) -> None:
+def test_draws_at_neighbouring_addresses_are_independent(
+    one: tuple[int, int, int], other: tuple[int, int, int]
+) -> None:
     """Assumption 5 asks for independent samples: pairs fill an 8 x 8 table evenly."""
     count = np.arange(40_000)
-    a, b = (draws.below(draws.address(seed, stream, np.array([device]), count), 8) for seed, stream, device in (one, other))
+    a, b = (
+        draws.below(draws.address(seed, stream, np.array([device]), count), 8)
+        for seed, stream, device in (one, other)
+    )
     assert is_plausible(chi_square(np.bincount(8 * a + b, minlength=64)), 63)
 
 
@@ -195,10 +248,14 @@ def test_successive_draws_of_one_device_are_uncorrelated() -> None:
         assert abs(np.corrcoef(values[:-lag], values[lag:])[0, 1]) < 6 / 50_000**0.5
 
 
-# ------------------------------------------------------------------------------------------------------------------------ steps
+# ------------------------------------------------------------------------------------------------
+# steps
 def test_steps_cover_low_to_high_evenly() -> None:
     """SPEC item 1: K_i(t) is uniform on {1..5} per activation."""
-    counts = np.bincount([draws.steps(0, device, session, 1, 5) for device in range(50) for session in range(100)], minlength=6)
+    counts = np.bincount(
+        [draws.steps(0, device, session, 1, 5) for device in range(50) for session in range(100)],
+        minlength=6,
+    )
     assert counts[0] == 0
     assert counts.size == 6
     assert is_plausible(chi_square(counts[1:]), 4)
@@ -213,20 +270,29 @@ def test_steps_are_low_plus_below_of_their_address() -> None:
     assert draws.steps(7, 3, 11, 2, 9) == 2 + (((h >> 32) * 8) >> 32)
 
 
-# ---------------------------------------------------------------------------------------------------------------------- batches
+# ------------------------------------------------------------------------------------------------
+# batches
 @EXACT
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 50), st.integers(1, 600)), min_size=1, max_size=6),
+    rows=st.lists(
+        st.tuples(st.integers(0, 500), st.integers(0, 50), st.integers(1, 600)),
+        min_size=1,
+        max_size=6,
+    ),
     steps=st.integers(1, 5),
     batch=st.integers(1, 8),
 )
-def test_the_batches_of_a_row_do_not_depend_on_the_other_rows(rows: list[tuple[int, int, int]], steps: int, batch: int) -> None:
+def test_the_batches_of_a_row_do_not_depend_on_the_other_rows(
+    rows: list[tuple[int, int, int]], steps: int, batch: int
+) -> None:
     """Batching devices together must not change what any of them sees."""
     device, session, size = (torch.tensor(column) for column in zip(*rows, strict=True))
     together = draws.batch_positions(1, device, session, size, draws.grid(steps, batch))
     assert together.shape == (len(rows), steps, batch)
     for k in range(len(rows)):
-        alone = draws.batch_positions(1, device[k : k + 1], session[k : k + 1], size[k : k + 1], draws.grid(steps, batch))
+        alone = draws.batch_positions(
+            1, device[k : k + 1], session[k : k + 1], size[k : k + 1], draws.grid(steps, batch)
+        )
         assert torch.equal(together[k], alone[0])
         assert int(alone.min()) >= 0
         assert int(alone.max()) < rows[k][2]
@@ -235,18 +301,26 @@ def test_the_batches_of_a_row_do_not_depend_on_the_other_rows(rows: list[tuple[i
 def test_more_steps_leave_the_earlier_batches_as_they_were() -> None:
     arguments = (torch.tensor([2, 5]), torch.tensor([0, 3]), torch.tensor([60, 7]))
     assert torch.equal(
-        draws.batch_positions(0, *arguments, draws.grid(2, 4)), draws.batch_positions(0, *arguments, draws.grid(5, 4))[:, :2]
+        draws.batch_positions(0, *arguments, draws.grid(2, 4)),
+        draws.batch_positions(0, *arguments, draws.grid(5, 4))[:, :2],
     )
 
 
 def test_batch_slots_are_below_of_device_session_step_slot() -> None:
     """docs/determinism.md: slot r of the mini-batch is sample below(h, n_i) of device i."""
-    positions = draws.batch_positions(4, torch.tensor([6]), torch.tensor([2]), torch.tensor([37]), draws.grid(3, 5))
-    expected = [[(address_as_written(4, draws.BATCH, 6, 2, k, r) >> 32) * 37 >> 32 for r in range(5)] for k in range(3)]
+    positions = draws.batch_positions(
+        4, torch.tensor([6]), torch.tensor([2]), torch.tensor([37]), draws.grid(3, 5)
+    )
+    expected = [
+        [(address_as_written(4, draws.BATCH, 6, 2, k, r) >> 32) * 37 >> 32 for r in range(5)]
+        for k in range(3)
+    ]
     assert positions[0].tolist() == expected
 
 
 def test_batches_are_drawn_with_replacement() -> None:
     """Assumption 5: independent samples, so a small device repeats some within a batch."""
-    positions = draws.batch_positions(0, torch.tensor([0]), torch.tensor([0]), torch.tensor([4]), draws.grid(1, 64))
+    positions = draws.batch_positions(
+        0, torch.tensor([0]), torch.tensor([0]), torch.tensor([4]), draws.grid(1, 64)
+    )
     assert set(positions.flatten().tolist()) == {0, 1, 2, 3}

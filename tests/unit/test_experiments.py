@@ -26,7 +26,12 @@ SMALL = {
 
 
 def _curve(points: list[tuple[float, float]], personal: float = 0.5) -> History:
-    return History([Row(k, clock, k, accuracy, personal, personal, 0.0, 0.0) for k, (clock, accuracy) in enumerate(points)])
+    return History(
+        [
+            Row(k, clock, k, accuracy, personal, personal, 0.0, 0.0)
+            for k, (clock, accuracy) in enumerate(points)
+        ]
+    )
 
 
 def _straight(end: float, personal: float = 0.5) -> History:
@@ -38,9 +43,15 @@ def _by_part(verdicts: list[Verdict]) -> dict[tuple[int, str], Verdict]:
 
 
 def test_the_panels_are_those_of_figures_3_and_4() -> None:
-    """SPEC, Experiments: "Figure 3: (a) MNIST active 3, d 3; (b) active 3, d 6; (c) active 6, d 3; (d) CIFAR-10 active 5, d 3"."""
+    """SPEC, Experiments: "Figure 3: (a) MNIST active 3, d 3; (b) active 3, d 6; (c) active 6, d 3;
+    (d) CIFAR-10 active 5, d 3".
+    """
     shown = {name: panel(Setting()).jobs[0] for name, panel in PANELS.items()}
-    assert {n: (j.data.name, j.federation.active, j.data.diversity, j.data.samples) for n, j in shown.items() if n.startswith("fig3")} == {
+    assert {
+        n: (j.data.name, j.federation.active, j.data.diversity, j.data.samples)
+        for n, j in shown.items()
+        if n.startswith("fig3")
+    } == {
         "fig3a": ("mnist", 3, 3, 600),
         "fig3b": ("mnist", 3, 6, 600),
         "fig3c": ("mnist", 6, 3, 600),
@@ -54,13 +65,25 @@ def test_the_panels_are_those_of_figures_3_and_4() -> None:
 
 
 def test_the_settings_are_the_papers() -> None:
-    """Section "Numerical Experiments": eta_x 0.005, zeta 0.9, epochs [1, 5], box [-2, 2], R 32, eta_z 0.5, gamma 1 / 0.2 / 5."""
+    """Section "Numerical Experiments": eta_x 0.005, zeta 0.9, epochs [1, 5], box [-2, 2], R 32,
+    eta_z 0.5, gamma 1 / 0.2 / 5.
+    """
     by_title = {job.title: job.algorithm for job in PANELS["fig3a"](Setting()).jobs}
     for algorithm in by_title.values():
         assert (algorithm.device_step, algorithm.batch, algorithm.steps) == (0.005, 32, (1, 5))
         assert (algorithm.projection.low, algorithm.projection.high) == (-2, 2)
-    assert {t: a.penalty for t, a in by_title.items()} == {"FedAvg": 0.0, "FedProx": 5.0, "FedBCD": 1.0, "FedBCD-I": 0.2}
-    assert [by_title[t].momentum for t in ("FedAvg", "FedProx", "FedBCD", "FedBCD-I")] == [0.0, 0.9, 0.9, 0.9]
+    assert {t: a.penalty for t, a in by_title.items()} == {
+        "FedAvg": 0.0,
+        "FedProx": 5.0,
+        "FedBCD": 1.0,
+        "FedBCD-I": 0.2,
+    }
+    assert [by_title[t].momentum for t in ("FedAvg", "FedProx", "FedBCD", "FedBCD-I")] == [
+        0.0,
+        0.9,
+        0.9,
+        0.9,
+    ]
     assert by_title["FedBCD"].server_step == by_title["FedBCD-I"].server_step == 0.5
     assert (by_title["FedBCD-I"].available_of(10), by_title["FedBCD-I"].offline_limit) == (8, 4)
 
@@ -80,7 +103,9 @@ def test_claims_hold_on_curves_that_show_them_and_fail_on_curves_that_do_not() -
             "FedBCD-I": [_straight(0.78, bcd_personal)] * 2,
         }
 
-    good, bad = (_by_part(judge({"fig3a": fig3(*v)})) for v in ((0.95, 0.805, 0.7), (0.5, 0.9, 0.5)))
+    good, bad = (
+        _by_part(judge({"fig3a": fig3(*v)})) for v in ((0.95, 0.805, 0.7), (0.5, 0.9, 0.5))
+    )
     for key in ((1, "FedProx, fig3a"), (2, "FedBCD, fig3a"), (3, "FedBCD ahead of FedAvg, fig3a")):
         assert good[key].holds
         assert good[key].clear
@@ -92,7 +117,9 @@ def test_claims_hold_on_curves_that_show_them_and_fail_on_curves_that_do_not() -
 def test_time_saved_is_measured_between_looks() -> None:
     """Claim 5: clock time to the same global accuracy."""
     slow, fast = _curve([(0, 0.0), (100, 0.8)]), _curve([(0, 0.0), (50, 0.8), (100, 0.8)])
-    runs = {"Sync": [slow], "FedProx, Sync": [slow]} | {f"Async, beta {b}": [fast] for b in ("0.3", "0.5", "0.7")}
+    runs = {"Sync": [slow], "FedProx, Sync": [slow]} | {
+        f"Async, beta {b}": [fast] for b in ("0.3", "0.5", "0.7")
+    }
     verdicts = _by_part(judge({"fig4d": runs}))
     assert verdicts[5, "beta 0.3, fig4d"].effect == pytest.approx(0.5)
     assert verdicts[6, "beta 0.3, fig4d"].holds
@@ -100,13 +127,23 @@ def test_time_saved_is_measured_between_looks() -> None:
 
 
 def test_smoothness_is_the_total_fall_of_the_curve() -> None:
-    rough, smooth = _curve([(0, 0.1), (1, 0.5), (2, 0.3), (3, 0.6)]), _curve([(0, 0.1), (1, 0.3), (2, 0.4), (3, 0.6)])
-    verdict = _by_part(judge({"fig4a": {"Sync": [rough]} | _rest(rough), "fig4c": {"Sync": [smooth]} | _rest(smooth)}))
+    rough, smooth = (
+        _curve([(0, 0.1), (1, 0.5), (2, 0.3), (3, 0.6)]),
+        _curve([(0, 0.1), (1, 0.3), (2, 0.4), (3, 0.6)]),
+    )
+    verdict = _by_part(
+        judge(
+            {"fig4a": {"Sync": [rough]} | _rest(rough), "fig4c": {"Sync": [smooth]} | _rest(smooth)}
+        )
+    )
     assert verdict[7, "Sync, fig4a against fig4c"].effect == pytest.approx(0.2)
 
 
 def _rest(curve: History) -> dict[str, list[History]]:
-    return {name: [curve] for name in ("Async, beta 0.7", "Async, beta 0.5", "Async, beta 0.3", "FedProx, Sync")}
+    return {
+        name: [curve]
+        for name in ("Async, beta 0.7", "Async, beta 0.5", "Async, beta 0.3", "FedProx, Sync")
+    }
 
 
 def test_every_claim_of_the_specification_is_judged() -> None:
@@ -156,16 +193,26 @@ def test_a_panel_becomes_a_table_and_two_pictures(tmp_path: Path) -> None:
 
 
 def test_seeds_are_compared_at_common_points() -> None:
-    grid, curves = on_one_grid([_curve([(0, 0.0), (10, 1.0)]), _curve([(0, 0.0), (5, 0.5), (20, 2.0)])], "clock", "global_accuracy")
+    grid, curves = on_one_grid(
+        [_curve([(0, 0.0), (10, 1.0)]), _curve([(0, 0.0), (5, 0.5), (20, 2.0)])],
+        "clock",
+        "global_accuracy",
+    )
     assert list(grid) == [0.0, 5.0, 10.0]
     assert curves.tolist() == [[0.0, 0.5, 1.0], [0.0, 0.5, 1.0]]
 
 
 def test_a_sweep_tries_every_combination_and_ranks_them(tmp_path: Path) -> None:
     keys = {"algorithm.penalty": [0.1, 5.0], "federation.active": [1, 2]}
-    table = {**SMALL, "algorithm": {"name": "fedbcd"}, "sweep": {"seeds": 2, "best": "global_accuracy", "keys": keys}}
+    table = {
+        **SMALL,
+        "algorithm": {"name": "fedbcd"},
+        "sweep": {"seeds": 2, "best": "global_accuracy", "keys": keys},
+    }
     part, points = parse_sweep(table)
-    assert [p.values for p in points] == [{"algorithm.penalty": p, "federation.active": a} for p in (0.1, 5.0) for a in (1, 2)]
+    assert [p.values for p in points] == [
+        {"algorithm.penalty": p, "federation.active": a} for p in (0.1, 5.0) for a in (1, 2)
+    ]
     assert [[j.run.seed for j in p.jobs] for p in points] == [[0, 1]] * 4
     tried = rank(part, points, run_jobs([j for p in points for j in p.jobs], tmp_path))
     scores = [t.global_accuracy for t in tried]
@@ -210,7 +257,9 @@ def test_a_claim_is_clear_only_if_student_says_so() -> None:
 
 @pytest.mark.parametrize(("option", "value"), [("rounds", 0), ("workers", 0), ("seeds", 0)])
 def test_a_zero_is_refused_not_taken_for_nothing(option: str, value: int, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["paper", "fig3a", f"--{option}", str(value), "--out", str(tmp_path)])
+    result = CliRunner().invoke(
+        app, ["paper", "fig3a", f"--{option}", str(value), "--out", str(tmp_path)]
+    )
     assert isinstance(result.exception, ConfigError)
     assert f"{option}" in str(result.exception)
     assert str(value) in str(result.exception)

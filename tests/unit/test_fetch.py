@@ -1,4 +1,6 @@
-"""Downloads, against a server on this machine that truncates, corrupts, refuses, drops and resumes as it is told."""
+"""Downloads, against a server on this machine that truncates, corrupts, refuses, drops and resumes
+as it is told.
+"""
 
 import gzip
 import hashlib
@@ -27,7 +29,10 @@ from fedbcd.data.sources import SOURCES, Source
 from fedbcd.errors import ConfigError, DataError
 
 CONTENT = hashlib.shake_128(b"some file").digest(100_000)
-ONCE, EAGER = Patience(attempts=1, pause_s=0.0, timeout_s=5.0), Patience(attempts=4, pause_s=0.0, timeout_s=5.0)
+ONCE, EAGER = (
+    Patience(attempts=1, pause_s=0.0, timeout_s=5.0),
+    Patience(attempts=4, pause_s=0.0, timeout_s=5.0),
+)
 
 
 class Fault(Enum):
@@ -67,7 +72,11 @@ class Mirror:
         content = self.files[name]
         if fault is Fault.CORRUPTED:
             content = content[:-1] + bytes([content[-1] ^ 1])
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and fault is not Fault.NO_RANGE else 0
+        start = (
+            int(wanted.removeprefix("bytes=").rstrip("-"))
+            if wanted and fault is not Fault.NO_RANGE
+            else 0
+        )
         if start >= len(content):
             request.send_error(416)
             return
@@ -115,7 +124,11 @@ def serve() -> Iterator[Callable[..., Mirror]]:
 
 
 def source(**files: bytes) -> Source:
-    return Source("http://127.0.0.1:9/", "kept", {name: f"sha256:{hashlib.sha256(raw).hexdigest()}" for name, raw in files.items()})
+    return Source(
+        "http://127.0.0.1:9/",
+        "kept",
+        {name: f"sha256:{hashlib.sha256(raw).hexdigest()}" for name, raw in files.items()},
+    )
 
 
 ONE = source(file=CONTENT)
@@ -127,32 +140,45 @@ def refusal(call: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-def test_a_file_comes_whole_and_leaves_no_part(serve: Callable[..., Mirror], tmp_path: Path) -> None:
+def test_a_file_comes_whole_and_leaves_no_part(
+    serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
     seen: list[tuple[str, int, int | None]] = []
     mirror = serve({"file": CONTENT})
-    paths = fetch_source(ONE, tmp_path, base=mirror.base, progress=lambda *step: seen.append(step), patience=ONCE)
+    paths = fetch_source(
+        ONE, tmp_path, base=mirror.base, progress=lambda *step: seen.append(step), patience=ONCE
+    )
     assert paths == [tmp_path / "kept" / "file"]
     assert paths[0].read_bytes() == CONTENT
     assert [p.name for p in (tmp_path / "kept").iterdir()] == ["file"]
     assert (seen[0], seen[-1]) == (("file", 0, 100_000), ("file", 100_000, 100_000))
 
 
-def test_what_is_there_and_right_is_not_fetched_again(serve: Callable[..., Mirror], tmp_path: Path) -> None:
+def test_what_is_there_and_right_is_not_fetched_again(
+    serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
     mirror = serve({"file": CONTENT})
     for _ in range(2):
         fetch_source(ONE, tmp_path, base=mirror.base + "/", patience=ONCE)
     assert mirror.asked == [("file", None)]
 
 
-def test_a_file_that_is_there_but_wrong_is_replaced(serve: Callable[..., Mirror], tmp_path: Path) -> None:
+def test_a_file_that_is_there_but_wrong_is_replaced(
+    serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").write_bytes(CONTENT[:-1])
     fetch_source(ONE, tmp_path, base=serve({"file": CONTENT}).base, patience=ONCE)
     assert (tmp_path / "kept" / "file").read_bytes() == CONTENT
 
 
-def test_a_truncated_reply_is_said_and_kept_and_the_next_call_goes_on(serve: Callable[..., Mirror], tmp_path: Path) -> None:
-    mirror, part = serve({"file": CONTENT}, Fault.TRUNCATED, Fault.NONE), tmp_path / "kept" / "file.part"
+def test_a_truncated_reply_is_said_and_kept_and_the_next_call_goes_on(
+    serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
+    mirror, part = (
+        serve({"file": CONTENT}, Fault.TRUNCATED, Fault.NONE),
+        tmp_path / "kept" / "file.part",
+    )
     said = refusal(lambda: fetch_source(ONE, tmp_path, base=mirror.base, patience=ONCE))
     assert "the reply was cut short, 40000 of 100000 bytes came" in said
     assert f"kept in {part}" in said
@@ -164,7 +190,9 @@ def test_a_truncated_reply_is_said_and_kept_and_the_next_call_goes_on(serve: Cal
 
 
 @pytest.mark.parametrize("fault", [Fault.TRUNCATED, Fault.DROPPED, Fault.BUSY])
-def test_a_flaky_server_is_asked_again(fault: Fault, serve: Callable[..., Mirror], tmp_path: Path) -> None:
+def test_a_flaky_server_is_asked_again(
+    fault: Fault, serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
     mirror = serve({"file": CONTENT}, fault, fault, Fault.NONE)
     fetch_source(ONE, tmp_path, base=mirror.base, patience=EAGER)
     assert (tmp_path / "kept" / "file").read_bytes() == CONTENT
@@ -179,7 +207,9 @@ def test_patience_ends(fault: Fault, serve: Callable[..., Mirror], tmp_path: Pat
     assert len(mirror.asked) == 4
 
 
-def test_a_corrupted_reply_is_refused_by_name_and_removed(serve: Callable[..., Mirror], tmp_path: Path) -> None:
+def test_a_corrupted_reply_is_refused_by_name_and_removed(
+    serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
     mirror = serve({"file": CONTENT}, Fault.CORRUPTED, Fault.NONE)
     said = refusal(lambda: fetch_source(ONE, tmp_path, base=mirror.base, patience=EAGER))
     assert f"{mirror.base}/file is not the file it should be" in said
@@ -188,17 +218,23 @@ def test_a_corrupted_reply_is_refused_by_name_and_removed(serve: Callable[..., M
     fetch_source(ONE, tmp_path, base=mirror.base, patience=ONCE)
 
 
-def test_a_part_of_something_else_is_found_out_by_the_checksum(serve: Callable[..., Mirror], tmp_path: Path) -> None:
+def test_a_part_of_something_else_is_found_out_by_the_checksum(
+    serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
     part = tmp_path / "kept" / "file.part"
     part.parent.mkdir()
     part.write_bytes(b"x" * 500)
     mirror = serve({"file": CONTENT})
-    assert "is not the file it should be" in refusal(lambda: fetch_source(ONE, tmp_path, base=mirror.base, patience=ONCE))
+    assert "is not the file it should be" in refusal(
+        lambda: fetch_source(ONE, tmp_path, base=mirror.base, patience=ONCE)
+    )
     assert not part.exists()
 
 
 @pytest.mark.parametrize("length", [100_000, 100_500])
-def test_a_part_with_nothing_missing_is_judged_by_its_checksum(length: int, serve: Callable[..., Mirror], tmp_path: Path) -> None:
+def test_a_part_with_nothing_missing_is_judged_by_its_checksum(
+    length: int, serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
     """Killed between the last byte and the renaming: the server answers 416."""
     part = tmp_path / "kept" / "file.part"
     part.parent.mkdir()
@@ -208,12 +244,16 @@ def test_a_part_with_nothing_missing_is_judged_by_its_checksum(length: int, serv
         fetch_source(ONE, tmp_path, base=mirror.base, patience=ONCE)
         assert (tmp_path / "kept" / "file").read_bytes() == CONTENT
     else:
-        assert "is not the file it should be" in refusal(lambda: fetch_source(ONE, tmp_path, base=mirror.base, patience=ONCE))
+        assert "is not the file it should be" in refusal(
+            lambda: fetch_source(ONE, tmp_path, base=mirror.base, patience=ONCE)
+        )
     assert not part.exists()
 
 
 @pytest.mark.parametrize("fault", [Fault.NO_RANGE, Fault.NO_LENGTH])
-def test_a_server_without_ranges_or_lengths_will_do(fault: Fault, serve: Callable[..., Mirror], tmp_path: Path) -> None:
+def test_a_server_without_ranges_or_lengths_will_do(
+    fault: Fault, serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
     part = tmp_path / "kept" / "file.part"
     part.parent.mkdir()
     part.write_bytes(CONTENT[:30_000])
@@ -221,7 +261,9 @@ def test_a_server_without_ranges_or_lengths_will_do(fault: Fault, serve: Callabl
     assert (tmp_path / "kept" / "file").read_bytes() == CONTENT
 
 
-def test_a_file_that_is_not_there_is_named_at_once(serve: Callable[..., Mirror], tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named_at_once(
+    serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
     mirror = serve({}, Fault.GONE)
     said = refusal(lambda: fetch_source(ONE, tmp_path, base=mirror.base, patience=EAGER))
     assert f"{mirror.base}/file cannot be had: the server answered 404" in said
@@ -240,15 +282,20 @@ def test_only_web_addresses_are_followed(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("a file where a folder should be")
-    assert f"cannot write to {tmp_path / 'kept'}" in refusal(lambda: fetch_source(ONE, tmp_path, patience=ONCE))
+    assert f"cannot write to {tmp_path / 'kept'}" in refusal(
+        lambda: fetch_source(ONE, tmp_path, patience=ONCE)
+    )
 
 
 def test_an_unknown_set_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     assert "did you mean 'cifar10'?" in refusal(lambda: fetch("cifar-10", tmp_path))
 
 
-# ---------------------------------------------------------------------------------------------------------------- archives
-BATCHES = {name: (bytes([k]) + bytes([k * 20]) * (ROW - 1)) * 2 for k, name in enumerate((*TRAIN, TEST))}
+# ------------------------------------------------------------------------------------------------
+# archives
+BATCHES = {
+    name: (bytes([k]) + bytes([k * 20]) * (ROW - 1)) * 2 for k, name in enumerate((*TRAIN, TEST))
+}
 
 
 def tar(members: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
@@ -267,15 +314,38 @@ def tar(members: dict[str, bytes], links: dict[str, str] | None = None) -> bytes
 
 def cifar_source(archive: bytes) -> Source:
     real = SOURCES["cifar10"]
-    return Source(real.base, real.folder, {"cifar-10-binary.tar.gz": f"md5:{hashlib.md5(archive).hexdigest()}"}, real.members)
+    return Source(
+        real.base,
+        real.folder,
+        {"cifar-10-binary.tar.gz": f"md5:{hashlib.md5(archive).hexdigest()}"},
+        real.members,
+    )
 
 
-def test_cifar_is_unpacked_for_its_reader_and_known_again_without_the_archive(serve: Callable[..., Mirror], tmp_path: Path) -> None:
-    archive = tar({f"cifar-10-batches-bin/{name}": raw for name, raw in BATCHES.items()} | {"cifar-10-batches-bin/readme.html": b"hello"})
+def test_cifar_is_unpacked_for_its_reader_and_known_again_without_the_archive(
+    serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
+    archive = tar(
+        {f"cifar-10-batches-bin/{name}": raw for name, raw in BATCHES.items()}
+        | {"cifar-10-batches-bin/readme.html": b"hello"}
+    )
     mirror = serve({"cifar-10-binary.tar.gz": archive})
     first = fetch_source(cifar_source(archive), tmp_path, base=mirror.base, patience=ONCE)
-    assert sorted(p.name for p in (tmp_path / "cifar-10-batches-bin").iterdir()) == sorted([*BATCHES, SUMS])
-    assert load_dataset("cifar10", tmp_path).train.targets.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert sorted(p.name for p in (tmp_path / "cifar-10-batches-bin").iterdir()) == sorted(
+        [*BATCHES, SUMS]
+    )
+    assert load_dataset("cifar10", tmp_path).train.targets.tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+        4,
+    ]
     assert fetch_source(cifar_source(archive), tmp_path, base=mirror.base, patience=ONCE) == first
     assert len(mirror.asked) == 1
     first[2].write_bytes(b"damaged")
@@ -283,50 +353,91 @@ def test_cifar_is_unpacked_for_its_reader_and_known_again_without_the_archive(se
     assert first[2].read_bytes() == BATCHES[first[2].name]
 
 
-def test_nothing_but_the_expected_members_leaves_an_archive(serve: Callable[..., Mirror], tmp_path: Path) -> None:
+def test_nothing_but_the_expected_members_leaves_an_archive(
+    serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
     """Paths that climb, absolute paths and links are passed over, even under an expected name."""
     members = {f"cifar-10-batches-bin/{name}": raw for name, raw in BATCHES.items()}
-    evil = {"../escaped": b"x", str(tmp_path / "absolute"): b"x", "cifar-10-batches-bin/../../climbed": b"x"}
-    archive = tar(evil | members, links={f"cifar-10-batches-bin/{TEST}": str(tmp_path / "target"), "cifar-10-batches-bin/link": "/etc"})
+    evil = {
+        "../escaped": b"x",
+        str(tmp_path / "absolute"): b"x",
+        "cifar-10-batches-bin/../../climbed": b"x",
+    }
+    archive = tar(
+        evil | members,
+        links={
+            f"cifar-10-batches-bin/{TEST}": str(tmp_path / "target"),
+            "cifar-10-batches-bin/link": "/etc",
+        },
+    )
     folder = tmp_path / "a" / "b"
-    fetch_source(cifar_source(archive), folder, base=serve({"cifar-10-binary.tar.gz": archive}).base, patience=ONCE)
+    fetch_source(
+        cifar_source(archive),
+        folder,
+        base=serve({"cifar-10-binary.tar.gz": archive}).base,
+        patience=ONCE,
+    )
     assert sorted(p.name for p in folder.rglob("*") if p.is_file()) == sorted([*BATCHES, SUMS])
     assert not any(p.is_symlink() for p in tmp_path.rglob("*"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
     assert (folder / "cifar-10-batches-bin" / TEST).read_bytes() == BATCHES[TEST]
 
 
-def test_an_archive_without_all_members_is_refused(serve: Callable[..., Mirror], tmp_path: Path) -> None:
-    archive = tar({f"cifar-10-batches-bin/{name}": raw for name, raw in BATCHES.items() if name != TEST})
+def test_an_archive_without_all_members_is_refused(
+    serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
+    archive = tar(
+        {f"cifar-10-batches-bin/{name}": raw for name, raw in BATCHES.items() if name != TEST}
+    )
     mirror = serve({"cifar-10-binary.tar.gz": archive})
-    said = refusal(lambda: fetch_source(cifar_source(archive), tmp_path, base=mirror.base, patience=ONCE))
+    said = refusal(
+        lambda: fetch_source(cifar_source(archive), tmp_path, base=mirror.base, patience=ONCE)
+    )
     assert f"lacks {TEST}" in said
     assert "cifar-10-binary.tar.gz" in said
 
 
 def test_what_is_no_archive_is_refused(serve: Callable[..., Mirror], tmp_path: Path) -> None:
     mirror = serve({"cifar-10-binary.tar.gz": CONTENT})
-    assert "cannot be unpacked" in refusal(lambda: fetch_source(cifar_source(CONTENT), tmp_path, base=mirror.base, patience=ONCE))
+    assert "cannot be unpacked" in refusal(
+        lambda: fetch_source(cifar_source(CONTENT), tmp_path, base=mirror.base, patience=ONCE)
+    )
 
 
 def idx(values: np.ndarray) -> bytes:
-    return bytes((0, 0, 8, values.ndim)) + b"".join(n.to_bytes(4, "big") for n in values.shape) + values.astype(np.uint8).tobytes()
+    return (
+        bytes((0, 0, 8, values.ndim))
+        + b"".join(n.to_bytes(4, "big") for n in values.shape)
+        + values.astype(np.uint8).tobytes()
+    )
 
 
-def test_emnist_comes_as_one_zip_for_all_splits(serve: Callable[..., Mirror], tmp_path: Path) -> None:
+def test_emnist_comes_as_one_zip_for_all_splits(
+    serve: Callable[..., Mirror], tmp_path: Path
+) -> None:
     real, file = SOURCES["emnist-letters"], io.BytesIO()
     with zipfile.ZipFile(file, "w") as pack:
         pack.writestr("../climbed", b"x")
         for member in real.members:
-            pack.writestr(member, gzip.compress(idx(np.ones((2, 3, 3)) if "images" in member else np.ones(2))))
-    made = Source(real.base, real.folder, {"gzip.zip": f"md5:{hashlib.md5(file.getvalue()).hexdigest()}"}, real.members)
-    fetch_source(made, tmp_path / "here", base=serve({"gzip.zip": file.getvalue()}).base, patience=ONCE)
+            pack.writestr(
+                member, gzip.compress(idx(np.ones((2, 3, 3)) if "images" in member else np.ones(2)))
+            )
+    made = Source(
+        real.base,
+        real.folder,
+        {"gzip.zip": f"md5:{hashlib.md5(file.getvalue()).hexdigest()}"},
+        real.members,
+    )
+    fetch_source(
+        made, tmp_path / "here", base=serve({"gzip.zip": file.getvalue()}).base, patience=ONCE
+    )
     for name in (name for name in DATASETS if name.startswith("emnist")):
         assert len(load_dataset(name, tmp_path / "here").train) == 2
     assert [p.name for p in tmp_path.iterdir()] == ["here"]
 
 
-# ------------------------------------------------------------------------------------------------------------ the real ones
+# ------------------------------------------------------------------------------------------------
+# the real ones
 def test_every_set_on_disk_but_parquet_has_a_source_that_its_reader_finds() -> None:
     assert set(SOURCES) == set(DATASETS) - {"digits", "parquet"}
     for name, entry in SOURCES.items():
@@ -338,19 +449,30 @@ def test_every_set_on_disk_but_parquet_has_a_source_that_its_reader_finds() -> N
             int(value, 16)
 
 
-# --------------------------------------------------------------------------------------------------------- the command line
+# ------------------------------------------------------------------------------------------------
+# the command line
 @pytest.fixture
 def small_mnist(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """Twelve pictures under the names of MNIST, and a source that expects them."""
     contents = (np.zeros((12, 4, 4)), np.arange(12) % 10, np.zeros((5, 4, 4)), np.arange(5))
-    files = {f"{name}.gz": gzip.compress(idx(values)) for name, values in zip(MNIST_FILES, contents, strict=True)}
+    files = {
+        f"{name}.gz": gzip.compress(idx(values))
+        for name, values in zip(MNIST_FILES, contents, strict=True)
+    }
     digests = {name: f"sha256:{hashlib.sha256(raw).hexdigest()}" for name, raw in files.items()}
-    monkeypatch.setitem(fetching.SOURCES, "mnist", Source("http://127.0.0.1:9/", "MNIST/raw", digests))
+    monkeypatch.setitem(
+        fetching.SOURCES, "mnist", Source("http://127.0.0.1:9/", "MNIST/raw", digests)
+    )
     return files
 
 
-def test_the_command_fetches_what_the_reader_reads(serve: Callable[..., Mirror], small_mnist: dict[str, bytes], tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["data", "fetch", "mnist", "--data", str(tmp_path), "--url-base", serve(small_mnist).base])
+def test_the_command_fetches_what_the_reader_reads(
+    serve: Callable[..., Mirror], small_mnist: dict[str, bytes], tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(
+        app,
+        ["data", "fetch", "mnist", "--data", str(tmp_path), "--url-base", serve(small_mnist).base],
+    )
     assert result.exit_code == 0, result.output
     assert "mnist is complete: 4 files" in result.stdout
     shown = CliRunner().invoke(app, ["data", "show", "mnist", "--data", str(tmp_path)])
@@ -358,10 +480,18 @@ def test_the_command_fetches_what_the_reader_reads(serve: Callable[..., Mirror],
 
 
 def test_the_command_puts_it_where_the_environment_says(
-    serve: Callable[..., Mirror], small_mnist: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., Mirror],
+    small_mnist: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FEDBCD_DATA", str(tmp_path / "here"))
-    assert CliRunner().invoke(app, ["data", "fetch", "mnist", "--url-base", serve(small_mnist).base]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(app, ["data", "fetch", "mnist", "--url-base", serve(small_mnist).base])
+        .exit_code
+        == 0
+    )
     assert len(load_dataset("mnist").train) == 12
 
 

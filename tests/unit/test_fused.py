@@ -1,4 +1,6 @@
-"""Compiled sessions (`algorithm/fused`): which models they are for, and that they compute eq. (4) and nothing else."""
+"""Compiled sessions (`algorithm/fused`): which models they are for, and that they compute eq. (4)
+and nothing else.
+"""
 
 import ctypes
 import math
@@ -23,7 +25,16 @@ from exploring import examples
 from fedbcd.algorithm.cloud import absorb
 from fedbcd.algorithm.device import Contact, Rows, Work, penalty_steps
 from fedbcd.algorithm.fused.chain import LinearLayer
-from fedbcd.algorithm.fused.library import PORTABLE, ChainTester, ChainTrainer, Models, Sessions, _Task, library, load
+from fedbcd.algorithm.fused.library import (
+    PORTABLE,
+    ChainTester,
+    ChainTrainer,
+    Models,
+    Sessions,
+    _Task,
+    library,
+    load,
+)
 from fedbcd.algorithm.objective import Objective
 from fedbcd.data.samples import Scale
 from fedbcd.engines.simulate.evaluate import Evaluator, Scores
@@ -37,14 +48,17 @@ BUILDS = ("_chain_avx512", "_chain_avx2", PORTABLE)
 
 
 def test_it_was_built_where_it_can_be() -> None:
-    """An installation without a compiler does without; with one, a build that fails must not go unnoticed."""
+    """An installation without a compiler does without; with one, a build that fails must not go
+    unnoticed.
+    """
     installed = any(found.metadata["Name"] == "fedbcd" for found in distributions())
     if not installed or shutil.which("cc") is None or os.environ.get("FEDBCD_FUSED") == "0":
         pytest.skip("not installed, or no C compiler, or not wanted")
     assert library() is not None
 
 
-# ------------------------------------------------------------------------------------------------------------- which models
+# ------------------------------------------------------------------------------------------------
+# which models
 class OwnStyle(nn.Module):
     """A chain, written by somebody who likes functions."""
 
@@ -96,7 +110,9 @@ def _layers(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
-def _chain(module: nn.Module, loss: Callable[..., Tensor] = functional.cross_entropy) -> tuple[LinearLayer, ...] | None:
+def _chain(
+    module: nn.Module, loss: Callable[..., Tensor] = functional.cross_entropy
+) -> tuple[LinearLayer, ...] | None:
     objective = Objective(module, loss)
     flat = objective.layout.flatten(module, torch.float32)
     return objective.chain(flat, torch.randn(5, 2, 3), torch.tensor([0, 1, 2, 1, 0]))
@@ -106,9 +122,17 @@ def test_a_chain_is_known_however_it_is_written() -> None:
     expected = (LinearLayer(6, 4, 0, 24, True), LinearLayer(4, 3, 28, 40, False))
     assert _chain(mlp(6, 3, (4,))) == expected
     assert _chain(mlp(6, 3, (4,)), nn.CrossEntropyLoss()) == expected
-    assert _chain(mlp(6, 3, (4,)), lambda out, y: functional.nll_loss(functional.log_softmax(out, -1), y)) == expected
+    assert (
+        _chain(
+            mlp(6, 3, (4,)), lambda out, y: functional.nll_loss(functional.log_softmax(out, -1), y)
+        )
+        == expected
+    )
     assert _chain(logistic(6, 3)) == (LinearLayer(6, 3, 0, 18, False),)
-    assert _chain(_layers(nn.Linear(6, 4), nn.Linear(4, 3))) == (LinearLayer(6, 4, 0, 24, False), LinearLayer(4, 3, 28, 40, False))
+    assert _chain(_layers(nn.Linear(6, 4), nn.Linear(4, 3))) == (
+        LinearLayer(6, 4, 0, 24, False),
+        LinearLayer(4, 3, 28, 40, False),
+    )
     assert _chain(OwnStyle()) == (LinearLayer(6, 4, 12, 36, True), LinearLayer(4, 3, 0, -1, False))
 
 
@@ -151,16 +175,28 @@ def test_other_losses_are_left_to_torch(name: str) -> None:
 def test_products_in_bfloat16_are_left_to_torch() -> None:
     module = mlp(6, 3, (4,))
     objective = Objective(module, functional.cross_entropy, torch.bfloat16)
-    assert objective.chain(objective.layout.flatten(module, torch.float32), torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])) is None
+    assert (
+        objective.chain(
+            objective.layout.flatten(module, torch.float32),
+            torch.randn(5, 6),
+            torch.tensor([0, 1, 2, 1, 0]),
+        )
+        is None
+    )
 
 
 @needs_library
 @pytest.mark.parametrize("targets", [[0, 1, 2, -100], [0, 1, 2, 3]])
 def test_targets_that_are_no_class_are_left_to_torch(targets: list[int]) -> None:
-    """-100 is cross_entropy's own way to leave a sample out; 3 of 3 classes is an error, and torch tells it."""
+    """-100 is cross_entropy's own way to leave a sample out; 3 of 3 classes is an error, and torch
+    tells it.
+    """
     devices = [(torch.randn(4, 6), torch.tensor(targets))] * 2
     setting = fb.Settings(fb.FedBCD(batch=2), active=1)
-    numbers = setting.numbers(fb.Federation(lambda: mlp(6, 3, (4,)), functional.cross_entropy, devices, 1), torch.device("cpu"))
+    numbers = setting.numbers(
+        fb.Federation(lambda: mlp(6, 3, (4,)), functional.cross_entropy, devices, 1),
+        torch.device("cpu"),
+    )
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     assert numbers.trainer.fused is None
 
@@ -170,12 +206,16 @@ def test_targets_that_are_no_class_are_left_to_torch(targets: list[int]) -> None
 def test_very_large_batches_are_left_to_torch(features: int, fused: bool) -> None:
     devices = [(torch.zeros(3, features), torch.tensor([0, 1, 2]))] * 2
     setting = fb.Settings(fb.FedBCD(batch="all"), active=1)
-    numbers = setting.numbers(fb.Federation(lambda: logistic(features, 3), functional.cross_entropy, devices, 1), torch.device("cpu"))
+    numbers = setting.numbers(
+        fb.Federation(lambda: logistic(features, 3), functional.cross_entropy, devices, 1),
+        torch.device("cpu"),
+    )
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     assert (numbers.trainer.fused is not None) is fused
 
 
-# ------------------------------------------------------------------------------------------------------------- what it computes
+# ------------------------------------------------------------------------------------------------
+# what it computes
 EXAMPLES = st.builds(
     Example,
     widths=st.lists(st.integers(1, 50), min_size=2, max_size=5),
@@ -191,11 +231,17 @@ EXAMPLES = st.builds(
 def check_steps(example: Example, build: ctypes.CDLL, rule: Rule = RULE) -> tuple[Tensor, ...]:
     """Each step by itself, from where it begins, and all of them at once; what these give."""
     found = example.fused(build, rule=rule)
-    x, prev, losses = example.rows.x_NP.clone(), example.rows.prev_NP.clone(), torch.zeros_like(found[2])
+    x, prev, losses = (
+        example.rows.x_NP.clone(),
+        example.rows.prev_NP.clone(),
+        torch.zeros_like(found[2]),
+    )
     for k in range(max(example.steps)):
         at_work = [i for i, count in enumerate(example.steps) if count > k]
         before = Rows(x.clone(), prev.clone())
-        x[at_work], prev[at_work], losses[at_work, k : k + 1] = example.part(at_work, k, before).fused(build, rule=rule)
+        x[at_work], prev[at_work], losses[at_work, k : k + 1] = example.part(
+            at_work, k, before
+        ).fused(build, rule=rule)
         for i in at_work:
             step = exact_step(example.layers, example.given(i, k, before), rule)
             assert step.times_the_bound(x[i], losses[i, k]) <= 1, f"step {k} of device {i}"
@@ -203,8 +249,12 @@ def check_steps(example: Example, build: ctypes.CDLL, rule: Rule = RULE) -> tupl
     return found
 
 
-DEEP = Example([13, 47, 17, 41, 47], samples=1, steps=[2, 1], bytes_=False, anchored=False, bias=False, seed=0)
-SHALLOW = Example([20, 12, 5], samples=9, steps=[2, 1], bytes_=True, anchored=True, bias=True, seed=0)
+DEEP = Example(
+    [13, 47, 17, 41, 47], samples=1, steps=[2, 1], bytes_=False, anchored=False, bias=False, seed=0
+)
+SHALLOW = Example(
+    [20, 12, 5], samples=9, steps=[2, 1], bytes_=True, anchored=True, bias=True, seed=0
+)
 
 
 @needs_library
@@ -212,41 +262,60 @@ SHALLOW = Example([20, 12, 5], samples=9, steps=[2, 1], bytes_=True, anchored=Tr
 @given(example=EXAMPLES)
 @hypothesis.example(DEEP)
 def test_every_build_takes_the_steps_of_eq_4(example: Example) -> None:
-    """Widths, batches and steps of every kind: each step is the exact one from where it began, up to rounding.
+    """Widths, batches and steps of every kind: each step is the exact one from where it began, up
+    to rounding.
 
-    How far rounding may go is derived in `rounding.py`, from the magnitudes of the example and for any order of summation, so it
-    holds on every processor; `test_a_wrong_step_is_told_from_rounding` shows that it is not far. Steps are compared one by one, since
-    what one leaves is magnified by those that follow; and a session has the bits of its steps.
+    How far rounding may go is derived in `rounding.py`, from the magnitudes of the example and for
+    any order of summation, so it holds on every processor;
+    `test_a_wrong_step_is_told_from_rounding` shows that it is not far. Steps are compared one by
+    one, since what one leaves is magnified by those that follow; and a session has the bits of its
+    steps.
     """
     known: list[tuple[Tensor, ...]] = []
     for build in builds():
         found = example.fused(build)
-        if not any(all(map(torch.equal, found, other)) for other in known):  # the same bits need no second look
+        if not any(
+            all(map(torch.equal, found, other)) for other in known
+        ):  # the same bits need no second look
             known.append(check_steps(example, build))
 
 
 @needs_library
-@pytest.mark.parametrize(("example", "wrong"), [(DEEP, 0.01), (SHALLOW, 1e-4)], ids=["five layers", "three layers"])
+@pytest.mark.parametrize(
+    ("example", "wrong"), [(DEEP, 0.01), (SHALLOW, 1e-4)], ids=["five layers", "three layers"]
+)
 def test_a_wrong_step_is_told_from_rounding(example: Example, wrong: float) -> None:
-    """Numbers of eq. (4) that are wrong by a hundredth where rounding counts most, or by less, exceed the bound."""
+    """Numbers of eq. (4) that are wrong by a hundredth where rounding counts most, or by less,
+    exceed the bound.
+    """
     for build in builds():
         x, _, losses = example.part([0, 1], 0, example.rows).fused(build)
         for i in range(2):
             given = example.given(i, 0, example.rows)
             for name in RULE._fields:
                 other = RULE._replace(**{name: getattr(RULE, name) * (1 + wrong)})
-                assert exact_step(example.layers, given, other).times_the_bound(x[i], losses[i, 0]) > 1, name
+                assert (
+                    exact_step(example.layers, given, other).times_the_bound(x[i], losses[i, 0]) > 1
+                ), name
             if given.anchor is not None:
                 other_pull = given._replace(penalty=given.penalty * (1 + 10 * wrong))
-                assert exact_step(example.layers, other_pull, RULE).times_the_bound(x[i], losses[i, 0]) > 1
+                assert (
+                    exact_step(example.layers, other_pull, RULE).times_the_bound(x[i], losses[i, 0])
+                    > 1
+                )
             other_batch = example.given(i, 1, example.rows)
-            assert exact_step(example.layers, other_batch, RULE).times_the_bound(x[i], losses[i, 0]) > 1
+            assert (
+                exact_step(example.layers, other_batch, RULE).times_the_bound(x[i], losses[i, 0])
+                > 1
+            )
 
 
 @needs_library
 @examples(25)
 @given(example=EXAMPLES)
-def test_neither_threads_nor_the_memory_nor_the_vectors_of_the_processor_change_a_bit(example: Example) -> None:
+def test_neither_threads_nor_the_memory_nor_the_vectors_of_the_processor_change_a_bit(
+    example: Example,
+) -> None:
     compiled = library()
     assert compiled is not None
     alone = example.fused(compiled)
@@ -271,7 +340,11 @@ def test_a_device_is_trained_alike_whoever_else_is() -> None:
     for i in range(5):
         alone = Example([20, 9, 4], 8, [3, 1, 4, 2, 5], True, True, True, seed=3)
         alone.rows = Rows(*(part[i : i + 1] for part in alone.rows))
-        alone.steps, alone.positions, alone.penalty = alone.steps[i : i + 1], alone.positions[i : i + 1], alone.penalty[i : i + 1]
+        alone.steps, alone.positions, alone.penalty = (
+            alone.steps[i : i + 1],
+            alone.positions[i : i + 1],
+            alone.penalty[i : i + 1],
+        )
         assert alone.anchor is not None
         alone.anchor = alone.anchor[i : i + 1]
         x, prev, _ = alone.fused(compiled)
@@ -283,7 +356,10 @@ def test_a_device_is_trained_alike_whoever_else_is() -> None:
 def test_no_projection_is_compiled_as_well_with_the_bits_of_a_box_that_nothing_reaches() -> None:
     """And eq. (4) without a projection, where weights go past the box that was the default."""
     how: dict[str, Any] = {"rounds": 12, "looks": 1, "certify_every": 0}
-    free, wide = (train("fedbcd-sync", projection=chosen, **how) for chosen in (fb.NoProjection(), fb.Box(-1e3, 1e3)))
+    free, wide = (
+        train("fedbcd-sync", projection=chosen, **how)
+        for chosen in (fb.NoProjection(), fb.Box(-1e3, 1e3))
+    )
     assert free.digest == wide.digest
     numbers = fb.Settings(BCD, active=2).numbers(federation(), torch.device("cpu"))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
@@ -338,18 +414,36 @@ def test_steps_of_the_penalty_alone(steps: list[int], momentum: Contact, in_plac
     assert example.anchor is not None
     order = sorted(range(3), key=lambda i: -steps[i])
     x, prev = example.rows.x_NP[order], example.rows.prev_NP[order]
-    work = Work(sorted(steps, reverse=True), lambda _, ex: ex, example.anchor[order].double(), example.penalty[order].double())
+    work = Work(
+        sorted(steps, reverse=True),
+        lambda _, ex: ex,
+        example.anchor[order].double(),
+        example.penalty[order].double(),
+    )
     expected = penalty_steps(Rows(x.double(), prev.double()), work, fb.Box(-0.6, 0.7), momentum)
-    models = Models(x, prev, x, prev) if in_place else Models(x, prev, torch.empty_like(x), torch.empty_like(x))
-    # Four roundings a step, of numbers up to |x| + gamma |z - x|; what came before is magnified by |1 - gamma| <= 1/2, so twice that in all.
-    # Momentum that is kept takes two more, of such numbers.
+    models = (
+        Models(x, prev, x, prev)
+        if in_place
+        else Models(x, prev, torch.empty_like(x), torch.empty_like(x))
+    )
+    # Four roundings a step, of numbers up to |x| + gamma |z - x|; what came before is magnified by
+    # |1 - gamma| <= 1/2, so twice that in all. Momentum that is kept takes two more, of such
+    # numbers.
     sizes = [float(part.abs().max()) for part in (x, prev, example.anchor)]
     trainer, bounds = ChainTrainer(example.layers, x.shape[1], compiled), (-0.6, 0.7)
-    given = (models, Sessions(work.steps), example.anchor[order], example.penalty[order][:, 0], OneWorker())
+    given = (
+        models,
+        Sessions(work.steps),
+        example.anchor[order],
+        example.penalty[order][:, 0],
+        OneWorker(),
+    )
     trainer.train(*given, bounds=bounds, contact=momentum)
     magnitude = 2.5 * sizes[0] + sizes[1] + 1.5 * sizes[2]
     torch.testing.assert_close(models.new_x.double(), expected.x_NP, rtol=0, atol=8 * U * magnitude)
-    torch.testing.assert_close(models.new_prev.double(), expected.prev_NP, rtol=0, atol=10 * U * magnitude)
+    torch.testing.assert_close(
+        models.new_prev.double(), expected.prev_NP, rtol=0, atol=10 * U * magnitude
+    )
 
 
 @needs_library
@@ -357,27 +451,43 @@ def test_steps_of_the_penalty_alone(steps: list[int], momentum: Contact, in_plac
 def test_sums_have_the_bits_of_the_general_way(with_before: bool) -> None:
     compiled = library()
     assert compiled is not None
-    total, after, before = torch.randn(1001, dtype=torch.float64), torch.randn(1001), torch.randn(1001) if with_before else None
+    total, after, before = (
+        torch.randn(1001, dtype=torch.float64),
+        torch.randn(1001),
+        torch.randn(1001) if with_before else None,
+    )
     expected = total.clone()
     absorb(expected, 0.37, after, before)
     ChainTrainer((LinearLayer(1, 1, 0, -1, False),), 1, compiled).absorb(total, 0.37, after, before)
     assert torch.equal(total, expected)
 
 
-def test_a_library_of_another_version_of_its_source_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation in place whose source has been updated keeps the old library until it is built again."""
+def test_a_library_of_another_version_of_its_source_is_not_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An installation in place whose source has been updated keeps the old library until it is
+    built again.
+    """
     assert any(load(name) is not None for name in BUILDS) == (library() is not None)
     monkeypatch.setattr(
-        "fedbcd.algorithm.fused.library._Task", type("_Later", (ctypes.Structure,), {"_fields_": [*_Task._fields_, ("x", ctypes.c_int64)]})
+        "fedbcd.algorithm.fused.library._Task",
+        type("_Later", (ctypes.Structure,), {"_fields_": [*_Task._fields_, ("x", ctypes.c_int64)]}),
     )
     assert all(load(name) is None for name in BUILDS)
 
 
-# ------------------------------------------------------------------------------------------------------------------- testing
+# ------------------------------------------------------------------------------------------------
+# testing
 @needs_library
 @examples(25)
-@given(widths=st.lists(st.integers(1, 50), min_size=2, max_size=5), samples=st.integers(1, 100), seed=st.integers(0, 2**31))
-def test_every_build_gives_the_outputs_of_the_model(widths: list[int], samples: int, seed: int) -> None:
+@given(
+    widths=st.lists(st.integers(1, 50), min_size=2, max_size=5),
+    samples=st.integers(1, 100),
+    seed=st.integers(0, 2**31),
+)
+def test_every_build_gives_the_outputs_of_the_model(
+    widths: list[int], samples: int, seed: int
+) -> None:
     torch.manual_seed(seed)
     relu = [module for a, b in pairwise(widths) for module in (nn.Linear(a, b), nn.ReLU())]
     module = nn.Sequential(*relu[:-1])
@@ -410,7 +520,9 @@ def test_scores_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def scores(where: str) -> Scores:
         evaluator = Evaluator(given, objective, torch.device("cpu"))
         evaluator.keep = 0 if where == "in parts" else evaluator.keep
-        found = evaluator.scores(models[:4], dict(enumerate(models)), OneWorker(), {i: i // 4 for i in range(16)})
+        found = evaluator.scores(
+            models[:4], dict(enumerate(models)), OneWorker(), {i: i // 4 for i in range(16)}
+        )
         assert (evaluator._tester is not None) == (where == "compiled")
         return found
 
@@ -431,12 +543,17 @@ class OtherwiseInTests(nn.Module):
 
 def test_a_module_that_is_a_chain_in_training_only_is_tested_by_torch() -> None:
     objective = Objective(OtherwiseInTests(), functional.cross_entropy)
-    example = (objective.layout.flatten(OtherwiseInTests(), torch.float32), torch.randn(2, 6), torch.tensor([0, 1]))
+    example = (
+        objective.layout.flatten(OtherwiseInTests(), torch.float32),
+        torch.randn(2, 6),
+        torch.tensor([0, 1]),
+    )
     assert objective.chain(*example) is not None
     assert objective.chain(*example, testing=True) is None
 
 
-# -------------------------------------------------------------------------------------------------------------- in whole runs
+# ------------------------------------------------------------------------------------------------
+# in whole runs
 @needs_library
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_is_the_same_but_for_rounding(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,18 +572,27 @@ def test_samples_may_come_as_bytes_as_numbers_or_by_a_function_of_the_user() -> 
     as_bytes = given.pool
     numbers = fb.Samples(given.transform(as_bytes.inputs, torch.float32), as_bytes.targets)
     digests = set()
-    for pool, transform in ((as_bytes, given.transform), (as_bytes, lambda x, dtype: given.transform(x, dtype)), (numbers, None)):
+    for pool, transform in (
+        (as_bytes, given.transform),
+        (as_bytes, lambda x, dtype: given.transform(x, dtype)),
+        (numbers, None),
+    ):
         other = federation()
         other.pool = pool
         if transform is not None:
             other.transform = transform
         else:
             other.transform = fb.Federation(
-                lambda: mlp(6, 3), functional.cross_entropy, [(torch.randn(2, 6), torch.zeros(2).long())], 1
+                lambda: mlp(6, 3),
+                functional.cross_entropy,
+                [(torch.randn(2, 6), torch.zeros(2).long())],
+                1,
             ).transform
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            digests.add(fb.train(other, fb.FedBCD(batch=8), rounds=5, active=2, evaluate_every=5).digest)
+            digests.add(
+                fb.train(other, fb.FedBCD(batch=8), rounds=5, active=2, evaluate_every=5).digest
+            )
     torch.set_num_threads(1)
     assert isinstance(given.transform, Scale)
     assert len(digests) == 1

@@ -1,4 +1,6 @@
-"""Personal accuracy: each device's test samples are weighted by its own shares of labels, or pooled as in the paper."""
+"""Personal accuracy: each device's test samples are weighted by its own shares of labels, or pooled
+as in the paper.
+"""
 
 import math
 from pathlib import Path
@@ -40,11 +42,15 @@ def split_digits(partitioner: Partitioner, devices: int = 12, seed: int = 0) -> 
 
 def of_partition(split: Partition, test: Samples) -> fb.Federation:
     given = {"test": test, "transform": DIGITS.transform}
-    return fb.Federation.from_partition(linear, nn.functional.cross_entropy, DIGITS.train, split, 4, **given)
+    return fb.Federation.from_partition(
+        linear, nn.functional.cross_entropy, DIGITS.train, split, 4, **given
+    )
 
 
 def oracle(federation: fb.Federation, device: int, module: nn.Module, measure: str) -> float:
-    """One sample after another, in float64, from the words of the definition; NaN where no label of the device has test samples."""
+    """One sample after another, in float64, from the words of the definition; NaN where no label of
+    the device has test samples.
+    """
     test = federation.test
     assert test is not None
     assert federation.labels is not None
@@ -52,13 +58,21 @@ def oracle(federation: fb.Federation, device: int, module: nn.Module, measure: s
     weight, bias = layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy()
     own = federation.pool.targets[federation.owned(device)].tolist()
     right: dict[int, list[bool]] = {}
-    for sample, label in zip(federation.transform(test.inputs, torch.float64).flatten(1).numpy(), test.targets.tolist(), strict=True):
+    for sample, label in zip(
+        federation.transform(test.inputs, torch.float64).flatten(1).numpy(),
+        test.targets.tolist(),
+        strict=True,
+    ):
         right.setdefault(label, []).append(int(np.argmax(weight @ sample + bias)) == label)
     if measure == "pooled-labels":
         pooled = [hit for label in federation.labels[device] for hit in right.get(label, [])]
         return sum(pooled) / len(pooled) if pooled else math.nan
     tested = [label for label in own if label in right]  # a label as often as the device has it
-    return sum(sum(right[label]) / len(right[label]) for label in tested) / len(tested) if tested else math.nan
+    return (
+        sum(sum(right[label]) / len(right[label]) for label in tested) / len(tested)
+        if tested
+        else math.nan
+    )
 
 
 def models_near(federation: fb.Federation, count: int) -> torch.Tensor:
@@ -72,102 +86,169 @@ def module_of(flat: torch.Tensor) -> nn.Module:
     return Objective(module, nn.functional.cross_entropy).layout.load(module, flat)
 
 
-# ------------------------------------------------------------------------------------------------------------------ the oracle
+# ------------------------------------------------------------------------------------------------
+# the oracle
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("split", SPLITS, ids=["dirichlet", "dirichlet-30", "diversity"])
 @pytest.mark.parametrize("path", ["compiled", "torch", "in parts", "together"])
 def test_every_way_to_test_gives_the_scores_of_the_definition(
     path: str, split: Partitioner, measure: Measure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Personal models on their devices, and what they are compared with: their servers' models, by the same weights."""
+    """Personal models on their devices, and what they are compared with: their servers' models, by
+    the same weights.
+    """
     federation = split_digits(split)
     models, homes = models_near(federation, 12), {device: device // 3 for device in range(12)}
     if path == "torch":
         monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
-    evaluator = Evaluator(federation, Objective(linear(), federation.loss), torch.device("cpu"), path == "together", measure)
+    evaluator = Evaluator(
+        federation,
+        Objective(linear(), federation.loss),
+        torch.device("cpu"),
+        path == "together",
+        measure,
+    )
     evaluator.keep = 0 if path == "in parts" else evaluator.keep
     found = evaluator.scores(models[:4], dict(enumerate(models)), OneWorker(), homes)
     assert (evaluator._tester is not None) == (path == "compiled" and library() is not None)
     for device in range(12):
-        assert found.devices[device] == pytest.approx(oracle(federation, device, module_of(models[device]), measure), abs=1e-12)
-        assert found.homes[device] == pytest.approx(oracle(federation, device, module_of(models[device // 3]), measure), abs=1e-12)
-    assert evaluator.personal_scores({5: models[5]}, OneWorker()) == {5: pytest.approx(found.devices[5], abs=1e-12)}
+        assert found.devices[device] == pytest.approx(
+            oracle(federation, device, module_of(models[device]), measure), abs=1e-12
+        )
+        assert found.homes[device] == pytest.approx(
+            oracle(federation, device, module_of(models[device // 3]), measure), abs=1e-12
+        )
+    assert evaluator.personal_scores({5: models[5]}, OneWorker()) == {
+        5: pytest.approx(found.devices[5], abs=1e-12)
+    }
 
 
 def test_measures_agree_where_shares_are_equal_and_each_label_has_one_test_sample() -> None:
     first = [int((DIGITS.test.targets == label).nonzero()[0]) for label in range(10)]
-    places = [[int(k) for label in (d % 10, (d + 3) % 10) for k in (DIGITS.train.targets == label).nonzero()[:7, 0]] for d in range(12)]
+    places = [
+        [
+            int(k)
+            for label in (d % 10, (d + 3) % 10)
+            for k in (DIGITS.train.targets == label).nonzero()[:7, 0]
+        ]
+        for d in range(12)
+    ]
     split = Partition.of(DIGITS.train.targets, [np.array(own) for own in places])
     federation = of_partition(split, Samples(DIGITS.test.inputs[first], DIGITS.test.targets[first]))
     models = dict(enumerate(models_near(federation, 12)))
     objective = Objective(linear(), federation.loss)
-    own, pooled = (Evaluator(federation, objective, torch.device("cpu"), False, m).personal_scores(models, OneWorker()) for m in MEASURES)
+    own, pooled = (
+        Evaluator(federation, objective, torch.device("cpu"), False, m).personal_scores(
+            models, OneWorker()
+        )
+        for m in MEASURES
+    )
     assert own == pytest.approx(pooled, abs=1e-12)
 
 
-# ------------------------------------------------------------------------------------------------------------- untested labels
+# ------------------------------------------------------------------------------------------------
+# untested labels
 def test_shares_are_of_the_labels_that_are_tested_and_it_is_said() -> None:
-    """Labels 0 and 1 are not in the test set; device 0 owns nothing else, so no average is about it."""
+    """Labels 0 and 1 are not in the test set; device 0 owns nothing else, so no average is about
+    it.
+    """
     targets = DIGITS.train.targets
 
     def of(*labels: tuple[int, int]) -> Any:
-        return np.array([int(k) for label, count in labels for k in (targets == label).nonzero()[:count, 0]])
+        return np.array(
+            [int(k) for label, count in labels for k in (targets == label).nonzero()[:count, 0]]
+        )
 
     owned = [of((0, 5), (1, 5)), of((0, 20), (2, 9), (3, 1)), of((2, 5)), of((4, 5), (5, 5))]
     rest = DIGITS.test.targets > 1
-    federation = of_partition(Partition.of(targets, owned), Samples(DIGITS.test.inputs[rest], DIGITS.test.targets[rest]))
+    federation = of_partition(
+        Partition.of(targets, owned), Samples(DIGITS.test.inputs[rest], DIGITS.test.targets[rest])
+    )
     said: list[str] = []
-    run = fb.train(federation, fb.FedBCD(device_step=0.1), rounds=2, active=1, on_notice=said.append)
+    run = fb.train(
+        federation, fb.FedBCD(device_step=0.1), rounds=2, active=1, on_notice=said.append
+    )
     assert sorted(run.personal_scores) == sorted(run.global_scores) == [1, 2, 3]
     for device, score in run.personal_scores.items():
-        assert score == pytest.approx(oracle(federation, device, run.personal_model(device), "own-shares"), abs=1e-12)
-    assert run.history.last.personal_accuracy == pytest.approx(np.mean(list(run.personal_scores.values())), abs=1e-12)
+        assert score == pytest.approx(
+            oracle(federation, device, run.personal_model(device), "own-shares"), abs=1e-12
+        )
+    assert run.history.last.personal_accuracy == pytest.approx(
+        np.mean(list(run.personal_scores.values())), abs=1e-12
+    )
     (text,) = said
     assert text.startswith("the test set has no samples of labels 0, 1, which 2 of 4 devices own: ")
     assert text.endswith(" other labels, without those that have no other (1)")
 
 
-# ---------------------------------------------------------------------------------------------------------- what it is good for
+# ------------------------------------------------------------------------------------------------
+# what it is good for
 def trained(measure: Measure | None, out: Path) -> fb.Run:
-    """On a split that is not the paper's: some labels make up most of a device's data, of others it has one sample or two."""
+    """On a split that is not the paper's: some labels make up most of a device's data, of others it
+    has one sample or two.
+    """
     federation = split_digits(Dirichlet(alpha=0.3), devices=20)
     algorithm = fb.FedBCD(device_step=0.05, penalty=0.2)
-    return fb.train(federation, algorithm, rounds=30, measure=measure, looks=2, certify_every=0, out=out)
+    return fb.train(
+        federation, algorithm, rounds=30, measure=measure, looks=2, certify_every=0, out=out
+    )
 
 
 @pytest.mark.parametrize("measure", [None, "own-shares"])
-def test_models_that_are_better_for_their_devices_have_the_better_accuracy(measure: Measure | None, tmp_path: Path) -> None:
+def test_models_that_are_better_for_their_devices_have_the_better_accuracy(
+    measure: Measure | None, tmp_path: Path
+) -> None:
     run = trained(measure, tmp_path)
     federation, last = run.federation, run.history.last
     for device, server in ((device, device // 5) for device in range(20)):
-        assert run.personal_scores[device] == pytest.approx(oracle(federation, device, run.personal_model(device), "own-shares"), abs=1e-12)
-        assert run.global_scores[device] == pytest.approx(oracle(federation, device, run.server_model(server), "own-shares"), abs=1e-12)
+        assert run.personal_scores[device] == pytest.approx(
+            oracle(federation, device, run.personal_model(device), "own-shares"), abs=1e-12
+        )
+        assert run.global_scores[device] == pytest.approx(
+            oracle(federation, device, run.server_model(server), "own-shares"), abs=1e-12
+        )
     gains = [run.personal_scores[device] - run.global_scores[device] for device in range(20)]
     assert sum(gain > 0 for gain in gains) >= 15
-    assert last.personal_accuracy == pytest.approx(np.mean(list(run.personal_scores.values())), abs=1e-12)
+    assert last.personal_accuracy == pytest.approx(
+        np.mean(list(run.personal_scores.values())), abs=1e-12
+    )
     assert last.personal_accuracy > last.global_accuracy + 0.03
-    assert last.worst_decile == pytest.approx(np.mean(sorted(run.personal_scores.values())[:2]), abs=1e-12)
+    assert last.worst_decile == pytest.approx(
+        np.mean(sorted(run.personal_scores.values())[:2]), abs=1e-12
+    )
     view = run_view(read_run(tmp_path), "0")
     assert view["summary"]["measure"] == run.summary["measure"] == "own-shares"
     assert view["personal"]["gain"]["better"] == sum(gain > 0 for gain in gains)
-    assert view["personal"]["mean"] == view["summary"]["personal_accuracy"] == pytest.approx(last.personal_accuracy)
-    assert not any("would do better with their server's global model" in text for text in advice(view))
+    assert (
+        view["personal"]["mean"]
+        == view["summary"]["personal_accuracy"]
+        == pytest.approx(last.personal_accuracy)
+    )
+    assert not any(
+        "would do better with their server's global model" in text for text in advice(view)
+    )
 
 
 def test_the_papers_measure_has_the_same_models_look_worse(tmp_path: Path) -> None:
-    """Why it is not the default: it counts the labels of which a device has one sample as much as those it has hundreds of."""
+    """Why it is not the default: it counts the labels of which a device has one sample as much as
+    those it has hundreds of.
+    """
     run, other = trained("pooled-labels", tmp_path), trained("own-shares", tmp_path / "other")
     assert run.digest == other.digest
     assert run.history.last.personal_accuracy < run.history.last.global_accuracy - 0.05
     assert run.history.last.global_accuracy == other.history.last.global_accuracy
     assert any(
-        "of 20 devices would do better with their server's global model" in text for text in advice(run_view(read_run(tmp_path), "0"))
+        "of 20 devices would do better with their server's global model" in text
+        for text in advice(run_view(read_run(tmp_path), "0"))
     )
 
 
-# ------------------------------------------------------------------------------------------------------------------- its name
+# ------------------------------------------------------------------------------------------------
+# its name
 def test_a_measure_is_known_by_name() -> None:
-    with pytest.raises(ConfigError, match="measure='shares' is unknown; known: own-shares, pooled-labels"):
+    with pytest.raises(
+        ConfigError, match="measure='shares' is unknown; known: own-shares, pooled-labels"
+    ):
         fb.train(split_digits(Diversity(3, 30)), fb.FedBCD(), rounds=1, active=1, measure="shares")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"run\.measure"):
         parse({**default_table(), "run": {"rounds": 1, "measure": "shares"}})
@@ -175,9 +256,14 @@ def test_a_measure_is_known_by_name() -> None:
 
 def test_a_job_names_the_measure_or_has_own_shares() -> None:
     table = {key: value for key, value in default_table().items() if key != "runs"}
-    silent, named = (parse({**table, "run": {"rounds": 1, **run}})[0] for run in ({}, {"measure": "pooled-labels"}))
+    silent, named = (
+        parse({**table, "run": {"rounds": 1, **run}})[0]
+        for run in ({}, {"measure": "pooled-labels"})
+    )
     assert (silent.settings().measure, named.settings().measure) == MEASURES
-    assert silent.to_table()["run"]["measure"] == "own-shares"  # said in records, whatever the default is when they are read
+    assert (
+        silent.to_table()["run"]["measure"] == "own-shares"
+    )  # said in records, whatever the default is when they are read
 
 
 def test_the_papers_panels_name_the_papers_measure_and_their_results_keep_their_keys() -> None:
@@ -190,7 +276,9 @@ def test_the_papers_panels_name_the_papers_measure_and_their_results_keep_their_
 
 
 def test_a_run_goes_on_with_the_measure_it_was_begun_with(tmp_path: Path) -> None:
-    """As recorded where nothing is said; a record that says nothing is of version 0.1.0, which knew the paper's only."""
+    """As recorded where nothing is said; a record that says nothing is of version 0.1.0, which knew
+    the paper's only.
+    """
     federation, algorithm = split_digits(Diversity(3, 30)), fb.FedBCD(device_step=0.05)
     fb.train(federation, algorithm, rounds=1, active=1, measure="pooled-labels", out=tmp_path)
     header = (tmp_path / "events.jsonl").read_text().splitlines()[0]
@@ -199,14 +287,24 @@ def test_a_run_goes_on_with_the_measure_it_was_begun_with(tmp_path: Path) -> Non
     assert run.summary["measure"] == "pooled-labels"
     assert fb.replay(tmp_path / "events.jsonl", federation)["digest"] == run.digest
     with pytest.raises(RecordError, match="measure: pooled-labels there, own-shares here"):
-        fb.train(federation, algorithm, rounds=3, active=1, measure="own-shares", out=tmp_path, resume=True)
+        fb.train(
+            federation,
+            algorithm,
+            rounds=3,
+            active=1,
+            measure="own-shares",
+            out=tmp_path,
+            resume=True,
+        )
 
 
 def test_a_job_goes_on_with_the_measure_of_the_record() -> None:
     table = {"run": {"rounds": 1}}
     (silent,) = parse(table)
     (named,) = parse({"run": {"rounds": 1, "measure": "own-shares"}})
-    assert silent.going_on({"algorithm": {"name": "fedbcd"}}).settings().measure == "pooled-labels"  # the identity of a run
+    assert (
+        silent.going_on({"algorithm": {"name": "fedbcd"}}).settings().measure == "pooled-labels"
+    )  # the identity of a run
     assert silent.going_on(silent.to_table()).settings().measure == "own-shares"
     assert named.going_on({"algorithm": {"name": "fedbcd"}}).settings().measure == "own-shares"
     assert silent.going_on({}).settings().measure == "own-shares"

@@ -14,7 +14,9 @@ def _parameters(module: nn.Module) -> int:
 
 
 def test_models_have_the_parameters_that_the_specification_counts() -> None:
-    """SPEC, Experiments: MLP 784-128-64-10 has 109,386 parameters, ResNet-20 with conv biases 270,410."""
+    """SPEC, Experiments: MLP 784-128-64-10 has 109,386 parameters, ResNet-20 with conv biases
+    270,410.
+    """
     assert _parameters(mlp()) == 109_386
     assert _parameters(resnet20()) == 270_410
     assert set(MODELS) == {"logistic", "mlp", "resnet20"}
@@ -40,8 +42,12 @@ def test_flip_crop_shows_a_window_of_the_padded_image_flipped_or_not() -> None:
     image = torch.arange(1, 3 * 6 * 6 + 1, dtype=torch.uint8).reshape(1, 3, 6, 6)
     padded = nn.functional.pad(image, (2, 2, 2, 2))
     windows = [padded[0, :, a : a + 6, b : b + 6] for a in range(5) for b in range(5)]
-    expected = {tuple(w.flatten().tolist()) for window in windows for w in (window, window.flip(-1))}
-    hashes = torch.from_numpy(__import__("numpy").random.default_rng(0).integers(-(2**63), 2**63, 2000))
+    expected = {
+        tuple(w.flatten().tolist()) for window in windows for w in (window, window.flip(-1))
+    }
+    hashes = torch.from_numpy(
+        __import__("numpy").random.default_rng(0).integers(-(2**63), 2**63, 2000)
+    )
     seen = {tuple(FlipCrop(2).apply(image, h[None]).flatten().tolist()) for h in hashes}
     assert seen == expected
 
@@ -53,7 +59,9 @@ def test_flip_crop_of_a_sample_does_not_depend_on_its_neighbours() -> None:
     assert together.dtype == torch.uint8
     for i in range(2):
         for r in range(5):
-            assert torch.equal(together[i, r], FlipCrop().apply(images[i, r][None], hashes[i, r][None])[0])
+            assert torch.equal(
+                together[i, r], FlipCrop().apply(images[i, r][None], hashes[i, r][None])[0]
+            )
 
 
 def test_padding_below_zero_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""Expected order statistics: closed forms, quadrature, samples and sampling agree; the paper's large-N formulas are near; bad input is named."""
+"""Expected order statistics: closed forms, quadrature, samples and sampling agree; the paper's
+large-N formulas are near; bad input is named.
+"""
 
 import math
 from collections.abc import Callable
@@ -40,15 +42,21 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.mark.parametrize(("k", "n"), RANKS)
 def test_quadrature_agrees_with_the_closed_forms_to_twelve_digits(k: int, n: int) -> None:
-    assert expected(stats.expon(scale=2), k, n) == pytest.approx(expected_exponential(2.0, k, n), rel=1e-12)
-    assert expected(stats.uniform(1, 3), k, n) == pytest.approx(expected_uniform(1.0, 4.0, k, n), rel=1e-12)
+    assert expected(stats.expon(scale=2), k, n) == pytest.approx(
+        expected_exponential(2.0, k, n), rel=1e-12
+    )
+    assert expected(stats.uniform(1, 3), k, n) == pytest.approx(
+        expected_uniform(1.0, 4.0, k, n), rel=1e-12
+    )
     for shape in (0.5, 0.7, 1.5, 4.0):
         exact = expected_weibull(shape, 3.0, k, n)
         assert expected(stats.weibull_min(shape, scale=3), k, n) == pytest.approx(exact, rel=1e-12)
 
 
 def test_known_values() -> None:
-    """By hand: harmonic sums, k/(n+1), 1/sqrt(pi) for the larger of two normals, and the largest of n Pareto variates."""
+    """By hand: harmonic sums, k/(n+1), 1/sqrt(pi) for the larger of two normals, and the largest of
+    n Pareto variates.
+    """
     assert expected_exponential(1.0, 3, 3) == pytest.approx(1 + 1 / 2 + 1 / 3)
     assert expected_uniform(0.0, 1.0, 2, 3) == 0.5
     assert expected_weibull(1.0, 2.0, 2, 4) == pytest.approx(2 * (1 / 4 + 1 / 3))
@@ -68,12 +76,16 @@ def test_sampling_agrees_within_its_error(kind: str) -> None:
 
 @every_kind
 def test_the_mean_over_all_ranks_is_the_mean(kind: str) -> None:
-    assert expected_all(KINDS[kind], np.arange(1, 21), 20).mean() == pytest.approx(KINDS[kind].mean(), rel=1e-9)
+    assert expected_all(KINDS[kind], np.arange(1, 21), 20).mean() == pytest.approx(
+        KINDS[kind].mean(), rel=1e-9
+    )
 
 
 def test_a_quantile_function_with_kinks_or_steps_is_integrated_too() -> None:
     triangle = stats.triang(0.3)
-    assert expected_all(triangle, np.arange(1, 6), 5).mean() == pytest.approx(triangle.mean(), rel=1e-6)
+    assert expected_all(triangle, np.arange(1, 6), 5).mean() == pytest.approx(
+        triangle.mean(), rel=1e-6
+    )
     bars = stats.rv_histogram(np.histogram([1.0, 1.5, 4.0, 4.2, 4.4], bins=3))
     assert expected_all(bars, np.arange(1, 4), 3).mean() == pytest.approx(bars.mean(), rel=1e-6)
 
@@ -82,7 +94,12 @@ def test_an_empirical_sample_is_exact() -> None:
     """Two values, two draws: the larger is 1 with probability 1/4, otherwise 3."""
     assert expected(Empirical([3.0, 1.0]), 2, 2) == pytest.approx(0.25 * 1 + 0.75 * 3)
     assert expected(Empirical([5.0]), 4, 9) == 5.0
-    assert Empirical([1.0, 2.0, 3.0, 4.0]).ppf([0.0, 0.25, 0.26, 1.0]).tolist() == [1.0, 1.0, 2.0, 4.0]
+    assert Empirical([1.0, 2.0, 3.0, 4.0]).ppf([0.0, 0.25, 0.26, 1.0]).tolist() == [
+        1.0,
+        1.0,
+        2.0,
+        4.0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,14 +122,22 @@ def test_a_delay_has_the_quantiles_of_its_distribution(delay: fb.Exponential) ->
 
 def test_the_error_of_the_normal_approximation_falls_with_n() -> None:
     for distribution in (stats.expon(), stats.gamma(2), stats.lognorm(0.5)):
-        errors = [abs(normal_approximation(distribution, n // 2, n).mean - expected(distribution, n // 2, n)) for n in (10, 100, 1000)]
+        errors = [
+            abs(
+                normal_approximation(distribution, n // 2, n).mean
+                - expected(distribution, n // 2, n)
+            )
+            for n in (10, 100, 1000)
+        ]
         assert errors[0] > 5 * errors[1] > 25 * errors[2]
 
 
 def test_the_variance_of_the_normal_approximation_is_that_of_samples() -> None:
     found = sampled(stats.expon(), 500, 1000, samples=4000)
     variance = found.error**2 * 4000
-    assert normal_approximation(stats.expon(), 500, 1000).variance == pytest.approx(variance, rel=0.1)
+    assert normal_approximation(stats.expon(), 500, 1000).variance == pytest.approx(
+        variance, rel=0.1
+    )
 
 
 @pytest.mark.parametrize("k", [0, 11])
@@ -126,11 +151,15 @@ def test_a_rank_that_is_not_there_is_named(k: int) -> None:
         lambda: reduction(stats.expon(), k, 10),
         lambda: large_n_reduction(stats.expon(), k, 10),
     ):
-        with pytest.raises(ConfigError, match=f"B={k} of 10 servers cannot be waited for; use 1 <= B <= 10"):
+        with pytest.raises(
+            ConfigError, match=f"B={k} of 10 servers cannot be waited for; use 1 <= B <= 10"
+        ):
             call()
 
 
-@pytest.mark.parametrize("distribution", [stats.cauchy(), stats.pareto(1.0), stats.pareto(0.5), stats.halfcauchy()])
+@pytest.mark.parametrize(
+    "distribution", [stats.cauchy(), stats.pareto(1.0), stats.pareto(0.5), stats.halfcauchy()]
+)
 def test_a_distribution_without_a_mean_is_named(distribution: object) -> None:
     for call in (expected, sampled, reduction, large_n_reduction):
         with pytest.raises(ConfigError, match="has no mean, so no expected round time"):
@@ -141,7 +170,10 @@ def test_other_bad_input_is_named() -> None:
     for call, words in (
         (lambda: Empirical([]), "needs at least one value"),
         (lambda: Empirical([1.0, math.nan]), "must be finite numbers"),
-        (lambda: expected(stats.poisson(3), 1, 3), "is not a continuous distribution of scipy.stats"),
+        (
+            lambda: expected(stats.poisson(3), 1, 3),
+            "is not a continuous distribution of scipy.stats",
+        ),
         (lambda: sampled(stats.expon(), 1, 3, samples=1), "samples=1 must be 2 or more"),
         (lambda: normal_approximation(stats.expon(), 3, 3), "has no normal limit"),
         (lambda: normal_approximation(Empirical([1.0, 2.0]), 1, 2), "has no density"),

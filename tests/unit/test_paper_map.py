@@ -1,4 +1,6 @@
-"""docs/paper_map.md tells the truth: no blank cell, every name exists, every test exists, every line of the algorithms is there."""
+"""docs/paper_map.md tells the truth: no blank cell, every name exists, every test exists, every
+line of the algorithms is there.
+"""
 
 import ast
 import importlib
@@ -12,14 +14,22 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "paper_map.md").read_text(encoding="utf-8")
 HEADER = ["paper", "code", "test", "departs"]
 TABLE_LINES = [line for line in PAGE.splitlines() if line.startswith("|")]
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE_LINES if not re.fullmatch(r"[|\-: ]+", line)]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in TABLE_LINES
+    if not re.fullmatch(r"[|\-: ]+", line)
+]
 ENTRIES = [row for row in ROWS if row != HEADER]
 
 
 @cache
 def _names(path: Path) -> frozenset[str]:
     kinds = (ast.FunctionDef, ast.ClassDef)
-    return frozenset(node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds))
+    return frozenset(
+        node.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds)
+    )
 
 
 def _in_backticks(cell: str) -> list[str]:
@@ -35,7 +45,11 @@ def _resolve(name: str) -> object:
             continue
         for part in parts[k:]:
             # the field of a dataclass without a default is no attribute of the class
-            found = found.__annotations__[part] if part in getattr(found, "__annotations__", {}) else getattr(found, part)
+            found = (
+                found.__annotations__[part]
+                if part in getattr(found, "__annotations__", {})
+                else getattr(found, part)
+            )
         return found
     raise ModuleNotFoundError(name)
 
@@ -55,4 +69,6 @@ def test_a_row_of_the_map_is_full_and_true(row: list[str]) -> None:
 @pytest.mark.parametrize(("algorithm", "lines"), [(1, 25), (2, 29)])
 def test_every_line_of_both_algorithms_is_in_the_map(algorithm: int, lines: int) -> None:
     spans = re.findall(rf"^\| Algorithm {algorithm}, lines? (\d+)(?:-(\d+))?", PAGE, re.M)
-    assert sorted(k for first, last in spans for k in range(int(first), int(last or first) + 1)) == [*range(1, lines + 1)]
+    assert sorted(
+        k for first, last in spans for k in range(int(first), int(last or first) + 1)
+    ) == [*range(1, lines + 1)]

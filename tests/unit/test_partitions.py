@@ -1,4 +1,6 @@
-"""Partitioners and manifests: what each promises, addressed draws, and the same split on another machine."""
+"""Partitioners and manifests: what each promises, addressed draws, and the same split on another
+machine.
+"""
 
 import io
 import json
@@ -66,10 +68,13 @@ def sizes(split: Partition) -> list[int]:
 
 
 def same(one: Partition, other: Partition) -> bool:
-    return one.labels == other.labels and hash_of_indices(one.samples) == hash_of_indices(other.samples)
+    return one.labels == other.labels and hash_of_indices(one.samples) == hash_of_indices(
+        other.samples
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------------------------------
+# all of them
 @pytest.mark.parametrize("kind", KINDS)
 def test_positions_ascend_without_repeats_and_labels_are_those_of_the_samples(kind: str) -> None:
     split = KINDS[kind].split(TARGETS, 12, seed=3)
@@ -124,42 +129,81 @@ def test_the_same_split_on_every_machine(kind: str, devices: int, digest: str) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_split_refuses_what_cannot_be_split(kind: str) -> None:
     assert "devices=0 must be 1 or more" in refusal(lambda: KINDS[kind].split(TARGETS, 0, 0))
-    assert "one whole-number label per sample" in refusal(lambda: KINDS[kind].split(torch.randn(600), 3, 0))
-    assert "one whole-number label per sample" in refusal(lambda: KINDS[kind].split(torch.zeros(0, dtype=torch.int64), 3, 0))
+    assert "one whole-number label per sample" in refusal(
+        lambda: KINDS[kind].split(torch.randn(600), 3, 0)
+    )
+    assert "one whole-number label per sample" in refusal(
+        lambda: KINDS[kind].split(torch.zeros(0, dtype=torch.int64), 3, 0)
+    )
 
 
 def test_the_registry_names_them_all() -> None:
-    assert list(PARTITIONS) == ["diversity", "dirichlet", "iid", "shards", "quantity-skew", "natural"]
+    assert list(PARTITIONS) == [
+        "diversity",
+        "dirichlet",
+        "iid",
+        "shards",
+        "quantity-skew",
+        "natural",
+    ]
     assert {kind.name for kind in KINDS.values()} == set(PARTITIONS)
 
 
 @EXACT
-@given(st.lists(st.integers(0, 4), min_size=30, max_size=90), st.integers(1, 12), st.integers(-(2**65), 2**65), st.data())
-def test_any_pool_is_dealt_out_or_refused_by_device(labels: list[int], devices: int, seed: int, data: st.DataObject) -> None:
-    kind = data.draw(st.sampled_from([Dirichlet(0.3), IID(), Shards(2), QuantitySkew(alpha=0.2), QuantitySkew(power=2.0)]))
+@given(
+    st.lists(st.integers(0, 4), min_size=30, max_size=90),
+    st.integers(1, 12),
+    st.integers(-(2**65), 2**65),
+    st.data(),
+)
+def test_any_pool_is_dealt_out_or_refused_by_device(
+    labels: list[int], devices: int, seed: int, data: st.DataObject
+) -> None:
+    kind = data.draw(
+        st.sampled_from(
+            [Dirichlet(0.3), IID(), Shards(2), QuantitySkew(alpha=0.2), QuantitySkew(power=2.0)]
+        )
+    )
     try:
         split = kind.split(torch.tensor(labels), devices, seed)
     except DataError:
-        assert isinstance(kind, Dirichlet), "only a Dirichlet split of labels can leave a device with nothing"
+        assert isinstance(kind, Dirichlet), (
+            "only a Dirichlet split of labels can leave a device with nothing"
+        )
     else:
         assert np.sort(np.concatenate(split.samples)).tolist() == list(range(len(labels)))
         assert min(sizes(split)) >= 1
 
 
-# --------------------------------------------------------------------------------------------------------------- one by one
-def diversity_as_written(targets: np.ndarray, devices: int, labels: int, samples: int, seed: int) -> list[list[int]]:
-    """SPEC: "each device draws d of the ten labels, then its samples at random from the training images of those labels"."""
+# ------------------------------------------------------------------------------------------------
+# one by one
+def diversity_as_written(
+    targets: np.ndarray, devices: int, labels: int, samples: int, seed: int
+) -> list[list[int]]:
+    """SPEC: "each device draws d of the ten labels, then its samples at random from the training
+    images of those labels".
+    """
     owned = []
     for device in range(devices):
-        names = sorted(range(10), key=lambda label: draws.unit_one(seed, draws.LABELS, device, label))[:labels]
+        names = sorted(
+            range(10), key=lambda label: draws.unit_one(seed, draws.LABELS, device, label)
+        )[:labels]
         candidates = [k for k in range(len(targets)) if targets[k] in names]
-        owned.append(sorted(sorted(candidates, key=lambda k: draws.unit_one(seed, draws.SAMPLES, device, k))[:samples]))
+        owned.append(
+            sorted(
+                sorted(candidates, key=lambda k: draws.unit_one(seed, draws.SAMPLES, device, k))[
+                    :samples
+                ]
+            )
+        )
     return owned
 
 
 def test_diversity_is_the_papers_split_and_its_draws_are_those_of_the_page() -> None:
     split = diversity(TARGETS, devices=5, labels=3, samples=20, seed=11)
-    assert [p.tolist() for p in split.samples] == diversity_as_written(TARGETS.numpy(), 5, 3, 20, 11)
+    assert [p.tolist() for p in split.samples] == diversity_as_written(
+        TARGETS.numpy(), 5, 3, 20, 11
+    )
     assert same(split, Diversity(3, 20).split(TARGETS, 5, 11))
     assert {len(labels) for labels in split.labels} == {3}
 
@@ -169,8 +213,12 @@ def test_diversity_owns_its_labels_even_where_no_sample_shows_one() -> None:
 
 
 def test_diversity_names_the_device_that_cannot_be_served() -> None:
-    assert "device 0 should own 121 samples" in refusal(lambda: diversity(TARGETS, 3, labels=2, samples=121))
-    assert "diversity=11 must be between 1 and the 10 labels" in refusal(lambda: diversity(TARGETS, 3, labels=11, samples=5))
+    assert "device 0 should own 121 samples" in refusal(
+        lambda: diversity(TARGETS, 3, labels=2, samples=121)
+    )
+    assert "diversity=11 must be between 1 and the 10 labels" in refusal(
+        lambda: diversity(TARGETS, 3, labels=11, samples=5)
+    )
     assert "diversity=0 must be" in refusal(lambda: diversity(TARGETS, 3, labels=0, samples=5))
 
 
@@ -185,7 +233,10 @@ def test_a_small_alpha_gives_few_labels_and_a_large_one_even_shares() -> None:
 
 def test_dirichlet_names_the_device_that_gets_nothing() -> None:
     said = refusal(lambda: Dirichlet(0.01).split(TARGETS, 100, seed=5))
-    assert "of 100 gets no sample from {'name': 'dirichlet', 'alpha': 0.01, 'samples': None} with seed 5" in said
+    assert (
+        "of 100 gets no sample from {'name': 'dirichlet', 'alpha': 0.01, 'samples': None} with"
+        " seed 5" in said
+    )
 
 
 def test_a_device_that_wants_more_of_a_label_than_there_is_takes_others() -> None:
@@ -229,7 +280,9 @@ def test_quantity_skew_is_uneven_in_size_and_never_below_its_minimum() -> None:
     expected = [5 + 550 / (k + 1) / sum(1 / (j + 1) for j in range(10)) for k in range(10)]
     assert np.allclose(zipf, expected, atol=1)
     assert min(sizes(QuantitySkew(alpha=0.05, minimum=5).split(TARGETS, 10))) == 5
-    ranks = [int(np.argmax(sizes(QuantitySkew(power=1.0).split(TARGETS, 10, seed)))) for seed in range(5)]
+    ranks = [
+        int(np.argmax(sizes(QuantitySkew(power=1.0).split(TARGETS, 10, seed)))) for seed in range(5)
+    ]
     assert len(set(ranks)) > 1, "which device is the largest is drawn, too"
 
 
@@ -240,7 +293,10 @@ def test_natural_gives_each_writer_a_device() -> None:
 
 
 def test_natural_draws_among_more_writers_than_devices() -> None:
-    chosen = [tuple(int(WRITERS[p[0]]) for p in Natural(WRITERS).split(TARGETS, 5, seed).samples) for seed in range(6)]
+    chosen = [
+        tuple(int(WRITERS[p[0]]) for p in Natural(WRITERS).split(TARGETS, 5, seed).samples)
+        for seed in range(6)
+    ]
     assert all(len(set(owners)) == 5 for owners in chosen)
     assert len(set(chosen)) > 1
 
@@ -250,7 +306,9 @@ def test_natural_takes_a_column_by_name_or_as_numbers_of_any_kind() -> None:
     columns = {"writer": torch.from_numpy(WRITERS)}
     assert same(by_numbers, Natural("writer").split(TARGETS, 24, columns=columns))
     assert same(by_numbers, Natural(torch.from_numpy(WRITERS) - 1000).split(TARGETS, 24))
-    assert "no column 'author'; its columns are: writer" in refusal(lambda: Natural("author").split(TARGETS, 3, columns=columns))
+    assert "no column 'author'; its columns are: writer" in refusal(
+        lambda: Natural("author").split(TARGETS, 3, columns=columns)
+    )
     assert "only 24 different values" in refusal(lambda: Natural(WRITERS).split(TARGETS, 25))
     assert "there are 600 samples" in refusal(lambda: Natural(WRITERS[:-1]).split(TARGETS, 3))
     assert "one whole number per sample" in refusal(lambda: Natural(WRITERS / 2))
@@ -290,7 +348,10 @@ def test_more_than_there_is_is_refused(kind: Partitioner, sentence: str) -> None
 
 
 @EXACT
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(lambda w: sum(w) > 0), st.integers(0, 10**6))
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(lambda w: sum(w) > 0),
+    st.integers(0, 10**6),
+)
 def test_parts_sum_to_the_total_and_are_in_proportion(weights: list[float], total: int) -> None:
     w = np.array(weights)
     counts = parts(w, total)
@@ -309,7 +370,8 @@ def test_fill_never_exceeds_the_room(pairs: list[tuple[float, int]], data: st.Da
     assert (counts >= 0).all()
 
 
-# ---------------------------------------------------------------------------------------------------------------- manifests
+# ------------------------------------------------------------------------------------------------
+# manifests
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_manifest_gives_the_same_split(kind: str, tmp_path: Path) -> None:
     split = KINDS[kind].split(TARGETS, 12, seed=3)
@@ -318,7 +380,9 @@ def test_a_manifest_gives_the_same_split(kind: str, tmp_path: Path) -> None:
     assert same(split, loaded)
     assert loaded.origin == split.origin
     loaded.save(tmp_path / "again.json")
-    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "new" / "manifest.json").read_bytes()
+    assert (tmp_path / "again.json").read_bytes() == (
+        tmp_path / "new" / "manifest.json"
+    ).read_bytes()
     assert sorted(p.name for p in tmp_path.rglob("*.json*")) == ["again.json", "manifest.json"]
 
 
@@ -339,7 +403,9 @@ def test_a_manifest_of_another_data_set_is_refused(tmp_path: Path) -> None:
     other[17] = 0
     said = refusal(lambda: Partition.load(tmp_path / "m.json", other))
     assert f"{tmp_path / 'm.json'} splits another data set" in said
-    assert "splits another data set: 600 targets" in refusal(lambda: Partition.load(tmp_path / "m.json", TARGETS[:-1]))
+    assert "splits another data set: 600 targets" in refusal(
+        lambda: Partition.load(tmp_path / "m.json", TARGETS[:-1])
+    )
 
 
 EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -366,27 +432,40 @@ def test_an_edited_manifest_is_refused(edit: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", "no json", '{"format": "fedbcd partition 99"}'])
 def test_what_is_no_manifest_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text(text)
-    assert f"{tmp_path / 'm.json'} is not a manifest" in refusal(lambda: Partition.load(tmp_path / "m.json", TARGETS))
+    assert f"{tmp_path / 'm.json'} is not a manifest" in refusal(
+        lambda: Partition.load(tmp_path / "m.json", TARGETS)
+    )
 
 
 def test_manifests_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
-    assert f"cannot read {tmp_path / 'none.json'}" in refusal(lambda: Partition.load(tmp_path / "none.json", TARGETS))
+    assert f"cannot read {tmp_path / 'none.json'}" in refusal(
+        lambda: Partition.load(tmp_path / "none.json", TARGETS)
+    )
     (tmp_path / "file").write_text("")
-    assert "cannot write" in refusal(lambda: IID().split(TARGETS, 3).save(tmp_path / "file" / "m.json"))
+    assert "cannot write" in refusal(
+        lambda: IID().split(TARGETS, 3).save(tmp_path / "file" / "m.json")
+    )
 
 
 def test_a_partition_by_hand_can_be_saved_once_it_knows_its_data(tmp_path: Path) -> None:
     positions = [np.array([0, 10]), np.array([1, 2, 3])]
-    assert "Partition.of(targets, samples)" in refusal(lambda: Partition(tuple(positions), ((0,), (1,))).save(tmp_path / "m.json"))
+    assert "Partition.of(targets, samples)" in refusal(
+        lambda: Partition(tuple(positions), ((0,), (1,))).save(tmp_path / "m.json")
+    )
     split = Partition.of(TARGETS, positions)
     split.save(tmp_path / "m.json")
     assert same(split, Partition.load(tmp_path / "m.json", TARGETS))
     assert split.labels == ((0,), (1, 4, 7))
-    assert "device 1 owns a sample outside 0 .. 599" in refusal(lambda: Partition.of(TARGETS, [np.array([0]), np.array([600])]))
-    assert "device 0 has no samples" in refusal(lambda: Partition.of(TARGETS, [np.array([], dtype=np.int64)]))
+    assert "device 1 owns a sample outside 0 .. 599" in refusal(
+        lambda: Partition.of(TARGETS, [np.array([0]), np.array([600])])
+    )
+    assert "device 0 has no samples" in refusal(
+        lambda: Partition.of(TARGETS, [np.array([], dtype=np.int64)])
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- pictures and jobs
+# ------------------------------------------------------------------------------------------------
+# pictures and jobs
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     split = Dirichlet(0.5).split(TARGETS, 12)
     assert split.counts(TARGETS).shape == (12, 10)
@@ -396,12 +475,18 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
 
 def job(**data: Any) -> Any:
-    return parse({"data": data, "federation": {"servers": 2, "devices": 6}, "run": {"rounds": 3}})[0]
+    return parse({"data": data, "federation": {"servers": 2, "devices": 6}, "run": {"rounds": 3}})[
+        0
+    ]
 
 
 @pytest.mark.parametrize("name", ["dirichlet", "iid", "shards", "quantity-skew", "diversity"])
 def test_a_job_names_its_partition_and_writes_it_down(name: str) -> None:
-    given_settings = {"dirichlet": {"alpha": 1}, "quantity-skew": {"power": 1.0}, "diversity": {"labels": 2, "samples": 30}}.get(name, {})
+    given_settings = {
+        "dirichlet": {"alpha": 1},
+        "quantity-skew": {"power": 1.0},
+        "diversity": {"labels": 2, "samples": 30},
+    }.get(name, {})
     made = job(partition={"name": name, **given_settings})
     targets = load_dataset("digits").train.targets
     expected = PARTITIONS[name](**given_settings).split(targets, 12, 0)
@@ -414,7 +499,9 @@ def test_a_job_names_its_partition_and_writes_it_down(name: str) -> None:
 def test_a_job_without_a_partition_is_split_as_before() -> None:
     expected = diversity(load_dataset("digits").train.targets, 12, 4, 30, seed=0)
     federation = job(diversity=4, samples=30).make_federation()
-    assert [federation.owned(k).tolist() for k in range(12)] == [p.tolist() for p in expected.samples]
+    assert [federation.owned(k).tolist() for k in range(12)] == [
+        p.tolist() for p in expected.samples
+    ]
 
 
 def test_a_job_takes_its_split_from_a_manifest_whatever_its_seed(tmp_path: Path) -> None:
@@ -423,7 +510,9 @@ def test_a_job_takes_its_split_from_a_manifest_whatever_its_seed(tmp_path: Path)
     federation = job(manifest=str(tmp_path / "m.json")).make_federation()
     assert [federation.owned(k).tolist() for k in range(12)] == [p.tolist() for p in split.samples]
     wrong = parse({"data": {"manifest": str(tmp_path / "m.json")}, "run": {"rounds": 3}})[0]
-    assert "is of 12 devices, but [federation] has 100" in refusal(wrong.make_federation, ConfigError)
+    assert "is of 12 devices, but [federation] has 100" in refusal(
+        wrong.make_federation, ConfigError
+    )
 
 
 @pytest.mark.parametrize(
@@ -432,7 +521,10 @@ def test_a_job_takes_its_split_from_a_manifest_whatever_its_seed(tmp_path: Path)
         ({"partition": {"name": "dirichlett"}}, "did you mean 'dirichlet'?"),
         ({"partition": {"name": "dirichlet"}}, "[data.partition] needs alpha"),
         ({"partition": {"name": "dirichlet", "alfa": 1}}, "did you mean 'alpha'?"),
-        ({"partition": {"name": "dirichlet", "alpha": "much"}}, "data.partition.alpha = 'much' must be a number"),
+        (
+            {"partition": {"name": "dirichlet", "alpha": "much"}},
+            "data.partition.alpha = 'much' must be a number",
+        ),
         ({"partition": {"name": "dirichlet", "alpha": -1}}, "alpha=-1.0 must be"),
         ({"partition": "iid"}, "[data.partition] needs a name"),
         ({"partition": {"name": "iid"}, "manifest": "m.json"}, "both a partition and manifest"),
@@ -451,10 +543,18 @@ def test_a_job_splits_by_a_column_of_its_data_set(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("L", (2, 2), 9).save(file, "PNG")
     writers = [f"w{k % 15:02d}" for k in range(60)]
-    table = pyarrow.table({"image": [{"bytes": file.getvalue()}] * 60, "label": [k % 4 for k in range(60)], "writer": writers})
+    table = pyarrow.table(
+        {
+            "image": [{"bytes": file.getvalue()}] * 60,
+            "label": [k % 4 for k in range(60)],
+            "writer": writers,
+        }
+    )
     for part in ("train", "test"):
         parquet.write_table(table, tmp_path / f"{part}-0.parquet")
-    federation = job(name="parquet", folder=str(tmp_path), partition={"name": "natural", "column": "writer"}).make_federation()
+    federation = job(
+        name="parquet", folder=str(tmp_path), partition={"name": "natural", "column": "writer"}
+    ).make_federation()
     owners = [{writers[k] for k in federation.owned(device).tolist()} for device in range(12)]
     assert all(len(owner) == 1 for owner in owners)
     assert len(set.union(*owners)) == 12
@@ -465,13 +565,23 @@ def test_a_job_that_splits_by_a_column_that_is_not_there_is_refused() -> None:
     assert "no column 'writer'; its columns are: none" in refusal(made.make_federation)
 
 
-# --------------------------------------------------------------------------------------------------------- the command line
+# ------------------------------------------------------------------------------------------------
+# the command line
 def show(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["data", "show", "digits", *arguments])
 
 
 def test_show_saves_a_split_that_a_job_can_use(tmp_path: Path) -> None:
-    result = show("--partition", "dirichlet alpha=0.8", "--devices", "12", "--seed", "4", "--out", str(tmp_path))
+    result = show(
+        "--partition",
+        "dirichlet alpha=0.8",
+        "--devices",
+        "12",
+        "--seed",
+        "4",
+        "--out",
+        str(tmp_path),
+    )
     assert result.exit_code == 0, result.output
     assert sorted(p.name for p in tmp_path.iterdir()) == ["manifest.json", "partition.png"]
     expected = Dirichlet(0.8).split(load_dataset("digits").train.targets, 12, 4)

@@ -1,4 +1,6 @@
-"""The planner's parts: server times from a model and from a log, timelines against machines, plans, pilots, and one round explained."""
+"""The planner's parts: server times from a model and from a log, timelines against machines, plans,
+pilots, and one round explained.
+"""
 
 import math
 from itertools import pairwise
@@ -20,14 +22,23 @@ from fedbcd.planner.order_statistics import Empirical, expected
 from fedbcd.planner.pilots import Pilot, Recommendation, candidates, planned_cloud, run_pilots
 from fedbcd.planner.plan import every_first, make_plan
 from fedbcd.planner.record import read_record
-from fedbcd.planner.server_time import DeviceModel, KnownTime, Observed, fits, recorded, recorded_times
+from fedbcd.planner.server_time import (
+    DeviceModel,
+    KnownTime,
+    Observed,
+    fits,
+    recorded,
+    recorded_times,
+)
 from fedbcd.planner.timeline import async_rounds, rigorous_rounds
 from planner_helpers import CLOCK, DELAYS, simulation
 from run_helpers import job_table, train
 
 
 def test_staleness_is_the_rounds_since_the_last_mix_of_those_left_out() -> None:
-    """Two of three servers, all equally fast: the one left out is always one round old. Ties go to the one longest left out."""
+    """Two of three servers, all equally fast: the one left out is always one round old. Ties go to
+    the one longest left out.
+    """
     constant = np.full((4, 400), 2.0)
     pair = async_rounds(constant, 3, 2)
     assert (pair.staleness, pair.staleness_high) == (1.0, 1.0)
@@ -38,20 +49,25 @@ def test_staleness_is_the_rounds_since_the_last_mix_of_those_left_out() -> None:
 
 
 def test_exactly_b_of_servers_that_end_together_are_in_a_rigorous_mix() -> None:
-    """All end at once: of four the two that were left out come next, and are then one round old; of three, one at a time, 1 or 2."""
+    """All end at once: of four the two that were left out come next, and are then one round old; of
+    three, one at a time, 1 or 2.
+    """
     constant = np.full((4, 400), 2.0)
     pair = rigorous_rounds(constant, 4, 2)
     assert (pair.mean, pair.staleness, pair.staleness_high) == (2.0, 1.0, 1.0)
     assert rigorous_rounds(constant, 3, 1).staleness == pytest.approx(1.5, abs=0.02)
 
 
-# ------------------------------------------------------------------------------------------------------------------- server times
+# ------------------------------------------------------------------------------------------------
+# server times
 @pytest.mark.parametrize(("members", "active"), [(1, 1), (10, 3), (10, 10), (1000, 2)])
 def test_the_device_model_has_the_law_of_the_definition(members: int, active: int) -> None:
     """tau_n = max over the q earliest of arrival + K * step, drawn here with all members."""
     rng = np.random.default_rng(2)
     arrival = np.sort(rng.exponential(2, (3000, members)), axis=1)[:, :active]
-    literal = (arrival + rng.integers(1, 6, (3000, active)) * rng.exponential(1, (3000, active))).max(axis=1)
+    literal = (
+        arrival + rng.integers(1, 6, (3000, active)) * rng.exponential(1, (3000, active))
+    ).max(axis=1)
     drawn = DeviceModel(CLOCK, members, active).sample(4, 2000, seed=9)
     assert drawn.shape == (4, 2000)
     assert stats.ks_2samp(literal, drawn.ravel()).pvalue > 0.01
@@ -64,7 +80,9 @@ def test_times_are_addressed_draws() -> None:
 
 
 @pytest.mark.parametrize("delay", DELAYS.values(), ids=DELAYS)
-def test_draws_do_not_depend_on_how_many_are_made_at_once(delay: Delay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_do_not_depend_on_how_many_are_made_at_once(
+    delay: Delay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = DeviceModel(fb.Clock(delay, delay), 10, 3)
     whole = source.sample(3, 50, 1)
     for chunk in (1, 20, 100):
@@ -103,13 +121,22 @@ def test_a_smaller_q_can_be_read_off_a_log(log: Path) -> None:
     assert recorded_times(record, 3) == pytest.approx(recorded_times(record))
     drawn = DeviceModel(CLOCK, 10, 1).sample(1, 4000, seed=0)[0]
     assert stats.ks_2samp(recorded_times(record, 1), drawn).pvalue > 0.01
-    with pytest.raises(ConfigError, match=r"q=4 cannot be read off .* whose phases saw 3 arrivals; use q <= 3, or a delay model"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"q=4 cannot be read off .* whose phases saw 3 arrivals; use q <= 3, or a delay model"
+        ),
+    ):
         recorded_times(record, 4)
 
 
 @pytest.mark.parametrize("name", ["exponential", "weibull", "gamma", "lognormal"])
 def test_the_nearest_fit_is_the_distribution_that_was_drawn_from(name: str) -> None:
-    kinds = {"weibull": stats.weibull_min(3.0, scale=2), "gamma": stats.gamma(3, scale=2), "lognormal": stats.lognorm(0.8, scale=3)}
+    kinds = {
+        "weibull": stats.weibull_min(3.0, scale=2),
+        "gamma": stats.gamma(3, scale=2),
+        "lognormal": stats.lognorm(0.8, scale=3),
+    }
     drawn = kinds.get(name, stats.expon(scale=2)).ppf(np.random.default_rng(4).random(4000))
     found = fits(Observed(drawn, np.ones(4000, dtype=bool)))
     assert {fit.name for fit in found} == {"exponential", "weibull", "gamma", "lognormal"}
@@ -121,8 +148,12 @@ def test_the_nearest_fit_is_the_distribution_that_was_drawn_from(name: str) -> N
 
 
 def test_kaplan_meier_by_hand() -> None:
-    """Ends at 1, 3 and 4 with 5, 3 and 1 phases that lasted so long, 2+ and 3+ under way: S = 4/5, 4/5 2/3, 0."""
-    sample = Observed(np.array([3.0, 1.0, 2.0, 4.0, 3.0]), np.array([True, True, False, True, False])).distribution()
+    """Ends at 1, 3 and 4 with 5, 3 and 1 phases that lasted so long, 2+ and 3+ under way: S = 4/5,
+    4/5 2/3, 0.
+    """
+    sample = Observed(
+        np.array([3.0, 1.0, 2.0, 4.0, 3.0]), np.array([True, True, False, True, False])
+    ).distribution()
     assert sample.values.tolist() == [1.0, 3.0, 4.0]
     assert np.diff(sample.share) == pytest.approx([1 / 5, 4 / 15, 8 / 15])
     last = Observed(np.array([1.0, 5.0]), np.array([True, False])).distribution()
@@ -136,10 +167,13 @@ def test_fits_count_phases_under_way() -> None:
     assert min(fit.distance for fit in found.values()) == found["weibull"].distance
 
 
-# -------------------------------------------------------------------------------------------------------------------------- plans
+# ------------------------------------------------------------------------------------------------
+# plans
 def test_a_plan_has_a_row_for_every_b_and_q() -> None:
     plan = make_plan({q: DeviceModel(CLOCK, 10, q) for q in (1, 3)}, 6, clock_seconds=2.0)
-    assert [(row.active, row.first) for row in plan.rows] == [(q, b) for q in (1, 3) for b in range(1, 7)]
+    assert [(row.active, row.first) for row in plan.rows] == [
+        (q, b) for q in (1, 3) for b in range(1, 7)
+    ]
     for row in plan.rows:
         assert row.beta == row.first / 6
         assert row.rounds_per_hour == pytest.approx(1800 / row.round_time)
@@ -151,7 +185,9 @@ def test_a_plan_has_a_row_for_every_b_and_q() -> None:
 
 def test_a_known_distribution_is_shown_with_its_exact_order_statistics() -> None:
     plan = make_plan({1: KnownTime(stats.expon(scale=2))}, 4)
-    assert [row.order_statistic for row in plan.rows] == pytest.approx([2 * sum(1 / j for j in range(5 - k, 5)) for k in range(1, 5)])
+    assert [row.order_statistic for row in plan.rows] == pytest.approx(
+        [2 * sum(1 / j for j in range(5 - k, 5)) for k in range(1, 5)]
+    )
 
 
 def test_times_without_a_variance_have_no_error_bar_and_all_servers_are_exact() -> None:
@@ -173,11 +209,23 @@ def test_of_many_servers_fifty_b_are_planned() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: make_plan({1: KnownTime(stats.expon())}, 4, firsts=[5]), "B=5 of 4 servers cannot be waited for; use 1 <= B <= 4"),
+        (
+            lambda: make_plan({1: KnownTime(stats.expon())}, 4, firsts=[5]),
+            "B=5 of 4 servers cannot be waited for; use 1 <= B <= 4",
+        ),
         (lambda: make_plan({1: KnownTime(stats.expon())}, 0), "servers=0 must be 1 or more"),
-        (lambda: make_plan({1: KnownTime(stats.expon())}, 4, cloud="sync"), "waits for all servers, so there is no B to choose"),
-        (lambda: make_plan({1: KnownTime(stats.expon())}, 4, clock_seconds=0), "clock_seconds=0 must be a finite number above 0"),
-        (lambda: make_plan({1: KnownTime(stats.expon())}, 4, rounds=0), "rounds=0 must be 1 or more"),
+        (
+            lambda: make_plan({1: KnownTime(stats.expon())}, 4, cloud="sync"),
+            "waits for all servers, so there is no B to choose",
+        ),
+        (
+            lambda: make_plan({1: KnownTime(stats.expon())}, 4, clock_seconds=0),
+            "clock_seconds=0 must be a finite number above 0",
+        ),
+        (
+            lambda: make_plan({1: KnownTime(stats.expon())}, 4, rounds=0),
+            "rounds=0 must be 1 or more",
+        ),
         (lambda: make_plan({1: KnownTime(Empirical([0.0]))}, 4), "every server time is 0"),
         (lambda: KnownTime(stats.cauchy()), "has no mean"),
         (lambda: KnownTime(stats.norm(5)), "server times cannot be negative"),
@@ -193,18 +241,27 @@ def test_plans_that_cannot_be_are_named(call: object, words: str) -> None:
 def test_logs_that_hold_nothing_are_named(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     LogWriter(path, {}).close()
-    with pytest.raises(RecordError, match="has no arrivals: no device asked to take part; record at least one round"):
+    with pytest.raises(
+        RecordError,
+        match="has no arrivals: no device asked to take part; record at least one round",
+    ):
         read_record(path)
-    for times, words in ((np.ones(5), "without any spread"), (np.array([0.0, 1.0]), "cannot be fitted by a distribution above 0")):
+    for times, words in (
+        (np.ones(5), "without any spread"),
+        (np.array([0.0, 1.0]), "cannot be fitted by a distribution above 0"),
+    ):
         with pytest.raises(RecordError, match=words):
             fits(Observed(times, np.ones(times.size, dtype=bool)))
 
 
-# ------------------------------------------------------------------------------------------------------------------------- pilots
+# ------------------------------------------------------------------------------------------------
+# pilots
 def test_pilots_try_each_b_and_recommend_the_best() -> None:
     job = parse(job_table(run={"until_clock": 160.0}, cloud={"name": "async", "first": 2}))[0]
     told: list[tuple[int, int]] = []
-    found = run_pilots(job, [1, 2, 4], seeds=2, on_done=lambda pilot, stop: told.append((pilot.first, stop)))
+    found = run_pilots(
+        job, [1, 2, 4], seeds=2, on_done=lambda pilot, stop: told.append((pilot.first, stop))
+    )
     assert found.stops == (10.0, 20.0, 40.0)
     assert {first for first, stop in told if stop == 0} == {1, 2, 4}
     assert found.pilots[0].first == found.first
@@ -220,7 +277,14 @@ def test_pilots_try_each_b_and_recommend_the_best() -> None:
 def test_a_pilot_that_goes_on_is_where_a_run_at_once_would_be() -> None:
     job = parse(job_table(run={"until_clock": 160.0}, cloud={"name": "async", "first": 2}))[0]
     found = run_pilots(job, [2], seeds=1)
-    whole = fb.train(job.make_federation(), job.algorithm, cloud=fb.AsyncCloud(2), until_clock=40, active=2, seed=0)
+    whole = fb.train(
+        job.make_federation(),
+        job.algorithm,
+        cloud=fb.AsyncCloud(2),
+        until_clock=40,
+        active=2,
+        seed=0,
+    )
     assert found.pilots[0].scores[-1] == (whole.history.last.global_accuracy,)
     assert found.pilots[0].rounds == whole.history.last.round
 
@@ -230,7 +294,9 @@ def test_pilots_run_on_the_cloud_that_is_planned_for() -> None:
     ends = {}
     for cloud in (fb.AsyncCloud(2), fb.RigorousCloud(2)):
         found = run_pilots(job, [2], seeds=1, cloud=cloud.name)
-        whole = fb.train(job.make_federation(), job.algorithm, cloud=cloud, until_clock=20, active=2, seed=0)
+        whole = fb.train(
+            job.make_federation(), job.algorithm, cloud=cloud, until_clock=20, active=2, seed=0
+        )
         assert found.cloud == cloud.name
         ends[cloud.name] = (found.pilots[0].rounds, found.pilots[0].scores[-1])
         assert ends[cloud.name] == (whole.history.last.round, (whole.history.last.global_accuracy,))
@@ -240,21 +306,34 @@ def test_pilots_run_on_the_cloud_that_is_planned_for() -> None:
 def test_a_mixing_matrix_is_not_planned_for_unless_another_cloud_is_named() -> None:
     mixing = [[0.25] * 4] * 4
     job = parse(job_table(cloud={"name": "graph", "mixing": mixing}, run={"until_clock": 40.0}))[0]
-    with pytest.raises(ConfigError, match="mixes all servers along its matrix, so there is no B to choose; name the cloud"):
+    with pytest.raises(
+        ConfigError,
+        match="mixes all servers along its matrix, so there is no B to choose; name the cloud",
+    ):
         run_pilots(job, [2], seeds=1)
     assert planned_cloud(job, "rigorous") == "rigorous"
-    with pytest.raises(ConfigError, match="cloud='ring' cannot be planned for; use 'async' or 'rigorous'"):
+    with pytest.raises(
+        ConfigError, match="cloud='ring' cannot be planned for; use 'async' or 'rigorous'"
+    ):
         planned_cloud(job, "ring")
 
 
 def test_the_clearly_worse_are_stopped_and_the_doubtful_go_on() -> None:
     from fedbcd.planner.pilots import _without_hopeless
 
-    pilots = [Pilot(1, [(0.50, 0.54)]), Pilot(2, [(0.49, 0.53)]), Pilot(3, [(0.48, 0.53)]), Pilot(4, [(0.10, 0.14)])]
+    pilots = [
+        Pilot(1, [(0.50, 0.54)]),
+        Pilot(2, [(0.49, 0.53)]),
+        Pilot(3, [(0.48, 0.53)]),
+        Pilot(4, [(0.10, 0.14)]),
+    ]
     assert [pilot.first for pilot in _without_hopeless(pilots, 9.0)] == [1, 2, 3]
     assert pilots[3].stopped_at == 9.0
     single = [Pilot(k, [(0.5 - 0.01 * k,)]) for k in range(4)]
-    assert [pilot.first for pilot in _without_hopeless(single, 9.0)] == [0, 1]  # one seed: plain halving
+    assert [pilot.first for pilot in _without_hopeless(single, 9.0)] == [
+        0,
+        1,
+    ]  # one seed: plain halving
 
 
 def test_pilots_are_compared_where_both_were() -> None:
@@ -264,12 +343,14 @@ def test_pilots_are_compared_where_both_were() -> None:
     told = "B = 5 had 0.310 at clock 20, where B = 3 had 0.410, and was stopped"
     assert found.sentence == f"wait for B = 3: global accuracy 0.610 at clock 40; {told}"
     other = Pilot(5, [(0.20, 0.22), (0.30, 0.32), (0.50, 0.52)])
-    assert Recommendation(3, "global_accuracy", (10.0, 20.0, 40.0), (best, other), True, "async").sentence.endswith(
-        "B = 5 had 0.510 at clock 40"
-    )
+    assert Recommendation(
+        3, "global_accuracy", (10.0, 20.0, 40.0), (best, other), True, "async"
+    ).sentence.endswith("B = 5 had 0.510 at clock 40")
 
 
-def test_pilots_keep_the_storage_of_the_job_and_take_no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pilots_keep_the_storage_of_the_job_and_take_no_certificates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[dict[str, object]] = []
 
     def noted(*args: object, **options: object) -> fb.Run:
@@ -278,7 +359,9 @@ def test_pilots_keep_the_storage_of_the_job_and_take_no_certificates(monkeypatch
 
     monkeypatch.setattr(pilots, "train", noted)
     run_pilots(parse(job_table(run={"until_clock": 40.0, "storage": "bfloat16"}))[0], [2], seeds=1)
-    assert {(options["storage"], options["certify_every"]) for options in asked} == {(torch.bfloat16, 0)}
+    assert {(options["storage"], options["certify_every"]) for options in asked} == {
+        (torch.bfloat16, 0)
+    }
 
 
 def test_pilots_try_few_b() -> None:
@@ -295,12 +378,15 @@ def test_pilots_try_few_b() -> None:
         ({"algorithm": {"name": "fedavg"}}, {}, "fedavg keeps one model everywhere"),
     ],
 )
-def test_pilots_that_cannot_be_are_named(changes: dict[str, object], options: dict[str, object], words: str) -> None:
+def test_pilots_that_cannot_be_are_named(
+    changes: dict[str, object], options: dict[str, object], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         run_pilots(parse(job_table(**changes))[0], **options)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------------------------------ explain
+# ------------------------------------------------------------------------------------------------
+# explain
 def test_a_round_is_explained_by_its_last_server_and_that_servers_last_device(log: Path) -> None:
     record = read_record(log)
     for round_ in (0, 7, 59):
@@ -309,7 +395,9 @@ def test_a_round_is_explained_by_its_last_server_and_that_servers_last_device(lo
         assert story.ended == mix.time == story.last.ready
         assert {part.server for part in story.mixed} == set(mix.servers)
         assert len(story.mixed) + len(story.left_out) == 10
-        assert [part.waited for part in story.mixed] == pytest.approx([mix.time - part.ready for part in story.mixed])
+        assert [part.waited for part in story.mixed] == pytest.approx(
+            [mix.time - part.ready for part in story.mixed]
+        )
         last = story.last
         assert last.opened + last.arrival + last.work == pytest.approx(mix.time)
         assert last.steps in range(1, 6)
@@ -320,7 +408,9 @@ def test_a_round_is_explained_by_its_last_server_and_that_servers_last_device(lo
     assert longest.length == max(after - before for before, after in pairwise(ends))
 
 
-@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-rigorous", "fedbcd-graph", "fedbcd-i-async"])
+@pytest.mark.parametrize(
+    "case", ["fedbcd-sync", "fedbcd-rigorous", "fedbcd-graph", "fedbcd-i-async"]
+)
 def test_logs_of_every_cloud_can_be_read_and_explained(case: str, tmp_path: Path) -> None:
     run = train(case, rounds=5, out=tmp_path)
     record = read_record(tmp_path)
@@ -333,5 +423,7 @@ def test_logs_of_every_cloud_can_be_read_and_explained(case: str, tmp_path: Path
 
 
 def test_a_round_that_is_not_there_is_named(log: Path) -> None:
-    with pytest.raises(ConfigError, match=r"round 60 is not in .*events.jsonl, which has rounds 0 to 59"):
+    with pytest.raises(
+        ConfigError, match=r"round 60 is not in .*events.jsonl, which has rounds 0 to 59"
+    ):
         explain(log, 60)

@@ -1,4 +1,6 @@
-"""Projections P_X (Assumption 2(i)): into X, no further than needed, and never pulling two points apart."""
+"""Projections P_X (Assumption 2(i)): into X, no further than needed, and never pulling two points
+apart.
+"""
 
 import json
 import math
@@ -10,7 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exploring import examples
-from fedbcd.algorithm.projection import PROJECTIONS, Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.projection import (
+    PROJECTIONS,
+    Ball,
+    Box,
+    NoProjection,
+    Projection,
+    Simplex,
+    TensorBoxes,
+)
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 
@@ -51,7 +61,10 @@ def feasible_points(name: str, seed: int, rows: int) -> Tensor:
             weights = -torch.log(u)
             return weights / weights.sum(1, keepdim=True) * total
         case TensorBoxes(segments):
-            bounds = torch.tensor([(low, high) for length, low, high in segments for _ in range(length)], dtype=torch.float64)
+            bounds = torch.tensor(
+                [(low, high) for length, low, high in segments for _ in range(length)],
+                dtype=torch.float64,
+            )
             return bounds[:, 0] + u * (bounds[:, 1] - bounds[:, 0])
     return 10 * (u - 0.5)
 
@@ -62,7 +75,13 @@ def slack(dtype: torch.dtype, *tensors: Tensor) -> float:
 
 
 def test_the_registry_knows_every_set_by_its_name() -> None:
-    assert {"none": NoProjection, "box": Box, "ball": Ball, "simplex": Simplex, "tensor-boxes": TensorBoxes} == PROJECTIONS
+    assert {
+        "none": NoProjection,
+        "box": Box,
+        "ball": Ball,
+        "simplex": Simplex,
+        "tensor-boxes": TensorBoxes,
+    } == PROJECTIONS
     assert all(isinstance(projection, Projection) for projection in SETS.values())
 
 
@@ -78,7 +97,9 @@ def test_the_test_points_are_in_the_set(name: str, dtype: torch.dtype) -> None:
 @every_dtype
 @EXACT
 @given(seed=numbers, scale=scales)
-def test_a_projected_point_is_in_the_set(name: str, dtype: torch.dtype, seed: int, scale: float) -> None:
+def test_a_projected_point_is_in_the_set(
+    name: str, dtype: torch.dtype, seed: int, scale: float
+) -> None:
     """Assumption 2(i): iterates stay in X."""
     x = cloud(seed, 50, scale, dtype)
     projected = SETS[name].project(x)
@@ -91,7 +112,9 @@ def test_a_projected_point_is_in_the_set(name: str, dtype: torch.dtype, seed: in
 @every_dtype
 @EXACT
 @given(seed=numbers, scale=scales)
-def test_projecting_twice_is_projecting_once(name: str, dtype: torch.dtype, seed: int, scale: float) -> None:
+def test_projecting_twice_is_projecting_once(
+    name: str, dtype: torch.dtype, seed: int, scale: float
+) -> None:
     x = cloud(seed, 50, scale, dtype)
     once = SETS[name].project(x)
     torch.testing.assert_close(SETS[name].project(once), once, rtol=0, atol=slack(dtype, once))
@@ -101,7 +124,9 @@ def test_projecting_twice_is_projecting_once(name: str, dtype: torch.dtype, seed
 @every_dtype
 def test_points_of_the_set_stay_where_they_are(name: str, dtype: torch.dtype) -> None:
     points = feasible_points(name, 3, 100).to(dtype)
-    torch.testing.assert_close(SETS[name].project(points), points, rtol=0, atol=slack(dtype, points))
+    torch.testing.assert_close(
+        SETS[name].project(points), points, rtol=0, atol=slack(dtype, points)
+    )
 
 
 @every_set
@@ -111,7 +136,9 @@ def test_no_point_of_the_set_is_nearer(name: str, seed: int, scale: float) -> No
     """P_X(x) is the nearest point of X: compared with 200 random points of X."""
     x = cloud(seed, 20, scale)
     distance = (SETS[name].project(x) - x).norm(dim=1)
-    others = torch.cdist(x, feasible_points(name, seed + 1, 200), compute_mode="donot_use_mm_for_euclid_dist")
+    others = torch.cdist(
+        x, feasible_points(name, seed + 1, 200), compute_mode="donot_use_mm_for_euclid_dist"
+    )
     assert bool((distance <= others.min(1).values + slack(torch.float64, x)).all())
 
 
@@ -119,7 +146,9 @@ def test_no_point_of_the_set_is_nearer(name: str, seed: int, scale: float) -> No
 @EXACT
 @given(seed=numbers, scale=scales)
 def test_the_error_makes_an_obtuse_angle_with_the_set(name: str, seed: int, scale: float) -> None:
-    """The variational inequality of the nearest point: (x - P_X(x)) . (y - P_X(x)) <= 0 for every y in X."""
+    """The variational inequality of the nearest point: (x - P_X(x)) . (y - P_X(x)) <= 0 for every y
+    in X.
+    """
     x = cloud(seed, 20, scale)
     projected = SETS[name].project(x)
     towards = feasible_points(name, seed + 2, 200)[None] - projected[:, None]
@@ -131,7 +160,9 @@ def test_the_error_makes_an_obtuse_angle_with_the_set(name: str, seed: int, scal
 @every_dtype
 @EXACT
 @given(seed=numbers, scale=scales, gap=st.sampled_from([1e-2, 1.0, 20.0]))
-def test_projections_do_not_pull_points_apart(name: str, dtype: torch.dtype, seed: int, scale: float, gap: float) -> None:
+def test_projections_do_not_pull_points_apart(
+    name: str, dtype: torch.dtype, seed: int, scale: float, gap: float
+) -> None:
     """Non-expansiveness, used in the proof of Theorem 1: ||P_X(x) - P_X(y)|| <= ||x - y||."""
     x = cloud(seed, 50, scale, dtype)
     y = x + cloud(seed + 1, 50, gap, dtype)
@@ -146,8 +177,12 @@ def test_a_stack_is_projected_row_by_row(name: str, dtype: torch.dtype) -> None:
     x = cloud(5, 6, 3.0, dtype)
     stacked = SETS[name].project(x)
     for k in range(len(x)):
-        torch.testing.assert_close(SETS[name].project(x[k]), stacked[k], rtol=0, atol=slack(dtype, x))
-    torch.testing.assert_close(SETS[name].project(x.reshape(2, 3, P)).reshape(6, P), stacked, rtol=0, atol=slack(dtype, x))
+        torch.testing.assert_close(
+            SETS[name].project(x[k]), stacked[k], rtol=0, atol=slack(dtype, x)
+        )
+    torch.testing.assert_close(
+        SETS[name].project(x.reshape(2, 3, P)).reshape(6, P), stacked, rtol=0, atol=slack(dtype, x)
+    )
 
 
 @every_set
@@ -167,7 +202,8 @@ def test_contains_is_false_if_one_row_is_outside(name: str) -> None:
     assert SETS[name].contains(points, tolerance=11.0)
 
 
-# ---------------------------------------------------------------------------------------------------------------- hand numbers
+# ------------------------------------------------------------------------------------------------
+# hand numbers
 def test_no_projection_is_the_identity() -> None:
     x = torch.tensor([1e30, -1e30])
     assert NoProjection().project(x) is x
@@ -177,9 +213,17 @@ def test_no_projection_is_the_identity() -> None:
 def test_the_box_clamps_and_is_the_papers_by_default() -> None:
     """Experiments: 'the box [-2, 2]'."""
     assert Box() == Box(-2.0, 2.0)
-    assert json.dumps(describe(Box(-2, 2))) == json.dumps(describe(Box()))  # a record is hashed as it is written
+    assert json.dumps(describe(Box(-2, 2))) == json.dumps(
+        describe(Box())
+    )  # a record is hashed as it is written
     assert json.dumps(describe(Ball(1))) == json.dumps(describe(Ball(1.0)))
-    assert Box().project(torch.tensor([-3.0, -2.0, 0.5, 2.0, 7.0])).tolist() == [-2.0, -2.0, 0.5, 2.0, 2.0]
+    assert Box().project(torch.tensor([-3.0, -2.0, 0.5, 2.0, 7.0])).tolist() == [
+        -2.0,
+        -2.0,
+        0.5,
+        2.0,
+        2.0,
+    ]
 
 
 def test_the_box_may_be_open_on_one_side() -> None:
@@ -188,19 +232,25 @@ def test_the_box_may_be_open_on_one_side() -> None:
 
 def test_the_ball_scales_long_rows_and_leaves_short_ones() -> None:
     x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    torch.testing.assert_close(Ball(1.0).project(x), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+    torch.testing.assert_close(
+        Ball(1.0).project(x), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
+    )
 
 
 def test_the_simplex_subtracts_one_threshold_and_clips() -> None:
     """By hand: [0.8, 0.6, -1] -> threshold 0.2 -> [0.6, 0.4, 0]; a far point goes to a corner."""
     x = torch.tensor([[0.8, 0.6, -1.0], [9.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    expected = torch.tensor([[0.6, 0.4, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64)
+    expected = torch.tensor(
+        [[0.6, 0.4, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64
+    )
     torch.testing.assert_close(Simplex().project(x), expected)
 
 
 @every_dtype
 @pytest.mark.parametrize("offset", [0.0, 1.0, 1e4])
-def test_the_simplex_keeps_its_mass_for_many_parameters_far_away(dtype: torch.dtype, offset: float) -> None:
+def test_the_simplex_keeps_its_mass_for_many_parameters_far_away(
+    dtype: torch.dtype, offset: float
+) -> None:
     """Rounding must not grow with the number of parameters or with their size."""
     x = (offset + 1e-3 * torch.randn(20_000, generator=torch.Generator().manual_seed(0))).to(dtype)
     assert Simplex().contains(Simplex().project(x))
@@ -241,8 +291,11 @@ def test_tensor_boxes_must_cover_the_whole_model() -> None:
             use(torch.zeros(4))
 
 
-# ------------------------------------------------------------------------------------------------------------------ bad bounds
-@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (2.0, -2.0), (math.nan, 1.0), (0.0, math.nan)])
+# ------------------------------------------------------------------------------------------------
+# bad bounds
+@pytest.mark.parametrize(
+    ("low", "high"), [(1.0, 1.0), (2.0, -2.0), (math.nan, 1.0), (0.0, math.nan)]
+)
 def test_a_box_without_inside_is_refused(low: float, high: float) -> None:
     with pytest.raises(ConfigError, match=f"low={low} must be below high={high}"):
         Box(low, high)
@@ -260,7 +313,9 @@ def test_a_simplex_without_a_finite_mass_above_zero_is_refused(total: float) -> 
         Simplex(total)
 
 
-@pytest.mark.parametrize("segment", [(-1, 0.0, 1.0), (3, 1.0, 1.0), (3, 1.0, 0.0), (3, math.nan, 0.0)])
+@pytest.mark.parametrize(
+    "segment", [(-1, 0.0, 1.0), (3, 1.0, 1.0), (3, 1.0, 0.0), (3, math.nan, 0.0)]
+)
 def test_a_bad_tensor_box_is_refused_by_its_numbers(segment: tuple[int, float, float]) -> None:
     length, low, high = segment
     with pytest.raises(ConfigError, match=rf"length={length}, low={low}, high={high}"):

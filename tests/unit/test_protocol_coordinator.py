@@ -1,4 +1,6 @@
-"""The three coordinators and the clouds that make them: whole lists of commands, refusals that change nothing."""
+"""The three coordinators and the clouds that make them: whole lists of commands, refusals that
+change nothing.
+"""
 
 import pytest
 
@@ -22,7 +24,8 @@ from fedbcd.protocol.messages import (
 from protocol_helpers import EVERY_EVENT, Nonsense, assert_ignored, assert_refused, play, snapshot
 
 
-# ---------------------------------------------------------------------------------------------------------------- short forms
+# ------------------------------------------------------------------------------------------------
+# short forms
 def ready(server: ServerId, phase: int = 0, iteration: int = 0, per_phase: int = 1) -> ServerReady:
     """A report of an Async-cloud server that takes `per_phase` steps in each phase."""
     model = f"z/{server}/{phase * per_phase + iteration}"
@@ -42,12 +45,16 @@ def mix(round_: int, reports: list[ServerReady], alike: bool = True) -> MixModel
         iteration=iteration,
         servers=tuple(report.server for report in reports),
         models=tuple(report.model for report in reports),
-        results=tuple(f"w/{round_}/{iteration}" + ("" if alike else f"/{report.server}") for report in reports),
+        results=tuple(
+            f"w/{round_}/{iteration}" + ("" if alike else f"/{report.server}") for report in reports
+        ),
     )
 
 
 def mixed(server: ServerId, phase: int, model: str, iteration: int = 0) -> Send:
-    return Send(to=server_actor(server), message=Mixed(phase=phase, iteration=iteration, model=model))
+    return Send(
+        to=server_actor(server), message=Mixed(phase=phase, iteration=iteration, model=model)
+    )
 
 
 def isolate(server: ServerId, phase: int) -> Send:
@@ -67,9 +74,12 @@ def every_coordinator() -> list[Coordinator]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------------- all three
+# ------------------------------------------------------------------------------------------------
+# all three
 @pytest.mark.parametrize("coordinator", every_coordinator(), ids=lambda c: type(c).__name__)
-def test_a_coordinator_accepts_reports_of_servers_and_nothing_else(coordinator: Coordinator) -> None:
+def test_a_coordinator_accepts_reports_of_servers_and_nothing_else(
+    coordinator: Coordinator,
+) -> None:
     """Paper, Remark: 'the coordinator only involves lightweight computations'."""
     for event in (*EVERY_EVENT, Nonsense()):
         if type(event) not in ACCEPTED:
@@ -79,12 +89,17 @@ def test_a_coordinator_accepts_reports_of_servers_and_nothing_else(coordinator: 
 @pytest.mark.parametrize("coordinator", every_coordinator(), ids=lambda c: type(c).__name__)
 def test_an_unknown_server_is_refused(coordinator: Coordinator) -> None:
     """A peer's mistake is named and changes nothing."""
-    assert_refused(coordinator, ready(7), RemoteProtocolError, r"unknown server 7; known: \[0, 1, 2\]")
+    assert_refused(
+        coordinator, ready(7), RemoteProtocolError, r"unknown server 7; known: \[0, 1, 2\]"
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------ Sync-cloud
+# ------------------------------------------------------------------------------------------------
+# Sync-cloud
 def test_sync_coordinator_waits_for_all_servers() -> None:
-    """Paper, Sync-cloud (ii): 'Once hearing from all cloud servers, this coordinator enters the 'aggregation' phase'."""
+    """Paper, Sync-cloud (ii): 'Once hearing from all cloud servers, this coordinator enters the
+    'aggregation' phase'.
+    """
     coordinator = SyncCoordinator(range(3))
     assert coordinator.handle(summed(2)) == []
     assert coordinator.handle(summed(0)) == []
@@ -127,21 +142,33 @@ def test_sync_coordinator_answers_a_very_late_copy_with_the_latest_model() -> No
 
 def test_sync_coordinator_refuses_a_report_from_the_future() -> None:
     """No server can be in round t+1 before round t is over."""
-    assert_refused(SyncCoordinator(range(2)), summed(0, 1), RemoteProtocolError, "reports round 1, but round 0 is not over")
+    assert_refused(
+        SyncCoordinator(range(2)),
+        summed(0, 1),
+        RemoteProtocolError,
+        "reports round 1, but round 0 is not over",
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------------- Async-cloud
+# ------------------------------------------------------------------------------------------------
+# Async-cloud
 def test_async_coordinator_releases_exactly_the_first_b() -> None:
     """Paper, Async-cloud (ii): 'waits until it hears from the first B cloud servers'."""
     coordinator = AsyncCoordinator(range(4), first=2)
     assert coordinator.handle(ready(3)) == []
     assert coordinator.round == 0
-    assert coordinator.handle(ready(1)) == [mix(0, [ready(3), ready(1)]), mixed(3, 0, "w/0/0"), mixed(1, 0, "w/0/0")]
+    assert coordinator.handle(ready(1)) == [
+        mix(0, [ready(3), ready(1)]),
+        mixed(3, 0, "w/0/0"),
+        mixed(1, 0, "w/0/0"),
+    ]
     assert coordinator.round == 1
 
 
 def test_async_coordinator_does_not_disturb_the_others() -> None:
-    """Paper, Async-cloud (iii): 'the other cloud servers simply have z_n(t+1) = z_n(t)'; they get no message."""
+    """Paper, Async-cloud (iii): 'the other cloud servers simply have z_n(t+1) = z_n(t)'; they get
+    no message.
+    """
     coordinator = AsyncCoordinator(range(3), first=1)
     assert coordinator.handle(ready(2)) == [mix(0, [ready(2)]), mixed(2, 0, "w/0/0")]
 
@@ -151,14 +178,24 @@ def test_async_coordinator_serves_in_order_of_arrival() -> None:
     coordinator = AsyncCoordinator(range(4), first=2)
     play(coordinator, [ready(2), ready(0), ready(3)])
     group = [ready(3), ready(2, 1)]
-    assert coordinator.handle(ready(2, 1)) == [mix(1, group), mixed(3, 0, "w/1/0"), mixed(2, 1, "w/1/0")]
+    assert coordinator.handle(ready(2, 1)) == [
+        mix(1, group),
+        mixed(3, 0, "w/1/0"),
+        mixed(2, 1, "w/1/0"),
+    ]
 
 
 def test_async_coordinator_keeps_those_that_stayed_queued_ahead_of_later_ones() -> None:
-    """SPEC, Async-cloud: 'stays in the queue, ahead of later ones'; here two wait for a mix that iterates."""
+    """SPEC, Async-cloud: 'stays in the queue, ahead of later ones'; here two wait for a mix that
+    iterates.
+    """
     coordinator = AsyncCoordinator(range(5), first=2, iterations=2)
     first = mix(0, [ready(0), ready(1)])
-    assert play(coordinator, [ready(0), ready(1)]) == [first, mixed(0, 0, "w/0/0"), mixed(1, 0, "w/0/0")]
+    assert play(coordinator, [ready(0), ready(1)]) == [
+        first,
+        mixed(0, 0, "w/0/0"),
+        mixed(1, 0, "w/0/0"),
+    ]
     assert play(coordinator, [ready(4), ready(3), ready(2)]) == []
     again = [ready(0, 0, 1, 2), ready(1, 0, 1, 2)]
     assert coordinator.handle(again[1]) == []
@@ -227,7 +264,10 @@ def test_async_coordinator_ignores_late_copies_of_older_phases() -> None:
 
 ASYNC_REFUSALS: list[tuple[list[Event], ServerReady]] = [
     ([], ready(0, 0, 1)),  # an iteration of no mix
-    ([ready(0)], ready(0, 1)),  # a new phase while the last one is queued: it would be mixed with itself
+    (
+        [ready(0)],
+        ready(0, 1),
+    ),  # a new phase while the last one is queued: it would be mixed with itself
     ([ready(0)], ready(0, 0, 1)),  # an iteration while it is queued
     ([ready(0), ready(1)], ready(0, 1)),  # a new phase in the middle of a mix
     ([ready(0), ready(1)], ready(0, 0, 2)),  # an iteration left out
@@ -238,16 +278,21 @@ ASYNC_REFUSALS: list[tuple[list[Event], ServerReady]] = [
 
 
 @pytest.mark.parametrize(("events", "event"), ASYNC_REFUSALS)
-def test_async_coordinator_refuses_reports_that_do_not_follow(events: list[Event], event: ServerReady) -> None:
+def test_async_coordinator_refuses_reports_that_do_not_follow(
+    events: list[Event], event: ServerReady
+) -> None:
     """A server waits for its answer before it goes on; anything else cannot be true."""
     coordinator = AsyncCoordinator(range(3), first=2, iterations=3)
     play(coordinator, events)
     assert_refused(coordinator, event, RemoteProtocolError, "does not fit")
 
 
-# -------------------------------------------------------------------------------------------------------- rigorous Async-cloud
+# ------------------------------------------------------------------------------------------------
+# rigorous Async-cloud
 def test_rigorous_coordinator_isolates_those_that_are_not_among_the_first_b() -> None:
-    """Paper, Appendix A (iii): 'It will also send an 'isolation' signal to cloud servers not in V(t)'."""
+    """Paper, Appendix A (iii): 'It will also send an 'isolation' signal to cloud servers not in
+    V(t)'.
+    """
     coordinator = RigorousCoordinator(range(4), first=2)
     assert coordinator.handle(ready(3)) == []
     assert coordinator.handle(ready(1)) == [
@@ -267,14 +312,20 @@ def test_rigorous_coordinator_accepts_models_of_its_round_only() -> None:
     before = snapshot(coordinator)
     assert coordinator.handle(ready(2)) == [isolate(2, 0)]
     assert snapshot(coordinator) == before
-    assert_refused(coordinator, ready(0, 2), RemoteProtocolError, "reports round 2, but round 1 is not over")
+    assert_refused(
+        coordinator, ready(0, 2), RemoteProtocolError, "reports round 2, but round 1 is not over"
+    )
 
 
 def test_rigorous_coordinator_starts_each_round_with_nobody() -> None:
     """Paper, Appendix A (ii): 'hears from the first B cloud servers', anew in each round."""
     coordinator = RigorousCoordinator(range(2), first=1)
     assert coordinator.handle(ready(1)) == [mix(0, [ready(1)]), mixed(1, 0, "w/0/0"), isolate(0, 0)]
-    assert coordinator.handle(ready(0, 1)) == [mix(1, [ready(0, 1)]), mixed(0, 1, "w/1/0"), isolate(1, 1)]
+    assert coordinator.handle(ready(0, 1)) == [
+        mix(1, [ready(0, 1)]),
+        mixed(0, 1, "w/1/0"),
+        isolate(1, 1),
+    ]
 
 
 def test_rigorous_coordinator_counts_a_repeated_report_once() -> None:
@@ -296,7 +347,9 @@ def test_rigorous_coordinator_repeats_its_last_answer() -> None:
 
 
 def test_rigorous_coordinator_ignores_late_copies_from_before_its_last_answer() -> None:
-    """Server 2 was isolated in round 0 and mixed in round 1; a copy of its report of round 0 needs no answer."""
+    """Server 2 was isolated in round 0 and mixed in round 1; a copy of its report of round 0 needs
+    no answer.
+    """
     coordinator = RigorousCoordinator(range(3), first=2)
     play(coordinator, [ready(0), ready(1), ready(2, 1), ready(0, 1)])
     assert_ignored(coordinator, ready(2))
@@ -336,20 +389,27 @@ def test_rigorous_coordinator_repeats_the_answer_of_the_iteration_that_is_asked_
 RIGOROUS_REFUSALS: list[tuple[list[Event], ServerReady, str]] = [
     ([], ready(0, 1), "reports round 1, but round 0 is not over"),
     ([], ready(0, 0, 1), "reports round 0, but round 0 is not over"),
-    ([ready(0), ready(1)], ready(2, 0, 1), r"is not of the mix under way, which has servers \[0, 1\]"),
+    (
+        [ready(0), ready(1)],
+        ready(2, 0, 1),
+        r"is not of the mix under way, which has servers \[0, 1\]",
+    ),
     ([ready(0), ready(1)], ready(2, 1), "reports round 1, but round 0 is not over"),
 ]
 
 
 @pytest.mark.parametrize(("events", "event", "match"), RIGOROUS_REFUSALS)
-def test_rigorous_coordinator_refuses_what_cannot_be_true(events: list[Event], event: ServerReady, match: str) -> None:
+def test_rigorous_coordinator_refuses_what_cannot_be_true(
+    events: list[Event], event: ServerReady, match: str
+) -> None:
     """A machine that raises has not changed."""
     coordinator = RigorousCoordinator(range(3), first=2, iterations=2)
     play(coordinator, events)
     assert_refused(coordinator, event, RemoteProtocolError, match)
 
 
-# ------------------------------------------------------------------------------------------------------------------ the clouds
+# ------------------------------------------------------------------------------------------------
+# the clouds
 IDENTITY = [[1.0, 0.0], [0.0, 1.0]]
 SWAP = [[0.0, 1.0], [1.0, 0.0]]
 
@@ -357,10 +417,26 @@ SWAP = [[0.0, 1.0], [1.0, 0.0]]
 @pytest.mark.parametrize(
     ("cloud", "commands"),
     [
-        (SyncCloud(), [StepGlobal(round=0, iterations=1, model="z/0", result="z/1"), updated(0, 0), updated(1, 0)]),
-        (AsyncCloud(first=2), [mix(0, [ready(0), ready(1)]), mixed(0, 0, "w/0/0"), mixed(1, 0, "w/0/0")]),
-        (RigorousCloud(first=2), [mix(0, [ready(0), ready(1)]), mixed(0, 0, "w/0/0"), mixed(1, 0, "w/0/0")]),
-        (GraphCloud(SWAP), [mix(0, [ready(0), ready(1)], False), mixed(0, 0, "w/0/0/0"), mixed(1, 0, "w/0/0/1")]),
+        (
+            SyncCloud(),
+            [
+                StepGlobal(round=0, iterations=1, model="z/0", result="z/1"),
+                updated(0, 0),
+                updated(1, 0),
+            ],
+        ),
+        (
+            AsyncCloud(first=2),
+            [mix(0, [ready(0), ready(1)]), mixed(0, 0, "w/0/0"), mixed(1, 0, "w/0/0")],
+        ),
+        (
+            RigorousCloud(first=2),
+            [mix(0, [ready(0), ready(1)]), mixed(0, 0, "w/0/0"), mixed(1, 0, "w/0/0")],
+        ),
+        (
+            GraphCloud(SWAP),
+            [mix(0, [ready(0), ready(1)], False), mixed(0, 0, "w/0/0/0"), mixed(1, 0, "w/0/0/1")],
+        ),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -372,14 +448,21 @@ def test_each_cloud_makes_its_coordinator(cloud: Cloud, commands: list[Command])
 
 def test_clouds_are_known_by_their_names() -> None:
     """The names are what a configuration says."""
-    kinds = [("sync", SyncCloud), ("async", AsyncCloud), ("rigorous", RigorousCloud), ("graph", GraphCloud)]
+    kinds = [
+        ("sync", SyncCloud),
+        ("async", AsyncCloud),
+        ("rigorous", RigorousCloud),
+        ("graph", GraphCloud),
+    ]
     assert list(CLOUDS.items()) == kinds
     assert [kind.sync for kind in CLOUDS.values()] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("kind", [AsyncCloud, RigorousCloud])
 @pytest.mark.parametrize("first", [0, 3, -1])
-def test_first_must_be_between_one_and_the_number_of_servers(kind: type[AsyncCloud | RigorousCloud], first: int) -> None:
+def test_first_must_be_between_one_and_the_number_of_servers(
+    kind: type[AsyncCloud | RigorousCloud], first: int
+) -> None:
     """Paper, Async-cloud (ii): the first B of N servers."""
     with pytest.raises(ConfigError, match=f"first={first} must be between 1 and the 2 servers"):
         kind(first).coordinator(2, 1)
@@ -388,7 +471,10 @@ def test_first_must_be_between_one_and_the_number_of_servers(kind: type[AsyncClo
 def test_a_graph_is_one_matrix_or_several_used_in_turn() -> None:
     """Paper, Assumption 3: a_nm may vary with the round."""
     assert GraphCloud(SWAP).mixing == (((0.0, 1.0), (1.0, 0.0)),)
-    assert GraphCloud([IDENTITY, SWAP]).mixing == (((1.0, 0.0), (0.0, 1.0)), ((0.0, 1.0), (1.0, 0.0)))
+    assert GraphCloud([IDENTITY, SWAP]).mixing == (
+        ((1.0, 0.0), (0.0, 1.0)),
+        ((0.0, 1.0), (1.0, 0.0)),
+    )
 
 
 def test_a_graph_of_the_wrong_size_is_refused() -> None:

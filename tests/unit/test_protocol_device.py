@@ -1,4 +1,6 @@
-"""The device: every row of its table, every refusal, every late copy. Whole lists of commands are compared."""
+"""The device: every row of its table, every refusal, every late copy. Whole lists of commands are
+compared.
+"""
 
 import pytest
 
@@ -33,7 +35,9 @@ from protocol_helpers import EVERY_EVENT, Nonsense, assert_ignored, assert_refus
 S = DeviceState
 ASK = Send(to="server/3", message=UpdateRequested(device=7, activation=1))
 UPLOAD = Send(to="server/3", message=Uploaded(device=7, activation=1, model="x/7/1"))
-WITHDRAW = Send(to="server/3", message=Withdrawn(device=7, activation=1, incarnation=0, reason="finite"))
+WITHDRAW = Send(
+    to="server/3", message=Withdrawn(device=7, activation=1, incarnation=0, reason="finite")
+)
 LATE, NOW, EARLY = (Activated(activation=a, model=f"z/3/{a}") for a in (0, 1, 2))
 RESTORED = Restored(incarnation=1, activation=5, session=1 << 32, model="x/7/4")
 RESUMED = Send(to="server/3", message=Resumed(device=7, incarnation=1))
@@ -43,7 +47,12 @@ EXCHANGE_0: list[Event] = [Woke(), LATE, Trained(activation=0, steps=3), Acknowl
 WAY_TO: dict[DeviceState, list[Event]] = {
     S.IDLE: [],
     S.OFFLINE: [OfflineDue()],
-    S.SUSPENDED: [OfflineDue(), OfflineTrained(session=0, steps=3), OfflineDue(), OfflineTrained(session=1, steps=3)],
+    S.SUSPENDED: [
+        OfflineDue(),
+        OfflineTrained(session=0, steps=3),
+        OfflineDue(),
+        OfflineTrained(session=1, steps=3),
+    ],
     S.ASKING: [Woke()],
     S.ASKING_OFFLINE: [OfflineDue(), Woke()],
     S.TRAINING: [Woke(), NOW],
@@ -53,7 +62,9 @@ WAY_TO: dict[DeviceState, list[Event]] = {
 
 
 def device_in(state: DeviceState) -> Device:
-    """A FedBCD-I device that has finished activation 0 and is now in `state`; it may train offline twice in a row."""
+    """A FedBCD-I device that has finished activation 0 and is now in `state`; it may train offline
+    twice in a row.
+    """
     device = Device(7, "server/3", offline_limit=2)
     play(device, [*EXCHANGE_0, *WAY_TO[state]])
     assert device.state is state
@@ -124,8 +135,15 @@ ROWS: list[tuple[DeviceState, Event, list[Command], DeviceState]] = [
 REFUSED: list[tuple[DeviceState, Event, type[ProtocolError], str]] = [
     *[(state, EARLY, RemoteProtocolError, "its state is older than the server's") for state in S],
     *[(state, Acknowledged(activation=2), RemoteProtocolError, "has not uploaded") for state in S],
-    *[(s, Acknowledged(activation=1), RemoteProtocolError, "has not uploaded") for s in S if s is not S.UPLOADING],
-    *[(state, Declined(activation=2, reason="far"), RemoteProtocolError, "has not uploaded") for state in S],
+    *[
+        (s, Acknowledged(activation=1), RemoteProtocolError, "has not uploaded")
+        for s in S
+        if s is not S.UPLOADING
+    ],
+    *[
+        (state, Declined(activation=2, reason="far"), RemoteProtocolError, "has not uploaded")
+        for state in S
+    ],
     *[
         (state, Declined(activation=1, reason="far"), RemoteProtocolError, "has not uploaded")
         for state in S
@@ -134,14 +152,27 @@ REFUSED: list[tuple[DeviceState, Event, type[ProtocolError], str]] = [
     (S.OFFLINE, OfflineTrained(session=1, steps=3), LocalProtocolError, "trains session 0, not 1"),
     (S.OFFLINE, Failed(session=1), LocalProtocolError, "trains session 0, not 1"),
     (S.TRAINING, Failed(session=1), LocalProtocolError, "works on session 0, not 1"),
-    (S.ASKING_OFFLINE, OfflineTrained(session=1, steps=3), LocalProtocolError, "trains session 0, not 1"),
-    (S.TRAINING, Trained(activation=0, steps=3), LocalProtocolError, "works for activation 1, not 0"),
+    (
+        S.ASKING_OFFLINE,
+        OfflineTrained(session=1, steps=3),
+        LocalProtocolError,
+        "trains session 0, not 1",
+    ),
+    (
+        S.TRAINING,
+        Trained(activation=0, steps=3),
+        LocalProtocolError,
+        "works for activation 1, not 0",
+    ),
 ]
 
 
-# --------------------------------------------------------------------------------------------------------------- the table
+# ------------------------------------------------------------------------------------------------
+# the table
 @pytest.mark.parametrize(("state", "event", "commands", "then"), ROWS)
-def test_each_transition_gives_its_commands(state: DeviceState, event: Event, commands: list[Command], then: DeviceState) -> None:
+def test_each_transition_gives_its_commands(
+    state: DeviceState, event: Event, commands: list[Command], then: DeviceState
+) -> None:
     """Each row: a state, an event, all that is to be done, the state after."""
     device = device_in(state)
     assert device.handle(event) == commands
@@ -162,37 +193,55 @@ def test_what_cannot_be_true_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("state", S)
-def test_events_that_are_not_in_the_table_are_refused_and_change_nothing(state: DeviceState) -> None:
+def test_events_that_are_not_in_the_table_are_refused_and_change_nothing(
+    state: DeviceState,
+) -> None:
     """'An illegal event raises and nothing changes.'"""
     for event in (*EVERY_EVENT, Nonsense()):
         if (state, type(event)) not in TRANSITIONS:
-            assert_refused(device_in(state), event, LocalProtocolError, f"device 7 cannot handle .* while {state.value}")
+            assert_refused(
+                device_in(state),
+                event,
+                LocalProtocolError,
+                f"device 7 cannot handle .* while {state.value}",
+            )
 
 
 @pytest.mark.parametrize("state", S)
-def test_a_transition_to_the_same_state_without_commands_changes_nothing(state: DeviceState) -> None:
+def test_a_transition_to_the_same_state_without_commands_changes_nothing(
+    state: DeviceState,
+) -> None:
     """Late and repeated messages leave no trace."""
     late = [LATE, Acknowledged(activation=0), Declined(activation=0, reason="far")]
     for event in late + ([NOW] if state in (S.TRAINING, S.UPLOADING, S.WITHDRAWING) else []):
         assert_ignored(device_in(state), event)
 
 
-# ------------------------------------------------------------------------------------------------------- FedBCD, sentence by sentence
+# ------------------------------------------------------------------------------------------------
+# FedBCD, sentence by sentence
 def test_a_new_device_is_silent_until_it_can_take_part() -> None:
-    """Paper, FedBCD: activated are 'edge devices that are available to do local training and are in stable communication'."""
+    """Paper, FedBCD: activated are 'edge devices that are available to do local training and are in
+    stable communication'.
+    """
     assert_ignored(plain_device(), RetryDue())
 
 
 def test_one_exchange_from_the_request_to_the_acknowledgement() -> None:
-    """Paper, Sync-cloud (i): 'accept update requests from edge devices, send the global model z to these activated edge devices'."""
+    """Paper, Sync-cloud (i): 'accept update requests from edge devices, send the global model z to
+    these activated edge devices'.
+    """
     device = plain_device()
     request = UpdateRequested(device=7, activation=0)
     upload = Uploaded(device=7, activation=0, model="x/7/0")
     assert device.handle(Woke()) == [Send(to="server/3", message=request)]
-    assert device.handle(Activated(activation=0, model="z/3/5")) == [Train(activation=0, session=0, model="z/3/5")]
+    assert device.handle(Activated(activation=0, model="z/3/5")) == [
+        Train(activation=0, session=0, model="z/3/5")
+    ]
     assert device.handle(Trained(activation=0, steps=4)) == [Send(to="server/3", message=upload)]
     assert device.handle(Acknowledged(activation=0)) == []
-    assert device.handle(Woke()) == [Send(to="server/3", message=UpdateRequested(device=7, activation=1))]
+    assert device.handle(Woke()) == [
+        Send(to="server/3", message=UpdateRequested(device=7, activation=1))
+    ]
 
 
 def test_every_activation_of_fedbcd_is_a_new_session_of_mini_batch_steps() -> None:
@@ -204,7 +253,9 @@ def test_every_activation_of_fedbcd_is_a_new_session_of_mini_batch_steps() -> No
 def test_fedbcd_does_not_train_offline() -> None:
     """Paper, FedBCD: 'If edge device i is not activated [...] we have x_i(t+1) = x_i(t)'."""
     assert_refused(plain_device(), OfflineDue(), LocalProtocolError, "does not train offline")
-    assert_refused(plain_device([Woke()]), OfflineDue(), LocalProtocolError, "does not train offline")
+    assert_refused(
+        plain_device([Woke()]), OfflineDue(), LocalProtocolError, "does not train offline"
+    )
 
 
 def test_a_repeated_activation_does_not_train_twice() -> None:
@@ -217,7 +268,9 @@ def test_a_repeated_activation_does_not_train_twice() -> None:
 
 
 def test_a_retry_repeats_the_upload_word_for_word() -> None:
-    """The acknowledgement was lost: the same activation, the same model, so that it can be counted once."""
+    """The acknowledgement was lost: the same activation, the same model, so that it can be counted
+    once.
+    """
     device = plain_device([Woke(), LATE])
     upload = device.handle(Trained(activation=0, steps=3))
     assert device.handle(RetryDue()) == upload
@@ -229,9 +282,12 @@ def test_a_server_may_activate_a_device_that_has_not_asked() -> None:
     assert plain_device().handle(LATE) == [Train(activation=0, session=0, model="z/3/0")]
 
 
-# ----------------------------------------------------------------------------------------------------- FedBCD-I, sentence by sentence
+# ------------------------------------------------------------------------------------------------
+# FedBCD-I, sentence by sentence
 def test_an_available_device_trains_offline_without_asking_anyone() -> None:
-    """Paper, FedBCD-I (i): 'edge devices that are available run local training (for a round) offline'."""
+    """Paper, FedBCD-I (i): 'edge devices that are available run local training (for a round)
+    offline'.
+    """
     device = Device(7, "server/3", offline_limit=4)
     assert device.handle(OfflineDue()) == [TrainOffline(session=0)]
     assert device.handle(OfflineTrained(session=0, steps=2)) == []
@@ -239,11 +295,15 @@ def test_an_available_device_trains_offline_without_asking_anyone() -> None:
 
 
 def test_an_activated_device_is_pulled_with_the_steps_of_its_latest_session() -> None:
-    """Paper, FedBCD-I (iii): 'wait for them to adjust their local models based on lines 13-19 in Algorithm 2'."""
+    """Paper, FedBCD-I (iii): 'wait for them to adjust their local models based on lines 13-19 in
+    Algorithm 2'.
+    """
     device = Device(7, "server/3", offline_limit=4)
     for session in range(3):
         play(device, [OfflineDue(), OfflineTrained(session=session, steps=2)])
-    assert play(device, [Woke(), Activated(activation=0, model="z/3/0")]) == [Pull(activation=0, session=2, model="z/3/0")]
+    assert play(device, [Woke(), Activated(activation=0, model="z/3/0")]) == [
+        Pull(activation=0, session=2, model="z/3/0")
+    ]
 
 
 def test_a_device_that_never_trained_offline_is_pulled_with_session_0() -> None:
@@ -259,7 +319,9 @@ def test_the_penalty_steps_are_not_a_session_of_their_own() -> None:
 
 
 def test_a_device_that_misses_the_phase_trains_another_round_while_it_waits() -> None:
-    """Paper, FedBCD-I (ii): 'Edge devices that miss this phase will start the next round of local training'."""
+    """Paper, FedBCD-I (ii): 'Edge devices that miss this phase will start the next round of local
+    training'.
+    """
     device = device_in(S.ASKING)
     assert device.handle(OfflineDue()) == [TrainOffline(session=0)]
     assert device.handle(OfflineTrained(session=0, steps=3)) == []
@@ -268,7 +330,9 @@ def test_a_device_that_misses_the_phase_trains_another_round_while_it_waits() ->
 
 
 def test_a_device_suspends_itself_after_its_limit_of_offline_rounds() -> None:
-    """Paper, FedBCD-I (ii): 'a fixed rounds of updates without communication [...] it will stop training'."""
+    """Paper, FedBCD-I (ii): 'a fixed rounds of updates without communication [...] it will stop
+    training'.
+    """
     device = device_in(S.SUSPENDED)
     assert device.offline == 2
     assert_ignored(device, OfflineDue())
@@ -284,7 +348,9 @@ def test_a_suspended_device_trains_again_only_once_activated() -> None:
 
 
 def test_the_limit_also_holds_for_rounds_trained_while_asking() -> None:
-    """Paper, FedBCD-I (ii): the rounds count 'without communication with the cloud', asked or not."""
+    """Paper, FedBCD-I (ii): the rounds count 'without communication with the cloud', asked or
+    not.
+    """
     device = device_in(S.ASKING)
     for session in range(2):
         play(device, [OfflineDue(), OfflineTrained(session=session, steps=3)])
@@ -321,13 +387,18 @@ def test_two_devices_do_not_share_anything() -> None:
     assert snapshot(other) == before
 
 
-# ------------------------------------------------------------------------------------------------------------- lost its memory
+# ------------------------------------------------------------------------------------------------
+# lost its memory
 def test_a_device_that_is_put_in_step_goes_on_with_the_servers_counters() -> None:
     """Its sessions are its own: no mini-batch is drawn again."""
     device = plain_device()
     device.handle(RESTORED)
-    assert device.handle(Woke()) == [Send(to="server/3", message=UpdateRequested(device=7, activation=5))]
-    assert device.handle(Activated(activation=5, model="z/3/8")) == [Train(activation=5, session=1 << 32, model="z/3/8")]
+    assert device.handle(Woke()) == [
+        Send(to="server/3", message=UpdateRequested(device=7, activation=5))
+    ]
+    assert device.handle(Activated(activation=5, model="z/3/8")) == [
+        Train(activation=5, session=1 << 32, model="z/3/8")
+    ]
     upload = Uploaded(device=7, activation=5, model="x/7/5/1")
     assert device.handle(Trained(activation=5, steps=2)) == [Send(to="server/3", message=upload)]
 

@@ -9,7 +9,16 @@ import pytest
 
 import fedbcd.protocol
 from fedbcd.protocol import messages
-from fedbcd.protocol.messages import Command, Event, Started, Woke, device_actor, number_of, ref, server_actor
+from fedbcd.protocol.messages import (
+    Command,
+    Event,
+    Started,
+    Woke,
+    device_actor,
+    number_of,
+    ref,
+    server_actor,
+)
 from protocol_helpers import EVERY_EVENT
 
 SOURCES = sorted(Path(fedbcd.protocol.__file__).parent.glob("*.py"))
@@ -29,22 +38,41 @@ def imported_modules(source: Path) -> set[str]:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
 def test_protocol_imports_only_the_standard_library_errors_and_itself(source: Path) -> None:
     """The machines are pure: 'standard library only', so that any engine can drive them."""
-    ours = {name for name in imported_modules(source) if name.partition(".")[0] not in sys.stdlib_module_names}
-    assert {name for name in ours if name != "fedbcd.errors" and not name.startswith("fedbcd.protocol")} == set()
+    ours = {
+        name
+        for name in imported_modules(source)
+        if name.partition(".")[0] not in sys.stdlib_module_names
+    }
+    assert {
+        name for name in ours if name != "fedbcd.errors" and not name.startswith("fedbcd.protocol")
+    } == set()
 
 
 def test_the_import_test_sees_all_files() -> None:
     """Guards the test above against an empty list."""
-    expected = {"__init__.py", "clouds.py", "coordinator.py", "device.py", "messages.py", "server.py"}
+    expected = {
+        "__init__.py",
+        "clouds.py",
+        "coordinator.py",
+        "device.py",
+        "messages.py",
+        "server.py",
+    }
     assert {source.name for source in SOURCES} >= expected
 
 
 def subclasses(base: type) -> list[type]:
     """The vocabulary below `base`."""
-    return [kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, base) and kind is not base]
+    return [
+        kind
+        for kind in vars(messages).values()
+        if isinstance(kind, type) and issubclass(kind, base) and kind is not base
+    ]
 
 
-@pytest.mark.parametrize("kind", [*subclasses(Event), *subclasses(Command)], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [*subclasses(Event), *subclasses(Command)], ids=lambda kind: kind.__name__
+)
 def test_events_and_commands_are_frozen_values_without_room_for_more(kind: type) -> None:
     """An event is a past fact: nobody changes it."""
     assert dataclasses.is_dataclass(kind)

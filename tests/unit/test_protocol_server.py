@@ -1,6 +1,8 @@
-"""The server: every row of its table, every refusal, every late copy. Whole lists of commands are compared.
+"""The server: every row of its table, every refusal, every late copy. Whole lists of commands are
+compared.
 
-Server 3 has the members 0, 1 and 2, and a phase ends with q = 2 uploads unless a test says otherwise.
+Server 3 has the members 0, 1 and 2, and a phase ends with q = 2 uploads unless a test says
+otherwise.
 """
 
 import pytest
@@ -45,7 +47,8 @@ from protocol_helpers import EVERY_EVENT, Nonsense, assert_ignored, assert_refus
 S = ServerState
 
 
-# ---------------------------------------------------------------------------------------------------------------- short forms
+# ------------------------------------------------------------------------------------------------
+# short forms
 def asks(device: DeviceId, activation: int = 0) -> UpdateRequested:
     return UpdateRequested(device=device, activation=activation)
 
@@ -83,24 +86,36 @@ def absorb(device: DeviceId, activation: int = 0) -> Absorb:
 
 
 def report(phase: int = 0, iteration: int = 0, model: str = "z/3/0") -> Send:
-    return Send(to=COORDINATOR, message=ServerReady(server=3, phase=phase, iteration=iteration, model=model))
+    return Send(
+        to=COORDINATOR, message=ServerReady(server=3, phase=phase, iteration=iteration, model=model)
+    )
 
 
 def step(mixed_model: str, version: int) -> StepModel:
     return StepModel(mixed=mixed_model, model=f"z/3/{version - 1}", result=f"z/3/{version}")
 
 
-def restore(device: DeviceId, activation: int, incarnation: int, model: str | None = None, life: int | None = None) -> Send:
+def restore(
+    device: DeviceId,
+    activation: int,
+    incarnation: int,
+    model: str | None = None,
+    life: int | None = None,
+) -> Send:
     model = model or f"x/{device}/{activation - 1}"
     session = (incarnation if life is None else life) << 32
-    restored = Restored(incarnation=incarnation, activation=activation, session=session, model=model)
+    restored = Restored(
+        incarnation=incarnation, activation=activation, session=session, model=model
+    )
     return Send(to=device_actor(device), message=restored)
 
 
 PHASE_0: list[Event] = [asks(0), asks(1), uploads(0), uploads(1)]
 
 
-def server_after(events: list[Event] | None = None, active: int = 2, iterations: int = 1, sync: bool = False) -> Server:
+def server_after(
+    events: list[Event] | None = None, active: int = 2, iterations: int = 1, sync: bool = False
+) -> Server:
     """A started server after these events."""
     server = Server(3, [0, 1, 2], active, iterations, sync)
     play(server, [Started(), *(events or [])])
@@ -108,7 +123,9 @@ def server_after(events: list[Event] | None = None, active: int = 2, iterations:
 
 
 def server_in(state: ServerState) -> Server:
-    """In NEW nothing has happened; in COLLECTING and WAITING device 2 asks and phase 0 is over, so that late copies exist."""
+    """In NEW nothing has happened; in COLLECTING and WAITING device 2 asks and phase 0 is over, so
+    that late copies exist.
+    """
     if state is S.NEW:
         return Server(3, [0, 1, 2], 2)
     second_phase = [*PHASE_0, mixed(0), asks(2)]
@@ -134,14 +151,22 @@ ROWS: list[tuple[ServerState, Event, list[Command], ServerState]] = [
     (S.WAITING, lost(2), [], S.WAITING),
     (S.WAITING, DeviceJoined(device=9), [Admit(device=9, model="z/3/1")], S.WAITING),
     (S.WAITING, DeviceLeft(device=2), [Dismiss(device=2)], S.WAITING),
-    *[(state, DeviceReset(device=0), [restore(0, 1, 1)], state) for state in (S.COLLECTING, S.WAITING)],
+    *[
+        (state, DeviceReset(device=0), [restore(0, 1, 1)], state)
+        for state in (S.COLLECTING, S.WAITING)
+    ],
     *[(state, Resumed(device=0, incarnation=0), [], state) for state in (S.COLLECTING, S.WAITING)],
     # the coordinator
     (S.COLLECTING, mixed(0), [], S.COLLECTING),
     (S.COLLECTING, GlobalUpdated(phase=0, model="z/1"), [], S.COLLECTING),
     (S.COLLECTING, Isolated(phase=1), [], S.COLLECTING),
     (S.WAITING, mixed(1), [step("w/1/0", 2), OpenPhase(phase=2)], S.COLLECTING),
-    (S.WAITING, GlobalUpdated(phase=1, model="z/2"), [AdoptModel(model="z/2"), OpenPhase(phase=2)], S.COLLECTING),
+    (
+        S.WAITING,
+        GlobalUpdated(phase=1, model="z/2"),
+        [AdoptModel(model="z/2"), OpenPhase(phase=2)],
+        S.COLLECTING,
+    ),
     (S.WAITING, Isolated(phase=1), [step("z/3/1", 2), OpenPhase(phase=2)], S.COLLECTING),
     # no answer came
     (S.COLLECTING, RetryDue(), [], S.COLLECTING),
@@ -150,21 +175,85 @@ ROWS: list[tuple[ServerState, Event, list[Command], ServerState]] = [
 
 BUSY = (S.COLLECTING, S.WAITING)
 REFUSED: list[tuple[ServerState, Event, type[ProtocolError], str]] = [
-    *[(state, asks(0, 2), RemoteProtocolError, "asks for activation 2, .* its next is 1") for state in BUSY],
-    *[(state, uploads(0, 1), RemoteProtocolError, "uploads activation 1, which server 3 has not started") for state in BUSY],
-    *[(state, uploads(2, 1), RemoteProtocolError, "uploads activation 1, which server 3 has not started") for state in BUSY],
-    *[(state, withdrawn(0, 1), RemoteProtocolError, "uploads activation 1, which server 3 has not started") for state in BUSY],
+    *[
+        (state, asks(0, 2), RemoteProtocolError, "asks for activation 2, .* its next is 1")
+        for state in BUSY
+    ],
+    *[
+        (
+            state,
+            uploads(0, 1),
+            RemoteProtocolError,
+            "uploads activation 1, which server 3 has not started",
+        )
+        for state in BUSY
+    ],
+    *[
+        (
+            state,
+            uploads(2, 1),
+            RemoteProtocolError,
+            "uploads activation 1, which server 3 has not started",
+        )
+        for state in BUSY
+    ],
+    *[
+        (
+            state,
+            withdrawn(0, 1),
+            RemoteProtocolError,
+            "uploads activation 1, which server 3 has not started",
+        )
+        for state in BUSY
+    ],
     *[(state, withdrawn(8), RemoteProtocolError, "device 8 is not a member") for state in BUSY],
-    (S.COLLECTING, withdrawn(2, 0, 1), RemoteProtocolError, "has been put in step 0 times; this is from before"),
-    *[(state, asks(8), RemoteProtocolError, r"device 8 is not a member of server 3; its members are \[0") for state in BUSY],
+    (
+        S.COLLECTING,
+        withdrawn(2, 0, 1),
+        RemoteProtocolError,
+        "has been put in step 0 times; this is from before",
+    ),
+    *[
+        (
+            state,
+            asks(8),
+            RemoteProtocolError,
+            r"device 8 is not a member of server 3; its members are \[0",
+        )
+        for state in BUSY
+    ],
     *[(state, uploads(8), RemoteProtocolError, "device 8 is not a member") for state in BUSY],
     *[(state, mixed(2), RemoteProtocolError, "got the answer to phase 2.0") for state in BUSY],
-    *[(state, GlobalUpdated(phase=2, model="z/3"), RemoteProtocolError, "got the answer to phase 2.0") for state in BUSY],
+    *[
+        (
+            state,
+            GlobalUpdated(phase=2, model="z/3"),
+            RemoteProtocolError,
+            "got the answer to phase 2.0",
+        )
+        for state in BUSY
+    ],
     (S.COLLECTING, mixed(1), RemoteProtocolError, "got the answer to phase 1.0"),
-    (S.COLLECTING, GlobalUpdated(phase=1, model="z/2"), RemoteProtocolError, "got the answer to phase 1.0"),
+    (
+        S.COLLECTING,
+        GlobalUpdated(phase=1, model="z/2"),
+        RemoteProtocolError,
+        "got the answer to phase 1.0",
+    ),
     (S.WAITING, mixed(1, 1), RemoteProtocolError, "got the answer to phase 1.1"),
-    *[(state, DeviceReset(device=8), RemoteProtocolError, "device 8 is not a member") for state in BUSY],
-    *[(state, Resumed(device=0, incarnation=1), RemoteProtocolError, "put in step 1 times, but server 3 did so 0 times") for state in BUSY],
+    *[
+        (state, DeviceReset(device=8), RemoteProtocolError, "device 8 is not a member")
+        for state in BUSY
+    ],
+    *[
+        (
+            state,
+            Resumed(device=0, incarnation=1),
+            RemoteProtocolError,
+            "put in step 1 times, but server 3 did so 0 times",
+        )
+        for state in BUSY
+    ],
 ]
 
 LATE: list[Event] = [
@@ -178,9 +267,12 @@ LATE: list[Event] = [
 ]
 
 
-# ------------------------------------------------------------------------------------------------------------------ the table
+# ------------------------------------------------------------------------------------------------
+# the table
 @pytest.mark.parametrize(("state", "event", "commands", "then"), ROWS)
-def test_each_transition_gives_its_commands(state: ServerState, event: Event, commands: list[Command], then: ServerState) -> None:
+def test_each_transition_gives_its_commands(
+    state: ServerState, event: Event, commands: list[Command], then: ServerState
+) -> None:
     """Each row: a state, an event, all that is to be done, the state after."""
     server = server_in(state)
     assert server.handle(event) == commands
@@ -201,43 +293,59 @@ def test_what_cannot_be_true_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("state", S)
-def test_events_that_are_not_in_the_table_are_refused_and_change_nothing(state: ServerState) -> None:
+def test_events_that_are_not_in_the_table_are_refused_and_change_nothing(
+    state: ServerState,
+) -> None:
     """'An illegal event raises and nothing changes.'"""
     for event in (*EVERY_EVENT, Nonsense()):
         if (state, type(event)) not in TRANSITIONS:
-            assert_refused(server_in(state), event, LocalProtocolError, f"server 3 cannot handle .* while {state.value}")
+            assert_refused(
+                server_in(state),
+                event,
+                LocalProtocolError,
+                f"server 3 cannot handle .* while {state.value}",
+            )
 
 
 @pytest.mark.parametrize("event", LATE, ids=repr)
 @pytest.mark.parametrize("state", BUSY)
-def test_late_and_repeated_messages_are_normal_and_change_nothing(state: ServerState, event: Event) -> None:
+def test_late_and_repeated_messages_are_normal_and_change_nothing(
+    state: ServerState, event: Event
+) -> None:
     """'A late copy is normal on a network, so not an error.'"""
     assert_ignored(server_in(state), event)
 
 
 @pytest.mark.parametrize("state", BUSY)
 def test_a_repeated_upload_is_acknowledged_again_and_changes_nothing(state: ServerState) -> None:
-    """The first acknowledgement was lost: the device hears again that its model counts, but it does not count twice."""
+    """The first acknowledgement was lost: the device hears again that its model counts, but it does
+    not count twice.
+    """
     server = server_in(state)
     before = snapshot(server)
     assert server.handle(uploads(0)) == [acknowledge(0)]
     assert snapshot(server) == before
 
 
-# -------------------------------------------------------------------------------------------- response and update, uploads
+# --------------------------------------------------------------------------------------------
+# response and update, uploads
 def test_a_round_starts_by_opening_the_phase() -> None:
     """Paper, Sync-cloud (i): 'A new round t starts with the 'response and update' phase'."""
     assert Server(3, [0, 1, 2], 2).handle(Started()) == [OpenPhase(phase=0)]
 
 
 def test_an_accepted_request_is_answered_with_the_servers_model() -> None:
-    """Paper, Sync-cloud (i): 'accept update requests from edge devices, send the global model z to these activated edge devices'."""
+    """Paper, Sync-cloud (i): 'accept update requests from edge devices, send the global model z to
+    these activated edge devices'.
+    """
     assert server_after().handle(asks(1)) == [activate(1)]
     assert server_after(sync=True).handle(asks(1)) == [activate(1, 0, "z/0")]
 
 
 def test_no_more_devices_are_activated_than_the_phase_needs() -> None:
-    """Paper, Sync-cloud (i): 'from a pre-determined number of edge devices'; a third device would work in vain."""
+    """Paper, Sync-cloud (i): 'from a pre-determined number of edge devices'; a third device would
+    work in vain.
+    """
     server = server_after([asks(0), asks(1)])
     assert server.handle(asks(2)) == []
     assert [server.is_working(device) for device in server.members] == [True, True, False]
@@ -247,7 +355,11 @@ def test_a_repeated_request_in_the_queue_keeps_its_place() -> None:
     """First come, first served: a retry is not a second request."""
     server = server_after([asks(2), asks(1)], active=1)
     assert play(server, [asks(0), asks(1)]) == []
-    assert play(server, [uploads(2), mixed(0)]) == [step("w/0/0", 1), OpenPhase(phase=1), activate(1, 0, "z/3/1")]
+    assert play(server, [uploads(2), mixed(0)]) == [
+        step("w/0/0", 1),
+        OpenPhase(phase=1),
+        activate(1, 0, "z/3/1"),
+    ]
 
 
 def test_a_repeated_request_of_a_busy_device_gets_the_same_answer() -> None:
@@ -259,18 +371,24 @@ def test_a_repeated_request_of_a_busy_device_gets_the_same_answer() -> None:
 
 
 def test_an_upload_replaces_the_copy_and_is_acknowledged() -> None:
-    """Paper, Sync-cloud (i): 'this cloud server replaces its local copy of x_i(t)'s with x_i(t+1)'s'."""
+    """Paper, Sync-cloud (i): 'this cloud server replaces its local copy of x_i(t)'s with
+    x_i(t+1)'s'.
+    """
     assert server_after([asks(0)]).handle(uploads(0)) == [absorb(0), acknowledge(0)]
 
 
 def test_the_phase_ends_with_the_last_upload_it_needs() -> None:
-    """Paper, Sync-cloud (i): 'this phase ends when it receives x_i(t+1)'s from a pre-determined number of edge devices'."""
+    """Paper, Sync-cloud (i): 'this phase ends when it receives x_i(t+1)'s from a pre-determined
+    number of edge devices'.
+    """
     server = server_after([asks(0), asks(1), uploads(1)])
     assert server.handle(uploads(0)) == [absorb(0), acknowledge(0), report()]
 
 
 def test_async_servers_send_their_model_to_the_coordinator() -> None:
-    """Paper, Async-cloud (i): 'finished the 'response and update' phase send their model z_n(t)'s to the coordinator'."""
+    """Paper, Async-cloud (i): 'finished the 'response and update' phase send their model z_n(t)'s
+    to the coordinator'.
+    """
     assert play(server_after(), PHASE_0)[-1] == report(0, 0, "z/3/0")
 
 
@@ -280,12 +398,18 @@ def test_sync_servers_send_their_sum_to_the_coordinator() -> None:
 
 
 def test_a_device_counts_once_per_phase() -> None:
-    """Paper, Sync-cloud (i): x_i(t+1)'s 'from a pre-determined number of edge devices', not as many uploads of a fast one."""
+    """Paper, Sync-cloud (i): x_i(t+1)'s 'from a pre-determined number of edge devices', not as many
+    uploads of a fast one.
+    """
     server = server_after([asks(0), uploads(0)])
     assert server.handle(asks(0, 1)) == []
     assert server.handle(asks(2)) == [activate(2)]
     assert server.handle(uploads(2)) == [absorb(2), acknowledge(2), report()]
-    assert server.handle(mixed(0)) == [step("w/0/0", 1), OpenPhase(phase=1), activate(0, 1, "z/3/1")]
+    assert server.handle(mixed(0)) == [
+        step("w/0/0", 1),
+        OpenPhase(phase=1),
+        activate(0, 1, "z/3/1"),
+    ]
 
 
 def test_a_device_that_counted_does_not_block_those_behind_it() -> None:
@@ -301,14 +425,23 @@ def test_a_phase_needs_no_more_than_all_members() -> None:
 
 
 def test_requests_that_come_while_waiting_are_served_first_in_the_next_phase() -> None:
-    """Paper, Sync-cloud (ii): 'the cloud servers become available again for the next round of update'."""
+    """Paper, Sync-cloud (ii): 'the cloud servers become available again for the next round of
+    update'.
+    """
     server = server_after([*PHASE_0, asks(2), asks(1, 1), asks(0, 1)])
-    commands = [step("w/0/0", 1), OpenPhase(phase=1), activate(2, 0, "z/3/1"), activate(1, 1, "z/3/1")]
+    commands = [
+        step("w/0/0", 1),
+        OpenPhase(phase=1),
+        activate(2, 0, "z/3/1"),
+        activate(1, 1, "z/3/1"),
+    ]
     assert server.handle(mixed(0)) == commands
 
 
 def test_an_upload_that_comes_while_waiting_counts_in_the_next_phase() -> None:
-    """It is acknowledged now and absorbed once, when the next phase opens; what was reported stays what it was."""
+    """It is acknowledged now and absorbed once, when the next phase opens; what was reported stays
+    what it was.
+    """
     server = server_after([asks(0), asks(1), lost(0), asks(2), uploads(1), uploads(2)])
     assert server.handle(uploads(0)) == [acknowledge(0)]
     assert server.handle(uploads(0)) == [acknowledge(0)]
@@ -322,19 +455,30 @@ def test_uploads_that_came_while_waiting_can_complete_the_next_phase_at_once() -
     server = server_after([asks(0), lost(0), asks(1), uploads(1), asks(2)], active=1)
     assert server.state is S.WAITING
     play(server, [uploads(0)])
-    assert server.handle(mixed(0)) == [step("w/0/0", 1), OpenPhase(phase=1), absorb(0), report(1, 0, "z/3/1")]
+    assert server.handle(mixed(0)) == [
+        step("w/0/0", 1),
+        OpenPhase(phase=1),
+        absorb(0),
+        report(1, 0, "z/3/1"),
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------- the cloud's answers
+# ------------------------------------------------------------------------------------------------
+# the cloud's answers
 def test_a_server_of_the_mix_steps_from_what_it_received_and_opens_its_next_phase() -> None:
     """Paper, Async-cloud (iii): 'they use received w(t) as w_n(t) and update z_n(t+1) by (6)'."""
     assert server_after(PHASE_0).handle(mixed(0)) == [step("w/0/0", 1), OpenPhase(phase=1)]
 
 
 def test_a_sync_server_adopts_the_broadcast_model() -> None:
-    """Paper, Sync-cloud (ii): 'After receiving z(t+1), the cloud servers become available again'."""
+    """Paper, Sync-cloud (ii): 'After receiving z(t+1), the cloud servers become available
+    again'.
+    """
     server = server_after(PHASE_0, sync=True)
-    assert server.handle(GlobalUpdated(phase=0, model="z/1")) == [AdoptModel(model="z/1"), OpenPhase(phase=1)]
+    assert server.handle(GlobalUpdated(phase=0, model="z/1")) == [
+        AdoptModel(model="z/1"),
+        OpenPhase(phase=1),
+    ]
     assert server.handle(asks(2)) == [activate(2, 0, "z/1")]
 
 
@@ -348,10 +492,17 @@ def test_with_several_cloud_iterations_the_server_reports_after_each_step() -> N
 
 
 def test_an_isolated_server_waits_until_its_phase_ends() -> None:
-    """Paper, Appendix A (iv): 'the isolated cloud servers will wait until their 'edge-device update' phase ends'."""
+    """Paper, Appendix A (iv): 'the isolated cloud servers will wait until their 'edge-device
+    update' phase ends'.
+    """
     server = server_after([asks(0), asks(1), uploads(0)])
     assert server.handle(Isolated(phase=0)) == []
-    assert server.handle(uploads(1)) == [absorb(1), acknowledge(1), step("z/3/0", 1), OpenPhase(phase=1)]
+    assert server.handle(uploads(1)) == [
+        absorb(1),
+        acknowledge(1),
+        step("z/3/0", 1),
+        OpenPhase(phase=1),
+    ]
 
 
 def test_an_isolated_server_that_waits_steps_alone_at_once() -> None:
@@ -362,11 +513,17 @@ def test_an_isolated_server_that_waits_steps_alone_at_once() -> None:
 def test_an_isolated_server_takes_all_cloud_iterations_alone() -> None:
     """Paper, Appendix A: 'the same eta_z is used on all cloud servers', so each takes K_z steps."""
     server = server_after(PHASE_0, iterations=2)
-    assert server.handle(Isolated(phase=0)) == [step("z/3/0", 1), step("z/3/1", 2), OpenPhase(phase=1)]
+    assert server.handle(Isolated(phase=0)) == [
+        step("z/3/0", 1),
+        step("z/3/1", 2),
+        OpenPhase(phase=1),
+    ]
 
 
 def test_a_server_isolated_from_several_rounds_steps_alone_in_each() -> None:
-    """Paper, Appendix A (i): 'only cloud-server models at round t will be accepted'; a straggler is late for all of them."""
+    """Paper, Appendix A (i): 'only cloud-server models at round t will be accepted'; a straggler is
+    late for all of them.
+    """
     server = server_after([Isolated(phase=1)], active=1)
     alone = [absorb(0), acknowledge(0), step("z/3/0", 1), OpenPhase(phase=1)]
     assert play(server, [asks(0), uploads(0)]) == alone
@@ -376,7 +533,9 @@ def test_a_server_isolated_from_several_rounds_steps_alone_in_each() -> None:
 
 
 def test_the_isolation_of_a_later_round_does_not_overtake_the_mix_it_waits_for() -> None:
-    """Paper, Appendix A (iv): 'cloud servers in V(t) use received w(t) as w_n(t)', however slow that message is."""
+    """Paper, Appendix A (iv): 'cloud servers in V(t) use received w(t) as w_n(t)', however slow
+    that message is.
+    """
     server = server_after(PHASE_0, active=2)
     assert server.handle(Isolated(phase=1)) == []
     assert server.handle(mixed(0)) == [step("w/0/0", 1), OpenPhase(phase=1)]
@@ -412,7 +571,8 @@ def test_a_retry_repeats_the_report_word_for_word() -> None:
     assert server.handle(RetryDue()) == [report()]
 
 
-# ----------------------------------------------------------------------------------------------------- devices that are lost
+# ------------------------------------------------------------------------------------------------
+# devices that are lost
 def test_the_place_of_a_lost_device_goes_to_the_next_in_the_queue() -> None:
     """A device that vanished must not hold up its server."""
     server = server_after([asks(0), asks(1), asks(2)])
@@ -427,7 +587,9 @@ def test_a_lost_device_that_uploads_after_all_is_counted() -> None:
 
 
 def test_the_device_that_took_the_place_counts_in_the_next_phase() -> None:
-    """Nothing that was asked for is thrown away; it also keeps its place among the q of that phase."""
+    """Nothing that was asked for is thrown away; it also keeps its place among the q of that
+    phase.
+    """
     server = server_after([asks(0), asks(1), lost(0), asks(2), uploads(1), uploads(0), mixed(0)])
     assert server.handle(asks(0, 1)) == [activate(0, 1, "z/3/1")]
     assert server.handle(asks(1, 1)) == []
@@ -437,9 +599,16 @@ def test_the_device_that_took_the_place_counts_in_the_next_phase() -> None:
 
 def test_a_device_lost_while_the_server_waits_frees_a_place_in_the_next_phase() -> None:
     """Nobody is activated between two phases."""
-    server = server_after([asks(0), asks(1), lost(0), asks(2), uploads(1), uploads(0), asks(0, 1), asks(1, 1)])
+    server = server_after(
+        [asks(0), asks(1), lost(0), asks(2), uploads(1), uploads(0), asks(0, 1), asks(1, 1)]
+    )
     assert server.handle(lost(2)) == []
-    opened = [step("w/0/0", 1), OpenPhase(phase=1), activate(0, 1, "z/3/1"), activate(1, 1, "z/3/1")]
+    opened = [
+        step("w/0/0", 1),
+        OpenPhase(phase=1),
+        activate(0, 1, "z/3/1"),
+        activate(1, 1, "z/3/1"),
+    ]
     assert server.handle(mixed(0)) == opened
 
 
@@ -449,7 +618,8 @@ def test_a_device_that_has_uploaded_is_not_lost() -> None:
     assert_ignored(server_after([asks(0), lost(0)]), lost(0))
 
 
-# ------------------------------------------------------------------------------------------------------ devices come and go
+# ------------------------------------------------------------------------------------------------
+# devices come and go
 def test_a_new_member_starts_from_the_servers_model() -> None:
     """Paper, Algorithm 1, line 1: x_i and z_n start alike."""
     server = server_after()
@@ -488,8 +658,14 @@ def test_the_phase_ends_when_the_last_device_it_waits_for_leaves() -> None:
 
 def test_an_isolated_server_steps_alone_when_the_device_it_waits_for_leaves() -> None:
     """Paper, Appendix A (iv), by another way to the end of the phase."""
-    server = server_after([asks(0), asks(1), asks(2), uploads(0), uploads(1), Isolated(phase=0)], active=3)
-    assert server.handle(DeviceLeft(device=2)) == [Dismiss(device=2), step("z/3/0", 1), OpenPhase(phase=1)]
+    server = server_after(
+        [asks(0), asks(1), asks(2), uploads(0), uploads(1), Isolated(phase=0)], active=3
+    )
+    assert server.handle(DeviceLeft(device=2)) == [
+        Dismiss(device=2),
+        step("z/3/0", 1),
+        OpenPhase(phase=1),
+    ]
 
 
 def test_a_held_upload_leaves_with_its_device() -> None:
@@ -506,7 +682,9 @@ def test_a_waiting_request_leaves_with_its_device() -> None:
     assert server.handle(mixed(0)) == [step("w/0/0", 1), OpenPhase(phase=1)]
 
 
-@pytest.mark.parametrize("event", [asks(0, 1), uploads(0), uploads(0, 1), lost(0), DeviceLeft(device=0)], ids=repr)
+@pytest.mark.parametrize(
+    "event", [asks(0, 1), uploads(0), uploads(0, 1), lost(0), DeviceLeft(device=0)], ids=repr
+)
 def test_late_messages_of_a_device_that_has_left_are_normal(event: Event) -> None:
     """They may have been under way when it left."""
     assert_ignored(server_after([asks(0), uploads(0), asks(1), DeviceLeft(device=0)]), event)
@@ -515,7 +693,9 @@ def test_late_messages_of_a_device_that_has_left_are_normal(event: Event) -> Non
 def test_the_last_member_cannot_leave() -> None:
     """The mean over no members does not exist."""
     server = server_after([DeviceLeft(device=0), DeviceLeft(device=1)])
-    assert_refused(server, DeviceLeft(device=2), LocalProtocolError, "is the last of server 3 and cannot leave")
+    assert_refused(
+        server, DeviceLeft(device=2), LocalProtocolError, "is the last of server 3 and cannot leave"
+    )
 
 
 def test_a_member_that_comes_back_goes_on_with_its_own_counter() -> None:
@@ -536,12 +716,17 @@ def test_a_member_that_left_at_work_and_comes_back_may_finish() -> None:
 
 
 def test_a_member_that_comes_back_before_it_was_activated_gets_the_activation_of_then() -> None:
-    """Whether the first one reached it nobody knows; two different ones for one activation would be worse."""
-    server = server_after([asks(0), DeviceLeft(device=0), asks(1), asks(2), uploads(1), uploads(2), mixed(0)])
+    """Whether the first one reached it nobody knows; two different ones for one activation would be
+    worse.
+    """
+    server = server_after(
+        [asks(0), DeviceLeft(device=0), asks(1), asks(2), uploads(1), uploads(2), mixed(0)]
+    )
     assert play(server, [DeviceJoined(device=0), asks(0)]) == [activate(0, 0, "z/3/0")]
 
 
-# ------------------------------------------------------------------------------------------------- devices that lost their memory
+# ------------------------------------------------------------------------------------------------
+# devices that lost their memory
 def test_until_a_device_confirms_it_is_told_again_and_nothing_of_it_counts() -> None:
     server = server_after([*PHASE_0, mixed(0), asks(0, 1), DeviceReset(device=0)])
     again = restore(0, 1, 1)
@@ -554,8 +739,15 @@ def test_until_a_device_confirms_it_is_told_again_and_nothing_of_it_counts() -> 
 
 def test_an_upload_from_before_a_device_was_put_in_step_is_refused() -> None:
     """Otherwise the server would count a model that the device no longer has."""
-    server = server_after([asks(0), DeviceReset(device=0), Resumed(device=0, incarnation=1), asks(0)])
-    assert_refused(server, uploads(0), RemoteProtocolError, "it has been put in step 1 times; this is from before")
+    server = server_after(
+        [asks(0), DeviceReset(device=0), Resumed(device=0, incarnation=1), asks(0)]
+    )
+    assert_refused(
+        server,
+        uploads(0),
+        RemoteProtocolError,
+        "it has been put in step 1 times; this is from before",
+    )
     uploaded = Uploaded(device=0, activation=0, model="x/0/0/1")
     assert server.handle(uploaded) == [absorb(0), acknowledge(0)]
 
@@ -583,7 +775,9 @@ def test_one_that_left_before_it_confirmed_is_put_in_step_again_when_it_comes_ba
     server = server_in(S.COLLECTING)
     assert server.handle(DeviceReset(device=0)) == [restore(0, 1, 1)]
     assert server.handle(DeviceLeft(device=0)) == [Dismiss(device=0)]
-    assert server.handle(Resumed(device=0, incarnation=1)) == []  # whatever it says now, it is no member
+    assert (
+        server.handle(Resumed(device=0, incarnation=1)) == []
+    )  # whatever it says now, it is no member
     again = restore(0, 1, 2, model="z/3/1")
     assert server.handle(DeviceJoined(device=0)) == [Admit(device=0, model="z/3/1"), again]
     assert server.handle(asks(0)) == [again]  # it has heard nothing, and asks as before

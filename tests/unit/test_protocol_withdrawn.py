@@ -1,4 +1,5 @@
-"""An activation that comes to nothing: what the server says, whom it lets in instead, and that no phase waits for it.
+"""An activation that comes to nothing: what the server says, whom it lets in instead, and that no
+phase waits for it.
 
 Server 3 has the members 0, 1 and 2.
 """
@@ -74,7 +75,8 @@ def server_after(*events: Event, active: int = 2) -> Server:
 NEXT = Mixed(phase=0, iteration=0, model="w/0/0")
 
 
-# ------------------------------------------------------------------------------------------------------------------ the server
+# ------------------------------------------------------------------------------------------------
+# the server
 def test_the_place_of_an_activation_that_came_to_nothing_is_free_for_another() -> None:
     server = server_after(asks(0), asks(1), asks(2))
     assert server.handle(withdrawn(0)) == [declined(0), activated(2)]
@@ -91,7 +93,9 @@ def test_with_all_members_active_the_phase_ends_without_the_one_that_came_to_not
 
 
 def test_it_asks_again_and_waits_for_the_next_phase() -> None:
-    """So a device whose uploads are refused every time takes one place in each phase, and does not go round and round."""
+    """So a device whose uploads are refused every time takes one place in each phase, and does not
+    go round and round.
+    """
     server = server_after(asks(0), asks(1), withdrawn(0), active=3)
     assert server.handle(asks(0, 1)) == []
     assert play(server, [uploads(1), asks(2)]) == [activated(2)]
@@ -115,7 +119,9 @@ def test_members_that_join_are_let_in_as_ever() -> None:
 def test_what_a_device_that_was_given_up_withdraws_is_over_as_well() -> None:
     server = server_after(asks(0), asks(1), DeviceLost(device=0, activation=0), asks(2))
     assert server.handle(withdrawn(0)) == [declined(0)]
-    while_waiting = server_after(asks(0), DeviceLost(device=0, activation=0), asks(1), asks(2), uploads(1), uploads(2))
+    while_waiting = server_after(
+        asks(0), DeviceLost(device=0, activation=0), asks(1), asks(2), uploads(1), uploads(2)
+    )
     assert while_waiting.state is ServerState.WAITING
     assert while_waiting.handle(withdrawn(0)) == [declined(0)]
     assert play(while_waiting, [NEXT, asks(0, 1)]) == [activated(0, 1, "z/3/1")]
@@ -132,13 +138,25 @@ def test_a_copy_is_answered_in_the_same_words_and_changes_nothing(copy: Event) -
 
 def test_a_copy_of_one_before_another_was_declined_is_not_answered() -> None:
     """It was not acknowledged, and the device knows: it has asked again since."""
-    server = server_after(asks(0), withdrawn(0), asks(1), uploads(1), asks(2), uploads(2), NEXT, asks(0, 1), withdrawn(0, 1))
+    server = server_after(
+        asks(0),
+        withdrawn(0),
+        asks(1),
+        uploads(1),
+        asks(2),
+        uploads(2),
+        NEXT,
+        asks(0, 1),
+        withdrawn(0, 1),
+    )
     assert server.handle(uploads(0)) == []
     assert server.handle(uploads(0, 1)) == [declined(0, 1)]
 
 
 def test_a_device_that_lost_its_memory_is_sent_its_last_contribution_not_what_was_refused() -> None:
-    server = server_after(asks(0), uploads(0), asks(1), uploads(1), NEXT, asks(0, 1), withdrawn(0, 1))
+    server = server_after(
+        asks(0), uploads(0), asks(1), uploads(1), NEXT, asks(0, 1), withdrawn(0, 1)
+    )
     restored = Restored(incarnation=1, activation=2, session=1 << 32, model="x/0/0")
     assert server.handle(DeviceReset(device=0)) == [Send(to="device/0", message=restored)]
     assert server.handle(withdrawn(0, 1)) == [Send(to="device/0", message=restored)]
@@ -148,15 +166,20 @@ def test_a_device_that_lost_its_memory_is_sent_its_last_contribution_not_what_wa
 
 def test_one_from_before_the_device_was_put_in_step_is_refused() -> None:
     server = server_after(DeviceReset(device=0), Resumed(device=0, incarnation=1), asks(0))
-    assert_refused(server, withdrawn(0), RemoteProtocolError, "put in step 1 times; this is from before")
+    assert_refused(
+        server, withdrawn(0), RemoteProtocolError, "put in step 1 times; this is from before"
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------ the device
+# ------------------------------------------------------------------------------------------------
+# the device
 def test_after_a_refusal_the_next_mini_batches_are_others_and_the_counters_agree() -> None:
     """FedBCD: session 0 was drawn for what was refused; activation 0 is over for both."""
     device, server = Device(0, "server/3"), server_after()
     server.handle(asks(0))
-    upload = play(device, [Woke(), Activated(activation=0, model="z/3/0"), Trained(activation=0, steps=3)])
+    upload = play(
+        device, [Woke(), Activated(activation=0, model="z/3/0"), Trained(activation=0, steps=3)]
+    )
     assert upload == [Send(to="server/3", message=uploads(0))]
     answer = server.handle(withdrawn(0))[0]
     assert isinstance(answer, Send)
@@ -164,7 +187,9 @@ def test_after_a_refusal_the_next_mini_batches_are_others_and_the_counters_agree
     assert device.handle(Woke()) == [Send(to="server/3", message=asks(0, 1))]
     play(server, [asks(0, 1), asks(1), uploads(1), asks(2), uploads(2)])
     assert activated(0, 1, "z/3/1") in server.handle(NEXT)
-    assert device.handle(Activated(activation=1, model="z/3/1")) == [Train(activation=1, session=1, model="z/3/1")]
+    assert device.handle(Activated(activation=1, model="z/3/1")) == [
+        Train(activation=1, session=1, model="z/3/1")
+    ]
 
 
 def test_after_a_failure_the_next_mini_batches_are_others() -> None:
@@ -172,20 +197,26 @@ def test_after_a_failure_the_next_mini_batches_are_others() -> None:
     play(device, [Woke(), Activated(activation=0, model="z/3/0"), Failed(session=0)])
     assert device.state is DeviceState.WITHDRAWING
     play(device, [Declined(activation=0, reason="finite"), Woke()])
-    assert device.handle(Activated(activation=1, model="z/3/1")) == [Train(activation=1, session=1, model="z/3/1")]
+    assert device.handle(Activated(activation=1, model="z/3/1")) == [
+        Train(activation=1, session=1, model="z/3/1")
+    ]
 
 
 def test_an_offline_round_that_failed_counts_against_the_limit() -> None:
     """It is not tried again and again, and its mini-batches are not drawn again."""
     device = Device(0, "server/3", offline_limit=2)
-    assert play(device, [OfflineDue(), Failed(session=0), OfflineDue()]) == [TrainOffline(session=1)]
+    assert play(device, [OfflineDue(), Failed(session=0), OfflineDue()]) == [
+        TrainOffline(session=1)
+    ]
     play(device, [Failed(session=1)])
     assert device.state is DeviceState.SUSPENDED
 
 
 def test_an_activation_that_came_in_an_offline_round_that_failed_begins_after_it() -> None:
     device = Device(0, "server/3", offline_limit=2)
-    commands = play(device, [Woke(), OfflineDue(), Activated(activation=0, model="z/3/0"), Failed(session=0)])
+    commands = play(
+        device, [Woke(), OfflineDue(), Activated(activation=0, model="z/3/0"), Failed(session=0)]
+    )
     assert [type(command).__name__ for command in commands] == ["Pull"]
 
 
@@ -193,7 +224,13 @@ def test_a_retry_repeats_what_was_said_last() -> None:
     device = Device(0, "server/3")
     said = play(device, [Woke(), Activated(activation=0, model="z/3/0"), Failed(session=0)])
     assert device.handle(RetryDue()) == said
-    assert play(device, [Declined(activation=0, reason="finite"), Declined(activation=0, reason="finite")]) == []
+    assert (
+        play(
+            device,
+            [Declined(activation=0, reason="finite"), Declined(activation=0, reason="finite")],
+        )
+        == []
+    )
 
 
 def test_an_acknowledgement_of_what_was_withdrawn_cannot_be() -> None:
@@ -202,12 +239,17 @@ def test_an_acknowledgement_of_what_was_withdrawn_cannot_be() -> None:
     assert_refused(device, Acknowledged(activation=0), RemoteProtocolError, "has not uploaded")
 
 
-# ----------------------------------------------------------------------------------------------------------------- dismissals
+# ------------------------------------------------------------------------------------------------
+# dismissals
 def test_who_leaves_has_the_sum_formed_anew_except_in_logs_of_before() -> None:
     """0.1.0 wrote neither field; what it wrote is played as it was."""
     server = server_after()
     assert server.handle(DeviceLeft(device=0)) == [Dismiss(device=0, anew=True)]
     old = decode({"DeviceLeft": {"device": 1}})
     assert isinstance(old, Event)
-    assert server.handle(old) == [decode({"Dismiss": {"device": 1}})] == [Dismiss(device=1, anew=False)]
+    assert (
+        server.handle(old)
+        == [decode({"Dismiss": {"device": 1}})]
+        == [Dismiss(device=1, anew=False)]
+    )
     assert decode(encode(DeviceLeft(device=1))) == DeviceLeft(device=1, anew=True)

@@ -1,4 +1,6 @@
-"""What users rely on: the names, their documents, the rows of the architecture, and what a `Run` gives back."""
+"""What users rely on: the names, their documents, the rows of the architecture, and what a `Run`
+gives back.
+"""
 
 import ast
 import importlib
@@ -24,8 +26,15 @@ from rounding import ROUNDED_64, U, exact_outputs
 from run_helpers import LOGISTIC, MLP, federation, outputs, train
 
 SOURCE = Path(inspect.getfile(fb)).parent
-FILES = sorted(path for path in SOURCE.rglob("*.py") if not path.stem.endswith("_pb2"))  # generated code has its own test
-MODULES = {".".join(("fedbcd", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path for path in FILES}
+FILES = sorted(
+    path for path in SOURCE.rglob("*.py") if not path.stem.endswith("_pb2")
+)  # generated code has its own test
+MODULES = {
+    ".".join(("fedbcd", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in FILES
+}
 
 
 @cache
@@ -34,14 +43,27 @@ def tree_of(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text(encoding="utf-8"), str(MODULES[name]))
 
 
-# Imports point down only. Siblings of row 1 do not know each other; row 2 may look sideways only where it is said here.
+# Imports point down only. Siblings of row 1 do not know each other; row 2 may look sideways only
+# where it is said here.
 ROWS = {
     **dict.fromkeys(("errors", "config", "describe", "recorded"), 0),
     **dict.fromkeys(("algorithm", "protocol", "theory"), 1),
     **dict.fromkeys(("data", "models", "eventlog", "history", "runfolder"), 2),
     "engines": 3,
     **dict.fromkeys(("experiments", "planner", "report", "export", "trackers"), 4),
-    **dict.fromkeys(("cli", "cli_certs", "cli_check", "cli_data", "cli_deploy", "cli_experiments", "cli_plan", "cli_report"), 5),
+    **dict.fromkeys(
+        (
+            "cli",
+            "cli_certs",
+            "cli_check",
+            "cli_data",
+            "cli_deploy",
+            "cli_experiments",
+            "cli_plan",
+            "cli_report",
+        ),
+        5,
+    ),
     **dict.fromkeys(("cli_dashboard", "dashboard", "deploy"), 5),
     "": 6,  # fedbcd/__init__.py, the public API
 }
@@ -70,7 +92,17 @@ SIDEWAYS = {
 # An activation, the sums and the delays are the same on every engine, so they are the same code.
 SHARED = {
     f"fedbcd.engines.simulate.{name}"
-    for name in ("allocator", "batch", "certify", "delays", "evaluate", "numbers", "rows", "steps", "store")
+    for name in (
+        "allocator",
+        "batch",
+        "certify",
+        "delays",
+        "evaluate",
+        "numbers",
+        "rows",
+        "steps",
+        "store",
+    )
 }
 PURE = ("fedbcd.algorithm", "fedbcd.protocol", "fedbcd.theory", "fedbcd.engines.simulate")
 
@@ -93,7 +125,8 @@ def _part(module: str) -> str:
     return (*module.split("."), "")[1]
 
 
-# ----------------------------------------------------------------------------------------------------------------- names
+# ------------------------------------------------------------------------------------------------
+# names
 def test_the_public_names_are_sorted_and_exist() -> None:
     assert fb.__all__ == sorted(fb.__all__)
     assert len(set(fb.__all__)) == len(fb.__all__)
@@ -102,7 +135,11 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 
 
 def test_every_public_import_is_a_public_name() -> None:
-    imported = {name for name, value in vars(fb).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    imported = {
+        name
+        for name, value in vars(fb).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
     assert imported == set(fb.__all__)
 
 
@@ -111,7 +148,9 @@ def test_every_public_name_has_a_docstring(name: str) -> None:
     thing = getattr(fb, name)
     if inspect.isclass(thing) or inspect.isfunction(thing):
         assert (thing.__doc__ or "").strip(), name
-        assert not str(thing.__doc__).startswith(f"{name}("), f"{name} has only the docstring that dataclass writes"
+        assert not str(thing.__doc__).startswith(f"{name}("), (
+            f"{name} has only the docstring that dataclass writes"
+        )
     else:  # a union of classes, such as Algorithm
         assert all((member.__doc__ or "").strip() for member in thing.__args__)
 
@@ -121,23 +160,41 @@ def test_every_public_module_class_and_function_has_a_docstring(name: str) -> No
     tree = tree_of(name)
     assert ast.get_docstring(tree), f"{name} has no docstring"
     owners: list[ast.Module | ast.ClassDef] = [tree]
-    owners += [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    owners += [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
     for owner in owners:
         for node in owner.body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
-                overload = any(isinstance(mark, ast.Name) and mark.id == "overload" for mark in node.decorator_list)
-                assert overload or ast.get_docstring(node), f"{name}.{node.name} (line {node.lineno}) has no docstring"
+            if isinstance(
+                node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            ) and not node.name.startswith("_"):
+                overload = any(
+                    isinstance(mark, ast.Name) and mark.id == "overload"
+                    for mark in node.decorator_list
+                )
+                assert overload or ast.get_docstring(node), (
+                    f"{name}.{node.name} (line {node.lineno}) has no docstring"
+                )
 
 
 def test_every_module_can_be_imported_alone() -> None:
-    found = {module.name for module in pkgutil.walk_packages(fb.__path__, "fedbcd.") if not module.name.endswith("_pb2")}
-    found = {name for name in found if not name.startswith("fedbcd.algorithm.fused._chain")}  # compiled, and loaded by ctypes
+    found = {
+        module.name
+        for module in pkgutil.walk_packages(fb.__path__, "fedbcd.")
+        if not module.name.endswith("_pb2")
+    }
+    found = {
+        name for name in found if not name.startswith("fedbcd.algorithm.fused._chain")
+    }  # compiled, and loaded by ctypes
     assert found == {name for name in MODULES if name != "fedbcd"}
     for name in found:
         importlib.import_module(name)
 
 
-# ------------------------------------------------------------------------------------------------------------------ rows
+# ------------------------------------------------------------------------------------------------
+# rows
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_point_down_only(name: str) -> None:
     mine = _part(name)
@@ -149,16 +206,24 @@ def test_imports_point_down_only(name: str) -> None:
         if theirs == "" and target == "fedbcd":
             assert ROWS[mine] >= 5, f"{name} imports the public API, which is above it"
         elif theirs != mine:
-            assert ROWS[theirs] < ROWS[mine] or (mine, theirs) in SIDEWAYS, f"{name} imports {target}, which is not below it"
+            assert ROWS[theirs] < ROWS[mine] or (mine, theirs) in SIDEWAYS, (
+                f"{name} imports {target}, which is not below it"
+            )
 
 
 def test_engines_do_not_import_each_other() -> None:
     engines = ("simulate", "cluster", "deploy")
     for name, tree in ((name, tree_of(name)) for name in MODULES):
-        mine = next((engine for engine in engines if name.startswith(f"fedbcd.engines.{engine}")), None)
+        mine = next(
+            (engine for engine in engines if name.startswith(f"fedbcd.engines.{engine}")), None
+        )
         if mine is not None:
             others = [f"fedbcd.engines.{engine}" for engine in engines if engine != mine]
-            assert not [target for target in _imports(tree) if target.startswith(tuple(others)) and target not in SHARED], name
+            assert not [
+                target
+                for target in _imports(tree)
+                if target.startswith(tuple(others)) and target not in SHARED
+            ], name
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith(PURE)])
@@ -172,16 +237,30 @@ def test_the_core_imports_torch_numpy_and_the_standard_library_only(name: str) -
 @pytest.mark.parametrize("name", MODULES)
 def test_nothing_is_unpickled_or_evaluated(name: str) -> None:
     for target in _imports(tree_of(name)):
-        assert target.split(".")[0] not in ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"), target
+        assert target.split(".")[0] not in (
+            "pickle",
+            "cPickle",
+            "dill",
+            "cloudpickle",
+            "shelve",
+            "marshal",
+        ), target
     for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.Call):
             call = ast.unparse(node.func)
-            assert call not in ("eval", "exec", "compile", "torch.load", "builtins.eval"), f"{name} line {node.lineno}: {call}"
+            assert call not in (
+                "eval",
+                "exec",
+                "compile",
+                "torch.load",
+                "builtins.eval",
+            ), f"{name} line {node.lineno}: {call}"
             if call in ("np.load", "numpy.load"):
                 assert "allow_pickle=False" in ast.unparse(node), f"{name} line {node.lineno}"
 
 
-# ------------------------------------------------------------------------------------------------------------ what a run is
+# ------------------------------------------------------------------------------------------------
+# what a run is
 @pytest.fixture(scope="module")
 def run() -> fb.Run:
     return train("fedbcd-async", rounds=5, evaluate_every=2)
@@ -205,13 +284,20 @@ def _by_hand(run: fb.Run, flat: torch.Tensor) -> torch.Tensor:
 
 def test_models_are_modules_that_give_the_outputs_of_the_stored_numbers(run: fb.Run) -> None:
     inputs = _inputs(run)
-    pairs: list[tuple[nn.Module, torch.Tensor]] = [(run.global_model, run.global_VF.double().mean(0).float())]
+    pairs: list[tuple[nn.Module, torch.Tensor]] = [
+        (run.global_model, run.global_VF.double().mean(0).float())
+    ]
     pairs += [(run.personal_model(device), run.personal_NF[device]) for device in (0, 7, 15)]
     pairs += [(run.server_model(server), run.global_VF[server]) for server in range(4)]
     for module, flat in pairs:
         assert not module.training
         exact, bound = exact_outputs(LAYERS, flat, inputs)
-        assert torch.allclose(exact, _by_hand(run, flat.double()), rtol=0, atol=ROUNDED_64 * float(exact.abs().max() + 1))
+        assert torch.allclose(
+            exact,
+            _by_hand(run, flat.double()),
+            rtol=0,
+            atol=ROUNDED_64 * float(exact.abs().max() + 1),
+        )
         assert bool(((outputs(module, inputs) - exact).norm(dim=1) <= bound).all())
 
 
@@ -225,7 +311,9 @@ def test_a_model_is_a_copy_that_does_not_change_the_run(run: fb.Run) -> None:
 
 
 def test_scores_are_the_accuracies_of_the_models(run: fb.Run) -> None:
-    """Personal accuracy: the mean over a device's training samples of how good its model is on test images of their labels."""
+    """Personal accuracy: the mean over a device's training samples of how good its model is on test
+    images of their labels.
+    """
     test = run.federation.test
     assert test is not None
     everything = run.federation.transform(test.inputs, torch.float32)
@@ -234,9 +322,15 @@ def test_scores_are_the_accuracies_of_the_models(run: fb.Run) -> None:
         own = run.federation.pool.targets[run.federation.owned(device)].tolist()
         score = np.mean([float(right[test.targets == label].mean()) for label in own])
         assert run.personal_scores[device] == pytest.approx(score, abs=1e-12)
-    of_servers = torch.stack([outputs(run.server_model(n), everything).argmax(1) == test.targets for n in range(4)])
-    assert run.history.last.global_accuracy == pytest.approx(float(of_servers.double().mean()), abs=1e-12)
-    assert run.history.last.personal_accuracy == pytest.approx(np.mean(list(run.personal_scores.values())), abs=1e-12)
+    of_servers = torch.stack(
+        [outputs(run.server_model(n), everything).argmax(1) == test.targets for n in range(4)]
+    )
+    assert run.history.last.global_accuracy == pytest.approx(
+        float(of_servers.double().mean()), abs=1e-12
+    )
+    assert run.history.last.personal_accuracy == pytest.approx(
+        np.mean(list(run.personal_scores.values())), abs=1e-12
+    )
 
 
 def test_a_run_survives_being_saved(run: fb.Run, tmp_path: Path) -> None:
@@ -263,7 +357,10 @@ def test_what_training_leaves_in_its_folder_is_what_it_returns(tmp_path: Path) -
 
 def test_a_saved_run_does_not_load_into_another_model(run: fb.Run, tmp_path: Path) -> None:
     run.save(tmp_path)
-    with pytest.raises(RecordError, match=r"holds models of \(16, 910\) \(devices, values\); this federation has \(16, 650\)"):
+    with pytest.raises(
+        RecordError,
+        match=r"holds models of \(16, 910\) \(devices, values\); this federation has \(16, 650\)",
+    ):
         fb.Run.load(tmp_path, federation(LOGISTIC))
 
 
@@ -287,7 +384,16 @@ def test_progress_is_told_after_every_round() -> None:
 
 
 def test_the_summary_has_what_the_command_line_prints(run: fb.Run) -> None:
-    names = ("algorithm", "cloud", "rounds", "clock", "global_accuracy", "personal_accuracy", "seconds", "digest")
+    names = (
+        "algorithm",
+        "cloud",
+        "rounds",
+        "clock",
+        "global_accuracy",
+        "personal_accuracy",
+        "seconds",
+        "digest",
+    )
     assert set(run.summary) >= set(names)
 
 
@@ -298,12 +404,17 @@ def test_a_module_that_is_given_is_where_training_starts() -> None:
     given = fb.Federation(module, data.loss, _samples(data), data.servers, transform=data.transform)
     run = fb.train(given, fb.FedBCD(device_step=1e-12, server_step=1e-12), rounds=1, active=1)
     flat = torch.cat([value.reshape(-1) for value in before.values()])
-    assert float((run.global_VF[0] - flat).abs().max()) < 16 * U * float(flat.abs().max())  # fifteen steps of nothing, and the sum
+    assert float((run.global_VF[0] - flat).abs().max()) < 16 * U * float(
+        flat.abs().max()
+    )  # fifteen steps of nothing, and the sum
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
 def _samples(data: fb.Federation) -> list[Any]:
-    return [(data.pool.inputs[places], data.pool.targets[places]) for places in map(data.owned, range(data.devices))]
+    return [
+        (data.pool.inputs[places], data.pool.targets[places])
+        for places in map(data.owned, range(data.devices))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +431,9 @@ def _samples(data: fb.Federation) -> list[Any]:
         ({"device": "gpu"}, "device='gpu' cannot be used here"),
     ],
 )
-def test_impossible_settings_are_value_errors_with_a_remedy(options: dict[str, Any], words: str) -> None:
+def test_impossible_settings_are_value_errors_with_a_remedy(
+    options: dict[str, Any], words: str
+) -> None:
     settings: dict[str, Any] = {"rounds": 1, "active": 2, **options}
     with pytest.raises(ValueError, match=words.replace("...", r"\.\.\.")):
         fb.train(federation(), fb.FedBCD(), **settings)

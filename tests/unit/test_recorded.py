@@ -1,4 +1,6 @@
-"""Defaults change, records do not: what a record says, or its version took for granted, wins where nothing is said today."""
+"""Defaults change, records do not: what a record says, or its version took for granted, wins where
+nothing is said today.
+"""
 
 import copy
 import json
@@ -18,16 +20,25 @@ KINDS = (fb.FedBCD, fb.FedBCDI, fb.FedProx, fb.FedAvg)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_wins_where_nothing_is_said(kind: Any) -> None:
     recorded = describe(kind(device_step=0.25, steps=(2, 3), projection=fb.Box(-3, 3), batch=7))
-    assert going_on(kind(), recorded) == kind(device_step=0.25, steps=(2, 3), projection=fb.Box(-3, 3), batch=7)
+    assert going_on(kind(), recorded) == kind(
+        device_step=0.25, steps=(2, 3), projection=fb.Box(-3, 3), batch=7
+    )
     said = kind(projection=fb.NoProjection(), batch=32)
-    assert going_on(said, recorded) == kind(device_step=0.25, steps=(2, 3), projection=fb.NoProjection(), batch=32)
+    assert going_on(said, recorded) == kind(
+        device_step=0.25, steps=(2, 3), projection=fb.NoProjection(), batch=32
+    )
 
 
 def test_what_a_record_does_not_name_is_what_its_version_did() -> None:
     for kind in KINDS:
         assert going_on(kind(), {"name": kind.name}).projection == fb.Box(-2, 2)
     assert going_on(fb.FedBCDI(), {"name": "fedbcd-i"}).momentum_after_contact == "pull"
-    assert going_on(fb.FedBCDI(momentum_after_contact="restart"), {"name": "fedbcd-i"}).momentum_after_contact == "restart"
+    assert (
+        going_on(
+            fb.FedBCDI(momentum_after_contact="restart"), {"name": "fedbcd-i"}
+        ).momentum_after_contact
+        == "restart"
+    )
     assert completed({"name": "fedbcd-i", "projection": {"name": "none"}}) == {
         "name": "fedbcd-i",
         "projection": {"name": "none"},
@@ -61,7 +72,9 @@ def test_what_was_taken_before_is_something_that_the_settings_know() -> None:
     for before in BEFORE:
         for name in kinds.keys() & {*before.kinds}:
             assert describe(going_on(kinds[name](), {"name": name}))[before.setting] == before.was
-            assert describe(kinds[name]())[before.setting] != before.was, "a default that has not changed needs no line"
+            assert describe(kinds[name]())[before.setting] != before.was, (
+                "a default that has not changed needs no line"
+            )
 
 
 def test_copies_know_what_was_said() -> None:

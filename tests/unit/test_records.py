@@ -1,4 +1,6 @@
-"""What a run leaves on disk: the table, the event log, tensors. Round trips, cuts at every byte, foreign files."""
+"""What a run leaves on disk: the table, the event log, tensors. Round trips, cuts at every byte,
+foreign files.
+"""
 
 import contextlib
 import dataclasses
@@ -20,12 +22,33 @@ from fedbcd.errors import RecordError
 from fedbcd.eventlog import BEFORE, LogReader, LogWriter, Transition, decode, encode
 from fedbcd.history import COLUMNS, History, Row
 from fedbcd.protocol import messages
-from fedbcd.protocol.messages import Absorb, Command, Event, MixModels, Send, Started, StepModel, Trained, Uploaded, Woke
+from fedbcd.protocol.messages import (
+    Absorb,
+    Command,
+    Event,
+    MixModels,
+    Send,
+    Started,
+    StepModel,
+    Trained,
+    Uploaded,
+    Woke,
+)
 from fedbcd.runfolder import read_tensors, write_tensors
 
 EXACT = examples(60)
 floats = st.floats()
-rows = st.builds(Row, st.integers(0, 10**6), floats, st.integers(0, 10**9), floats, floats, floats, floats, floats)
+rows = st.builds(
+    Row,
+    st.integers(0, 10**6),
+    floats,
+    st.integers(0, 10**9),
+    floats,
+    floats,
+    floats,
+    floats,
+    floats,
+)
 
 ROWS = [
     Row(0, 0.0, 0, 0.1, 0.1, math.nan, 0.0, 0.0),
@@ -34,10 +57,13 @@ ROWS = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------------------------- history
+# ------------------------------------------------------------------------------------------------
+# history
 @EXACT
 @given(table=st.lists(rows, max_size=5))
-def test_a_history_survives_being_written(table: list[Row], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_history_survives_being_written(
+    table: list[Row], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Every bit of every float; NaN and infinities too."""
     path = tmp_path_factory.mktemp("history") / "history.csv"
     History(table).write_csv(path)
@@ -59,7 +85,9 @@ def test_a_history_is_a_sequence_of_rows() -> None:
 def test_histories_with_nan_in_the_same_places_are_equal() -> None:
     """NaN means 'no test set' here, and two such runs are the same."""
     assert History(ROWS) == History([dataclasses.replace(row) for row in ROWS])
-    assert History(ROWS) != History([*ROWS[:2], dataclasses.replace(ROWS[2], worst_decile=math.nan)])
+    assert History(ROWS) != History(
+        [*ROWS[:2], dataclasses.replace(ROWS[2], worst_decile=math.nan)]
+    )
     assert History(ROWS) != History(ROWS[:2])
     assert History(ROWS) != ROWS
 
@@ -101,7 +129,18 @@ def test_a_history_becomes_a_data_frame() -> None:
         b"\xff\xfe\x00",
         b"PK\x03\x04\x00\x00",
     ],
-    ids=["empty", "foreign", "fewer", "short row", "word", "half round", "open quote", "huge", "not text", "zip"],
+    ids=[
+        "empty",
+        "foreign",
+        "fewer",
+        "short row",
+        "word",
+        "half round",
+        "open quote",
+        "huge",
+        "not text",
+        "zip",
+    ],
 )
 def test_a_foreign_or_damaged_table_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "history.csv"
@@ -115,7 +154,8 @@ def test_a_missing_table_is_refused_by_name(tmp_path: Path) -> None:
         History.read_csv(tmp_path / "nothing.csv")
 
 
-# -------------------------------------------------------------------------------------------------------------------- messages
+# ------------------------------------------------------------------------------------------------
+# messages
 KINDS = [
     kind
     for kind in vars(messages).values()
@@ -139,7 +179,9 @@ def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def message_of(kind: type) -> st.SearchStrategy[Any]:
-    return st.builds(kind, **{name: strategy_of(hint) for name, hint in get_type_hints(kind).items()})
+    return st.builds(
+        kind, **{name: strategy_of(hint) for name, hint in get_type_hints(kind).items()}
+    )
 
 
 @every_kind
@@ -199,17 +241,34 @@ def test_what_is_no_message_is_refused(data: Any) -> None:
         decode(data)
 
 
-# -------------------------------------------------------------------------------------------------------------------- event log
+# ------------------------------------------------------------------------------------------------
+# event log
 TRANSITIONS = [
     Transition(0.0, "server/0", Started(), ()),
-    Transition(0.1, "device/7", Woke(), (Send(to="server/0", message=Uploaded(device=7, activation=0, model="x/7/0")),)),
-    Transition(1 / 3, "server/0", Uploaded(device=7, activation=0, model="x/7/0"), (Absorb(device=7, activation=0),)),
+    Transition(
+        0.1,
+        "device/7",
+        Woke(),
+        (Send(to="server/0", message=Uploaded(device=7, activation=0, model="x/7/0")),),
+    ),
+    Transition(
+        1 / 3,
+        "server/0",
+        Uploaded(device=7, activation=0, model="x/7/0"),
+        (Absorb(device=7, activation=0),),
+    ),
     Transition(
         2.5,
         "coordinator",
         Trained(activation=0, steps=5),
         (
-            MixModels(round=0, iteration=0, servers=(1, 0), models=("z/1/0", "z/0/0"), results=("w/0/0/1", "w/0/0/0")),
+            MixModels(
+                round=0,
+                iteration=0,
+                servers=(1, 0),
+                models=("z/1/0", "z/0/0"),
+                results=("w/0/0/1", "w/0/0/0"),
+            ),
             StepModel(mixed="w/0/0/1", model="z/1/0", result="z/1/1"),
         ),
     ),
@@ -285,7 +344,9 @@ def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
 
 
 def test_a_log_cut_at_any_byte_is_refused_or_read_as_complete_lines(tmp_path: Path) -> None:
-    """A crash may cut the file anywhere. What is read is a prefix of what happened; the rest is a RecordError, nothing else."""
+    """A crash may cut the file anywhere. What is read is a prefix of what happened; the rest is a
+    RecordError, nothing else.
+    """
     whole = write_log(tmp_path / "whole.jsonl").read_bytes()
     ends = {0}
     for line in whole.splitlines(keepends=True):
@@ -387,10 +448,16 @@ def test_a_finished_log_that_lost_a_line_is_refused(tmp_path: Path, gone: int) -
         read_log(path)
 
 
-# ----------------------------------------------------------------------------------------------------------------------- tensors
+# ------------------------------------------------------------------------------------------------
+# tensors
 def some_tensors() -> dict[str, torch.Tensor]:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    return {"x": x, "view": x[:, 1], "z": torch.tensor([math.nan, math.inf], dtype=torch.float64), "empty": torch.zeros(0, 3)}
+    return {
+        "x": x,
+        "view": x[:, 1],
+        "z": torch.tensor([math.nan, math.inf], dtype=torch.float64),
+        "empty": torch.zeros(0, 3),
+    }
 
 
 def assert_holds(path: Path, expected: dict[str, torch.Tensor]) -> None:
@@ -405,11 +472,15 @@ def test_tensors_survive_being_written(tmp_path: Path) -> None:
     path = tmp_path / "models.safetensors"
     write_tensors(path, some_tensors(), {"note": "Grüße"})
     assert_holds(path, some_tensors())
-    assert [p.name for p in tmp_path.iterdir()] == ["models.safetensors"], "no temporary file stays behind"
+    assert [p.name for p in tmp_path.iterdir()] == ["models.safetensors"], (
+        "no temporary file stays behind"
+    )
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_a_crash_while_writing_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+def test_a_crash_while_writing_leaves_the_old_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
     path = tmp_path / "models.safetensors"
     write_tensors(path, some_tensors(), {"note": "Grüße"})
 
@@ -442,7 +513,10 @@ def test_a_tensor_file_cut_at_any_byte_is_refused_by_name(tmp_path: Path) -> Non
             read_tensors(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello, this is not a file of tensors", b"\xff" * 64, b"PK\x03\x04" + b"\x00" * 60])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello, this is not a file of tensors", b"\xff" * 64, b"PK\x03\x04" + b"\x00" * 60],
+)
 def test_a_foreign_tensor_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "foreign.safetensors"
     path.write_bytes(content)
@@ -456,7 +530,8 @@ def test_a_missing_tensor_file_is_refused_by_name(tmp_path: Path) -> None:
             read_tensors(path)
 
 
-# ---------------------------------------------------------------------------------------------------------------------- describe
+# ------------------------------------------------------------------------------------------------
+# describe
 @dataclasses.dataclass(frozen=True)
 class Inner:
     values: tuple[float, ...]
@@ -473,5 +548,9 @@ class Outer:
 def test_a_value_is_described_as_plain_data() -> None:
     """Names, lists and numbers only, so that JSON and TOML can hold it."""
     described = describe(Outer(Inner((1.0, 2.0)), (Inner(()),)))
-    assert described == {"inner": {"name": "inner", "values": [1.0, 2.0]}, "items": [{"name": "inner", "values": []}], "count": None}
+    assert described == {
+        "inner": {"name": "inner", "values": [1.0, 2.0]},
+        "items": [{"name": "inner", "values": []}],
+        "count": None,
+    }
     assert json.loads(json.dumps(described)) == described

@@ -1,4 +1,6 @@
-"""The report: what is read out of a run folder, what is said about it, and that the page is whole, closed and harmless."""
+"""The report: what is read out of a run folder, what is said about it, and that the page is whole,
+closed and harmless.
+"""
 
 import json
 import re
@@ -48,9 +50,12 @@ def _story(path: Path) -> Story:
     return story
 
 
-# --------------------------------------------------------------------------------------------------------------- the event log
+# ------------------------------------------------------------------------------------------------
+# the event log
 @pytest.mark.parametrize("case", CASES)
-def test_the_fold_agrees_with_the_planners_reading_of_the_same_log(case: str, folder: Callable[[str], Path]) -> None:
+def test_the_fold_agrees_with_the_planners_reading_of_the_same_log(
+    case: str, folder: Callable[[str], Path]
+) -> None:
     """Two readers of one log, written apart: phases, who was let in, uploads, mixes."""
     story, record = _story(folder(case)), read_record(folder(case))
     phases = story.phases
@@ -58,15 +63,24 @@ def test_the_fold_agrees_with_the_planners_reading_of_the_same_log(case: str, fo
     for k, phase in enumerate(record.phases):
         assert (phases.server[k], phases.opened[k]) == (phase.server, phase.opened)
         assert phases.ended[k] == (NEVER if phase.ended is None else phase.ended)
-    visits = sorted((v.device, v.asked, v.uploaded or NEVER) for phase in record.phases for v in phase.visits.values())
-    assert sorted(zip(story.visits.device, story.visits.asked, story.visits.uploaded, strict=True)) == visits
+    visits = sorted(
+        (v.device, v.asked, v.uploaded or NEVER)
+        for phase in record.phases
+        for v in phase.visits.values()
+    )
+    assert (
+        sorted(zip(story.visits.device, story.visits.asked, story.visits.uploaded, strict=True))
+        == visits
+    )
     assert [(m.time, sorted(m.servers)) for m in record.mixes] == [
         (time, sorted(story.rounds.members(k))) for k, time in enumerate(story.rounds.time)
     ]
 
 
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-rigorous"])
-def test_the_longest_round_is_explained_as_fedbcd_explain_does(case: str, folder: Callable[[str], Path]) -> None:
+def test_the_longest_round_is_explained_as_fedbcd_explain_does(
+    case: str, folder: Callable[[str], Path]
+) -> None:
     story = explain(folder(case))
     longest = run_view(read_run(folder(case)), "0")["rounds"]["longest"][0]
     assert longest["round"] == story.round
@@ -76,18 +90,25 @@ def test_the_longest_round_is_explained_as_fedbcd_explain_does(case: str, folder
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_moment_of_every_server_has_one_cause(case: str, folder: Callable[[str], Path]) -> None:
+def test_every_moment_of_every_server_has_one_cause(
+    case: str, folder: Callable[[str], Path]
+) -> None:
     """arrival + work + waiting + aggregation is the whole of each server's time."""
     record = read_run(folder(case))
     assert record.story is not None
     spent = run_view(record, "0")["spent"]
-    totals = np.sum([spent["per_server"][cause] for cause in ("arrival", "work", "waiting", "aggregation")], axis=0)
+    totals = np.sum(
+        [spent["per_server"][cause] for cause in ("arrival", "work", "waiting", "aggregation")],
+        axis=0,
+    )
     assert totals == pytest.approx([record.story.now] * SERVERS, abs=1e-3)
     assert sum(spent["share"].values()) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_traffic_counts_every_model_that_was_sent(folder: Callable[[str], Path]) -> None:
-    """By hand, from the sync run: q uploads and downloads of float32, one float64 sum and one model per server and round."""
+    """By hand, from the sync run: q uploads and downloads of float32, one float64 sum and one model
+    per server and round.
+    """
     view = run_view(read_run(folder("fedbcd-sync")), "0")
     values = view["summary"]["values"]
     per_round = SERVERS * (2 * (4 + 4) + 8 + 4) * values
@@ -102,14 +123,19 @@ def test_devices_and_servers_stand_where_the_log_leaves_them(folder: Callable[[s
     uploads = view["history"]["activations"][-1]
     assert sum(server["uploads"] for server in view["servers"]) == uploads
     page_ = device_page(record.story, record.homes, "activations", True, 0, 5)
-    assert [row[4] for row in page_["rows"]] == sorted((row[4] for row in page_["rows"]), reverse=True)
+    assert [row[4] for row in page_["rows"]] == sorted(
+        (row[4] for row in page_["rows"]), reverse=True
+    )
     assert sum(device.activations for device in record.story.devices.values()) == uploads
     mixed = sum(view["staleness"]["count"])
     assert mixed == 8 * 2  # rounds times B
 
 
-# ------------------------------------------------------------------------------------------------------------- logs that grow
-def test_a_growing_log_is_read_piece_by_piece_to_the_same_story(folder: Callable[[str], Path], tmp_path: Path) -> None:
+# ------------------------------------------------------------------------------------------------
+# logs that grow
+def test_a_growing_log_is_read_piece_by_piece_to_the_same_story(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
     whole = (folder(ASYNC) / "events.jsonl").read_bytes()
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"")
@@ -125,7 +151,9 @@ def test_a_growing_log_is_read_piece_by_piece_to_the_same_story(folder: Callable
     assert not follower.poll()
 
 
-def test_a_log_that_a_resume_cut_back_is_read_again(folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_log_that_a_resume_cut_back_is_read_again(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
     lines = (folder(ASYNC) / "events.jsonl").read_bytes().splitlines(keepends=True)
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"".join(lines[:200]))
@@ -136,8 +164,13 @@ def test_a_log_that_a_resume_cut_back_is_read_again(folder: Callable[[str], Path
     assert follower.version == 290
 
 
-@pytest.mark.parametrize("damage", [b"\x00\xff\n", b"{}\n", b'{"t":1,"on":"nobody","event":{"Started":{}},"do":[]}\n', b"[1]\n"])
-def test_a_damaged_log_is_shown_up_to_there_with_a_notice(damage: bytes, folder: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [b"\x00\xff\n", b"{}\n", b'{"t":1,"on":"nobody","event":{"Started":{}},"do":[]}\n', b"[1]\n"],
+)
+def test_a_damaged_log_is_shown_up_to_there_with_a_notice(
+    damage: bytes, folder: Callable[[str], Path], tmp_path: Path
+) -> None:
     lines = (folder("fedbcd-async") / "events.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "events.jsonl").write_bytes(b"".join([*lines[:120], damage, *lines[120:]]))
     record = read_run(tmp_path)
@@ -162,7 +195,9 @@ def test_a_foreign_file_is_named(tmp_path: Path) -> None:
         find_runs([tmp_path / "nowhere"])
 
 
-def test_a_run_that_goes_on_shows_its_last_checkpoint(folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_run_that_goes_on_shows_its_last_checkpoint(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Nothing but log and checkpoint: curves, scores, split and machine are all there."""
     train(ASYNC, rounds=8, evaluate_every=2, out=tmp_path / "run", should_stop=_after(5))
     for name in ("models.safetensors", "history.csv"):
@@ -188,9 +223,12 @@ def test_a_damaged_file_beside_the_log_is_a_notice(name: str, tmp_path: Path) ->
     assert any(name in notice for notice in read_run(tmp_path).notices)
 
 
-# -------------------------------------------------------------------------------------------------------------------- devices
+# ------------------------------------------------------------------------------------------------
+# devices
 def test_gains_are_personal_scores_less_those_of_the_servers_model(tmp_path: Path) -> None:
-    """Checked against a test of both models on the device's own labels, weighted by its shares of them, done by hand."""
+    """Checked against a test of both models on the device's own labels, weighted by its shares of
+    them, done by hand.
+    """
     run = train("fedbcd-async", rounds=6, out=tmp_path)
     test = run.federation.test
     assert test is not None
@@ -202,13 +240,19 @@ def test_gains_are_personal_scores_less_those_of_the_servers_model(tmp_path: Pat
         assert run.global_scores[device] == pytest.approx(score, abs=1e-12)
     gains = np.array([run.personal_scores[d] - run.global_scores[d] for d in range(DEVICES)])
     found = run_view(read_run(tmp_path), "0")["personal"]["gain"]
-    assert (found["better"], found["same"], found["worse"]) == ((gains > 0).sum(), (gains == 0).sum(), (gains < 0).sum())
+    assert (found["better"], found["same"], found["worse"]) == (
+        (gains > 0).sum(),
+        (gains == 0).sum(),
+        (gains < 0).sum(),
+    )
     assert found["mean"] == pytest.approx(gains.mean())
     assert fb.Run.load(tmp_path, run.federation).global_scores == run.global_scores
 
 
 def test_gain_is_against_the_best_run_of_the_job_without_personal_models(tmp_path: Path) -> None:
-    """Device by device, whichever runs are on the page; a run with another seed, or one that did not finish, is none to compare with."""
+    """Device by device, whichever runs are on the page; a run with another seed, or one that did
+    not finish, is none to compare with.
+    """
     folder = tmp_path / "job"
     runs = {
         case: train(case, rounds=rounds, out=folder / case)
@@ -216,20 +260,34 @@ def test_gain_is_against_the_best_run_of_the_job_without_personal_models(tmp_pat
     }
     train("fedprox-sync", rounds=20, seed=1, out=folder / "seed")
     train("fedprox-sync", rounds=20, should_stop=_after(15), out=folder / "stopped")
-    best = max(("fedavg-sync", "fedprox-sync"), key=lambda case: np.mean(list(runs[case].global_scores.values())))
-    expected = np.mean([runs["fedbcd-sync"].personal_scores[d] - runs[best].global_scores[d] for d in range(DEVICES)])
+    best = max(
+        ("fedavg-sync", "fedprox-sync"),
+        key=lambda case: np.mean(list(runs[case].global_scores.values())),
+    )
+    expected = np.mean(
+        [
+            runs["fedbcd-sync"].personal_scores[d] - runs[best].global_scores[d]
+            for d in range(DEVICES)
+        ]
+    )
     view = view_of([read_run(path) for path in find_runs([folder])], plan=False)
     found = {Path(run["folder"]).name: run["personal"] for run in view["runs"]}
     assert found["fedbcd-sync"]["gain"]["against"] == best
     assert found["fedbcd-sync"]["gain"]["mean"] == pytest.approx(expected)
     for row in found["fedbcd-sync"]["worst"]:
         assert row["against"] == pytest.approx(runs[best].global_scores[row["device"]])
-    assert {name: found[name]["gain"] for name in ("fedavg-sync", "fedprox-sync")} == {"fedavg-sync": None, "fedprox-sync": None}
+    assert {name: found[name]["gain"] for name in ("fedavg-sync", "fedprox-sync")} == {
+        "fedavg-sync": None,
+        "fedprox-sync": None,
+    }
     assert not found["fedprox-sync"]["own"]
     alone = view_of([read_run(folder / "fedbcd-sync")], plan=False)["runs"][0]["personal"]["gain"]
     assert alone["against"] is None  # the folder is not that of one job
     (folder / "config.toml").touch()
-    assert view_of([read_run(folder / "fedbcd-sync")], plan=False)["runs"][0]["personal"]["gain"] == found["fedbcd-sync"]["gain"]
+    assert (
+        view_of([read_run(folder / "fedbcd-sync")], plan=False)["runs"][0]["personal"]["gain"]
+        == found["fedbcd-sync"]["gain"]
+    )
 
 
 def test_labels_that_nobody_owns_are_counted_and_limit_global_accuracy(tmp_path: Path) -> None:
@@ -237,35 +295,66 @@ def test_labels_that_nobody_owns_are_counted_and_limit_global_accuracy(tmp_path:
     split = fb.diversity(data.train.targets, 2, 3, 30)
     test = fb.Samples(data.test.inputs, data.test.targets)
     federation = fb.Federation.from_partition(
-        MLP, torch.nn.functional.cross_entropy, data.train, split, 2, test=test, transform=data.transform
+        MLP,
+        torch.nn.functional.cross_entropy,
+        data.train,
+        split,
+        2,
+        test=test,
+        transform=data.transform,
     )
     fb.train(federation, fb.FedBCD(batch=8), rounds=2, active=1, out=tmp_path / "run")
     record = read_run(tmp_path / "run")
     part = run_view(record, "0")["partition"]
-    owned = {label for counts in part["counts"] for label, count in zip(part["labels"], counts, strict=True) if count}
+    owned = {
+        label
+        for counts in part["counts"]
+        for label, count in zip(part["labels"], counts, strict=True)
+        if count
+    }
     assert part["labels"] == list(range(10))
     assert set(part["unowned"]) == set(range(10)) - owned != set()
-    assert part["ceiling"] == pytest.approx(float(np.isin(test.targets.numpy(), list(owned)).mean()))
-    assert f"about {part['ceiling']:.3f} is the most" in view_of([record], plan=False)["runs"][0]["advice"][0]
+    assert part["ceiling"] == pytest.approx(
+        float(np.isin(test.targets.numpy(), list(owned)).mean())
+    )
+    assert (
+        f"about {part['ceiling']:.3f} is the most"
+        in view_of([record], plan=False)["runs"][0]["advice"][0]
+    )
 
 
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedprox-sync"])
-def test_uploads_per_device_name_only_what_there_was(case: str, folder: Callable[[str], Path]) -> None:
+def test_uploads_per_device_name_only_what_there_was(
+    case: str, folder: Callable[[str], Path]
+) -> None:
     devices = run_view(read_run(folder(case)), "0")["devices"]
     story = _story(folder(case))
-    counts = [device.activations for device in story.devices.values()] + [0] * (DEVICES - len(story.devices))
+    counts = [device.activations for device in story.devices.values()] + [0] * (
+        DEVICES - len(story.devices)
+    )
     assert devices["activations"]["times"] == sorted(set(counts))
     assert devices["never"] == counts.count(0)
 
 
 def test_certificates_at_the_end_are_those_of_the_curve(tmp_path: Path) -> None:
-    """The summary of a run may have taken them on fewer devices: then its gap is another number, and no end of the curve."""
-    run = train("fedbcd-sync", rounds=9, evaluate_every=2, certify_every=2, certify_devices=8, out=tmp_path)
+    """The summary of a run may have taken them on fewer devices: then its gap is another number,
+    and no end of the curve.
+    """
+    run = train(
+        "fedbcd-sync", rounds=9, evaluate_every=2, certify_every=2, certify_devices=8, out=tmp_path
+    )
     run.summary["certificates"] = {"gap": 1.0, "worst_gap": 1.0, "pull": 1.0, "spread": 1.0}
     run.save(tmp_path)
     view = run_view(read_run(tmp_path), "0")
-    gaps = [(r, gap) for r, gap in zip(view["history"]["round"], view["history"]["gap"], strict=True) if gap is not None]
-    assert (view["summary"]["certificates"]["round"], view["summary"]["certificates"]["gap"]) == gaps[-1]
+    gaps = [
+        (r, gap)
+        for r, gap in zip(view["history"]["round"], view["history"]["gap"], strict=True)
+        if gap is not None
+    ]
+    assert (
+        view["summary"]["certificates"]["round"],
+        view["summary"]["certificates"]["gap"],
+    ) == gaps[-1]
     assert gaps[-1][0] < 9
 
 
@@ -280,7 +369,8 @@ def test_a_run_without_certificates_says_why(folder: Callable[[str], Path], tmp_
     assert why(tmp_path / "run") == "a deployment takes none"
 
 
-# -------------------------------------------------------------------------------------------------------------- how a run stands
+# ------------------------------------------------------------------------------------------------
+# how a run stands
 def _cut(path: Path, out: Path) -> Path:
     """A run whose log just stops."""
     lines = (path / "events.jsonl").read_bytes().splitlines(keepends=True)
@@ -294,11 +384,16 @@ def _stands(path: Path) -> tuple[str, str]:
     return view["summary"]["state"], view["summary"]["standing"]
 
 
-def test_a_run_has_finished_or_stopped_or_goes_on(folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_run_has_finished_or_stopped_or_goes_on(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
     assert _stands(folder("fedbcd-async")) == ("finished", "finished, 8 rounds")
     path = _cut(folder("fedbcd-async"), tmp_path / "job" / "run")
     rounds = len(_story(path).rounds)
-    assert _stands(path) == ("stopped", f"stopped at round {rounds}; go on with train(..., out={str(path)!r}, resume=True)")
+    assert _stands(path) == (
+        "stopped",
+        f"stopped at round {rounds}; go on with train(..., out={str(path)!r}, resume=True)",
+    )
     assert f"stopped at round {rounds}" in run_view(read_run(path), "0")["notices"][0]
     with RunFolder(path, {}, {}).locked():
         assert _stands(path) == ("running", f"round {rounds}")
@@ -307,16 +402,26 @@ def test_a_run_has_finished_or_stopped_or_goes_on(folder: Callable[[str], Path],
 def test_a_header_of_any_kind_has_a_standing(folder: Callable[[str], Path], tmp_path: Path) -> None:
     _, *lines = (folder("fedbcd-sync") / "events.jsonl").read_bytes().splitlines(keepends=True)
     identity = {"algorithm": {"name": []}, "active": "x", "servers": [[0], [1]], "data": None}
-    header = {"fedbcd_log": 1, "identity": identity, "job": {"run": {"until_clock": "soon", "rounds": []}}}
-    (tmp_path / "events.jsonl").write_bytes(b"".join([json.dumps(header).encode(), b"\n", *lines[:-1]]))
+    header = {
+        "fedbcd_log": 1,
+        "identity": identity,
+        "job": {"run": {"until_clock": "soon", "rounds": []}},
+    }
+    (tmp_path / "events.jsonl").write_bytes(
+        b"".join([json.dumps(header).encode(), b"\n", *lines[:-1]])
+    )
     (view,) = view_of([read_run(tmp_path)], plan=False)["runs"]
     assert view["advice"][0].startswith("stopped at round 8; go on with")
 
 
-def test_until_a_clock_is_how_far_a_run_has_come(folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_until_a_clock_is_how_far_a_run_has_come(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
     log = (folder("fedbcd-sync") / "events.jsonl").read_bytes().splitlines(keepends=True)
     header = json.loads(log[0]) | {"job": {"run": {"rounds": None, "until_clock": 900.0}}}
-    (tmp_path / "events.jsonl").write_bytes(b"".join([json.dumps(header).encode(), b"\n", *log[1:-1]]))
+    (tmp_path / "events.jsonl").write_bytes(
+        b"".join([json.dumps(header).encode(), b"\n", *log[1:-1]])
+    )
     assert _stands(tmp_path)[1].startswith(f"stopped at clock {_story(tmp_path).now:.4g} of 900; ")
 
 
@@ -366,13 +471,26 @@ def test_a_federation_without_labels_or_test_has_a_report(tmp_path: Path) -> Non
     assert page(view)
 
 
-# ------------------------------------------------------------------------------------------------------------------- in words
+# ------------------------------------------------------------------------------------------------
+# in words
 def _view(**changes: Any) -> dict[str, Any]:
-    history = {name: [0.5, 0.8, 0.8, 0.8, 0.8, 0.8] for name in ("global_accuracy", "personal_accuracy")}
+    history = {
+        name: [0.5, 0.8, 0.8, 0.8, 0.8, 0.8] for name in ("global_accuracy", "personal_accuracy")
+    }
     view: dict[str, Any] = {
         "summary": {"algorithm": "fedbcd", "cloud": "sync", "servers": 10, "devices": 100},
-        "settings": [["algorithm.penalty", "1.0"], ["algorithm.device_step", "0.02"], ["cloud.first", "3"]],
-        "history": {"round": [0, 1, 2, 3, 4, 5], "distance": [0, 1, 1, 1], "disagreement": [0, 0.1], "gap": [], **history},
+        "settings": [
+            ["algorithm.penalty", "1.0"],
+            ["algorithm.device_step", "0.02"],
+            ["cloud.first", "3"],
+        ],
+        "history": {
+            "round": [0, 1, 2, 3, 4, 5],
+            "distance": [0, 1, 1, 1],
+            "disagreement": [0, 0.1],
+            "gap": [],
+            **history,
+        },
         "spent": {"share": {"arrival": 0.1, "work": 0.8, "waiting": 0.1, "aggregation": 0.0}},
     }
     for path, value in changes.items():
@@ -392,20 +510,41 @@ GOOD = {"mean": 0.9, "worst_decile": 0.88, "worst": [], "gain": None}
     [
         (
             {"personal": GOOD},
-            "nothing stands out in these numbers: accuracy has levelled off, no device is left behind and little time is lost",
+            (
+                "nothing stands out in these numbers: accuracy has levelled off, no device is left"
+                " behind and little time is lost"
+            ),
         ),
-        ({}, "nothing stands out in these numbers: accuracy has levelled off and little time is lost; how single devices do is not known"),
+        (
+            {},
+            (
+                "nothing stands out in these numbers: accuracy has levelled off and little time is"
+                " lost; how single devices do is not known"
+            ),
+        ),
         (
             {"history__global_accuracy": [None] * 6, "history__personal_accuracy": [None] * 6},
-            "nothing stands out in these numbers: little time is lost; how accuracy moves and how single devices do is not known",
+            (
+                "nothing stands out in these numbers: little time is lost; how accuracy moves and"
+                " how single devices do is not known"
+            ),
         ),
         (
-            {"spent__share": {"arrival": 0.0, "work": 0.0, "waiting": 0.0, "aggregation": 0.0}, "personal": GOOD},
-            "nothing stands out in these numbers: accuracy has levelled off and no device is left behind; where the time goes is not known",
+            {
+                "spent__share": {"arrival": 0.0, "work": 0.0, "waiting": 0.0, "aggregation": 0.0},
+                "personal": GOOD,
+            },
+            (
+                "nothing stands out in these numbers: accuracy has levelled off and no device is"
+                " left behind; where the time goes is not known"
+            ),
         ),
         (
             {"spent": {}, "history__global_accuracy": [0.5, 0.8], "history__personal_accuracy": []},
-            "there is nothing to say yet: how accuracy moves, how single devices do and where the time goes is not known",
+            (
+                "there is nothing to say yet: how accuracy moves, how single devices do and where"
+                " the time goes is not known"
+            ),
         ),
         (  # no remark fits this cloud, but a third of the time is not little
             {
@@ -413,38 +552,64 @@ GOOD = {"mean": 0.9, "worst_decile": 0.88, "worst": [], "gain": None}
                 "summary__cloud": "graph",
                 "personal": GOOD,
             },
-            "nothing stands out in these numbers: accuracy has levelled off and no device is left behind",
+            (
+                "nothing stands out in these numbers: accuracy has levelled off and no device is"
+                " left behind"
+            ),
         ),
     ],
 )
-def test_a_run_without_problems_is_told_what_was_looked_at(changes: dict[str, Any], words: str) -> None:
+def test_a_run_without_problems_is_told_what_was_looked_at(
+    changes: dict[str, Any], words: str
+) -> None:
     assert advice(_view(**changes)) == [words]
 
 
 def test_what_must_come_first_does_and_leaves_no_all_clear() -> None:
-    assert advice(_view(), ["the coordinator does not answer"]) == ["the coordinator does not answer"]
-    stopped = _view(summary__state="stopped", summary__standing="stopped at round 3 of 9; go on with x", spent__share={"waiting": 0.6})
+    assert advice(_view(), ["the coordinator does not answer"]) == [
+        "the coordinator does not answer"
+    ]
+    stopped = _view(
+        summary__state="stopped",
+        summary__standing="stopped at round 3 of 9; go on with x",
+        spent__share={"waiting": 0.6},
+    )
     assert advice(stopped)[0] == "stopped at round 3 of 9; go on with x"
 
 
 def test_labels_without_an_owner_are_the_first_remark() -> None:
-    view = _view(partition={"unowned": [4, 7], "ceiling": 0.79}, history__global_accuracy=[0.1, 0.9, 0.9, 0.8, 0.8, 0.8])
-    assert advice(view)[0].startswith("no device owns labels 4 and 7, 21% of the test samples, so about 0.790 is the most")
+    view = _view(
+        partition={"unowned": [4, 7], "ceiling": 0.79},
+        history__global_accuracy=[0.1, 0.9, 0.9, 0.8, 0.8, 0.8],
+    )
+    assert advice(view)[0].startswith(
+        "no device owns labels 4 and 7, 21% of the test samples, so about 0.790 is the most"
+    )
     many = advice(_view(partition={"unowned": list(range(30)), "ceiling": None}))[0]
-    assert many.startswith("no device owns labels 0, 1, 2, 3, 4, 5, 6, 7, 8 and 21 more: more devices")
+    assert many.startswith(
+        "no device owns labels 0, 1, 2, 3, 4, 5, 6, 7, 8 and 21 more: more devices"
+    )
 
 
 @pytest.mark.parametrize(
-    ("active", "words"), [(3, "ones: more rounds bring them on"), (2, "more uploads per phase (active) or more rounds")]
+    ("active", "words"),
+    [(3, "ones: more rounds bring them on"), (2, "more uploads per phase (active) or more rounds")],
 )
 def test_more_uploads_are_advised_only_where_some_device_is_left(active: int, words: str) -> None:
-    view = _view(history__personal_accuracy=[0.5, 0.95, 0.95, 0.95, 0.95, 0.95], summary__active=active, summary__largest_server=3)
+    view = _view(
+        history__personal_accuracy=[0.5, 0.95, 0.95, 0.95, 0.95, 0.95],
+        summary__active=active,
+        summary__largest_server=3,
+    )
     view["history"]["distance"] = [1.0, 0.5, 0.4]
     assert any(words in remark for remark in advice(view)), advice(view)
 
 
 def test_a_run_without_personal_models_is_told_nothing_of_theirs() -> None:
-    changes = {"history__personal_accuracy": [0.5, 0.95, 0.95, 0.95, 0.95, 0.95], "summary__algorithm": "fedavg"}
+    changes = {
+        "history__personal_accuracy": [0.5, 0.95, 0.95, 0.95, 0.95, 0.95],
+        "summary__algorithm": "fedavg",
+    }
     assert not any("personal" in remark for remark in advice(_view(**changes)))
 
 
@@ -457,31 +622,83 @@ def test_a_smaller_active_is_advised_only_where_there_is_one(active: int, advise
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"history__global_accuracy": [0.1, 0.9, 0.9, 0.8, 0.8, 0.8]}, "fell from 0.900 in round 1 to 0.800: try a smaller device_step"),
-        ({"history__personal_accuracy": [0.1, 0.5, 0.6, 0.7, 0.78, 0.8]}, "personal accuracy by 0.020 over the last fifth"),
+        (
+            {"history__global_accuracy": [0.1, 0.9, 0.9, 0.8, 0.8, 0.8]},
+            "fell from 0.900 in round 1 to 0.800: try a smaller device_step",
+        ),
+        (
+            {"history__personal_accuracy": [0.1, 0.5, 0.6, 0.7, 0.78, 0.8]},
+            "personal accuracy by 0.020 over the last fifth",
+        ),
         (
             {"spent__share": {"waiting": 0.6}},
-            'spent 60% of their time waiting for other servers: try cloud = { name = "async", first = 3 }',
-        ),
-        ({"spent__share": {"waiting": 0.4}, "summary__cloud": "async"}, "a smaller B than first = 3 waits less"),
-        ({"spent__share": {"waiting": 0.4}, "summary__algorithm": "fedprox"}, "these algorithms need all of them"),
-        ({"spent__share": {"arrival": 0.7}}, "70% of server time went into waiting for devices to arrive"),
-        (
-            {"personal": {"mean": 0.9, "worst_decile": 0.88, "worst": [], "gain": {"better": 70, "same": 0, "worse": 30}}},
-            "30 of 100 devices would do better with their server's global model than with their own: try a larger penalty (now 1.0)",
+            (
+                'spent 60% of their time waiting for other servers: try cloud = { name = "async",'
+                " first = 3 }"
+            ),
         ),
         (
-            {"personal": {"mean": 0.9, "worst_decile": 0.5, "worst": [{"device": 7}], "gain": None}},
+            {"spent__share": {"waiting": 0.4}, "summary__cloud": "async"},
+            "a smaller B than first = 3 waits less",
+        ),
+        (
+            {"spent__share": {"waiting": 0.4}, "summary__algorithm": "fedprox"},
+            "these algorithms need all of them",
+        ),
+        (
+            {"spent__share": {"arrival": 0.7}},
+            "70% of server time went into waiting for devices to arrive",
+        ),
+        (
+            {
+                "personal": {
+                    "mean": 0.9,
+                    "worst_decile": 0.88,
+                    "worst": [],
+                    "gain": {"better": 70, "same": 0, "worse": 30},
+                }
+            },
+            (
+                "30 of 100 devices would do better with their server's global model than with their"
+                " own: try a larger penalty (now 1.0)"
+            ),
+        ),
+        (
+            {
+                "personal": {
+                    "mean": 0.9,
+                    "worst_decile": 0.5,
+                    "worst": [{"device": 7}],
+                    "gain": None,
+                }
+            },
             "has 0.500 against a mean of 0.900 (worst: devices 7)",
         ),
         (
-            {"personal": {**GOOD, "gain": {"better": 70, "same": 0, "worse": 30, "against": "FedProx, sync"}}},
+            {
+                "personal": {
+                    **GOOD,
+                    "gain": {"better": 70, "same": 0, "worse": 30, "against": "FedProx, sync"},
+                }
+            },
             "30 of 100 devices would do better with the model of FedProx, sync than with their own",
         ),
-        ({"history__personal_accuracy": [0.5, 0.95, 0.95, 0.95, 0.95, 0.95]}, "global models are 0.150 behind the personal ones"),
-        ({"history__disagreement": [0, 0.9], "summary__cloud": "async"}, "servers disagree by 0.9, against 1"),
-        ({"devices": {"never": 4, "activations": {"times": [0, 3], "devices": [4, 96]}}}, "4 of 100 devices never uploaded"),
-        ({"devices": {"never": 0, "activations": {"times": [1, 20], "devices": [10, 90]}}}, "uploaded 1.0 times, the mean is 18.1"),
+        (
+            {"history__personal_accuracy": [0.5, 0.95, 0.95, 0.95, 0.95, 0.95]},
+            "global models are 0.150 behind the personal ones",
+        ),
+        (
+            {"history__disagreement": [0, 0.9], "summary__cloud": "async"},
+            "servers disagree by 0.9, against 1",
+        ),
+        (
+            {"devices": {"never": 4, "activations": {"times": [0, 3], "devices": [4, 96]}}},
+            "4 of 100 devices never uploaded",
+        ),
+        (
+            {"devices": {"never": 0, "activations": {"times": [1, 20], "devices": [10, 90]}}},
+            "uploaded 1.0 times, the mean is 18.1",
+        ),
         ({"history__gap": [1.0, 2.0, 3.0]}, "grew from 1 to 3"),
         ({"events": {"devices lost": 3}}, "3 activations were given up"),
     ],
@@ -491,22 +708,43 @@ def test_each_remark_comes_from_its_numbers(changes: dict[str, Any], words: str)
 
 
 def test_differences_are_the_settings_that_differ() -> None:
-    one, two = {"title": "a", "run": {"seed": 1, "rounds": 3}}, {"title": "b", "run": {"seed": 2, "rounds": 3}, "extra": True}
-    assert differences([flat(one), flat(two)]) == [{"key": "run.seed", "values": ["1", "2"]}, {"key": "extra", "values": [None, "true"]}]
+    one, two = (
+        {"title": "a", "run": {"seed": 1, "rounds": 3}},
+        {"title": "b", "run": {"seed": 2, "rounds": 3}, "extra": True},
+    )
+    assert differences([flat(one), flat(two)]) == [
+        {"key": "run.seed", "values": ["1", "2"]},
+        {"key": "extra", "values": [None, "true"]},
+    ]
 
 
 def test_runs_that_differ_by_seed_are_of_one_group(tmp_path: Path) -> None:
     for seed in "01":
-        fedbcd("run", write_job(tmp_path / "job.toml"), "--seed", seed, "--out", tmp_path / "runs" / seed)
-    fedbcd("run", write_job(tmp_path / "job.toml", **{"algorithm.batch": 4}), "--out", tmp_path / "runs" / "other")
+        fedbcd(
+            "run",
+            write_job(tmp_path / "job.toml"),
+            "--seed",
+            seed,
+            "--out",
+            tmp_path / "runs" / seed,
+        )
+    fedbcd(
+        "run",
+        write_job(tmp_path / "job.toml", **{"algorithm.batch": 4}),
+        "--out",
+        tmp_path / "runs" / "other",
+    )
     records = [read_run(path) for path in find_runs([tmp_path / "runs"])]
     assert [record.seed for record in records] == [0, 1, 0]
     assert records[0].group == records[1].group != records[2].group
 
 
-# ------------------------------------------------------------------------------------------------------------------- the page
+# ------------------------------------------------------------------------------------------------
+# the page
 def test_the_page_is_one_closed_file(folder: Callable[[str], Path], tmp_path: Path) -> None:
-    assert write_report([folder(ASYNC), folder("fedbcd-sync")], tmp_path / "r.html", plan=False) == 2
+    assert (
+        write_report([folder(ASYNC), folder("fedbcd-sync")], tmp_path / "r.html", plan=False) == 2
+    )
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "default-src &#x27;none&#x27;" in text
     assert not re.search(r"(?:src|href)\s*=\s*[\"'](?!#)", text)

@@ -9,8 +9,21 @@ import torch
 from fedbcd.errors import ConfigError
 from fedbcd.theory import assumptions
 from fedbcd.theory.assumptions import Bias, Smoothness, Verdict
-from fedbcd.theory.bounds import Problem, consensus, paper_accumulation, paper_theorem, stable_step_limit
-from fedbcd.theory.certificates import gap_on_ball, gap_on_box, gap_on_simplex, penalised_gradient, pull, spread
+from fedbcd.theory.bounds import (
+    Problem,
+    consensus,
+    paper_accumulation,
+    paper_theorem,
+    stable_step_limit,
+)
+from fedbcd.theory.certificates import (
+    gap_on_ball,
+    gap_on_box,
+    gap_on_simplex,
+    penalised_gradient,
+    pull,
+    spread,
+)
 from fedbcd.theory.curvature import Curvature, curvature, softmax_smoothness
 from fedbcd.theory.mixing import (
     activation_period,
@@ -26,10 +39,13 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# --------------------------------------------------------------------------------------------------------------- certificates
+# ------------------------------------------------------------------------------------------------
+# certificates
 def test_the_gap_on_a_box_is_that_of_the_worst_corner() -> None:
     gradient, x = normal(5, 4), normal(5, 4, seed=1).clamp(-1, 2)
-    corners = torch.tensor([[(-1.0, 2.0)[k >> b & 1] for b in range(4)] for k in range(16)], dtype=torch.float64)
+    corners = torch.tensor(
+        [[(-1.0, 2.0)[k >> b & 1] for b in range(4)] for k in range(16)], dtype=torch.float64
+    )
     worst = torch.stack([((x - corner) * gradient).sum(1) for corner in corners]).amax(0)
     assert torch.allclose(gap_on_box(gradient, x, -1.0, 2.0), worst)
     low, high = torch.full((4,), -1.0).double(), torch.full((4,), 2.0).double()
@@ -45,7 +61,9 @@ def test_the_gap_on_a_ball_and_on_a_simplex_is_not_exceeded_and_is_reached() -> 
     assert math.isclose(found, float((x + 2 * gradient / gradient.norm()) @ gradient))
     x = torch.softmax(points[0], 0) * 3
     vertices = 3 * torch.eye(6, dtype=torch.float64)
-    assert math.isclose(float(gap_on_simplex(gradient, x, 3.0)), float(((x - vertices) @ gradient).max()))
+    assert math.isclose(
+        float(gap_on_simplex(gradient, x, 3.0)), float(((x - vertices) @ gradient).max())
+    )
 
 
 def test_the_gap_is_zero_at_a_constrained_minimum_only() -> None:
@@ -58,14 +76,19 @@ def test_the_gap_is_zero_at_a_constrained_minimum_only() -> None:
 
 
 def test_pull_and_spread_are_as_defined() -> None:
-    x, z, gamma = normal(7, 3), normal(4, 3, seed=1), torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x, z, gamma = (
+        normal(7, 3),
+        normal(4, 3, seed=1),
+        torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(2)),
+    )
     direct = (gamma[:, None] * (z.mean(0) - x)).sum(0).square().sum()
     assert math.isclose(pull(gamma @ x, float(gamma.sum()), z.mean(0)), float(direct))
     assert torch.allclose(spread(z), (z - z.mean(0)).norm(dim=1))
     assert torch.equal(penalised_gradient(x[0], x[1], z[0], 2.0), x[0] + 2.0 * (x[1] - z[0]))
 
 
-# ------------------------------------------------------------------------------------------------------------------ curvature
+# ------------------------------------------------------------------------------------------------
+# curvature
 @pytest.mark.parametrize("shift", [0.0, -3.0, 3.0])
 def test_the_ends_of_a_spectrum_are_found_from_products_alone(shift: float) -> None:
     raw = normal(60, 60)
@@ -75,16 +98,29 @@ def test_the_ends_of_a_spectrum_are_found_from_products_alone(shift: float) -> N
     assert math.isclose(found.high, float(values[-1]), rel_tol=1e-6)
     assert math.isclose(found.low, float(values[0]), rel_tol=1e-6)
     rough = curvature(lambda v: matrix @ v, normal(60, seed=3), products=8)
-    assert float(values[0]) - 1e-9 <= rough.low <= rough.high <= float(values[-1]) + 1e-9  # always from inside
+    assert (
+        float(values[0]) - 1e-9 <= rough.low <= rough.high <= float(values[-1]) + 1e-9
+    )  # always from inside
     assert float((values - rough.high).abs().min()) <= rough.high_error + 1e-9
     assert float((values - rough.low).abs().min()) <= rough.low_error + 1e-9
 
 
 @pytest.mark.parametrize("tolerance", [1e-3, 0.1])
 @pytest.mark.parametrize("ends", [(-20.0, 100.0), (-100.0, 1.0), (-3.0, 3.0), (0.0, 50.0)])
-def test_neither_end_is_given_out_before_it_is_known(ends: tuple[float, float], tolerance: float) -> None:
+def test_neither_end_is_given_out_before_it_is_known(
+    ends: tuple[float, float], tolerance: float
+) -> None:
     low, high = ends
-    values = torch.cat([torch.linspace(1.5, 2, 200).double() if high > 2 else torch.linspace(0, 0.3, 200).double(), torch.tensor(ends)])
+    values = torch.cat(
+        [
+            (
+                torch.linspace(1.5, 2, 200).double()
+                if high > 2
+                else torch.linspace(0, 0.3, 200).double()
+            ),
+            torch.tensor(ends),
+        ]
+    )
     found = curvature(lambda v: values * v, normal(202, seed=1), tolerance=tolerance)
     assert math.isclose(found.high, high, rel_tol=tolerance)
     assert abs(found.low - low) <= tolerance * max(abs(low), 0.1 * abs(high))
@@ -122,7 +158,8 @@ def test_beyond_the_stable_step_extrapolated_steps_grow(momentum: float) -> None
     assert end(0.99 * limit) < 1e-3 < 1e3 < end(1.01 * limit)
 
 
-# --------------------------------------------------------------------------------------------------------------------- mixing
+# ------------------------------------------------------------------------------------------------
+# mixing
 def test_p_is_the_longest_wait_with_both_ends_counted() -> None:
     assert activation_period([0, 1, 2, 3], 4) == 1
     assert activation_period([2], 4) == 3
@@ -135,7 +172,9 @@ def test_q_is_the_longest_time_until_all_servers_have_met() -> None:
     pair, rest = [(0, 1)], [(1, 2)]
     assert connection_period(3, [pair, rest] * 5) == 2
     assert connection_period(3, [pair, pair, rest, pair, pair, rest]) == 3
-    assert connection_period(3, [pair, rest, pair, pair, pair, pair]) == 5  # the last four do not connect
+    assert (
+        connection_period(3, [pair, rest, pair, pair, pair, pair]) == 5
+    )  # the last four do not connect
     assert connection_period(3, [pair] * 9) is None
     assert connection_period(1, []) == 1
     assert cut_off(5, [(0, 3), (1, 4)]) == [[0, 3], [1, 4], [2]]
@@ -156,7 +195,9 @@ def test_the_matrix_lemma_and_the_memory_cover_random_schedules(seed: int) -> No
             product = product @ matrices[ell]
             products.append(product)
             assert float((product - 0.25).abs().max()) <= rate.theta * rate.beta ** (t - ell)
-        direct = max((sum(float((p[n] - 0.25).abs().sum()) for p in products) for n in range(4)), default=0.0)
+        direct = max(
+            (sum(float((p[n] - 0.25).abs().sum()) for p in products) for n in range(4)), default=0.0
+        )
         assert math.isclose(memory[t], direct, abs_tol=1e-9)
 
 
@@ -173,7 +214,8 @@ def test_impossible_mixing_is_refused(call: object, message: str) -> None:
         call()  # type: ignore[operator]
 
 
-# --------------------------------------------------------------------------------------------------------------------- bounds
+# ------------------------------------------------------------------------------------------------
+# bounds
 def make(**changes: object) -> Problem:
     values: dict[str, object] = {
         "servers": 3,
@@ -199,13 +241,16 @@ def test_the_consensus_constants_cover_the_sum_of_the_rounds(rounds: int) -> Non
     theta, beta, v = p.mixing.theta, p.mixing.beta, p.servers  # type: ignore[union-attr]
     push = p.penalty * p.diameter * p.members
     each = [
-        theta * beta**t * v * p.start + push * p.server_step * (theta * v * sum(beta ** (t - ell) for ell in range(1, t)) + 2)
+        theta * beta**t * v * p.start
+        + push * p.server_step * (theta * v * sum(beta ** (t - ell) for ell in range(1, t)) + 2)
         for t in range(rounds)
     ]
     found = consensus(p, rounds)
     assert sum(each) <= found.total
     assert sum(value**2 for value in each) <= found.squares
-    if rounds == 300:  # long after the start the bound on the sum is the sum itself, but for what beta has not yet forgotten
+    # long after the start the bound on the sum is the sum itself, but for what beta has not yet
+    # forgotten
+    if rounds == 300:
         assert found.total <= 2 * sum(each)
 
 
@@ -229,14 +274,22 @@ def test_the_theorem_gathers_the_lemmas() -> None:
         ({"momentum": 0.9, "nonconvexity": 2.0}, "momentum=0.9 must be below 0.707"),
         (
             {"diameter": math.inf},
-            "diameter=inf must be a finite number above 0; all bounds hold D_X, so there are none without a compact X",
+            (
+                "diameter=inf must be a finite number above 0; all bounds hold D_X, so there are"
+                " none without a compact X"
+            ),
         ),
         ({"noise": -1.0}, "noise=-1.0 must be a finite number, 0 or more"),
         ({"period": 0}, "period=0 must be 1 or more"),
-        ({"mixing": schedule_memory(first_b_matrices(3, [(0, 1)]))}, "start=1 must be 0 with the memory of a schedule"),
+        (
+            {"mixing": schedule_memory(first_b_matrices(3, [(0, 1)]))},
+            "start=1 must be 0 with the memory of a schedule",
+        ),
     ],
 )
-def test_a_problem_outside_the_assumptions_is_refused_with_the_bound(changes: dict[str, object], message: str) -> None:
+def test_a_problem_outside_the_assumptions_is_refused_with_the_bound(
+    changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make(**changes)
 
@@ -246,8 +299,11 @@ def test_a_schedule_shorter_than_the_run_is_refused() -> None:
         consensus(make(start=0.0, mixing=schedule_memory(first_b_matrices(3, [(0, 1)]))), 5)
 
 
-# ---------------------------------------------------------------------------------------------------------------- assumptions
-SEEN = Smoothness({"at the start": {0: Curvature(-0.5, 1.0, 0.1, 0.1), 4: Curvature(-2.0, 3.0, 0.1, 0.2)}})
+# ------------------------------------------------------------------------------------------------
+# assumptions
+SEEN = Smoothness(
+    {"at the start": {0: Curvature(-0.5, 1.0, 0.1, 0.1), 4: Curvature(-2.0, 3.0, 0.1, 0.2)}}
+)
 SAME = [1.0] * 5  # gamma_i
 
 
@@ -262,8 +318,12 @@ def test_a_step_fails_by_an_instance_holds_by_a_bound_and_is_otherwise_unknown()
 
 
 def test_momentum_is_judged_by_the_nonconvexity_left_after_the_penalty() -> None:
-    assert assumptions.momentum(0.7, 0.1, SAME, SEEN).verdict is Verdict.HOLDS  # below 1/sqrt(2): enough for any rho
-    assert assumptions.momentum(0.9, 0.1, SAME, SEEN).verdict is Verdict.UNKNOWN  # rho = 1 asks for 0.953
+    assert (
+        assumptions.momentum(0.7, 0.1, SAME, SEEN).verdict is Verdict.HOLDS
+    )  # below 1/sqrt(2): enough for any rho
+    assert (
+        assumptions.momentum(0.9, 0.1, SAME, SEEN).verdict is Verdict.UNKNOWN
+    )  # rho = 1 asks for 0.953
     assert assumptions.momentum(0.96, 0.1, SAME, SEEN).verdict is Verdict.FAILS
     assert assumptions.momentum(0.96, 0.1, SAME, SEEN).remedy == "momentum < 0.953"
     assert assumptions.momentum(0.9, 0.1, SAME, None).verdict is Verdict.UNKNOWN
@@ -271,15 +331,24 @@ def test_momentum_is_judged_by_the_nonconvexity_left_after_the_penalty() -> None
 
 def test_every_device_is_judged_with_its_own_penalty() -> None:
     """The steepest device here has the smallest penalty, and the least convex one the largest."""
-    seen = Smoothness({"here": {0: Curvature(-1.0, 40.0, 0.1, 0.2), 1: Curvature(-30.0, 31.0, 0.1, 0.2)}}, bounds=[40.0, 31.0])
+    seen = Smoothness(
+        {"here": {0: Curvature(-1.0, 40.0, 0.1, 0.2), 1: Curvature(-30.0, 31.0, 0.1, 0.2)}},
+        bounds=[40.0, 31.0],
+    )
     gamma = [1.0, 25.0]
     assert assumptions.device_step(1 / 56, gamma, seen).verdict is Verdict.HOLDS  # not 1/(40 + 25)
-    assert assumptions.device_step(1 / 56, gamma, replace(seen, bounds=())).verdict is Verdict.UNKNOWN
+    assert (
+        assumptions.device_step(1 / 56, gamma, replace(seen, bounds=())).verdict is Verdict.UNKNOWN
+    )
     fails = assumptions.device_step(1 / 55, gamma, seen)
     assert fails.verdict is Verdict.FAILS
     assert fails.remedy == "device_step <= 0.0178"
-    assert "(rho_i = 5 +- 0.1)" in assumptions.momentum(0.9, 0.1, gamma, seen).found  # of device 1: 30 - 25, not 30 - 1
-    assert assumptions.momentum(0.9, 0.1, [1.0, 60.0], seen).verdict is Verdict.UNKNOWN  # rho_0 = 0, rho_1 = 0
+    assert (
+        "(rho_i = 5 +- 0.1)" in assumptions.momentum(0.9, 0.1, gamma, seen).found
+    )  # of device 1: 30 - 25, not 30 - 1
+    assert (
+        assumptions.momentum(0.9, 0.1, [1.0, 60.0], seen).verdict is Verdict.UNKNOWN
+    )  # rho_0 = 0, rho_1 = 0
 
 
 def test_a_penalty_alone_can_be_too_large_for_the_step() -> None:
@@ -299,7 +368,9 @@ def test_without_bounds_on_x_statements_lapse_and_nothing_fails() -> None:
 
 
 def test_gradients_that_may_be_biased_are_not_said_to_be_unbiased() -> None:
-    clear = Bias(("batch normalisation",), ("group normalisation",), measured=0.18, error=0.002, gradient=2.4)
+    clear = Bias(
+        ("batch normalisation",), ("group normalisation",), measured=0.18, error=0.002, gradient=2.4
+    )
     assert assumptions.noise(1.0, 32, 4, clear).verdict is Verdict.FAILS
     assert "0.18 on a gradient of length 2.4" in assumptions.noise(1.0, 32, 4, clear).found
     chance = replace(clear, measured=0.01)
@@ -309,7 +380,9 @@ def test_gradients_that_may_be_biased_are_not_said_to_be_unbiased() -> None:
 
 
 def test_a_step_that_fails_does_not_vouch_for_the_momentum() -> None:
-    steep = Smoothness({"here": {0: Curvature(-1.0, 1.0, 0.01, 0.01), 1: Curvature(-44.0, 50.0, 0.1, 0.2)}})
+    steep = Smoothness(
+        {"here": {0: Curvature(-1.0, 1.0, 0.01, 0.01), 1: Curvature(-44.0, 50.0, 0.1, 0.2)}}
+    )
     fails = assumptions.device_step(0.05, SAME, steep).verdict is Verdict.FAILS
     assert fails
     for zeta in (0.6, 0.72):
@@ -325,8 +398,14 @@ def test_a_step_that_fails_does_not_vouch_for_the_momentum() -> None:
 
 def test_server_steps_must_be_small_and_equal() -> None:
     assert assumptions.server_step({"a": 0.1}, 1.0, 10, 100).verdict is Verdict.HOLDS
-    assert assumptions.server_step({"a": 0.5}, 1.0, 10, 100).remedy == "server_step <= 0.1 in absolute form"
-    assert "differs between servers" in assumptions.server_step({"a": 0.1, "b": 0.05}, 1.0, 10, 100).found
+    assert (
+        assumptions.server_step({"a": 0.5}, 1.0, 10, 100).remedy
+        == "server_step <= 0.1 in absolute form"
+    )
+    assert (
+        "differs between servers"
+        in assumptions.server_step({"a": 0.1, "b": 0.05}, 1.0, 10, 100).found
+    )
 
 
 def test_devices_and_servers_that_are_left_out_are_named() -> None:

@@ -1,4 +1,6 @@
-"""The four algorithms as values: their settings, the bounds on them, and whose model counts how much."""
+"""The four algorithms as values: their settings, the bounds on them, and whose model counts how
+much.
+"""
 
 import dataclasses
 import math
@@ -35,26 +37,49 @@ def refused(kind: Kind, complaint: str, **setting: Any) -> None:
         assert part in str(caught.value), (part, str(caught.value))
 
 
-# --------------------------------------------------------------------------------------------------------------------- defaults
+# ------------------------------------------------------------------------------------------------
+# defaults
 def test_the_defaults_are_the_experiments() -> None:
-    """SPEC, Experiments: eta_x 0.005, zeta 0.9, R 32, eta_z 0.5 (relative); gamma 1, 0.2 and 5; K_i on {1..5}. But for the box [-2, 2]:
-    no weight is held back unless that is asked for."""
+    """SPEC, Experiments: eta_x 0.005, zeta 0.9, R 32, eta_z 0.5 (relative); gamma 1, 0.2 and 5; K_i
+    on {1..5}. But for the box [-2, 2]: no weight is held back unless that is asked for.
+    """
     for algorithm in (fb.FedBCD(), fb.FedBCDI(), fb.FedProx(), fb.FedAvg()):
-        assert (algorithm.device_step, algorithm.batch, tuple(algorithm.steps)) == (0.005, 32, (1, 5))
+        assert (algorithm.device_step, algorithm.batch, tuple(algorithm.steps)) == (
+            0.005,
+            32,
+            (1, 5),
+        )
         assert algorithm.projection == fb.NoProjection()
-    assert [a.penalty for a in (fb.FedBCD(), fb.FedBCDI(), fb.FedProx(), fb.FedAvg())] == [1.0, 0.2, 5.0, 0.0]
-    assert [a.momentum for a in (fb.FedBCD(), fb.FedBCDI(), fb.FedProx(), fb.FedAvg())] == [0.9, 0.9, 0.9, 0.0]
+    assert [a.penalty for a in (fb.FedBCD(), fb.FedBCDI(), fb.FedProx(), fb.FedAvg())] == [
+        1.0,
+        0.2,
+        5.0,
+        0.0,
+    ]
+    assert [a.momentum for a in (fb.FedBCD(), fb.FedBCDI(), fb.FedProx(), fb.FedAvg())] == [
+        0.9,
+        0.9,
+        0.9,
+        0.0,
+    ]
     for bcd in (fb.FedBCD(), fb.FedBCDI()):
         assert (bcd.server_step, bcd.server_step_form, bcd.cloud_iterations) == (0.5, "relative", 1)
     assert fb.FedBCDI().offline_limit == 4
 
 
 def test_the_registry_knows_each_algorithm_by_its_name() -> None:
-    assert {"fedbcd": fb.FedBCD, "fedbcd-i": fb.FedBCDI, "fedprox": fb.FedProx, "fedavg": fb.FedAvg} == ALGORITHMS
+    assert {
+        "fedbcd": fb.FedBCD,
+        "fedbcd-i": fb.FedBCDI,
+        "fedprox": fb.FedProx,
+        "fedavg": fb.FedAvg,
+    } == ALGORITHMS
 
 
 def test_who_counts_and_who_keeps_a_model() -> None:
-    """SPEC items 5 and 8: FedBCD counts all members, the others the active; FedAvg and FedProx keep one model everywhere."""
+    """SPEC items 5 and 8: FedBCD counts all members, the others the active; FedAvg and FedProx keep
+    one model everywhere.
+    """
     assert [(kind.counts, kind.personal, kind.offline) for kind in EVERY] == [
         ("members", True, False),
         ("active", True, True),
@@ -78,7 +103,13 @@ def test_an_algorithm_is_a_frozen_value(kind: Kind) -> None:
 @every_algorithm
 @pytest.mark.parametrize(
     "projection",
-    [fb.NoProjection(), fb.Box(0.0, 1.0), fb.Ball(2.0), fb.Simplex(3.0), fb.TensorBoxes(((2, -1.0, 1.0), (3, 0.0, 0.5)))],
+    [
+        fb.NoProjection(),
+        fb.Box(0.0, 1.0),
+        fb.Ball(2.0),
+        fb.Simplex(3.0),
+        fb.TensorBoxes(((2, -1.0, 1.0), (3, 0.0, 0.5))),
+    ],
     ids=by_name,
 )
 def test_an_algorithm_survives_being_described(kind: Kind, projection: fb.Projection) -> None:
@@ -87,7 +118,8 @@ def test_an_algorithm_survives_being_described(kind: Kind, projection: fb.Projec
     assert choose(ALGORITHMS, describe(algorithm), "algorithm") == algorithm
 
 
-# --------------------------------------------------------------------------------------------------------------------- refusals
+# ------------------------------------------------------------------------------------------------
+# refusals
 @every_algorithm
 @pytest.mark.parametrize("value", NOT_POSITIVE)
 def test_a_device_step_must_be_finite_and_above_zero(kind: Kind, value: float) -> None:
@@ -121,7 +153,9 @@ def test_each_of_several_penalties_is_checked(kind: Kind) -> None:
 @penalised
 @pytest.mark.parametrize("value", [-0.1, 1.0, 1.5, math.nan, math.inf])
 def test_momentum_is_at_least_zero_and_below_one(kind: Kind, value: float) -> None:
-    """Assumption 4(iii): zeta <= omega / sqrt(1 + rho_i eta_x) with omega < 1; eq. (4): zeta >= 0."""
+    """Assumption 4(iii): zeta <= omega / sqrt(1 + rho_i eta_x) with omega < 1; eq. (4): zeta >=
+    0.
+    """
     refused(kind, f"momentum={value}|at least 0 and below 1", momentum=value)
 
 
@@ -135,7 +169,9 @@ def test_a_server_step_must_be_finite_and_above_zero(kind: Kind, value: float) -
 def test_a_relative_server_step_does_not_overshoot_the_mean(kind: Personal) -> None:
     refused(kind, "server_step=1.25|at most 1", server_step=1.25)
     assert kind(server_step=1.0).server_step == 1.0
-    assert kind(server_step=1.25, server_step_form="absolute").server_step == 1.25, "what it may be depends on the devices"
+    assert kind(server_step=1.25, server_step_form="absolute").server_step == 1.25, (
+        "what it may be depends on the devices"
+    )
 
 
 @personal
@@ -166,14 +202,19 @@ def test_settings_are_given_by_name(kind: Kind) -> None:
         kind(0.1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("setting", [{"penalty": 1.0}, {"momentum": 0.5}, {"server_step": 0.5}, {"cloud_iterations": 2}])
+@pytest.mark.parametrize(
+    "setting", [{"penalty": 1.0}, {"momentum": 0.5}, {"server_step": 0.5}, {"cloud_iterations": 2}]
+)
 def test_fedavg_has_no_penalty_momentum_or_server_step(setting: dict[str, float]) -> None:
     with pytest.raises(TypeError, match=next(iter(setting))):
         fb.FedAvg(**setting)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------------------ devices and weights
-@pytest.mark.parametrize(("members", "expected"), [(10, 8), (1, 1), (2, 2), (3, 2), (5, 4), (100, 80)])
+# ------------------------------------------------------------------------------------------------
+# devices and weights
+@pytest.mark.parametrize(
+    ("members", "expected"), [(10, 8), (1, 1), (2, 2), (3, 2), (5, 4), (100, 80)]
+)
 def test_by_default_eight_of_ten_are_available(members: int, expected: int) -> None:
     """SPEC item 7: 'available: 8 of 10'."""
     assert fb.FedBCDI().available_of(members) == expected
@@ -197,12 +238,17 @@ def test_devices_may_have_penalties_of_their_own(given: Sequence[float]) -> None
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_as_many_penalties_as_devices_or_one(devices: int) -> None:
-    with pytest.raises(ConfigError, match=f"penalty has 3 values for {devices} devices; give one for all or one each"):
+    with pytest.raises(
+        ConfigError,
+        match=f"penalty has 3 values for {devices} devices; give one for all or one each",
+    ):
         penalties(fb.FedBCD(penalty=[0.5, 1.0, 2.0]), devices)
 
 
 def test_personal_algorithms_weigh_by_penalty_and_the_baselines_by_data() -> None:
-    """SPEC items 4 and 8: m = sum gamma_i x_i / sum gamma_i; FedAvg and FedProx average 'weighted by data size'."""
+    """SPEC items 4 and 8: m = sum gamma_i x_i / sum gamma_i; FedAvg and FedProx average 'weighted
+    by data size'.
+    """
     sizes = [10, 20, 70]
     assert cloud_weights(fb.FedBCD(penalty=[1.0, 2.0, 3.0]), sizes).tolist() == [1.0, 2.0, 3.0]
     assert cloud_weights(fb.FedBCDI(), sizes).tolist() == [0.2] * 3
@@ -210,10 +256,13 @@ def test_personal_algorithms_weigh_by_penalty_and_the_baselines_by_data() -> Non
         assert cloud_weights(baseline, sizes).tolist() == [10.0, 20.0, 70.0]
 
 
-# -------------------------------------------------------------------------------------------------------- refused by training
+# ------------------------------------------------------------------------------------------------
+# refused by training
 def four_devices() -> fb.Federation:
     devices = [(torch.ones(2, 3) * k, torch.tensor([0, 1])) for k in range(4)]
-    return fb.Federation(lambda: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, devices, 2)
+    return fb.Federation(
+        lambda: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, devices, 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,27 +274,49 @@ def four_devices() -> fb.Federation:
         (fb.FedAvg(), {"cloud": fb.AsyncCloud(first=1)}, "fedavg keeps one model everywhere"),
         (fb.FedProx(), {"cloud": fb.RigorousCloud(first=1)}, "fedprox keeps one model everywhere"),
         (fb.FedBCD(penalty=[1.0, 2.0]), {}, "penalty has 2 values for 4 devices"),
-        (fb.FedBCD(), {"cloud": fb.AsyncCloud(first=3)}, "first=3 must be between 1 and the 2 servers"),
-        (fb.FedBCD(), {"cloud": fb.AsyncCloud(first=0)}, "first=0 must be between 1 and the 2 servers"),
+        (
+            fb.FedBCD(),
+            {"cloud": fb.AsyncCloud(first=3)},
+            "first=3 must be between 1 and the 2 servers",
+        ),
+        (
+            fb.FedBCD(),
+            {"cloud": fb.AsyncCloud(first=0)},
+            "first=0 must be between 1 and the 2 servers",
+        ),
         (fb.FedBCD(), {"max_batch": 0}, "max_batch=0 must be 1 or more"),
         (fb.FedBCD(), {"dtype": torch.int64}, "dtype=torch.int64 must be a floating-point dtype"),
     ],
 )
-def test_settings_that_contradict_the_federation_are_refused(algorithm: fb.Algorithm, setting: dict[str, Any], complaint: str) -> None:
+def test_settings_that_contradict_the_federation_are_refused(
+    algorithm: fb.Algorithm, setting: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ConfigError, match=complaint):
         fb.train(four_devices(), algorithm, rounds=1, **setting)
 
 
 def test_fedavg_weighs_by_data_size_in_a_run() -> None:
-    """SPEC item 8: z is the average of the active devices' models, weighted by data size; every device then holds z."""
-    devices = [(torch.ones(size, 1), torch.full((size, 1), target)) for size, target in ((1, 0.0), (3, 8.0))]
-    federation = fb.Federation(lambda: torch.nn.Linear(1, 1, bias=False), torch.nn.functional.mse_loss, devices, 1)
+    """SPEC item 8: z is the average of the active devices' models, weighted by data size; every
+    device then holds z.
+    """
+    devices = [
+        (torch.ones(size, 1), torch.full((size, 1), target))
+        for size, target in ((1, 0.0), (3, 8.0))
+    ]
+    federation = fb.Federation(
+        lambda: torch.nn.Linear(1, 1, bias=False), torch.nn.functional.mse_loss, devices, 1
+    )
     algorithm = fb.FedAvg(batch="all", steps=(1, 1), device_step=0.5, projection=fb.NoProjection())
     run = fb.train(federation, algorithm, rounds=1, active=2, dtype=torch.float64)
-    assert float(run.global_VF) == pytest.approx((1 * 0.0 + 3 * 8.0) / 4)  # a step of 0.5 on (w - target)^2 arrives at the target
+    assert float(run.global_VF) == pytest.approx(
+        (1 * 0.0 + 3 * 8.0) / 4
+    )  # a step of 0.5 on (w - target)^2 arrives at the target
     assert run.personal_NF.flatten().tolist() == [float(run.global_VF)] * 2
 
 
 def test_a_projection_by_its_name_is_refused_with_what_to_write() -> None:
-    with pytest.raises(ConfigError, match=r"projection='box' must be a set to project onto, such as fb\.Box\(-2, 2\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"projection='box' must be a set to project onto, such as fb\.Box\(-2, 2\)",
+    ):
         fb.FedBCD(projection="box")  # type: ignore[arg-type]

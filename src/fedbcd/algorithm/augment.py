@@ -1,4 +1,6 @@
-"""Augmentation with addressed draws: the same sample of the same step is always flipped and cropped in the same way."""
+"""Augmentation with addressed draws: the same sample of the same step is always flipped and cropped
+in the same way.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -10,7 +12,9 @@ from fedbcd.errors import ConfigError
 
 
 class Augment(Protocol):
-    """Changes a batch of raw inputs; everything random in it is a function of `h`, one hash per sample."""
+    """Changes a batch of raw inputs; everything random in it is a function of `h`, one hash per
+    sample.
+    """
 
     name: ClassVar[str]
 
@@ -42,7 +46,9 @@ class FlipCrop:
         padded = torch.nn.functional.pad(images, (self.padding,) * 4)
         image = torch.arange(len(images), device=h.device)[:, None, None, None]
         channel = torch.arange(channels, device=h.device)[None, :, None, None]
-        return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]].reshape(*lead, channels, height, width)
+        return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]].reshape(
+            *lead, channels, height, width
+        )
 
 
 AUGMENTS: dict[str, type[FlipCrop]] = {FlipCrop.name: FlipCrop}

@@ -1,4 +1,6 @@
-"""What the cloud computes: eq. (5) for Sync-cloud, eq. (6) for Async-cloud with any doubly stochastic mixing matrix."""
+"""What the cloud computes: eq. (5) for Sync-cloud, eq. (6) for Async-cloud with any doubly
+stochastic mixing matrix.
+"""
 
 import torch
 from torch import Tensor
@@ -25,15 +27,18 @@ def server_step(mixed: Tensor, mean_personal: Tensor, step: float) -> Tensor:
 
 
 def server_step_absolute(mixed: Tensor, weighted_sum: Tensor, weight: float, step: float) -> Tensor:
-    """The same as printed: z <- w - eta_z sum_i gamma_i (w - x_i), with `weighted_sum` = sum gamma_i x_i, `weight` = sum gamma_i."""
+    """The same as printed: z <- w - eta_z sum_i gamma_i (w - x_i), with `weighted_sum` = sum
+    gamma_i x_i, `weight` = sum gamma_i.
+    """
     return mixed - step * (weight * mixed - weighted_sum)
 
 
 def absorb(total: Tensor, weight: float, after: Tensor, before: Tensor | None) -> None:
     """Count an upload in a server's float64 sum, in place: total += weight (after - before).
 
-    `before` is the device's last contribution, which this one replaces. One upload at a time, element by element: the sum has the
-    same bits wherever it is formed, as long as uploads come in the same order.
+    `before` is the device's last contribution, which this one replaces. One upload at a time,
+    element by element: the sum has the same bits wherever it is formed, as long as uploads come in
+    the same order.
     """
     change = after.double()
     if before is not None:
@@ -41,8 +46,12 @@ def absorb(total: Tensor, weight: float, after: Tensor, before: Tensor | None) -
     total.add_(change, alpha=weight)
 
 
-def cloud_round(z_VF: Tensor, weights_VV: Tensor, mean_personal_VF: Tensor, step: float, iterations: int = 1) -> Tensor:
-    """Algorithm 1, lines 16-23: K_z = `iterations` times, mix by a_nm, then step each server towards its own devices."""
+def cloud_round(
+    z_VF: Tensor, weights_VV: Tensor, mean_personal_VF: Tensor, step: float, iterations: int = 1
+) -> Tensor:
+    """Algorithm 1, lines 16-23: K_z = `iterations` times, mix by a_nm, then step each server
+    towards its own devices.
+    """
     check_doubly_stochastic(weights_VV)
     for _ in range(iterations):
         z_VF = server_step(mix(z_VF, weights_VV), mean_personal_VF, step)
@@ -50,7 +59,9 @@ def cloud_round(z_VF: Tensor, weights_VV: Tensor, mean_personal_VF: Tensor, step
 
 
 def first_b_weights(servers: int, first: tuple[int, ...]) -> Tensor:
-    """The mixing matrix of Async-cloud: a_nm = 1/B among the first B servers, a_nn = 1 for the others."""
+    """The mixing matrix of Async-cloud: a_nm = 1/B among the first B servers, a_nn = 1 for the
+    others.
+    """
     weights = torch.eye(servers, dtype=torch.float64)
     members = torch.tensor(first)
     weights[members[:, None], members[None, :]] = 1.0 / len(first)
@@ -60,9 +71,14 @@ def first_b_weights(servers: int, first: tuple[int, ...]) -> Tensor:
 def check_doubly_stochastic(weights: Tensor, tolerance: float = 1e-9) -> None:
     """Assumption 3(ii): rows and columns sum to one, no entry is negative."""
     if weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
-        raise ConfigError(f"the mixing matrix has shape {tuple(weights.shape)}; it must be servers x servers")
+        raise ConfigError(
+            f"the mixing matrix has shape {tuple(weights.shape)}; it must be servers x servers"
+        )
     if bool((weights < 0).any()):
-        raise ConfigError(f"the mixing matrix has a negative entry, {float(weights.min()):g}; entries are 0 or more")
+        raise ConfigError(
+            f"the mixing matrix has a negative entry, {float(weights.min()):g}; entries are 0 or"
+            " more"
+        )
     for axis, name in ((1, "row"), (0, "column")):
         sums = weights.double().sum(axis)
         worst = int((sums - 1).abs().argmax())
@@ -74,16 +90,19 @@ def check_doubly_stochastic(weights: Tensor, tolerance: float = 1e-9) -> None:
 
 
 def check_absolute_step(step: float, penalty: float, members: int) -> None:
-    """Assumption 4(ii): eta_z <= 1 / (max gamma_i * max |Q_n|). Taken literally, eta_z = 0.5 with ten devices breaks it fivefold.
+    """Assumption 4(ii): eta_z <= 1 / (max gamma_i * max |Q_n|). Taken literally, eta_z = 0.5 with
+    ten devices breaks it fivefold.
 
-    Each step multiplies z - m by 1 - eta_z sum gamma_i, m being the devices' mean. Up to the bound z stays between w and m, so in X
-    (Fact 1). Beyond it z may pass m, which nothing in the paper covers; with gamma_i alike it comes nearer still up to twice the bound.
+    Each step multiplies z - m by 1 - eta_z sum gamma_i, m being the devices' mean. Up to the bound
+    z stays between w and m, so in X (Fact 1). Beyond it z may pass m, which nothing in the paper
+    covers; with gamma_i alike it comes nearer still up to twice the bound.
     """
     bound = 1.0 / (penalty * members)
     if step > bound:
         raise ConfigError(
-            f"server_step={step:g} in absolute form exceeds {bound:g} = 1/(gamma_max * |Q_n|_max) = 1/({penalty:g} * {members}), "
-            f"the bound of Assumption 4(ii). Theorem 1 promises nothing: a step may carry z past the mean of its devices' models, "
-            f"and out of X; beyond {2 * bound:g}, with penalties alike, it diverges; use server_step <= {bound:g}, "
-            "or server_step_form='relative'"
+            f"server_step={step:g} in absolute form exceeds {bound:g} = 1/(gamma_max * |Q_n|_max) ="
+            f" 1/({penalty:g} * {members}), the bound of Assumption 4(ii). Theorem 1 promises"
+            " nothing: a step may carry z past the mean of its devices' models, and out of X;"
+            f" beyond {2 * bound:g}, with penalties alike, it diverges; use server_step <="
+            f" {bound:g}, or server_step_form='relative'"
         )

@@ -1,4 +1,5 @@
-"""What a device computes: accelerated stochastic projected gradient (ASPG), eq. (4), and the penalty steps of FedBCD-I.
+"""What a device computes: accelerated stochastic projected gradient (ASPG), eq. (4), and the
+penalty steps of FedBCD-I.
 
 Every function takes one model (P,) or a stack of models (N, P) alike.
 """
@@ -25,11 +26,20 @@ class Rows(NamedTuple):
 class FusedSteps(Protocol):
     """Takes all steps of a session by itself."""
 
-    def aspg(self, rows: Rows, anchor_NP: Tensor | None, step: float, momentum: float, projection: Projection) -> Rows:
+    def aspg(
+        self,
+        rows: Rows,
+        anchor_NP: Tensor | None,
+        step: float,
+        momentum: float,
+        projection: Projection,
+    ) -> Rows:
         """As `aspg`."""
         ...
 
-    def penalty_steps(self, rows: Rows, anchor_NP: Tensor, projection: Projection, momentum: Contact) -> Rows:
+    def penalty_steps(
+        self, rows: Rows, anchor_NP: Tensor, projection: Projection, momentum: Contact
+    ) -> Rows:
         """As `penalty_steps`."""
         ...
 
@@ -38,7 +48,9 @@ class Work(NamedTuple):
     """What the devices of one batch are to do. Rows are in descending order of `steps` (K_i)."""
 
     steps: list[int]
-    gradient: Callable[[int, Tensor], Gradient]  # (k, ex) -> gradients in step k of the first len(ex) rows, in memory of their own
+    gradient: Callable[
+        [int, Tensor], Gradient
+    ]  # (k, ex) -> gradients in step k of the first len(ex) rows, in memory of their own
     anchor_NP: Tensor | None  # z_n of each device's server; None takes steps without the penalty
     penalty: Tensor | float  # gamma_i: one for all, or (N, 1)
     fused: FusedSteps | None = None  # instead of `gradient` and what is here
@@ -59,23 +71,33 @@ def _extrapolate_(x: Tensor, x_prev: Tensor, momentum: float) -> Tensor:
 
 
 def aspg_step(
-    ex: Tensor, gradient: Gradient, anchor: Tensor | None, penalty: Tensor | float, step: float, projection: Projection
+    ex: Tensor,
+    gradient: Gradient,
+    anchor: Tensor | None,
+    penalty: Tensor | float,
+    step: float,
+    projection: Projection,
 ) -> Tensor:
-    """Eq. (4b): x <- P_X(ex - eta_x (gradient + gamma_i (ex - z_n))), eta_x = `step`, gamma_i = `penalty`, z_n = `anchor`.
+    """Eq. (4b): x <- P_X(ex - eta_x (gradient + gamma_i (ex - z_n))), eta_x = `step`, gamma_i =
+    `penalty`, z_n = `anchor`.
 
-    `gradient` is the mini-batch gradient of g_i at ex. Without an anchor there is no penalty (Algorithm 2, line 9).
+    `gradient` is the mini-batch gradient of g_i at ex. Without an anchor there is no penalty
+    (Algorithm 2, line 9).
 
-    >>> import torch
-    >>> from fedbcd.algorithm.projection import Box
-    >>> x = torch.tensor([1.0, 3.0])
-    >>> aspg_step(x, gradient=x, anchor=torch.zeros(2), penalty=1.0, step=0.25, projection=Box(-1, 1))
-    tensor([0.5000, 1.0000])
+    >>> import torch >>> from fedbcd.algorithm.projection import Box >>> x = torch.tensor([1.0,
+    3.0]) >>> aspg_step(x, gradient=x, anchor=torch.zeros(2), penalty=1.0, step=0.25,
+    projection=Box(-1, 1)) tensor([0.5000, 1.0000])
     """
     return _aspg_step_(ex.clone(), gradient, anchor, penalty, step, projection)
 
 
 def _aspg_step_(
-    ex: Tensor, gradient: Gradient, anchor: Tensor | None, penalty: Tensor | float, step: float, projection: Projection
+    ex: Tensor,
+    gradient: Gradient,
+    anchor: Tensor | None,
+    penalty: Tensor | float,
+    step: float,
+    projection: Projection,
 ) -> Tensor:
     """`aspg_step` in the memory of `ex`: the time goes into memory, not into arithmetic."""
     if anchor is not None:
@@ -88,31 +110,41 @@ def _aspg_step_(
     return project_(projection, ex)
 
 
-def penalty_step(x: Tensor, anchor: Tensor, penalty: Tensor | float, projection: Projection) -> Tensor:
+def penalty_step(
+    x: Tensor, anchor: Tensor, penalty: Tensor | float, projection: Projection
+) -> Tensor:
     """Algorithm 2, line 16: x <- P_X(x - gamma_i (x - z_n))."""
     return project_(projection, torch.lerp(x, anchor, penalty))
 
 
 def aspg(rows: Rows, work: Work, step: float, momentum: float, projection: Projection) -> Rows:
-    """Algorithm 1, lines 5-11 (with an anchor), and Algorithm 2, lines 5-11 (without), for a stack of devices."""
+    """Algorithm 1, lines 5-11 (with an anchor), and Algorithm 2, lines 5-11 (without), for a stack
+    of devices.
+    """
     if work.fused is not None:
         return work.fused.aspg(rows, work.anchor_NP, step, momentum, projection)
 
     def one_step(k: int, now: Rows) -> Tensor:
         n = len(now.x_NP)
         given = k < 2  # x_prev is the caller's: as it came, or the x that came
-        ex = extrapolate(now.x_NP, now.prev_NP, momentum) if given else _extrapolate_(now.x_NP, now.prev_NP, momentum)
+        ex = (
+            extrapolate(now.x_NP, now.prev_NP, momentum)
+            if given
+            else _extrapolate_(now.x_NP, now.prev_NP, momentum)
+        )
         anchor = None if work.anchor_NP is None else work.anchor_NP[:n]
         return _aspg_step_(ex, work.gradient(k, ex), anchor, work.penalty_of(n), step, projection)
 
     return _steps(rows, work.steps, one_step)
 
 
-def penalty_steps(rows: Rows, work: Work, projection: Projection, momentum: Contact = "kept") -> Rows:
+def penalty_steps(
+    rows: Rows, work: Work, projection: Projection, momentum: Contact = "kept"
+) -> Rows:
     """Algorithm 2, lines 14-18, for a stack of devices, and what x - x_prev is after them.
 
-    kept: what it was, so x_prev moves with x. pull: the last of these steps, so offline training goes on towards z_n and beyond.
-    restart: nothing.
+    kept: what it was, so x_prev moves with x. pull: the last of these steps, so offline training
+    goes on towards z_n and beyond. restart: nothing.
     """
     assert work.anchor_NP is not None
     if work.fused is not None:
@@ -130,7 +162,9 @@ def penalty_steps(rows: Rows, work: Work, projection: Projection, momentum: Cont
 
 
 def _steps(rows: Rows, steps: list[int], one_step: Callable[[int, Rows], Tensor]) -> Rows:
-    """K_i steps each. Rows are in descending order of K_i, so those still at work are the first n: fewer steps cost less."""
+    """K_i steps each. Rows are in descending order of K_i, so those still at work are the first n:
+    fewer steps cost less.
+    """
     finished: list[Rows] = []
     now = rows
     for k in range(steps[0]):

@@ -1,7 +1,8 @@
 """Addressed draws: every random number is a hash of where it is used (docs/determinism.md).
 
-One code for NumPy and torch integer arrays: 64-bit signed integers wrap alike in both, on CPU and on GPU, so the draws are the
-same bits everywhere. `>>` is arithmetic on signed integers; the masks make it logical.
+One code for NumPy and torch integer arrays: 64-bit signed integers wrap alike in both, on CPU and
+on GPU, so the draws are the same bits everywhere. `>>` is arithmetic on signed integers; the masks
+make it logical.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -47,7 +48,9 @@ def _mix_int(h: int) -> int:
 
 
 def address(seed: int, stream: int, first: Ints, *rest: Ints) -> Ints:
-    """Hash an address. The parts are integer arrays of one kind that broadcast against each other; each has at least one axis."""
+    """Hash an address. The parts are integer arrays of one kind that broadcast against each other;
+    each has at least one axis.
+    """
     h = _mix(_mix_int(seed + (stream + 1) * _GOLDEN) + (first + 1) * _GOLDEN)
     for part in rest:
         h = _mix(h + (part + 1) * _GOLDEN)
@@ -83,7 +86,9 @@ def unit_one(seed: int, stream: int, *parts: int) -> float:
 
 
 class Grid(NamedTuple):
-    """The numbers of steps and of slots in a mini-batch, as arrays to draw for: (1, K, 1) and (1, 1, R)."""
+    """The numbers of steps and of slots in a mini-batch, as arrays to draw for: (1, K, 1) and (1,
+    1, R).
+    """
 
     step: torch.Tensor
     slot: torch.Tensor
@@ -95,14 +100,23 @@ class Grid(NamedTuple):
 
 def grid(steps: int, batch: int, device: torch.device | str = "cpu") -> Grid:
     """All steps and slots."""
-    return Grid(torch.arange(steps, device=device)[None, :, None], torch.arange(batch, device=device)[None, None, :])
+    return Grid(
+        torch.arange(steps, device=device)[None, :, None],
+        torch.arange(batch, device=device)[None, None, :],
+    )
 
 
-def batch_positions(seed: int, device_N: torch.Tensor, session_N: torch.Tensor, size_N: torch.Tensor, grid: Grid) -> torch.Tensor:
+def batch_positions(
+    seed: int, device_N: torch.Tensor, session_N: torch.Tensor, size_N: torch.Tensor, grid: Grid
+) -> torch.Tensor:
     """Mini-batches of K steps as positions within each device's own samples: shape (N, K, R)."""
     return below(slots(seed, BATCH, device_N, session_N, grid), size_N[:, None, None])
 
 
-def slots(seed: int, stream: int, device_N: torch.Tensor, session_N: torch.Tensor, grid: Grid) -> torch.Tensor:
+def slots(
+    seed: int, stream: int, device_N: torch.Tensor, session_N: torch.Tensor, grid: Grid
+) -> torch.Tensor:
     """One hash per slot of each mini-batch: shape (N, K, R)."""
-    return address(seed, stream, device_N[:, None, None], session_N[:, None, None], grid.step, grid.slot)
+    return address(
+        seed, stream, device_N[:, None, None], session_N[:, None, None], grid.step, grid.slot
+    )

@@ -1,4 +1,5 @@
-"""Projections P_X onto convex sets (Assumption 2(i)). Each acts on the last axis of a stack of parameter vectors.
+"""Projections P_X onto convex sets (Assumption 2(i)). Each acts on the last axis of a stack of
+parameter vectors.
 
 A projection is a frozen value with `project(x)` and `contains(x)`.
 """
@@ -81,20 +82,26 @@ class Ball:
 
     def project(self, x: Tensor) -> Tensor:
         """Scale down rows that are too long."""
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)  # float32 is too coarse for many parameters
+        norm = torch.linalg.vector_norm(
+            x, dim=-1, keepdim=True, dtype=torch.float64
+        )  # float32 is too coarse for many parameters
         scale: Tensor = self.radius / norm.clamp_min(self.radius)
         return x * scale.to(x.dtype)
 
     def contains(self, x: Tensor, tolerance: float = 0.0) -> bool:
         """Whether every row's norm is at most the radius (within rounding of the norm itself)."""
         norm = torch.linalg.vector_norm(x.double(), dim=-1)
-        rounding = (4 * torch.finfo(x.dtype).eps + math.sqrt(x.shape[-1]) * torch.finfo(torch.float64).eps) * self.radius
+        rounding = (
+            4 * torch.finfo(x.dtype).eps + math.sqrt(x.shape[-1]) * torch.finfo(torch.float64).eps
+        ) * self.radius
         return bool((norm <= self.radius + tolerance + rounding).all())
 
 
 @dataclass(frozen=True, slots=True)
 class Simplex:
-    """X = {x >= 0, sum(x) = total}: the whole parameter vector is a distribution (of mass `total`)."""
+    """X = {x >= 0, sum(x) = total}: the whole parameter vector is a distribution (of mass
+    `total`).
+    """
 
     name: ClassVar[str] = "simplex"
 
@@ -106,12 +113,18 @@ class Simplex:
         _as_floats(self, "total")
 
     def project(self, x: Tensor) -> Tensor:
-        """Subtract the one threshold that leaves the right mass, and clip at 0 (Held, Wolfe and Crowder, 1974)."""
-        shifted = x.double() - x.double().amax(-1, keepdim=True)  # a shift does not matter; without it large entries cost precision
+        """Subtract the one threshold that leaves the right mass, and clip at 0 (Held, Wolfe and
+        Crowder, 1974).
+        """
+        shifted = x.double() - x.double().amax(
+            -1, keepdim=True
+        )  # a shift does not matter; without it large entries cost precision
         ordered = shifted.sort(dim=-1, descending=True).values
         excess = ordered.cumsum(-1) - self.total
         rank = torch.arange(1, x.shape[-1] + 1, device=x.device)
-        support = (ordered * rank > excess).sum(-1, keepdim=True).clamp_min(1)  # 0 where x is not finite: the result is not either
+        support = (
+            (ordered * rank > excess).sum(-1, keepdim=True).clamp_min(1)
+        )  # 0 where x is not finite: the result is not either
         threshold = excess.gather(-1, support - 1) / support
         return (shifted - threshold).clamp_min(0.0).to(x.dtype)
 
@@ -124,7 +137,9 @@ class Simplex:
 
 @dataclass(frozen=True, slots=True)
 class TensorBoxes:
-    """A box per tensor of the model: `segments` holds (length, low, high) in the order of the flat vector."""
+    """A box per tensor of the model: `segments` holds (length, low, high) in the order of the flat
+    vector.
+    """
 
     name: ClassVar[str] = "tensor-boxes"
 
@@ -133,15 +148,28 @@ class TensorBoxes:
     def __post_init__(self) -> None:
         for length, low, high in self.segments:
             if length < 0 or not low < high:
-                raise ConfigError(f"tensor box (length={length}, low={low}, high={high}) needs length >= 0 and low < high")
-        object.__setattr__(self, "segments", tuple((length, float(low), float(high)) for length, low, high in self.segments))
+                raise ConfigError(
+                    f"tensor box (length={length}, low={low}, high={high}) needs length >= 0 and"
+                    " low < high"
+                )
+        object.__setattr__(
+            self,
+            "segments",
+            tuple((length, float(low), float(high)) for length, low, high in self.segments),
+        )
 
     def bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The lowest and highest value of every coordinate."""
         total = sum(length for length, _, _ in self.segments)
         if total != x.shape[-1]:
-            raise ConfigError(f"tensor boxes cover {total} parameters, the model has {x.shape[-1]}; give one box per tensor")
-        low, high = (torch.cat([x.new_full((segment[0],), segment[k]) for segment in self.segments]) for k in (1, 2))
+            raise ConfigError(
+                f"tensor boxes cover {total} parameters, the model has {x.shape[-1]}; give one box"
+                " per tensor"
+            )
+        low, high = (
+            torch.cat([x.new_full((segment[0],), segment[k]) for segment in self.segments])
+            for k in (1, 2)
+        )
         return low, high
 
     def project(self, x: Tensor) -> Tensor:
@@ -161,13 +189,15 @@ def _as_floats(projection: object, *names: str) -> None:
         object.__setattr__(projection, name, float(getattr(projection, name)))
 
 
-PROJECTIONS: dict[str, type[NoProjection] | type[Box] | type[Ball] | type[Simplex] | type[TensorBoxes]] = {
-    kind.name: kind for kind in (NoProjection, Box, Ball, Simplex, TensorBoxes)
-}
+PROJECTIONS: dict[
+    str, type[NoProjection] | type[Box] | type[Ball] | type[Simplex] | type[TensorBoxes]
+] = {kind.name: kind for kind in (NoProjection, Box, Ball, Simplex, TensorBoxes)}
 
 
 def diameter(projection: Projection, size: int) -> float | None:
-    """D_X, the diameter of the set in `size` dimensions; infinite without bounds, None for a set that is not known here."""
+    """D_X, the diameter of the set in `size` dimensions; infinite without bounds, None for a set
+    that is not known here.
+    """
     match projection:
         case NoProjection():
             return math.inf
@@ -183,7 +213,9 @@ def diameter(projection: Projection, size: int) -> float | None:
 
 
 def on_bound(projection: Projection, x: Tensor) -> Tensor | None:
-    """Which entries of a stack of vectors the set may hold back; None for sets of which that says nothing, such as a simplex."""
+    """Which entries of a stack of vectors the set may hold back; None for sets of which that says
+    nothing, such as a simplex.
+    """
     match projection:
         case Box():
             return (x <= projection.low) | (x >= projection.high)
@@ -200,4 +232,8 @@ def on_bound(projection: Projection, x: Tensor) -> Tensor | None:
 
 def project_(projection: Projection, x: Tensor) -> Tensor:
     """The projection of x, in the memory of x where the set allows."""
-    return x.clamp_(projection.low, projection.high) if isinstance(projection, Box) else projection.project(x)
+    return (
+        x.clamp_(projection.low, projection.high)
+        if isinstance(projection, Box)
+        else projection.project(x)
+    )

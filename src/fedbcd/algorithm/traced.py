@@ -1,6 +1,8 @@
-"""A function of tensors as the list of operations that it comes down to: the same numbers without the layers of `vmap` and autograd.
+"""A function of tensors as the list of operations that it comes down to: the same numbers without
+the layers of `vmap` and autograd.
 
-For small models these layers cost more than the arithmetic. A trace holds for one set of shapes; it has no state, so threads can share it.
+For small models these layers cost more than the arithmetic. A trace holds for one set of shapes; it
+has no state, so threads can share it.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +17,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 _aten = torch.ops.aten
 _RESHAPES = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default)
-_SHORT: dict[Any, Any] = {  # the same operations by torch's own entry points, at half the cost of a call
+_SHORT: dict[
+    Any, Any
+] = {  # the same operations by torch's own entry points, at half the cost of a call
     _aten.add.Tensor: torch.add,
     _aten.bmm.default: torch.bmm,
     _aten.div.Tensor: torch.div,
@@ -40,8 +44,11 @@ Operations = Callable[..., Sequence[Tensor]]
 _one_at_a_time = Lock()  # a tracer puts hooks into torch for a moment, and takes them out again
 
 
-def trace(function: Callable[..., Sequence[Tensor]], example: tuple[Tensor, ...], halve: bool = False) -> Operations:
-    """The operations that `function` does on tensors like those of `example`. Raises where it cannot be traced faithfully.
+def trace(
+    function: Callable[..., Sequence[Tensor]], example: tuple[Tensor, ...], halve: bool = False
+) -> Operations:
+    """The operations that `function` does on tensors like those of `example`. Raises where it
+    cannot be traced faithfully.
 
     `halve` takes long and small products in two.
     """
@@ -57,12 +64,17 @@ def trace(function: Callable[..., Sequence[Tensor]], example: tuple[Tensor, ...]
 
 
 def product_in_two(a_BMK: Tensor, b_BKN: Tensor) -> Tensor:
-    """a b with sums of half the length: [a1; a2] [b1 b2] has a1 b1 and a2 b2 in it, and no factor has to be copied for that.
+    """a b with sums of half the length: [a1; a2] [b1 b2] has a1 b1 and a2 b2 in it, and no factor
+    has to be copied for that.
 
-    Twice the arithmetic. But where a GPU has little to do and waits for memory at every few terms, it takes half as long.
+    Twice the arithmetic. But where a GPU has little to do and waits for memory at every few terms,
+    it takes half as long.
     """
     (size, m, k), n = a_BMK.shape, b_BKN.shape[2]
-    halves_of_a, halves_of_b = a_BMK.reshape(size, 2 * m, k // 2), b_BKN.transpose(1, 2).reshape(size, 2 * n, k // 2)
+    halves_of_a, halves_of_b = (
+        a_BMK.reshape(size, 2 * m, k // 2),
+        b_BKN.transpose(1, 2).reshape(size, 2 * n, k // 2),
+    )
     both = torch.bmm(halves_of_a, halves_of_b.transpose(1, 2)).view(size, m, 2, n, 2)
     return both[:, :, 0, :, 0] + both[:, :, 1, :, 1]
 
@@ -76,7 +88,9 @@ def _is_long(node: Node) -> bool:
 
 
 def _simplify(module: GraphModule) -> None:
-    """Take out what repeats or does nothing (half of what `vmap` leaves), make constants once, and call the rest the short way."""
+    """Take out what repeats or does nothing (half of what `vmap` leaves), make constants once, and
+    call the rest the short way.
+    """
     known: dict[Any, Node] = {}
     for node in list(module.graph.nodes):
         if node.op != "call_function":
@@ -96,7 +110,9 @@ def _simplify(module: GraphModule) -> None:
 
 
 def _what(node: Node) -> Any:
-    """Equal for operations that give equal results: no operation of a functional graph changes anything."""
+    """Equal for operations that give equal results: no operation of a functional graph changes
+    anything.
+    """
     return repr((str(node.target), node.args, node.kwargs))
 
 
@@ -117,7 +133,11 @@ def _does_nothing(node: Node) -> Node | None:
         return source
     if node.target is _aten.mul.Scalar and node.args[1] == 1 and _same_layout(node, source):
         return source
-    if node.target is _aten.transpose.int and source.target is _aten.transpose.int and set(node.args[1:]) == set(source.args[1:]):
+    if (
+        node.target is _aten.transpose.int
+        and source.target is _aten.transpose.int
+        and set(node.args[1:]) == set(source.args[1:])
+    ):
         origin = source.args[0]
         return origin if isinstance(origin, Node) else None
     return None
@@ -125,4 +145,8 @@ def _does_nothing(node: Node) -> Node | None:
 
 def _same_layout(a: Node, b: Node) -> bool:
     x, y = a.meta.get("val"), b.meta.get("val")
-    return isinstance(x, Tensor) and isinstance(y, Tensor) and (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+    return (
+        isinstance(x, Tensor)
+        and isinstance(y, Tensor)
+        and (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+    )

@@ -1,5 +1,7 @@
-"""The dashboard: the views of the report, live, for a simulation that goes on or a real deployment. It reads, and changes nothing.
+"""The dashboard: the views of the report, live, for a simulation that goes on or a real deployment.
+It reads, and changes nothing.
 
-`library` finds runs and follows the logs of those that are looked at, `deployment` asks the roles of a deployment over HTTP, `app` serves
-both to a browser. Needs the extra `dashboard` (starlette and uvicorn).
+`library` finds runs and follows the logs of those that are looked at, `deployment` asks the roles
+of a deployment over HTTP, `app` serves both to a browser. Needs the extra `dashboard` (starlette
+and uvicorn).
 """

@@ -1,4 +1,6 @@
-"""The web server: a page, its data, and nothing that changes anything. Loopback by default; elsewhere only with a token."""
+"""The web server: a page, its data, and nothing that changes anything. Loopback by default;
+elsewhere only with a token.
+"""
 
 import hmac
 import ipaddress
@@ -24,8 +26,8 @@ from fedbcd.report.page import static
 COOKIE = "fedbcd_token"
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src"
+        " data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -46,7 +48,8 @@ PAGE = """<!doctype html>
 <body>
 <a class="skip" href="#main">Skip to the dashboard</a>
 <div id="page"><p class="notice">Loading ...</p></div>
-<noscript><p class="notice">The dashboard needs JavaScript, which is switched off here; fedbcd report writes a page to keep.</p></noscript>
+<noscript><p class="notice">The dashboard needs JavaScript, which is switched off here;
+fedbcd report writes a page to keep.</p></noscript>
 <script src="static/uPlot.iife.min.js"></script>
 <script src="static/view.js"></script>
 <script src="static/dashboard.js"></script>
@@ -55,8 +58,12 @@ PAGE = """<!doctype html>
 """
 
 
-def make_app(library: Library, deployment: Deployment | None = None, token: str | None = None) -> Starlette:
-    """The application. With a token every request must bring it; without one, only requests to this machine's own name are answered."""
+def make_app(
+    library: Library, deployment: Deployment | None = None, token: str | None = None
+) -> Starlette:
+    """The application. With a token every request must bring it; without one, only requests to this
+    machine's own name are answered.
+    """
     pages = _Pages(library, deployment)
     routes = [
         Route("/", pages.index),
@@ -68,11 +75,16 @@ def make_app(library: Library, deployment: Deployment | None = None, token: str 
         Route("/api/plan", pages.plan),
     ]
     guard = Middleware(_Guard, token=token)
-    return Starlette(routes=routes, middleware=[guard, Middleware(GZipMiddleware, minimum_size=2_000, compresslevel=3)])
+    return Starlette(
+        routes=routes,
+        middleware=[guard, Middleware(GZipMiddleware, minimum_size=2_000, compresslevel=3)],
+    )
 
 
 class _Guard(BaseHTTPMiddleware):
-    """Who may ask: with a token, those who bring it; without, those who reached us under a loopback name (no rebinding of names)."""
+    """Who may ask: with a token, those who bring it; without, those who reached us under a loopback
+    name (no rebinding of names).
+    """
 
     def __init__(self, app: Any, token: str | None) -> None:
         super().__init__(app)
@@ -80,7 +92,11 @@ class _Guard(BaseHTTPMiddleware):
 
     async def dispatch(self, request: Request, call_next: Next) -> Response:
         if self._token is None:
-            response = await call_next(request) if _is_loopback(request.url.hostname or "") else _refused("this name is not a loopback one")
+            response = (
+                await call_next(request)
+                if _is_loopback(request.url.hostname or "")
+                else _refused("this name is not a loopback one")
+            )
         else:
             response = await self._with_token(request, call_next)
         response.headers.update(HEADERS)
@@ -91,7 +107,13 @@ class _Guard(BaseHTTPMiddleware):
         given = request.query_params.get("token")
         if given is not None and self._is_right(given):
             answer: Response = RedirectResponse(request.url.path, status_code=303)
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+            answer.set_cookie(
+                COOKIE,
+                self._token,
+                httponly=True,
+                samesite="strict",
+                secure=request.url.scheme == "https",
+            )
             return answer
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._is_right(request.cookies.get(COOKIE, "")) or self._is_right(bearer):
@@ -118,8 +140,13 @@ class _Pages:
 
     def __init__(self, library: Library, deployment: Deployment | None) -> None:
         self.library, self.deployment = library, deployment
-        self._files = {name: static(name) for name in ("uPlot.min.css", "view.css", "uPlot.iife.min.js", "view.js")}
-        self._files["dashboard.js"] = (files("fedbcd.dashboard") / "static" / "dashboard.js").read_text(encoding="utf-8")
+        self._files = {
+            name: static(name)
+            for name in ("uPlot.min.css", "view.css", "uPlot.iife.min.js", "view.js")
+        }
+        self._files["dashboard.js"] = (
+            files("fedbcd.dashboard") / "static" / "dashboard.js"
+        ).read_text(encoding="utf-8")
 
     async def index(self, request: Request) -> Response:  # noqa: ARG002
         return HTMLResponse(PAGE)
@@ -128,13 +155,17 @@ class _Pages:
         name = request.path_params["name"]
         if name not in self._files:
             return _refused("there is no such file", 404)
-        return Response(self._files[name], media_type="text/css" if name.endswith(".css") else "text/javascript")
+        return Response(
+            self._files[name], media_type="text/css" if name.endswith(".css") else "text/javascript"
+        )
 
     async def runs(self, request: Request) -> Response:  # noqa: ARG002
         return JSONResponse(await run_in_threadpool(self.library.runs))
 
     async def view(self, request: Request) -> Response:
-        """The views of the picked runs, and of the deployment if there is one; 204 where nothing has changed."""
+        """The views of the picked runs, and of the deployment if there is one; 204 where nothing
+        has changed.
+        """
         keys = [key for key in request.query_params.get("runs", "").split(",") if key]
         version, view = await run_in_threadpool(self.library.view, keys)
         if self.deployment is not None:
@@ -152,7 +183,11 @@ class _Pages:
                 run["advice"] = advice(run, mine["dead"])
         view["runs"] = [mine["run"], *view["runs"]] if mine["run"] else view["runs"]
         view["title"] = ", ".join(run["name"] for run in view["runs"][:3])
-        view |= {"deployment": mine["roles"], "metrics": mine["metrics"], "standing": mine["standing"]}
+        view |= {
+            "deployment": mine["roles"],
+            "metrics": mine["metrics"],
+            "standing": mine["standing"],
+        }
         return seen
 
     async def timeline(self, request: Request) -> Response:
@@ -164,7 +199,11 @@ class _Pages:
         if self.deployment is not None and key == self.deployment.key:
             return _json(self.deployment.timeline(begin, end))
         runs = await run_in_threadpool(self.library.watched, [key])
-        return _json(await run_in_threadpool(runs[0].timeline, begin, end)) if runs else _refused("there is no such run", 404)
+        return (
+            _json(await run_in_threadpool(runs[0].timeline, begin, end))
+            if runs
+            else _refused("there is no such run", 404)
+        )
 
     async def devices(self, request: Request) -> Response:
         """One page of the table of devices."""
@@ -174,7 +213,11 @@ class _Pages:
             return _refused("there is no such run", 404)
         start = max(0, int(_number(request, "start") or 0))
         found = await run_in_threadpool(
-            runs[0].devices, query.get("sort", "device"), query.get("down") == "1", start, query.get("only", "")
+            runs[0].devices,
+            query.get("sort", "device"),
+            query.get("down") == "1",
+            start,
+            query.get("only", ""),
         )
         return _json(found)
 
@@ -184,11 +227,17 @@ class _Pages:
         if self.deployment is not None and key == self.deployment.key:
             return _json(await run_in_threadpool(self.deployment.plan))
         runs = await run_in_threadpool(self.library.watched, [key])
-        return _json(await run_in_threadpool(runs[0].plan)) if runs else _refused("there is no such run", 404)
+        return (
+            _json(await run_in_threadpool(runs[0].plan))
+            if runs
+            else _refused("there is no such run", 404)
+        )
 
 
 def _json(data: Any) -> Response:
-    return Response(json.dumps(data, separators=(",", ":"), allow_nan=False), media_type="application/json")
+    return Response(
+        json.dumps(data, separators=(",", ":"), allow_nan=False), media_type="application/json"
+    )
 
 
 def _number(request: Request, name: str) -> float | None:

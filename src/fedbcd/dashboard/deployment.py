@@ -1,7 +1,9 @@
-"""A running deployment, seen through the /status of its roles (and the coordinator's /metrics): each is asked about once a second.
+"""A running deployment, seen through the /status of its roles (and the coordinator's /metrics):
+each is asked about once a second.
 
-What changes makes a story. Phases and mixes are known as exactly as roles are asked, so shorter phases blur. The folder of `fedbcd up`
-holds the merged log, which grows while the deployment runs and is exact: then that is shown, and of the roles only their states.
+What changes makes a story. Phases and mixes are known as exactly as roles are asked, so shorter
+phases blur. The folder of `fedbcd up` holds the merged log, which grows while the deployment runs
+and is exact: then that is shown, and of the roles only their states.
 """
 
 import http.client
@@ -33,8 +35,13 @@ METRICS = ("fedbcd_disagreement{", "fedbcd_staleness_rounds_sum", "fedbcd_stalen
 MOST_NAMED = 5  # roles in one remark
 HARM = {  # what it means that such a role does not answer
     "coordinator": "if it is down, nothing is mixed until it is back",
-    "server": "if it is down, its devices wait, and the mixes of a cloud that waits for all servers do too",
-    "device": "if it is down, its server counts it as lost after a while and goes on with the others",
+    "server": (
+        "if it is down, its devices wait, and the mixes of a cloud that waits for all servers"
+        " do too"
+    ),
+    "device": (
+        "if it is down, its server counts it as lost after a while and goes on with the others"
+    ),
     "role": "it was never heard, so it is not known which role that is",
 }
 WAITING = "waiting for the coordinator"  # the state of a server between its phase and the mix
@@ -55,12 +62,16 @@ def addresses_in(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(folder.glob("state/**/health.json")):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found[str(path.parent.relative_to(folder / "state"))] = f"127.0.0.1:{int(json.loads(path.read_text())['port'])}"
+            found[str(path.parent.relative_to(folder / "state"))] = (
+                f"127.0.0.1:{int(json.loads(path.read_text())['port'])}"
+            )
     return found
 
 
 class Deployment:
-    """The roles at some addresses, or below a folder of `fedbcd up` (whose ports change when a role is restarted)."""
+    """The roles at some addresses, or below a folder of `fedbcd up` (whose ports change when a role
+    is restarted).
+    """
 
     key = "deployment"
 
@@ -68,7 +79,10 @@ class Deployment:
         for address in addresses:
             host, _, port = address.rpartition(":")
             if not host or not port.isdecimal():
-                raise ConfigError(f"--connect {address!r} must be host:port, the health address of a coordinator, server or device")
+                raise ConfigError(
+                    f"--connect {address!r} must be host:port, the health address of a coordinator,"
+                    " server or device"
+                )
         self.name = folder.name if folder is not None else ", ".join(addresses[:3])
         self._fixed = {address: address for address in addresses}
         self.folder = folder
@@ -83,7 +97,8 @@ class Deployment:
         self._metrics: dict[str, float] = {}
         self._planned = Planned()
 
-    # -------------------------------------------------------------------------------------------------------------------- asking
+    # ---------------------------------------------------------------------------------------------
+    # asking
     def start(self) -> None:
         """Ask for ever, in a thread of its own that ends with the process."""
         threading.Thread(target=self._run, name="deployment", daemon=True).start()
@@ -104,7 +119,12 @@ class Deployment:
         places = self._fixed | ({} if self.folder is None else addresses_in(self.folder))
         answers = dict(zip(places, pool.map(_ask, places.values()), strict=True))
         coordinator = next(
-            (place for place, found in answers.items() if isinstance(found, dict) and found.get("actor") == "coordinator"), None
+            (
+                place
+                for place, found in answers.items()
+                if isinstance(found, dict) and found.get("actor") == "coordinator"
+            ),
+            None,
         )
         metrics = {} if coordinator is None else _ask_metrics(places[coordinator])
         with self._lock:
@@ -127,17 +147,22 @@ class Deployment:
             elif actor == "coordinator":
                 self._coordinator(answer)
 
-    # ------------------------------------------------------------------------------------------------------------- what has changed
+    # ---------------------------------------------------------------------------------------------
+    # what has changed
     def _server(self, server: int, status: dict[str, Any]) -> None:
         story, clock, phase = self._story, float(status["clock"]), int(status["phase"])
         story.now = max(story.now, clock)
         phases = story.phases
         if server not in self._phase and phase > 0:
-            self._phase[server] = phase  # nobody knows when it opened, so the story begins with the next one
+            self._phase[server] = (
+                phase  # nobody knows when it opened, so the story begins with the next one
+            )
         if phase > self._phase.get(server, -1):
             if server in self._place:
                 before = self._place[server]
-                phases.ended[before] = clock if phases.ended[before] == NEVER else phases.ended[before]
+                phases.ended[before] = (
+                    clock if phases.ended[before] == NEVER else phases.ended[before]
+                )
                 phases.released[before] = clock
             self._phase[server], self._place[server] = phase, phases.open(server, clock)
         place = self._place.get(server)
@@ -156,7 +181,9 @@ class Deployment:
         answered = {str(key): int(value) for key, value in dict(status.get("released", {})).items()}
         members = [int(key) for key, phase in answered.items() if self._answered.get(key) != phase]
         self._answered = answered
-        while len(story.rounds) < int(status["round"]):  # of several mixes since we last asked we know only the last
+        while len(story.rounds) < int(
+            status["round"]
+        ):  # of several mixes since we last asked we know only the last
             self._mix(members, clock)
 
     def _mix(self, members: list[int], clock: float) -> None:
@@ -175,22 +202,37 @@ class Deployment:
             story.staleness[number - state.last_mix - 1] += 1
             state.last_mix = number
 
-    # ------------------------------------------------------------------------------------------------------------------- showing
+    # ---------------------------------------------------------------------------------------------
+    # showing
     def view(self, logged: Standing | None = None) -> tuple[str, dict[str, Any]]:
-        """A word that changes with every round of asking; the run as far as it can be seen from outside, and every role.
+        """A word that changes with every round of asking; the run as far as it can be seen from
+        outside, and every role.
 
         `logged` is what the merged log says of how the run stands, where there is one.
         """
         with self._lock:
             now = time.monotonic()
-            roles = [_role(place, seen, now) for place, seen in sorted(self._seen.items(), key=lambda item: _order(item[1]))]
+            roles = [
+                _role(place, seen, now)
+                for place, seen in sorted(self._seen.items(), key=lambda item: _order(item[1]))
+            ]
             told = self._standing()
             stands = told if logged is None or told.state == "finished" else logged
             dead = _dead(roles) if stands.state in ("running", "silent") else []
-            run = None if self.has_log else {**run_view(self._record(stands), self.key, 3_000, stands=stands), "unread": 0}
+            run = (
+                None
+                if self.has_log
+                else {**run_view(self._record(stands), self.key, 3_000, stands=stands), "unread": 0}
+            )
             if run is not None:
                 run["advice"] = advice(run, dead)
-            return f"-{self._version}", {"run": run, "roles": roles, "metrics": self._metrics, "dead": dead, "standing": asdict(stands)}
+            return f"-{self._version}", {
+                "run": run,
+                "roles": roles,
+                "metrics": self._metrics,
+                "dead": dead,
+                "standing": asdict(stands),
+            }
 
     @property
     def has_log(self) -> bool:
@@ -201,15 +243,23 @@ class Deployment:
         """As far as the roles tell: of one that does not answer any more, what it said last."""
         status = self._said_by("coordinator")
         heard = any(seen.status is status and not seen.error for seen in self._seen.values())
-        place = f"round {status['round']}" + (f" of {status['rounds']}" if status.get("rounds") else "") if "round" in status else ""
+        place = (
+            f"round {status['round']}" + (f" of {status['rounds']}" if status.get("rounds") else "")
+            if "round" in status
+            else ""
+        )
         if status.get("finished"):
             return Standing("finished", f"finished, {status['round']} rounds")
         if self._seen and all(seen.error for seen in self._seen.values()):
-            return Standing("silent", "no role answers" + (f"; last seen at {place}" if place else ""))
+            return Standing(
+                "silent", "no role answers" + (f"; last seen at {place}" if place else "")
+            )
         return Standing("running", place if heard or not place else f"last seen at {place}")
 
     def _said_by(self, actor: str) -> dict[str, Any]:
-        return next((seen.status for seen in self._seen.values() if seen.status.get("actor") == actor), {})
+        return next(
+            (seen.status for seen in self._seen.values() if seen.status.get("actor") == actor), {}
+        )
 
     def timeline(self, begin: float, end: float) -> dict[str, Any]:
         """The protocol between two times."""
@@ -230,9 +280,20 @@ class Deployment:
         job: dict[str, Any] = {"title": self.name}
         if coordinator.get("rounds"):
             job["run"] = {"rounds": coordinator["rounds"]}
-        self._story.header = {"identity": {"servers": [[] for _ in range(servers)], "active": active}, "job": job}
-        silent = [seen.address for seen in self._seen.values() if seen.error] if stands.state in ("running", "silent") else []
-        notices = (f"no answer from {', '.join(silent[:5])}{' and others' if len(silent) > 5 else ''}",) if silent else ()
+        self._story.header = {
+            "identity": {"servers": [[] for _ in range(servers)], "active": active},
+            "job": job,
+        }
+        silent = (
+            [seen.address for seen in self._seen.values() if seen.error]
+            if stands.state in ("running", "silent")
+            else []
+        )
+        notices = (
+            (f"no answer from {', '.join(silent[:5])}{' and others' if len(silent) > 5 else ''}",)
+            if silent
+            else ()
+        )
         if not self._seen:
             notices = ("no role has been found yet",)
         return RunRecord(Path(self.name), self._story, Extras(), notices)
@@ -242,13 +303,30 @@ def _role(place: str, seen: Seen, now: float) -> dict[str, Any]:
     """One row of the table of roles."""
     status = seen.status
     totals = status.get("totals") if isinstance(status.get("totals"), dict) else {}
-    known = ("state", "phase", "round", "activation", "received", "active", "members", "devices", "peers", "waits_for", "ready", "clock")
+    known = (
+        "state",
+        "phase",
+        "round",
+        "activation",
+        "received",
+        "active",
+        "members",
+        "devices",
+        "peers",
+        "waits_for",
+        "ready",
+        "clock",
+    )
     return {
         "actor": str(status.get("actor", place)),
         "address": seen.address,
         "error": seen.error,
         "silent_s": None if seen.at is None else round(now - seen.at, 1),
-        **{key: status[key] for key in known if isinstance(status.get(key), str | int | float | bool)},
+        **{
+            key: status[key]
+            for key in known
+            if isinstance(status.get(key), str | int | float | bool)
+        },
         "totals": totals,
     }
 
@@ -256,14 +334,20 @@ def _role(place: str, seen: Seen, now: float) -> dict[str, Any]:
 def _dead(roles: list[dict[str, Any]]) -> list[str]:
     """A remark on each kind of role that does not answer, the one that holds up most first."""
     silent = [role for role in roles if role["error"]]
-    return [text for kind, harm in HARM.items() if (text := _remark([role for role in silent if _kind(role["actor"]) == kind], harm))]
+    return [
+        text
+        for kind, harm in HARM.items()
+        if (text := _remark([role for role in silent if _kind(role["actor"]) == kind], harm))
+    ]
 
 
 def _remark(silent: list[dict[str, Any]], harm: str) -> str:
     """What does not answer, since when, and what that means."""
     if not silent:
         return ""
-    names = ", ".join(f"{role['actor']} ({_since(role['silent_s'])})" for role in silent[:MOST_NAMED])
+    names = ", ".join(
+        f"{role['actor']} ({_since(role['silent_s'])})" for role in silent[:MOST_NAMED]
+    )
     more = f" and {len(silent) - MOST_NAMED} more" if silent[MOST_NAMED:] else ""
     return f"{names}{more} {'does' if len(silent) == 1 else 'do'} not answer: {harm}"
 
@@ -279,7 +363,9 @@ def _kind(actor: str) -> str:
 
 def _order(seen: Seen) -> tuple[int, int]:
     kind, _, number = str(seen.status.get("actor", "")).partition("/")
-    return {"coordinator": 0, "server": 1, "device": 2}.get(kind, 3), int(number) if number.isdecimal() else 0
+    return {"coordinator": 0, "server": 1, "device": 2}.get(kind, 3), (
+        int(number) if number.isdecimal() else 0
+    )
 
 
 def _ask(address: str) -> dict[str, Any] | str:
@@ -292,7 +378,9 @@ def _ask(address: str) -> dict[str, Any] | str:
 
 
 def _ask_metrics(address: str) -> dict[str, float]:
-    """How far apart the servers' models are, and how stale servers were when mixed, from /metrics; empty where it says nothing."""
+    """How far apart the servers' models are, and how stale servers were when mixed, from /metrics;
+    empty where it says nothing.
+    """
     try:
         lines = _get(address, "/metrics").decode(errors="replace").splitlines()
     except (OSError, http.client.HTTPException):

@@ -39,11 +39,16 @@ class Watched:
         self._planned = Planned()
 
     def refresh(self, others: Sequence[Path] | None = None) -> tuple[Any, ...]:
-        """Read on; what tells this state from others. `others` are the folders of runs that are looked at with it (None: as before)."""
+        """Read on; what tells this state from others. `others` are the folders of runs that are
+        looked at with it (None: as before).
+        """
         with self.lock:
             self._follower.poll(AT_ONCE)
             self._others = self._others if others is None else list(others)
-            compared = tuple((folder, modified(folder / MODELS)) for folder in [*self._others, *job_folders(self.folder)])
+            compared = tuple(
+                (folder, modified(folder / MODELS))
+                for folder in [*self._others, *job_folders(self.folder)]
+            )
             beside = (*(modified(self.folder / name) for name in FILES), compared)
             stamp = (self._follower.version, self._follower.notice, is_at_work(self.folder), beside)
             if stamp != self._stamp:
@@ -51,7 +56,9 @@ class Watched:
                 self._extras = read_extras(self.folder) if fresh else self._extras
                 self._record = record = record_of(self.folder, self._follower, self._extras)
                 if fresh:
-                    self._still = devices_view(record, best_baseline(record.identity, [folder for folder, _ in compared]))
+                    self._still = devices_view(
+                        record, best_baseline(record.identity, [folder for folder, _ in compared])
+                    )
                 self._view = run_view(record, self.key, PHASES, self._still)
                 self._view["advice"] = advice(self._view)
                 self._stamp = stamp
@@ -78,7 +85,9 @@ class Watched:
             return device_page(record.story, record.homes, sort, down, start, 20, only)
 
     def plan(self) -> dict[str, Any] | None:
-        """Round times for every B from this run's own arrivals; made anew now and then while the run goes on."""
+        """Round times for every B from this run's own arrivals; made anew now and then while the
+        run goes on.
+        """
         with self.lock:
             arrivals = None if self._record is None else arrivals_of(self._record)
         return self._planned.plan(arrivals)
@@ -95,12 +104,20 @@ class Library:
         self._heads: dict[Path, tuple[tuple[float, int], dict[str, Any]]] = {}
 
     def runs(self) -> list[dict[str, Any]]:
-        """Every run, the latest first: what the list shows, from the first and the last line of each log."""
+        """Every run, the latest first: what the list shows, from the first and the last line of
+        each log.
+        """
         with self._lock:
             self._known = {_key(folder): folder for folder in self._folders()}
             found = [{"key": key, **self._head(folder)} for key, folder in self._known.items()]
         for run in found:
-            run["state"] = "finished" if run["finished"] else "goes on" if is_at_work(Path(run["folder"])) else "stopped"
+            run["state"] = (
+                "finished"
+                if run["finished"]
+                else "goes on"
+                if is_at_work(Path(run["folder"]))
+                else "stopped"
+            )
         return sorted(found, key=lambda run: -float(run["modified"]))
 
     def _folders(self) -> list[Path]:
@@ -121,7 +138,10 @@ class Library:
             return {"name": folder.name, "folder": str(folder), "modified": 0.0, "finished": False}
         stamp = (stat.st_mtime, stat.st_size)
         if folder not in self._heads or self._heads[folder][0] != stamp:
-            self._heads[folder] = (stamp, _read_head(folder, stat.st_size) | {"modified": stat.st_mtime})
+            self._heads[folder] = (
+                stamp,
+                _read_head(folder, stat.st_size) | {"modified": stat.st_mtime},
+            )
         return self._heads[folder][1]
 
     def watched(self, keys: Sequence[str]) -> list[Watched]:
@@ -158,7 +178,13 @@ class Library:
                 notices.append(str(error))
         settings = [run["settings"] for run in runs]
         title = ", ".join(run["name"] for run in runs[:3]) or "No run is picked"
-        view = {"kind": "dashboard", "title": title, "runs": runs, "notices": notices, "differences": differences(settings)}
+        view = {
+            "kind": "dashboard",
+            "title": title,
+            "runs": runs,
+            "notices": notices,
+            "differences": differences(settings),
+        }
         unread = [run["unread"] for run in runs]
         return hashlib.sha256(repr((stamps, unread)).encode()).hexdigest()[:16], view
 

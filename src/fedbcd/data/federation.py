@@ -28,18 +28,27 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def as_dtype(inputs: Tensor, dtype: torch.dtype) -> Tensor:
-    """The default transform: numbers become the model's dtype; integer tokens (int32, int64) are left alone."""
-    return inputs.to(dtype) if inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int8) else inputs
+    """The default transform: numbers become the model's dtype; integer tokens (int32, int64) are
+    left alone.
+    """
+    return (
+        inputs.to(dtype)
+        if inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int8)
+        else inputs
+    )
 
 
 class Federation:
     """Everything that is given: model, loss, data per device, servers, and what to evaluate on.
 
-    model     a callable without arguments that makes the `nn.Module` (a class will do), or a module to start from
+    model     a callable without arguments that makes the `nn.Module` (a class will do), or a module
+    to start from
     loss      loss(outputs, targets) -> scalar, the mean over the batch
-    devices   per device: (inputs, targets) as tensors or arrays, or a torch Dataset of (input, target)
+    devices   per device: (inputs, targets) as tensors or arrays, or a torch Dataset of (input,
+    target)
     servers   how many servers share the devices evenly, or a list of device numbers per server
-    test      (inputs, targets) or a Dataset; a personal model is tested on the samples whose label its device owns (`data.measure`)
+    test      (inputs, targets) or a Dataset; a personal model is tested on the samples whose label
+    its device owns (`data.measure`)
     metric    per-sample score, higher is better; accuracy by default
     transform applied to each batch of inputs on its way to the model
     augment   changes training batches before that, by addressed draws, e.g. FlipCrop()
@@ -62,7 +71,13 @@ class Federation:
         pool = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
         bounds = torch.tensor([0, *(len(p) for p in parts)]).cumsum(0)
         self._set(model, loss, pool, [torch.arange(a, b) for a, b in pairwise(bounds)], servers)
-        self._set_evaluation(None if test is None else _samples("the test set", test), metric, transform, None, augment)
+        self._set_evaluation(
+            None if test is None else _samples("the test set", test),
+            metric,
+            transform,
+            None,
+            augment,
+        )
 
     @classmethod
     def from_partition(
@@ -80,7 +95,13 @@ class Federation:
     ) -> "Federation":
         """Devices that own positions of one common pool; the pool is not copied."""
         self = cls.__new__(cls)
-        self._set(model, loss, _samples("the pool", pool), [torch.from_numpy(p) for p in partition.samples], servers)
+        self._set(
+            model,
+            loss,
+            _samples("the pool", pool),
+            [torch.from_numpy(p) for p in partition.samples],
+            servers,
+        )
         self._set_evaluation(test, metric, transform, partition.labels, augment)
         return self
 
@@ -117,7 +138,12 @@ class Federation:
         self.metric = metric
         self.transform = transform
         self.augment = augment
-        if labels is None and test is not None and not self.pool.targets.is_floating_point() and self.pool.targets.ndim == 1:
+        if (
+            labels is None
+            and test is not None
+            and not self.pool.targets.is_floating_point()
+            and self.pool.targets.ndim == 1
+        ):
             labels = [labels_of(self.pool.targets[self.owned(i)]) for i in range(len(self.sizes))]
         self.labels = labels
 
@@ -132,7 +158,9 @@ class Federation:
         return self.positions[start : start + self.sizes[device]]
 
     def make_model(self, seed: int) -> nn.Module:
-        """A new module, with the initial weights that belong to `seed` (or those of the module that was given)."""
+        """A new module, with the initial weights that belong to `seed` (or those of the module that
+        was given).
+        """
         if isinstance(self._model, nn.Module):
             return copy.deepcopy(self._model)
         with torch.random.fork_rng(devices=[]):
@@ -140,13 +168,19 @@ class Federation:
             try:
                 module = self._model()
             except TypeError as error:
-                raise ConfigError(f"model() cannot be called: {error}; give a callable without arguments") from error
+                raise ConfigError(
+                    f"model() cannot be called: {error}; give a callable without arguments"
+                ) from error
         if not isinstance(module, nn.Module):
-            raise ConfigError(f"model() returned {type(module).__name__}; it must return a torch.nn.Module")
+            raise ConfigError(
+                f"model() returned {type(module).__name__}; it must return a torch.nn.Module"
+            )
         return module
 
     def fingerprint(self) -> str:
-        """A hash of the data and of who owns it, by which a run folder knows its federation again."""
+        """A hash of the data and of who owns it, by which a run folder knows its federation
+        again.
+        """
         digest = hashlib.sha256(repr((self.sizes, self.servers)).encode())
         for tensor in (self.pool.inputs, self.pool.targets, self.positions):
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
@@ -158,11 +192,22 @@ def _samples(name: str, data: DeviceData) -> Samples:
     try:
         samples = _as_samples(data)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{name} cannot be used: {error}; give (inputs, targets) or a Dataset of such pairs") from error
+        raise DataError(
+            f"{name} cannot be used: {error}; give (inputs, targets) or a Dataset of such pairs"
+        ) from error
     for kind, tensor in (("input", samples.inputs), ("target", samples.targets)):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            bad = int((~torch.isfinite(tensor)).flatten(1 if tensor.ndim > 1 else 0).reshape(len(tensor), -1).any(1).nonzero()[0])
-            raise DataError(f"{name} has a value that is not finite in {kind} {bad}; remove or repair that sample")
+            bad = int(
+                (~torch.isfinite(tensor))
+                .flatten(1 if tensor.ndim > 1 else 0)
+                .reshape(len(tensor), -1)
+                .any(1)
+                .nonzero()[0]
+            )
+            raise DataError(
+                f"{name} has a value that is not finite in {kind} {bad}; remove or repair that"
+                " sample"
+            )
     return samples
 
 
@@ -176,7 +221,9 @@ def _as_samples(data: DeviceData) -> Samples:
     rows = [data[k] for k in range(len(data))]
     if not rows:
         raise ValueError("it has no samples")
-    return Samples(*(torch.stack([torch.as_tensor(v) for v in column]) for column in zip(*rows, strict=True)))
+    return Samples(
+        *(torch.stack([torch.as_tensor(v) for v in column]) for column in zip(*rows, strict=True))
+    )
 
 
 def _check_parts(parts: Sequence[Samples]) -> None:
@@ -190,11 +237,14 @@ def _check_parts(parts: Sequence[Samples]) -> None:
             ("targets", part.targets, parts[0].targets),
         ):
             if mine.dtype != first.dtype:
-                raise DataError(f"device {i} has {kind} of {mine.dtype}, device 0 of {first.dtype}; use one dtype for all")
+                raise DataError(
+                    f"device {i} has {kind} of {mine.dtype}, device 0 of {first.dtype}; use one"
+                    " dtype for all"
+                )
             if mine.shape[1:] != first.shape[1:]:
                 raise DataError(
-                    f"device {i} has {kind} of shape {tuple(mine.shape[1:])}, device 0 of {tuple(first.shape[1:])}; "
-                    "all devices must hold samples of one shape"
+                    f"device {i} has {kind} of shape {tuple(mine.shape[1:])}, device 0 of"
+                    f" {tuple(first.shape[1:])}; all devices must hold samples of one shape"
                 )
 
 
@@ -207,8 +257,15 @@ def _servers(servers: int | Sequence[Sequence[int]], devices: int) -> list[list[
     groups = [list(group) for group in servers]
     counts = Counter(device for group in groups for device in group)
     wrong = [f"server {n} is empty" for n, group in enumerate(groups) if not group]
-    wrong += [f"device {device} appears {counts[device]} times" for device in range(devices) if counts[device] != 1]
+    wrong += [
+        f"device {device} appears {counts[device]} times"
+        for device in range(devices)
+        if counts[device] != 1
+    ]
     wrong += [f"there is no device {device}" for device in counts if device not in range(devices)]
     if wrong:
-        raise ConfigError(f"servers must name each of the {devices} devices exactly once, and no server may be empty: {wrong[0]}")
+        raise ConfigError(
+            f"servers must name each of the {devices} devices exactly once, and no server may be"
+            f" empty: {wrong[0]}"
+        )
     return groups

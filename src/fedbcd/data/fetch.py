@@ -1,4 +1,6 @@
-"""Downloads that can be interrupted: into NAME.part, resumed by HTTP Range, and renamed only after their checksum was found right."""
+"""Downloads that can be interrupted: into NAME.part, resumed by HTTP Range, and renamed only after
+their checksum was found right.
+"""
 
 import hashlib
 import http.client
@@ -20,10 +22,13 @@ from fedbcd.config import nearest
 from fedbcd.data.sources import SOURCES, Source
 from fedbcd.errors import ConfigError, DataError
 
-Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where the server says so
+Progress = Callable[
+    [str, int, int | None], None
+]  # file, bytes so far, bytes in all where the server says so
 
 BLOCK = 1 << 18
-SUMS = "SHA256SUMS"  # of what was taken out of an archive, so that it need not be kept to know them again
+# of what was taken out of an archive, so that it need not be kept to know them again
+SUMS = "SHA256SUMS"
 
 
 class Interrupted(Exception):
@@ -32,7 +37,9 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a file is asked for while the connection fails, how long to wait in between, and how long for an answer."""
+    """How often a file is asked for while the connection fails, how long to wait in between, and
+    how long for an answer.
+    """
 
     attempts: int = 4
     pause_s: float = 1.0
@@ -40,16 +47,30 @@ class Patience:
 
 
 def fetch(
-    name: str, folder: Path, *, base: str | None = None, progress: Progress | None = None, patience: Patience | None = None
+    name: str,
+    folder: Path,
+    *,
+    base: str | None = None,
+    progress: Progress | None = None,
+    patience: Patience | None = None,
 ) -> list[Path]:
-    """Bring a data set into `folder`, in the layout its reader looks for, and return its files. What is there and right is left alone."""
+    """Bring a data set into `folder`, in the layout its reader looks for, and return its files.
+    What is there and right is left alone.
+    """
     if name not in SOURCES:
-        raise DataError(f"no source is known for {name!r}{nearest(name, SOURCES)}; known: {', '.join(SOURCES)}")
+        raise DataError(
+            f"no source is known for {name!r}{nearest(name, SOURCES)}; known: {', '.join(SOURCES)}"
+        )
     return fetch_source(SOURCES[name], folder, base=base, progress=progress, patience=patience)
 
 
 def fetch_source(
-    source: Source, folder: Path, *, base: str | None = None, progress: Progress | None = None, patience: Patience | None = None
+    source: Source,
+    folder: Path,
+    *,
+    base: str | None = None,
+    progress: Progress | None = None,
+    patience: Patience | None = None,
 ) -> list[Path]:
     """`fetch`, for any source; `base` is another address to take its files from."""
     place, address = folder / source.folder, _checked_base(base or source.base)
@@ -58,7 +79,13 @@ def fetch_source(
     if source.members and _sums_hold(place, source.members):
         return [place / name for name in source.members.values()]
     paths = [
-        _fetch_file(address + file, place / file, digest, progress or (lambda *_: None), patience or Patience())
+        _fetch_file(
+            address + file,
+            place / file,
+            digest,
+            progress or (lambda *_: None),
+            patience or Patience(),
+        )
         for file, digest in source.files.items()
     ]
     if not source.members:
@@ -68,7 +95,9 @@ def fetch_source(
 
 def _checked_base(base: str) -> str:
     if not base.startswith(("http://", "https://")):
-        raise ConfigError(f"--url-base {base} is not an address; it must start with http:// or https://")
+        raise ConfigError(
+            f"--url-base {base} is not an address; it must start with http:// or https://"
+        )
     return base if base.endswith("/") else base + "/"
 
 
@@ -77,10 +106,14 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"cannot write to {path}: {error.strerror or error}; choose another folder with --data DIR") from None
+        raise DataError(
+            f"cannot write to {path}: {error.strerror or error}; choose another folder with"
+            " --data DIR"
+        ) from None
 
 
-# -------------------------------------------------------------------------------------------------------------- one file
+# ------------------------------------------------------------------------------------------------
+# one file
 def _fetch_file(url: str, path: Path, digest: str, progress: Progress, patience: Patience) -> Path:
     if path.is_file() and _matches(path, digest):
         size = path.stat().st_size
@@ -93,8 +126,9 @@ def _fetch_file(url: str, path: Path, digest: str, progress: Progress, patience:
     if found != expected:
         part.unlink()
         raise DataError(
-            f"{url} is not the file it should be: {path.name} of {size} bytes has {algorithm} {found}, expected {expected}. "
-            "It was removed; fetch it again, or from another mirror with --url-base URL"
+            f"{url} is not the file it should be: {path.name} of {size} bytes has {algorithm}"
+            f" {found}, expected {expected}. It was removed; fetch it again, or from another mirror"
+            " with --url-base URL"
         )
     with _writing(path):
         os.replace(part, path)
@@ -102,23 +136,36 @@ def _fetch_file(url: str, path: Path, digest: str, progress: Progress, patience:
 
 
 def _download(url: str, part: Path, progress: Progress, patience: Patience) -> None:
-    """Fill `part`, going on where the last attempt ended; a server that is busy or breaks off is asked again."""
+    """Fill `part`, going on where the last attempt ended; a server that is busy or breaks off is
+    asked again.
+    """
     for attempt in range(1, patience.attempts + 1):
         try:
             return _append(url, part, progress, patience.timeout_s)
         except Interrupted as error:
             if attempt == patience.attempts:
-                kept = f". What came is kept in {part}; the same command goes on from there" if part.exists() else ""
-                raise DataError(f"{url} could not be fetched in {attempt} attempts: {error}{kept or '; try again later'}") from None
+                kept = (
+                    f". What came is kept in {part}; the same command goes on from there"
+                    if part.exists()
+                    else ""
+                )
+                raise DataError(
+                    f"{url} could not be fetched in {attempt} attempts:"
+                    f" {error}{kept or '; try again later'}"
+                ) from None
             time.sleep(patience.pause_s * attempt)
 
 
 def _append(url: str, part: Path, progress: Progress, timeout_s: float) -> None:
     """One request for what is missing. Raises `Interrupted` if it breaks off."""
     start = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "fedbcd", "Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+    headers = {"User-Agent": "fedbcd", "Accept-Encoding": "identity"} | (
+        {"Range": f"bytes={start}-"} if start else {}
+    )
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout_s) as reply:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=timeout_s
+        ) as reply:
             if not _continues(reply, start):
                 start = 0  # the server does not know ranges and sends all of it
             _copy(reply, part, start, progress)
@@ -133,7 +180,9 @@ def _append(url: str, part: Path, progress: Progress, timeout_s: float) -> None:
 
 def _continues(reply: Any, start: int) -> bool:
     """Whether a reply goes on at byte `start`, as it was asked to."""
-    return reply.status == 206 and str(reply.headers.get("Content-Range", "")).startswith(f"bytes {start}-")
+    return reply.status == 206 and str(reply.headers.get("Content-Range", "")).startswith(
+        f"bytes {start}-"
+    )
 
 
 def _refused(url: str, error: urllib.error.HTTPError, start: int) -> None:
@@ -141,7 +190,10 @@ def _refused(url: str, error: urllib.error.HTTPError, start: int) -> None:
         return  # nothing is missing; the checksum decides whether it is right
     if error.code in (408, 425, 429) or error.code >= 500:
         raise Interrupted(f"the server answered {error.code} {error.reason}")
-    raise DataError(f"{url} cannot be had: the server answered {error.code} {error.reason}; try another mirror with --url-base URL")
+    raise DataError(
+        f"{url} cannot be had: the server answered {error.code} {error.reason}; try another mirror"
+        " with --url-base URL"
+    )
 
 
 def _copy(reply: Any, part: Path, start: int, progress: Progress) -> None:
@@ -169,14 +221,19 @@ def _matches(path: Path, digest: str) -> bool:
 
 def _digest(path: Path, algorithm: str) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(
+            file, lambda: hashlib.new(algorithm, usedforsecurity=False)
+        ).hexdigest()
 
 
-# -------------------------------------------------------------------------------------------------------------- archives
+# ------------------------------------------------------------------------------------------------
+# archives
 def _unpack(archive: Path, place: Path, members: Mapping[str, str]) -> list[Path]:
-    """Take the wanted members out of an archive whose checksum was right, note their own checksums, and remove the archive.
+    """Take the wanted members out of an archive whose checksum was right, note their own checksums,
+    and remove the archive.
 
-    Only regular files under expected names are taken, and they are written under names of ours: no path in it is followed.
+    Only regular files under expected names are taken, and they are written under names of ours: no
+    path in it is followed.
     """
     taken: dict[str, str] = {}
     try:
@@ -184,12 +241,18 @@ def _unpack(archive: Path, place: Path, members: Mapping[str, str]) -> list[Path
             if member in members:
                 taken[members[member]] = _extract(content, place / members[member])
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{archive} cannot be unpacked: {error}; remove it and fetch it again") from None
+        raise DataError(
+            f"{archive} cannot be unpacked: {error}; remove it and fetch it again"
+        ) from None
     missing = [name for name in members.values() if name not in taken]
     if missing:
-        raise DataError(f"{archive} lacks {', '.join(missing)}; it is not the archive that was expected")
+        raise DataError(
+            f"{archive} lacks {', '.join(missing)}; it is not the archive that was expected"
+        )
     with _writing(place):
-        (place / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(taken.items())))
+        (place / SUMS).write_text(
+            "".join(f"{digest}  {name}\n" for name, digest in sorted(taken.items()))
+        )
         archive.unlink()
     return [place / name for name in members.values()]
 
@@ -229,4 +292,6 @@ def _sums_hold(place: Path, members: Mapping[str, str]) -> bool:
     except OSError:
         return False
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    return all(name in sums and _matches(place / name, f"sha256:{sums[name]}") for name in members.values())
+    return all(
+        name in sums and _matches(place / name, f"sha256:{sums[name]}") for name in members.values()
+    )

@@ -1,4 +1,6 @@
-"""Where the files of a data set are looked for, and the sentences for when they are missing or do not belong together."""
+"""Where the files of a data set are looked for, and the sentences for when they are missing or do
+not belong together.
+"""
 
 import os
 from collections.abc import Sequence
@@ -13,12 +15,15 @@ VARIABLE = "FEDBCD_DATA"
 
 
 def data_folder(folder: Path | None, name: str, hint: str | None = None) -> Path:
-    """`folder`, or else the one that the variable FEDBCD_DATA names; `hint` says how else to come by the set than by `data fetch`."""
+    """`folder`, or else the one that the variable FEDBCD_DATA names; `hint` says how else to come
+    by the set than by `data fetch`.
+    """
     if folder is None and os.environ.get(VARIABLE):
         folder = Path(os.environ[VARIABLE])
     if folder is None:
         raise DataError(
-            f"{name} does not ship with fedbcd; say where its files are with --data DIR or {VARIABLE}=DIR; {hint or how_to_get(name)}"
+            f"{name} does not ship with fedbcd; say where its files are with --data DIR or"
+            f" {VARIABLE}=DIR; {hint or how_to_get(name)}"
         )
     return folder
 
@@ -28,10 +33,18 @@ def how_to_get(name: str, folder: Path | None = None) -> str:
     return f"get it with: fedbcd data fetch {name} --data {folder or 'DIR'}"
 
 
-def find_files(name: str, root: Path, places: Sequence[str], files: Sequence[str], suffixes: Sequence[str] = ("",)) -> list[Path]:
-    """The paths of `files`, all from the first of the folders `places` under `root` that holds every one of them.
+def find_files(
+    name: str,
+    root: Path,
+    places: Sequence[str],
+    files: Sequence[str],
+    suffixes: Sequence[str] = ("",),
+) -> list[Path]:
+    """The paths of `files`, all from the first of the folders `places` under `root` that holds
+    every one of them.
 
-    All from one folder: Fashion-MNIST and KMNIST use the very file names of MNIST, and a mixture would go unnoticed.
+    All from one folder: Fashion-MNIST and KMNIST use the very file names of MNIST, and a mixture
+    would go unnoticed.
     """
     folders = [root / place for place in places]
     found = [[_first(folder, file, suffixes) for file in files] for folder in folders]
@@ -44,12 +57,15 @@ def find_files(name: str, root: Path, places: Sequence[str], files: Sequence[str
     lacks = f"; {folders[nearest]} lacks {', '.join(missing)}" if len(missing) < len(files) else ""
     either = f" (each as it is or with {suffixes[-1]})" if len(suffixes) > 1 else ""
     raise DataError(
-        f"{name} was not found: looked for {', '.join(files)}{either} in {', '.join(map(str, folders))}{lacks}; {how_to_get(name, root)}"
+        f"{name} was not found: looked for {', '.join(files)}{either} in"
+        f" {', '.join(map(str, folders))}{lacks}; {how_to_get(name, root)}"
     )
 
 
 def _first(folder: Path, file: str, suffixes: Sequence[str]) -> Path | None:
-    return next((path for suffix in suffixes if (path := folder / f"{file}{suffix}").is_file()), None)
+    return next(
+        (path for suffix in suffixes if (path := folder / f"{file}{suffix}").is_file()), None
+    )
 
 
 def read_bytes(path: Path) -> bytes:
@@ -66,16 +82,22 @@ def check_labels(path: Path, targets: Tensor, classes: int, first: int = 0) -> N
     if len(wrong):
         sample = int(wrong[0])
         raise DataError(
-            f"{path} has label {int(targets[sample])} at sample {sample}; the {classes} classes are numbered {first} to "
-            f"{first + classes - 1}. It is damaged or belongs to another data set"
+            f"{path} has label {int(targets[sample])} at sample {sample}; the {classes} classes are"
+            f" numbered {first} to {first + classes - 1}. It is damaged or belongs to another"
+            " data set"
         )
 
 
 def check_same_shape(train: tuple[Path, Samples], test: tuple[Path, Samples]) -> None:
-    """Refuse empty sets, and a test set whose inputs are of another shape than the training set's."""
+    """Refuse empty sets, and a test set whose inputs are of another shape than the training
+    set's.
+    """
     for path, samples in (train, test):
         if len(samples) == 0:
             raise DataError(f"{path} holds no samples; it is damaged or was cut short")
     mine, other = (tuple(samples.inputs.shape[1:]) for _, samples in (train, test))
     if mine != other:
-        raise DataError(f"{test[0]} has inputs of shape {other}, but {train[0]} of {mine}; they belong to different data sets")
+        raise DataError(
+            f"{test[0]} has inputs of shape {other}, but {train[0]} of {mine}; they belong to"
+            " different data sets"
+        )

@@ -1,4 +1,6 @@
-"""Manifests: who owns which samples of which data set, as JSON that another machine can check and use."""
+"""Manifests: who owns which samples of which data set, as JSON that another machine can check and
+use.
+"""
 
 import hashlib
 import json
@@ -17,15 +19,21 @@ FORMAT = "fedbcd partition 1"
 
 
 def hash_of_targets(targets: Tensor) -> str:
-    """By which a data set is known again: SHA-256 of its labels, in order, as 64-bit little-endian integers."""
+    """By which a data set is known again: SHA-256 of its labels, in order, as 64-bit little-endian
+    integers.
+    """
     return hashlib.sha256(targets.cpu().numpy().astype("<i8").tobytes()).hexdigest()
 
 
 def hash_of_indices(samples: Sequence[npt.NDArray[np.int64]]) -> str:
-    """By which a split is known again: SHA-256 of each device's number of samples and positions, as 64-bit little-endian integers."""
+    """By which a split is known again: SHA-256 of each device's number of samples and positions, as
+    64-bit little-endian integers.
+    """
     digest = hashlib.sha256()
     for positions in samples:
-        digest.update(np.array([len(positions)], "<i8").tobytes() + positions.astype("<i8").tobytes())
+        digest.update(
+            np.array([len(positions)], "<i8").tobytes() + positions.astype("<i8").tobytes()
+        )
     return digest.hexdigest()
 
 
@@ -33,12 +41,18 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` with its hash, one device per line; the file appears whole or not at all."""
     whole = {"format": FORMAT, **content}
     whole = {"format": FORMAT, "sha256": _seal(whole), **content}
-    head = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in whole.items() if key != "devices"]
+    head = [
+        f"{json.dumps(key)}: {json.dumps(value)},"
+        for key, value in whole.items()
+        if key != "devices"
+    ]
     devices = ",\n".join(json.dumps(device) for device in whole["devices"])
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text("\n".join(["{", *head, '"devices": [', devices, "]}", ""]), encoding="utf-8")
+        part.write_text(
+            "\n".join(["{", *head, '"devices": [', devices, "]}", ""]), encoding="utf-8"
+        )
         os.replace(part, path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}; choose another place") from None
@@ -56,9 +70,14 @@ def read(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not a manifest: its format is not {FORMAT!r}")
     seal = table.pop("sha256", None)
     if seal != _seal(table):
-        raise DataError(f"{path} was edited or damaged: its content does not match its sha256; make the split again, or restore the file")
+        raise DataError(
+            f"{path} was edited or damaged: its content does not match its sha256; make the split"
+            " again, or restore the file"
+        )
     return table
 
 
 def _seal(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()

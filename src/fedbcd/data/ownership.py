@@ -29,7 +29,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class Partition:
-    """For each device: positions of its training samples, and the labels it owns (by which its personal test set is chosen)."""
+    """For each device: positions of its training samples, and the labels it owns (by which its
+    personal test set is chosen).
+    """
 
     samples: tuple[Positions, ...]
     labels: tuple[Labels, ...]
@@ -45,29 +47,54 @@ class Partition:
         partitioner: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> "Partition":
-        """A partition of the data set with these targets; a device owns the labels of its samples unless `labels` says otherwise."""
+        """A partition of the data set with these targets; a device owns the labels of its samples
+        unless `labels` says otherwise.
+        """
         owned = tuple(np.asarray(positions, dtype=np.int64) for positions in samples)
         _check_positions(owned, len(targets))
-        names = [labels_of(targets[torch.from_numpy(positions)]) for positions in owned] if labels is None else labels
-        origin = Origin(partitioner or {"name": "given"}, seed, len(targets), manifest.hash_of_targets(targets))
+        names = (
+            [labels_of(targets[torch.from_numpy(positions)]) for positions in owned]
+            if labels is None
+            else labels
+        )
+        origin = Origin(
+            partitioner or {"name": "given"}, seed, len(targets), manifest.hash_of_targets(targets)
+        )
         return cls(owned, tuple(names), origin)
 
     def counts(self, targets: Tensor, classes: int | None = None) -> npt.NDArray[np.int64]:
         """How many samples of each label each device owns: shape (devices, labels)."""
         labels, width = targets.numpy(), classes or int(targets.max()) + 1
-        return np.stack([np.bincount(labels[positions], minlength=width) for positions in self.samples])
+        return np.stack(
+            [np.bincount(labels[positions], minlength=width) for positions in self.samples]
+        )
 
     def save(self, path: Path | str) -> None:
-        """Write the manifest: device -> indices and labels, how it was made, and hashes of the targets, the indices and all of it."""
+        """Write the manifest: device -> indices and labels, how it was made, and hashes of the
+        targets, the indices and all of it.
+        """
         if self.origin is None:
-            raise DataError("this partition does not know its data set; make it with a partitioner, or with Partition.of(targets, samples)")
+            raise DataError(
+                "this partition does not know its data set; make it with a partitioner, or with"
+                " Partition.of(targets, samples)"
+            )
         made = {"partitioner": dict(self.origin.partitioner), "seed": self.origin.seed}
         hashes = {"targets": self.origin.targets, "targets_sha256": self.origin.targets_sha256}
         devices = [
             {"device": device, "labels": list(labels), "indices": positions.tolist()}
-            for device, (positions, labels) in enumerate(zip(self.samples, self.labels, strict=True))
+            for device, (positions, labels) in enumerate(
+                zip(self.samples, self.labels, strict=True)
+            )
         ]
-        manifest.write(Path(path), {**made, **hashes, "indices_sha256": manifest.hash_of_indices(self.samples), "devices": devices})
+        manifest.write(
+            Path(path),
+            {
+                **made,
+                **hashes,
+                "indices_sha256": manifest.hash_of_indices(self.samples),
+                "devices": devices,
+            },
+        )
 
     @classmethod
     def load(cls, path: Path | str, targets: Tensor) -> "Partition":
@@ -76,18 +103,24 @@ class Partition:
         mine = manifest.hash_of_targets(targets)
         if table.get("targets_sha256") != mine:
             raise DataError(
-                f"{path} splits another data set: {table.get('targets')} targets with sha256 {str(table.get('targets_sha256'))[:12]}, "
-                f"but these are {len(targets)} with {mine[:12]}; load the data set that it was made of"
+                f"{path} splits another data set: {table.get('targets')} targets with sha256"
+                f" {str(table.get('targets_sha256'))[:12]}, but these are {len(targets)} with"
+                f" {mine[:12]}; load the data set that it was made of"
             )
         try:
-            samples = tuple(np.array(device["indices"], dtype=np.int64) for device in table["devices"])
-            labels = tuple(tuple(int(label) for label in device["labels"]) for device in table["devices"])
+            samples = tuple(
+                np.array(device["indices"], dtype=np.int64) for device in table["devices"]
+            )
+            labels = tuple(
+                tuple(int(label) for label in device["labels"]) for device in table["devices"]
+            )
             origin = Origin(table["partitioner"], table["seed"], len(targets), mine)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{path} is not a manifest: {error!r}") from None
         if table.get("indices_sha256") != manifest.hash_of_indices(samples):
             raise DataError(
-                f"{path} was edited or damaged: its indices do not match their sha256; make the split again, or restore the file"
+                f"{path} was edited or damaged: its indices do not match their sha256; make the"
+                " split again, or restore the file"
             )
         _check_positions(samples, len(targets))
         return cls(samples, labels, origin)
@@ -103,4 +136,7 @@ def _check_positions(samples: Sequence[Positions], count: int) -> None:
         if len(positions) == 0:
             raise DataError(f"device {device} has no samples; leave it out, or give it data")
         if positions.min() < 0 or positions.max() >= count:
-            raise DataError(f"device {device} owns a sample outside 0 .. {count - 1}: {positions.min()} .. {positions.max()}")
+            raise DataError(
+                f"device {device} owns a sample outside 0 .. {count - 1}: {positions.min()} .."
+                f" {positions.max()}"
+            )

@@ -1,4 +1,6 @@
-"""Pictures in Parquet, as the Hugging Face Hub lays them out. Needs pyarrow and Pillow, which the extra `parquet` brings."""
+"""Pictures in Parquet, as the Hugging Face Hub lays them out. Needs pyarrow and Pillow, which the
+extra `parquet` brings.
+"""
 
 import io
 import json
@@ -17,16 +19,24 @@ from fedbcd.errors import DataError
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "labels", "target")
-HINT = "put train-*.parquet and test-*.parquet of an image data set there, as the Hugging Face Hub offers them"
+HINT = (
+    "put train-*.parquet and test-*.parquet of an image data set there, as the Hugging Face Hub"
+    " offers them"
+)
 GREY, COLOUR = ("1", "L"), ("RGB", "RGBA", "P", "LA", "CMYK", "YCbCr")
 
 
 def load_parquet(folder: Path | None) -> LoadedDataset:
-    """Pictures in train-*.parquet and test-*.parquet with columns image (or img) and label, in DIR or DIR/data."""
+    """Pictures in train-*.parquet and test-*.parquet with columns image (or img) and label, in DIR
+    or DIR/data.
+    """
     root = data_folder(folder, "parquet", HINT)
     train_paths, test_paths = _find(root, "train"), _find(root, "test")
     tables = [_table(path) for path in train_paths]
-    image, label = _column(train_paths[0], tables[0], IMAGE_COLUMNS), _column(train_paths[0], tables[0], LABEL_COLUMNS)
+    image, label = (
+        _column(train_paths[0], tables[0], IMAGE_COLUMNS),
+        _column(train_paths[0], tables[0], LABEL_COLUMNS),
+    )
     mode = _mode(train_paths[0], tables[0][image])
     train = _samples(train_paths, tables, image, label, mode)
     classes = _declared_classes(tables[0], label) or int(train.targets.max()) + 1
@@ -42,18 +52,24 @@ def _find(root: Path, part: str) -> list[Path]:
     for folder in (root, root / "data"):
         if paths := sorted(folder.glob(f"{part}-*.parquet")):
             return paths
-    raise DataError(f"parquet was not found: looked for {part}-*.parquet in {root}, {root / 'data'}; {HINT}")
+    raise DataError(
+        f"parquet was not found: looked for {part}-*.parquet in {root}, {root / 'data'}; {HINT}"
+    )
 
 
 def _table(path: Path) -> Any:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise DataError(f"{path} needs pyarrow and Pillow to be read: pip install 'fedbcd[parquet]' brings them") from None
+        raise DataError(
+            f"{path} needs pyarrow and Pillow to be read: pip install 'fedbcd[parquet]' brings them"
+        ) from None
     try:
         table = parquet.read_table(path)
     except (OSError, ArrowException) as error:
-        raise DataError(f"{path} is not a Parquet file, or is cut short: {str(error).splitlines()[0]}") from None
+        raise DataError(
+            f"{path} is not a Parquet file, or is cut short: {str(error).splitlines()[0]}"
+        ) from None
     if table.num_rows == 0:
         raise DataError(f"{path} holds no rows; leave the file out")
     return table
@@ -63,10 +79,15 @@ def _column(path: Path, table: Any, known: Sequence[str]) -> str:
     for name in known:
         if name in table.column_names:
             return name
-    raise DataError(f"{path} has no column {' or '.join(known)}; its columns are {', '.join(table.column_names)}")
+    raise DataError(
+        f"{path} has no column {' or '.join(known)}; its columns are"
+        f" {', '.join(table.column_names)}"
+    )
 
 
-def _samples(paths: Sequence[Path], tables: Sequence[Any], image: str, label: str, mode: str) -> Samples:
+def _samples(
+    paths: Sequence[Path], tables: Sequence[Any], image: str, label: str, mode: str
+) -> Samples:
     pictures: list[npt.NDArray[np.uint8]] = []
     labels = []
     for path, table in zip(paths, tables, strict=True):
@@ -76,7 +97,8 @@ def _samples(paths: Sequence[Path], tables: Sequence[Any], image: str, label: st
             picture = _picture(path, row, content, mode)
             if pictures and picture.shape != pictures[0].shape:
                 raise DataError(
-                    f"{path} row {row}: a picture of {picture.shape}, others are of {pictures[0].shape}; bring them to one size"
+                    f"{path} row {row}: a picture of {picture.shape}, others are of"
+                    f" {pictures[0].shape}; bring them to one size"
                 )
             pictures.append(picture)
     return Samples(torch.from_numpy(np.stack(pictures)), torch.cat(labels))
@@ -87,7 +109,9 @@ def _labels(path: Path, table: Any, label: str) -> Tensor:
     values = table[label].to_pylist()
     for row, value in enumerate(values):
         if type(value) is not int:
-            raise DataError(f"{path} row {row}: {label} is {value!r}; labels must be whole numbers from 0")
+            raise DataError(
+                f"{path} row {row}: {label} is {value!r}; labels must be whole numbers from 0"
+            )
     return torch.tensor(values, dtype=torch.int64)
 
 
@@ -101,7 +125,10 @@ def _mode(path: Path, column: Any) -> str:
     """L or RGB, whichever the first picture is; all are brought to it."""
     mode = _open(path, 0, _contents(column.slice(0, 1))[0]).mode
     if mode not in GREY + COLOUR:
-        raise DataError(f"{path} row 0: a picture of mode {mode} has no bytes per pixel; convert the set to 8-bit grey or RGB")
+        raise DataError(
+            f"{path} row 0: a picture of mode {mode} has no bytes per pixel; convert the set to"
+            " 8-bit grey or RGB"
+        )
     return "L" if mode in GREY else "RGB"
 
 
@@ -118,9 +145,14 @@ def _open(path: Path, row: int, content: bytes | None) -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise DataError(f"{path} needs pyarrow and Pillow to be read: pip install 'fedbcd[parquet]' brings them") from None
+        raise DataError(
+            f"{path} needs pyarrow and Pillow to be read: pip install 'fedbcd[parquet]' brings them"
+        ) from None
     if not isinstance(content, bytes):
-        raise DataError(f"{path} row {row}: the picture is not in the file; save the data set with its pictures embedded")
+        raise DataError(
+            f"{path} row {row}: the picture is not in the file; save the data set with its pictures"
+            " embedded"
+        )
     try:
         return Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "WEBP", "BMP"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -137,7 +169,9 @@ def _declared_classes(table: Any, label: str) -> int | None:
 
 
 def _further(tables: Sequence[Any], used: Sequence[str]) -> dict[str, Tensor]:
-    """Further columns of whole numbers or texts; distinct values are numbered in ascending order."""
+    """Further columns of whole numbers or texts; distinct values are numbered in ascending
+    order.
+    """
     columns = {}
     for name in tables[0].column_names:
         if name in used or not all(name in table.column_names for table in tables):

@@ -1,7 +1,9 @@
-"""Who owns which samples. A partition is a list of sample positions per device, and a pure function of its arguments.
+"""Who owns which samples. A partition is a list of sample positions per device, and a pure function
+of its arguments.
 
-`samples` given: each device draws that many from the whole pool, as in the paper; none repeats within a device, two devices may share one.
-`samples` left out: the pool is dealt out, each sample to one device at most.
+`samples` given: each device draws that many from the whole pool, as in the paper; none repeats
+within a device, two devices may share one. `samples` left out: the pool is dealt out, each sample
+to one device at most.
 """
 
 import abc
@@ -38,34 +40,57 @@ __all__ = [
 
 
 class Partitioner(abc.ABC):
-    """How a pool is split over devices: a frozen value with a `name`, to be found in PARTITIONS. Kinds implement `deal` only."""
+    """How a pool is split over devices: a frozen value with a `name`, to be found in PARTITIONS.
+    Kinds implement `deal` only.
+    """
 
     name: ClassVar[str]
 
-    def split(self, targets: Tensor, devices: int, seed: int = 0, columns: Mapping[str, Tensor] | None = None) -> Partition:
-        """Who owns which of the samples with these labels; `columns` are further numbers per sample, for a split by one of them."""
+    def split(
+        self,
+        targets: Tensor,
+        devices: int,
+        seed: int = 0,
+        columns: Mapping[str, Tensor] | None = None,
+    ) -> Partition:
+        """Who owns which of the samples with these labels; `columns` are further numbers per
+        sample, for a split by one of them.
+        """
         if targets.is_floating_point() or targets.ndim != 1 or len(targets) == 0:
             raise DataError(
-                f"a split needs one whole-number label per sample, not targets of {targets.dtype} and shape {tuple(targets.shape)}"
+                f"a split needs one whole-number label per sample, not targets of {targets.dtype}"
+                f" and shape {tuple(targets.shape)}"
             )
         if devices < 1:
             raise DataError(f"devices={devices} must be 1 or more")
-        samples, labels = self.deal(Pool(targets.numpy().astype(np.int64), columns or {}), devices, seed)
+        samples, labels = self.deal(
+            Pool(targets.numpy().astype(np.int64), columns or {}), devices, seed
+        )
         for device, positions in enumerate(samples):
             if len(positions) == 0:
                 raise DataError(
-                    f"device {device} of {devices} gets no sample from {self.recorded()} with seed {seed}; "
-                    "use fewer devices, another seed, or a less uneven split"
+                    f"device {device} of {devices} gets no sample from {self.recorded()} with seed"
+                    f" {seed}; use fewer devices, another seed, or a less uneven split"
                 )
-        return Partition.of(targets, [np.sort(positions) for positions in samples], labels, partitioner=self.recorded(), seed=seed)
+        return Partition.of(
+            targets,
+            [np.sort(positions) for positions in samples],
+            labels,
+            partitioner=self.recorded(),
+            seed=seed,
+        )
 
     def recorded(self) -> dict[str, Any]:
         """The settings, as a manifest records them."""
         return dict(describe(self))
 
     @abc.abstractmethod
-    def deal(self, pool: "Pool", devices: int, seed: int) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
-        """Positions per device, and the labels per device where they are more than those of its samples."""
+    def deal(
+        self, pool: "Pool", devices: int, seed: int
+    ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
+        """Positions per device, and the labels per device where they are more than those of its
+        samples.
+        """
 
 
 @dataclass(frozen=True)
@@ -80,32 +105,45 @@ class Pool:
 
     def of_labels(self) -> dict[int, Positions]:
         """The positions of each label that occurs, in ascending order."""
-        return {int(label): np.flatnonzero(self.targets == label) for label in np.unique(self.targets)}
+        return {
+            int(label): np.flatnonzero(self.targets == label) for label in np.unique(self.targets)
+        }
 
 
 @dataclass(frozen=True)
 class Diversity(Partitioner):
-    """The paper's split, "diversity d": each device draws d = `labels` labels, then `samples` samples of those labels."""
+    """The paper's split, "diversity d": each device draws d = `labels` labels, then `samples`
+    samples of those labels.
+    """
 
     labels: int
     samples: int
     name: ClassVar[str] = "diversity"
 
-    def deal(self, pool: Pool, devices: int, seed: int) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
+    def deal(
+        self, pool: Pool, devices: int, seed: int
+    ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Labels by stream LABELS, samples by stream SAMPLES."""
         of_label = pool.of_labels()
         if self.samples < 1:
             raise DataError(f"samples={self.samples} must be 1 or more")
         if not 1 <= self.labels <= len(of_label):
-            raise DataError(f"diversity={self.labels} must be between 1 and the {len(of_label)} labels of the data set")
-        owned = [smallest(draws.LABELS, seed, device, np.array(list(of_label)), self.labels).tolist() for device in range(devices)]
+            raise DataError(
+                f"diversity={self.labels} must be between 1 and the {len(of_label)} labels of the"
+                " data set"
+            )
+        owned = [
+            smallest(draws.LABELS, seed, device, np.array(list(of_label)), self.labels).tolist()
+            for device in range(devices)
+        ]
         positions = []
         for device, mine in enumerate(owned):
             candidates = np.sort(np.concatenate([of_label[label] for label in mine]))
             if self.samples > len(candidates):
                 raise DataError(
-                    f"device {device} should own {self.samples} samples of labels {mine}, but there are only "
-                    f"{len(candidates)}; use samples <= {len(candidates)} or a higher diversity"
+                    f"device {device} should own {self.samples} samples of labels {mine}, but there"
+                    f" are only {len(candidates)}; use samples <= {len(candidates)} or a higher"
+                    " diversity"
                 )
             positions.append(smallest(draws.SAMPLES, seed, device, candidates, self.samples))
         return positions, [tuple(mine) for mine in owned]
@@ -113,8 +151,9 @@ class Diversity(Partitioner):
 
 @dataclass(frozen=True)
 class Dirichlet(Partitioner):
-    """Uneven labels: the smaller `alpha`, the fewer labels a device has. Each label is dealt out in Dirichlet(alpha) proportions,
-    or, where `samples` is given, each device draws that many in its own Dirichlet(alpha) proportions of labels.
+    """Uneven labels: the smaller `alpha`, the fewer labels a device has. Each label is dealt out in
+    Dirichlet(alpha) proportions, or, where `samples` is given, each device draws that many in its
+    own Dirichlet(alpha) proportions of labels.
     """
 
     alpha: float
@@ -125,25 +164,39 @@ class Dirichlet(Partitioner):
         _check_alpha(self.alpha)
         _check_samples(self.samples)
 
-    def deal(self, pool: Pool, devices: int, seed: int) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
-        """Proportions by stream GAMMA; samples by SHUFFLE, or by SAMPLES where `samples` is given."""
+    def deal(
+        self, pool: Pool, devices: int, seed: int
+    ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
+        """Proportions by stream GAMMA; samples by SHUFFLE, or by SAMPLES where `samples` is
+        given.
+        """
         of_label = list(pool.of_labels().values())
         if self.samples is None:
             weights = proportions(seed, self.alpha, len(of_label), devices)
-            cuts = [cut(shuffled(seed, positions), share) for positions, share in zip(of_label, weights, strict=True)]
+            cuts = [
+                cut(shuffled(seed, positions), share)
+                for positions, share in zip(of_label, weights, strict=True)
+            ]
             return [np.concatenate(pieces) for pieces in zip(*cuts, strict=True)], None
         _check_enough(self.samples, len(pool))
         room = np.array([len(positions) for positions in of_label])
         owned = []
         for device, share in enumerate(proportions(seed, self.alpha, devices, len(of_label))):
             counts = fill(share, self.samples, room)
-            owned.append([smallest(draws.SAMPLES, seed, device, p, int(n)) for p, n in zip(of_label, counts, strict=True)])
+            owned.append(
+                [
+                    smallest(draws.SAMPLES, seed, device, p, int(n))
+                    for p, n in zip(of_label, counts, strict=True)
+                ]
+            )
         return [np.concatenate(pieces) for pieces in owned], None
 
 
 @dataclass(frozen=True)
 class IID(Partitioner):
-    """Devices that are alike: the shuffled pool in equal parts, or `samples` drawn by each device from all of it."""
+    """Devices that are alike: the shuffled pool in equal parts, or `samples` drawn by each device
+    from all of it.
+    """
 
     samples: int | None = None
     name: ClassVar[str] = "iid"
@@ -151,18 +204,25 @@ class IID(Partitioner):
     def __post_init__(self) -> None:
         _check_samples(self.samples)
 
-    def deal(self, pool: Pool, devices: int, seed: int) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
+    def deal(
+        self, pool: Pool, devices: int, seed: int
+    ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Samples by stream SHUFFLE, or by SAMPLES where `samples` is given."""
         everything = np.arange(len(pool))
         if self.samples is None:
             return cut(shuffled(seed, everything), np.ones(devices)), None
         _check_enough(self.samples, len(pool))
-        return [smallest(draws.SAMPLES, seed, device, everything, self.samples) for device in range(devices)], None
+        return [
+            smallest(draws.SAMPLES, seed, device, everything, self.samples)
+            for device in range(devices)
+        ], None
 
 
 @dataclass(frozen=True)
 class Shards(Partitioner):
-    """McMahan et al. (2017): the pool, sorted by label, is cut into equal shards, and each device gets `per_device` of them."""
+    """McMahan et al. (2017): the pool, sorted by label, is cut into equal shards, and each device
+    gets `per_device` of them.
+    """
 
     per_device: int = 2
     name: ClassVar[str] = "shards"
@@ -171,20 +231,34 @@ class Shards(Partitioner):
         if self.per_device < 1:
             raise ConfigError(f"per_device={self.per_device} must be 1 or more")
 
-    def deal(self, pool: Pool, devices: int, seed: int) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
+    def deal(
+        self, pool: Pool, devices: int, seed: int
+    ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Samples of a label by stream SHUFFLE, shards by stream SHARDS."""
         shards = devices * self.per_device
         if shards > len(pool):
-            raise DataError(f"{devices} devices with {self.per_device} shards each need {shards} samples, but there are only {len(pool)}")
-        ordered = np.concatenate([shuffled(seed, positions) for positions in pool.of_labels().values()])
+            raise DataError(
+                f"{devices} devices with {self.per_device} shards each need {shards} samples, but"
+                f" there are only {len(pool)}"
+            )
+        ordered = np.concatenate(
+            [shuffled(seed, positions) for positions in pool.of_labels().values()]
+        )
         pieces = cut(ordered, np.ones(shards))
-        order = np.argsort(draws.unit(draws.address(seed, draws.SHARDS, np.arange(shards))), kind="stable")
-        return [np.concatenate([pieces[shard] for shard in mine]) for mine in order.reshape(devices, self.per_device)], None
+        order = np.argsort(
+            draws.unit(draws.address(seed, draws.SHARDS, np.arange(shards))), kind="stable"
+        )
+        return [
+            np.concatenate([pieces[shard] for shard in mine])
+            for mine in order.reshape(devices, self.per_device)
+        ], None
 
 
 @dataclass(frozen=True)
 class QuantitySkew(Partitioner):
-    """Uneven sizes, labels alike: in Dirichlet(`alpha`) proportions, or as 1, 2^-`power`, 3^-`power`, ...; never below `minimum`."""
+    """Uneven sizes, labels alike: in Dirichlet(`alpha`) proportions, or as 1, 2^-`power`,
+    3^-`power`, ...; never below `minimum`.
+    """
 
     alpha: float | None = None
     power: float | None = None
@@ -193,7 +267,10 @@ class QuantitySkew(Partitioner):
 
     def __post_init__(self) -> None:
         if (self.alpha is None) == (self.power is None):
-            raise ConfigError(f"quantity-skew needs one of alpha and power, not alpha={self.alpha} and power={self.power}")
+            raise ConfigError(
+                f"quantity-skew needs one of alpha and power, not alpha={self.alpha} and"
+                f" power={self.power}"
+            )
         if self.alpha is not None:
             _check_alpha(self.alpha)
         if self.power is not None and not (self.power >= 0 and math.isfinite(self.power)):
@@ -201,18 +278,23 @@ class QuantitySkew(Partitioner):
         if self.minimum < 1:
             raise ConfigError(f"minimum={self.minimum} must be 1 or more")
 
-    def deal(self, pool: Pool, devices: int, seed: int) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
+    def deal(
+        self, pool: Pool, devices: int, seed: int
+    ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Sizes by stream GAMMA or RANKS, samples by stream SHUFFLE."""
         spare = len(pool) - devices * self.minimum
         if spare < 0:
             raise DataError(
-                f"{devices} devices with {self.minimum} samples or more need {devices * self.minimum}, but there are only {len(pool)}"
+                f"{devices} devices with {self.minimum} samples or more need"
+                f" {devices * self.minimum}, but there are only {len(pool)}"
             )
         if self.alpha is not None:
             weights = proportions(seed, self.alpha, 1, devices)[0]
         else:
             assert self.power is not None
-            order = np.argsort(draws.unit(draws.address(seed, draws.RANKS, np.arange(devices))), kind="stable")
+            order = np.argsort(
+                draws.unit(draws.address(seed, draws.RANKS, np.arange(devices))), kind="stable"
+            )
             weights = (1.0 + np.argsort(order)) ** -self.power
         bounds = np.cumsum(self.minimum + parts(weights, spare))[:-1]
         return np.split(shuffled(seed, np.arange(len(pool))), bounds), None
@@ -222,7 +304,8 @@ class QuantitySkew(Partitioner):
 class Natural(Partitioner):
     """By who made the samples: one device per value of a column of the data set, e.g. the writer.
 
-    column   its name among the columns of the data set, or the whole numbers themselves, one per sample
+    column   its name among the columns of the data set, or the whole numbers themselves, one per
+    sample
     Of more values than devices, as many as there are devices are drawn.
     """
 
@@ -234,15 +317,25 @@ class Natural(Partitioner):
             return
         values = np.asarray(self.column)
         if values.ndim != 1 or values.dtype.kind not in "iu":
-            raise DataError(f"a column must hold one whole number per sample, not {values.dtype} of shape {values.shape}")
-        object.__setattr__(self, "column", tuple(values.tolist()))  # arrays have no equality of their own
+            raise DataError(
+                f"a column must hold one whole number per sample, not {values.dtype} of shape"
+                f" {values.shape}"
+            )
+        object.__setattr__(
+            self, "column", tuple(values.tolist())
+        )  # arrays have no equality of their own
 
-    def deal(self, pool: Pool, devices: int, seed: int) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
+    def deal(
+        self, pool: Pool, devices: int, seed: int
+    ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Owners by stream OWNERS, numbered in ascending order of their values."""
         column = self._values(pool)
         owners, owner_of = np.unique(column, return_inverse=True)
         if devices > len(owners):
-            raise DataError(f"{devices} devices, but only {len(owners)} different values in the column; use devices <= {len(owners)}")
+            raise DataError(
+                f"{devices} devices, but only {len(owners)} different values in the column; use"
+                f" devices <= {len(owners)}"
+            )
         keys = draws.unit(draws.address(seed, draws.OWNERS, np.arange(len(owners))))
         chosen = np.sort(np.argsort(keys, kind="stable")[:devices])
         return [np.flatnonzero(owner_of == owner) for owner in chosen], None
@@ -251,23 +344,41 @@ class Natural(Partitioner):
         """The column by its name, or by a hash of its values."""
         if isinstance(self.column, str):
             return {"name": self.name, "column": self.column}
-        return {"name": self.name, "column": f"sha256 {hashlib.sha256(np.asarray(self.column).astype('<i8').tobytes()).hexdigest()}"}
+        return {
+            "name": self.name,
+            "column": (
+                "sha256"
+                f" {hashlib.sha256(np.asarray(self.column).astype('<i8').tobytes()).hexdigest()}"
+            ),
+        }
 
     def _values(self, pool: Pool) -> Positions:
         if isinstance(self.column, str) and self.column not in pool.columns:
-            raise DataError(f"the data set has no column {self.column!r}; its columns are: {', '.join(sorted(pool.columns)) or 'none'}")
-        values = np.asarray(pool.columns[self.column] if isinstance(self.column, str) else self.column, dtype=np.int64)
+            raise DataError(
+                f"the data set has no column {self.column!r}; its columns are:"
+                f" {', '.join(sorted(pool.columns)) or 'none'}"
+            )
+        values = np.asarray(
+            pool.columns[self.column] if isinstance(self.column, str) else self.column,
+            dtype=np.int64,
+        )
         if values.shape != (len(pool),):
-            raise DataError(f"the column has shape {values.shape}, but there are {len(pool)} samples; it must hold one number for each")
+            raise DataError(
+                f"the column has shape {values.shape}, but there are {len(pool)} samples; it must"
+                " hold one number for each"
+            )
         return values
 
 
-PARTITIONS: dict[str, type[Partitioner]] = {kind.name: kind for kind in (Diversity, Dirichlet, IID, Shards, QuantitySkew, Natural)}
+PARTITIONS: dict[str, type[Partitioner]] = {
+    kind.name: kind for kind in (Diversity, Dirichlet, IID, Shards, QuantitySkew, Natural)
+}
 NESTED["partition"] = PARTITIONS
 
 
 def diversity(targets: Tensor, devices: int, labels: int, samples: int, seed: int = 0) -> Partition:
-    """The paper's split, "diversity d": each device draws d = `labels` labels, then `samples` samples of those labels.
+    """The paper's split, "diversity d": each device draws d = `labels` labels, then `samples`
+    samples of those labels.
 
     No sample repeats within a device; two devices may share one.
     """
@@ -276,14 +387,20 @@ def diversity(targets: Tensor, devices: int, labels: int, samples: int, seed: in
 
 def _check_alpha(alpha: float) -> None:
     if not (alpha > 0 and math.isfinite(alpha)):
-        raise ConfigError(f"alpha={alpha} must be a finite number above 0; 0.1 is very uneven, 100 almost even")
+        raise ConfigError(
+            f"alpha={alpha} must be a finite number above 0; 0.1 is very uneven, 100 almost even"
+        )
 
 
 def _check_samples(samples: int | None) -> None:
     if samples is not None and samples < 1:
-        raise ConfigError(f"samples={samples} must be 1 or more, or left out to deal out the whole pool")
+        raise ConfigError(
+            f"samples={samples} must be 1 or more, or left out to deal out the whole pool"
+        )
 
 
 def _check_enough(samples: int, pool: int) -> None:
     if samples > pool:
-        raise DataError(f"samples={samples} exceeds the {pool} samples of the data set; use samples <= {pool}")
+        raise DataError(
+            f"samples={samples} exceeds the {pool} samples of the data set; use samples <= {pool}"
+        )

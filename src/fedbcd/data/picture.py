@@ -1,4 +1,6 @@
-"""A picture of a partition: devices by labels. Needs matplotlib, which the extra `report` brings."""
+"""A picture of a partition: devices by labels. Needs matplotlib, which the extra `report`
+brings.
+"""
 
 from pathlib import Path
 
@@ -8,7 +10,9 @@ from fedbcd.data.ownership import Partition
 
 
 def draw_partition(partition: Partition, targets: Tensor, path: Path, title: str = "") -> bool:
-    """How many samples of each label each device owns, as a heat map. False: matplotlib is not installed."""
+    """How many samples of each label each device owns, as a heat map. False: matplotlib is not
+    installed.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -20,7 +24,9 @@ def draw_partition(partition: Partition, targets: Tensor, path: Path, title: str
     devices, labels = counts.shape
     size = (min(16.0, 3.5 + 0.08 * devices), min(12.0, 1.6 + 0.24 * labels))
     figure, axes = pyplot.subplots(figsize=size, layout="constrained")
-    image = axes.imshow(counts.T, aspect="auto", interpolation="nearest", cmap="Blues", origin="lower", vmin=0)
+    image = axes.imshow(
+        counts.T, aspect="auto", interpolation="nearest", cmap="Blues", origin="lower", vmin=0
+    )
     axes.set_xlabel("device")
     axes.set_ylabel("label")
     for axis in (axes.xaxis, axes.yaxis):

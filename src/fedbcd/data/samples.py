@@ -1,4 +1,6 @@
-"""What every data set is made of: inputs, targets, and the transform that makes a batch of inputs ready for a model."""
+"""What every data set is made of: inputs, targets, and the transform that makes a batch of inputs
+ready for a model.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,14 +13,19 @@ from fedbcd.errors import DataError
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and targets with a common first axis. Inputs stay in their small dtype; `transform` makes a batch ready for the model."""
+    """Inputs and targets with a common first axis. Inputs stay in their small dtype; `transform`
+    makes a batch ready for the model.
+    """
 
     inputs: Tensor
     targets: Tensor
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
-            raise DataError(f"{len(self.inputs)} inputs but {len(self.targets)} targets; each input needs one target")
+            raise DataError(
+                f"{len(self.inputs)} inputs but {len(self.targets)} targets; each input needs one"
+                " target"
+            )
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -41,7 +48,8 @@ class Scale:
 class LoadedDataset:
     """A training set, a test set and the transform that goes with them.
 
-    columns   further whole numbers per training sample, e.g. who wrote it; what the partition "natural" goes by
+    columns   further whole numbers per training sample, e.g. who wrote it; what the partition
+    "natural" goes by
     """
 
     train: Samples

@@ -1,4 +1,6 @@
-"""How pools are shared out: addressed choices, whole numbers in proportion, Dirichlet proportions (docs/determinism.md)."""
+"""How pools are shared out: addressed choices, whole numbers in proportion, Dirichlet proportions
+(docs/determinism.md).
+"""
 
 import math
 
@@ -44,42 +46,59 @@ def fill(weights: Floats, total: int, room: Positions) -> Positions:
     while (left := total - int(counts.sum())) > 0:
         free = counts < room
         still = np.where(free, weights, 0.0)
-        counts += np.minimum(parts(still if still.sum() > 0 else free.astype(np.float64), left), room - counts)
+        counts += np.minimum(
+            parts(still if still.sum() > 0 else free.astype(np.float64), left), room - counts
+        )
     return counts
 
 
 def proportions(seed: int, alpha: float, rows: int, columns: int) -> Floats:
-    """`rows` independent draws of Dirichlet(alpha, ..., alpha) over `columns` parts; each row sums to 1."""
+    """`rows` independent draws of Dirichlet(alpha, ..., alpha) over `columns` parts; each row sums
+    to 1.
+    """
     logs = _log_gamma(seed, alpha, rows, columns)
-    weights = np.exp(logs - logs.max(axis=1, keepdims=True))  # by logarithms, for at a small alpha the variates themselves are 0
+    weights = np.exp(
+        logs - logs.max(axis=1, keepdims=True)
+    )  # by logarithms, for at a small alpha the variates themselves are 0
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def _log_gamma(seed: int, alpha: float, rows: int, columns: int) -> Floats:
-    """Logarithms of Gamma(alpha) variates by Marsaglia and Tsang (2000): propose d v, v = (1 + c x)^3 with x normal, until accepted.
+    """Logarithms of Gamma(alpha) variates by Marsaglia and Tsang (2000): propose d v, v = (1 + c
+    x)^3 with x normal, until accepted.
 
     Below alpha = 1, Gamma(alpha) is Gamma(alpha + 1) times u^(1 / alpha), u uniform.
     """
-    row, column = (part.ravel() for part in np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"))
+    row, column = (
+        part.ravel() for part in np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+    )
     d = (alpha if alpha >= 1 else alpha + 1) - 1 / 3
     c = 1 / math.sqrt(9 * d)
     logs = np.empty(rows * columns)
     pending = np.arange(rows * columns)
     for attempt in range(ATTEMPTS):
-        u, angle, accept = (_units(seed, row[pending], column[pending], attempt, part) for part in range(3))
+        u, angle, accept = (
+            _units(seed, row[pending], column[pending], attempt, part) for part in range(3)
+        )
         x = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * angle)
         v = np.maximum(1 + c * x, 1e-300) ** 3
-        taken = (1 + c * x > 0) & (np.log(accept) < x**2 / 2 + d - d * v + d * np.log(np.maximum(v, 1e-300)))
+        taken = (1 + c * x > 0) & (
+            np.log(accept) < x**2 / 2 + d - d * v + d * np.log(np.maximum(v, 1e-300))
+        )
         logs[pending[taken]] = np.log(d * v[taken])
         pending = pending[~taken]
         if not len(pending):
             break
     else:
-        raise DataError(f"no Gamma variate of alpha={alpha} after {ATTEMPTS} attempts; use another seed")
+        raise DataError(
+            f"no Gamma variate of alpha={alpha} after {ATTEMPTS} attempts; use another seed"
+        )
     if alpha < 1:
         logs += np.log(_units(seed, row, column, 0, 3)) / alpha
     return logs.reshape(rows, columns)
 
 
 def _units(seed: int, row: Positions, column: Positions, attempt: int, part: int) -> Floats:
-    return draws.unit(draws.address(seed, draws.GAMMA, row, column, np.array([attempt]), np.array([part])))
+    return draws.unit(
+        draws.address(seed, draws.GAMMA, row, column, np.array([attempt]), np.array([part]))
+    )

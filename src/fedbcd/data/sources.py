@@ -1,4 +1,6 @@
-"""Where data sets can be had, and the checksums that their publishers or torchvision give for them."""
+"""Where data sets can be had, and the checksums that their publishers or torchvision give for
+them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +16,8 @@ class Source:
     base      the address, up to the file name
     folder    where they go under DIR
     files     file -> "algorithm:hexadecimal digest"
-    members   for an archive: which of its members are wanted -> under which name they are kept; nothing else is taken out of it
+    members   for an archive: which of its members are wanted -> under which name they are kept;
+    nothing else is taken out of it
     """
 
     base: str
@@ -24,7 +27,14 @@ class Source:
 
 
 def _mnist_like(base: str, folder: str, digests: tuple[str, ...]) -> Source:
-    return Source(base, folder, {f"{file}.gz": f"sha256:{digest}" for file, digest in zip(MNIST_FILES, digests, strict=True)})
+    return Source(
+        base,
+        folder,
+        {
+            f"{file}.gz": f"sha256:{digest}"
+            for file, digest in zip(MNIST_FILES, digests, strict=True)
+        },
+    )
 
 
 SOURCES: dict[str, Source] = {
@@ -61,7 +71,11 @@ SOURCES: dict[str, Source] = {
     "cifar10": Source(
         "https://www.cs.toronto.edu/~kriz/",
         FOLDER,
-        {"cifar-10-binary.tar.gz": "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
+        {
+            "cifar-10-binary.tar.gz": (
+                "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+            )
+        },
         {f"{FOLDER}/{name}": name for name in (*TRAIN, TEST)},
     ),
 }
@@ -73,4 +87,6 @@ _EMNIST = Source(
     {"gzip.zip": "md5:58c8d27c78d21e728a6bc7b3cc06412e"},
     {f"gzip/{file}.gz": f"{file}.gz" for split in EMNIST_CLASSES for file in emnist_files(split)},
 )
-SOURCES |= {"emnist" if split == "balanced" else f"emnist-{split}": _EMNIST for split in EMNIST_CLASSES}
+SOURCES |= {
+    "emnist" if split == "balanced" else f"emnist-{split}": _EMNIST for split in EMNIST_CLASSES
+}

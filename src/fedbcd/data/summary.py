@@ -24,7 +24,9 @@ def summarise(data: LoadedDataset) -> dict[str, Any]:
 
 
 def summarise_partition(partition: Partition) -> dict[str, Any]:
-    """How even a partition is: samples and labels per device as least, median and most, and how many samples are used and shared."""
+    """How even a partition is: samples and labels per device as least, median and most, and how
+    many samples are used and shared.
+    """
     sizes = [len(positions) for positions in partition.samples]
     labels = [len(owned) for owned in partition.labels]
     used = len(np.unique(np.concatenate(partition.samples)))

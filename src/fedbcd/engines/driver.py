@@ -1,7 +1,9 @@
-"""The one loop of every engine: an event goes to its machine, the machine's commands go to the engine, both go to the log.
+"""The one loop of every engine: an event goes to its machine, the machine's commands go to the
+engine, both go to the log.
 
-An engine offers two things: time (when does a message arrive, when has a device finished?) and numbers (a `Numbers` that computes
-what the commands name). The driver holds the machines. Because machines never look at numbers, `NoNumbers` gives the same schedule.
+An engine offers two things: time (when does a message arrive, when has a device finished?) and
+numbers (a `Numbers` that computes what the commands name). The driver holds the machines. Because
+machines never look at numbers, `NoNumbers` gives the same schedule.
 """
 
 from collections.abc import Collection, Sequence
@@ -30,7 +32,9 @@ from fedbcd.protocol.messages import (
 
 
 class Numbers(Protocol):
-    """Computes what machines talk about. It sees every transition, in order; what it holds is a pure function of those."""
+    """Computes what machines talk about. It sees every transition, in order; what it holds is a
+    pure function of those.
+    """
 
     def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
         """Take note of one transition; tensor work may be put off until its result is read."""
@@ -38,7 +42,9 @@ class Numbers(Protocol):
 
 
 class NoNumbers:
-    """Computes nothing: for schedules alone. It knows which handle each server holds and which devices are at work."""
+    """Computes nothing: for schedules alone. It knows which handle each server holds and which
+    devices are at work.
+    """
 
     def __init__(self) -> None:
         self.server_models: dict[int, ModelRef] = {}
@@ -61,7 +67,9 @@ class NoNumbers:
 
 
 class Machines:
-    """One machine per actor. Devices are made when first spoken to, so a million idle ones cost nothing."""
+    """One machine per actor. Devices are made when first spoken to, so a million idle ones cost
+    nothing.
+    """
 
     def __init__(
         self,
@@ -75,9 +83,13 @@ class Machines:
         """`late` devices have a home, but are members only from their DeviceJoined on."""
         self.coordinator: Coordinator = cloud.coordinator(len(servers), iterations)
         early = [[device for device in members if device not in late] for members in servers]
-        self.servers = [Server(n, members, active, iterations, cloud.sync) for n, members in enumerate(early)]
+        self.servers = [
+            Server(n, members, active, iterations, cloud.sync) for n, members in enumerate(early)
+        ]
         self.devices: dict[int, Device] = {}
-        self.home: dict[int, int] = {device: n for n, members in enumerate(servers) for device in members}
+        self.home: dict[int, int] = {
+            device: n for n, members in enumerate(servers) for device in members
+        }
         self._offline_limit = offline_limit
         self._of: dict[Actor, Coordinator | Server | Device] = {COORDINATOR: self.coordinator}
         self._of |= {server_actor(n): server for n, server in enumerate(self.servers)}
@@ -98,7 +110,10 @@ class Machines:
             return machine
         kind, _, number = actor.partition("/")
         if kind != "device" or not number.isdecimal() or int(number) not in self.home:
-            raise RecordError(f"there is no {actor!r} in this federation of {len(self.servers)} servers and {len(self.home)} devices")
+            raise RecordError(
+                f"there is no {actor!r} in this federation of {len(self.servers)} servers and"
+                f" {len(self.home)} devices"
+            )
         return self.device(int(number))
 
 
@@ -112,7 +127,9 @@ class Driver:
         self.transitions = 0
 
     def deliver(self, now: float, actor: Actor, event: Event) -> list[Command]:
-        """One transition. What remains for the engine to do are the commands that take time: messages and local work."""
+        """One transition. What remains for the engine to do are the commands that take time:
+        messages and local work.
+        """
         commands = self.machines.of(actor).handle(event)
         self.transitions += 1
         if self.log is not None:

@@ -1,4 +1,6 @@
-"""Where a run was computed: versions and machine, as plain data for its record. Nothing depends on it."""
+"""Where a run was computed: versions and machine, as plain data for its record. Nothing depends on
+it.
+"""
 
 import os
 import platform

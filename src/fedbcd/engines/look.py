@@ -26,14 +26,20 @@ def scores_of(numbers: StackedNumbers, machines: Machines, evaluator: Evaluator)
     z_VF = numbers.global_NF()
     if not isinstance(numbers.x_NF, Rows):
         personal = {device: numbers.personal(device, server) for device, server in homes.items()}
-        if machines.coordinator.round == 0 and all(torch.equal(x, z_VF[0]) for x in personal.values()):
-            personal = dict.fromkeys(homes, z_VF[0])  # at the start all models are one, which is tested once
+        if machines.coordinator.round == 0 and all(
+            torch.equal(x, z_VF[0]) for x in personal.values()
+        ):
+            personal = dict.fromkeys(
+                homes, z_VF[0]
+            )  # at the start all models are one, which is tested once
         return evaluator.scores(z_VF, personal, numbers.workers, homes)
     found = evaluator.scores(z_VF, {}, numbers.workers)
     return Scores(found.servers, _scores_in_blocks(numbers, [*homes], evaluator))
 
 
-def _scores_in_blocks(numbers: StackedNumbers, devices: list[int], evaluator: Evaluator) -> dict[int, float]:
+def _scores_in_blocks(
+    numbers: StackedNumbers, devices: list[int], evaluator: Evaluator
+) -> dict[int, float]:
     """Test personal models that are not in memory, a few at a time."""
     assert isinstance(numbers.x_NF, Rows)
     if not devices:
@@ -43,11 +49,15 @@ def _scores_in_blocks(numbers: StackedNumbers, devices: list[int], evaluator: Ev
         scores = {}
         for block in numbers.x_NF.blocks(torch.tensor(devices)):
             part = devices[len(scores) : len(scores) + len(block)]
-            scores |= evaluator.personal_scores(dict(zip(part, block.to(numbers.dtype), strict=True)), numbers.workers)
+            scores |= evaluator.personal_scores(
+                dict(zip(part, block.to(numbers.dtype), strict=True)), numbers.workers
+            )
     return scores
 
 
-def row_of(numbers: StackedNumbers, machines: Machines, scores: Scores, clock: float, found: Certificates) -> Row:
+def row_of(
+    numbers: StackedNumbers, machines: Machines, scores: Scores, clock: float, found: Certificates
+) -> Row:
     """A row of the history, at this clock."""
     z_VF = numbers.global_NF()
     mean_z = z_VF.double().mean(0)

@@ -21,9 +21,17 @@ from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trained, number_of
 from fedbcd.recorded import completed
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
-OTHER_ORDER = ("cluster", "ahead")  # engines that add up sums in another order than events do, so that the digest is another
+OTHER_ORDER = (
+    "cluster",
+    "ahead",
+)  # engines that add up sums in another order than events do, so that the digest is another
 OnStep = Callable[[float, Driver], None]
 
 
@@ -35,25 +43,35 @@ def replay(
     exact: bool = False,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
-    """Recompute a recorded run from its event log alone; raises if a machine or the final digest disagrees with the record.
+    """Recompute a recorded run from its event log alone; raises if a machine or the final digest
+    disagrees with the record.
 
-    `exact` asks for one device at a time in one thread, as a deployment computes: the digest is then that of its stores, bit for bit.
-    `on_step` is called before each transition with its time, and may look at the driver's machines and numbers.
-    The digest is not compared if the run was computed on a cluster or ahead of its events; the result then names that `engine`.
+    `exact` asks for one device at a time in one thread, as a deployment computes: the digest is
+    then that of its stores, bit for bit. `on_step` is called before each transition with its time,
+    and may look at the driver's machines and numbers. The digest is not compared if the run was
+    computed on a cluster or ahead of its events; the result then names that `engine`.
     """
     reader = LogReader(Path(log))
     settings = _recorded_settings(reader, federation)
     with one_thread() if exact else nullcontext():
-        return _replayed(reader, settings, federation, torch_device("cpu" if exact else device), exact, on_step)
+        return _replayed(
+            reader, settings, federation, torch_device("cpu" if exact else device), exact, on_step
+        )
 
 
 def _replayed(
-    reader: LogReader, settings: Settings, federation: Federation, device: torch.device, exact: bool, on_step: OnStep | None
+    reader: LogReader,
+    settings: Settings,
+    federation: Federation,
+    device: torch.device,
+    exact: bool,
+    on_step: OnStep | None,
 ) -> dict[str, Any]:
     if exact and settings.max_batch != 1:
         raise RecordError(
-            f"{reader.path} is of a run that trained devices together (max_batch={settings.max_batch}), and its digest depends on that; "
-            "replay it without --exact"
+            f"{reader.path} is of a run that trained devices together"
+            f" (max_batch={settings.max_batch}), and its digest depends on that; replay it without"
+            " --exact"
         )
     numbers = settings.numbers(federation, device)
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
@@ -64,29 +82,46 @@ def _replayed(
         if on_step is not None:
             on_step(step.time, driver)
         recorded.deliver(driver, step)
-    result = {"rounds": driver.machines.coordinator.round, "clock": recorded.clock, "digest": numbers.digest()}
+    result = {
+        "rounds": driver.machines.coordinator.round,
+        "clock": recorded.clock,
+        "digest": numbers.digest(),
+    }
     end = reader.end
-    other_order = {} if end is None or end.get("engine") not in OTHER_ORDER else {"engine": end["engine"]}
+    other_order = (
+        {} if end is None or end.get("engine") not in OTHER_ORDER else {"engine": end["engine"]}
+    )
     for key, value in result.items() if end is not None else ():
         if end is not None and end.get(key) != value and not (key == "digest" and other_order):
-            raise ReplayMismatch(f"{reader.path} line {recorded.line + 1} ends with {key} {end.get(key)}, the replay with {value}")
+            raise ReplayMismatch(
+                f"{reader.path} line {recorded.line + 1} ends with {key} {end.get(key)}, the replay"
+                f" with {value}"
+            )
     return {**result, "complete": end is not None, **other_order}
 
 
 def _looked_ahead(path: Path) -> tuple[set[int], set[tuple[int, int]]]:
-    """Who was put in step on the way: their last contributions are to be remembered. And the activations that were undone, of a device
-    each: what was trained in them is not to be computed. What is wrong with a line is found later."""
+    """Who was put in step on the way: their last contributions are to be remembered. And the
+    activations that were undone, of a device each: what was trained in them is not to be computed.
+    What is wrong with a line is found later.
+    """
     restored: set[int] = set()
     undone: set[tuple[int, int]] = set()
     with path.open("rb") as file:
         for raw in file:
-            if raw.startswith(b'{"t"') and (b'"event":{"Restored":' in raw or b'"event":{"Declined":' in raw):
+            if raw.startswith(b'{"t"') and (
+                b'"event":{"Restored":' in raw or b'"event":{"Declined":' in raw
+            ):
                 with suppress(ValueError, KeyError, TypeError, AttributeError):
                     line = json.loads(raw)
                     device = number_of(line["on"])
                     if "Restored" in line["event"]:
                         restored.add(device)
-                    undone |= {(device, command["Undo"]["activation"]) for command in line["do"] if "Undo" in command}
+                    undone |= {
+                        (device, command["Undo"]["activation"])
+                        for command in line["do"]
+                        if "Undo" in command
+                    }
     return restored, undone
 
 
@@ -102,7 +137,9 @@ def one_thread() -> Iterator[None]:
 
 
 class _Recorded:
-    """The log of a replay: it compares each transition with the recorded one, before any number is touched."""
+    """The log of a replay: it compares each transition with the recorded one, before any number is
+    touched.
+    """
 
     def __init__(self, path: Path, steps: tuple[int, int]) -> None:
         self.path = path
@@ -115,22 +152,31 @@ class _Recorded:
         """Feed one recorded event to the machines; every complaint names its line."""
         self.line += 1
         if not step.time >= self.clock:
-            raise ReplayMismatch(f"{self._place()}: time goes back from {self.clock} to {step.time}")
+            raise ReplayMismatch(
+                f"{self._place()}: time goes back from {self.clock} to {step.time}"
+            )
         low, high = self.steps
         if isinstance(step.event, Trained | OfflineTrained) and not low <= step.event.steps <= high:
-            raise ReplayMismatch(f"{self._place()}: {step.actor} took {step.event.steps} steps, but the run allows {low} to {high}")
+            raise ReplayMismatch(
+                f"{self._place()}: {step.actor} took {step.event.steps} steps, but the run allows"
+                f" {low} to {high}"
+            )
         self.clock, self._expected = step.time, step.commands
         try:
             driver.deliver(step.time, step.actor, step.event)
         except (ProtocolError, RecordError) as error:
             raise ReplayMismatch(f"{self._place()}: {error}") from None
         except KeyError as error:
-            raise ReplayMismatch(f"{self._place()}: at this point there is no model {error}") from None
+            raise ReplayMismatch(
+                f"{self._place()}: at this point there is no model {error}"
+            ) from None
 
     def append(self, time: float, actor: Actor, event: Event, commands: list[Command]) -> None:  # noqa: ARG002
         """Compare what a machine answers with what it answered then."""
         if tuple(commands) != self._expected:
-            raise ReplayMismatch(f"{self._place()}: {actor} now answers {event} differently than recorded")
+            raise ReplayMismatch(
+                f"{self._place()}: {actor} now answers {event} differently than recorded"
+            )
 
     def _place(self) -> str:
         return f"{self.path} line {self.line}"
@@ -140,7 +186,10 @@ def _recorded_settings(reader: LogReader, federation: Federation) -> Settings:
     """The settings in the head of a log, if they belong to this federation."""
     settings = _parsed_settings(reader)
     if reader.header["identity"] != json.loads(json.dumps(settings.identity(federation))):
-        raise RecordError(f"{reader.path} was recorded with other data, other servers or another model than the federation given")
+        raise RecordError(
+            f"{reader.path} was recorded with other data, other servers or another model than the"
+            " federation given"
+        )
     settings.check(federation)
     return settings
 
@@ -152,7 +201,12 @@ def _parsed_settings(reader: LogReader) -> Settings:
             algorithm=choose(ALGORITHMS, completed(identity["algorithm"]), "algorithm"),
             cloud=choose(CLOUDS, identity["cloud"], "cloud"),
             active=int(identity["active"]),
-            clock=Clock(*(choose(DELAYS, identity["clock"][key], f"clock.{key}") for key in ("arrival", "step"))),
+            clock=Clock(
+                *(
+                    choose(DELAYS, identity["clock"][key], f"clock.{key}")
+                    for key in ("arrival", "step")
+                )
+            ),
             seed=int(identity["seed"]),
             joins={int(device): int(when) for device, when in identity["joins"]},
             leaves={int(device): int(when) for device, when in identity["leaves"]},
@@ -163,4 +217,7 @@ def _parsed_settings(reader: LogReader) -> Settings:
             measure=measure_in(identity),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"{reader.path} does not say how its run was set up ({error}); it is not a log of this version") from None
+        raise RecordError(
+            f"{reader.path} does not say how its run was set up ({error}); it is not a log of this"
+            " version"
+        ) from None

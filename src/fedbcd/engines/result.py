@@ -35,10 +35,16 @@ class Run:
     history: History
     personal_NF: ManyModels  # x_i, one row per device; the parameters first, then buffers
     global_VF: Tensor  # z_n, one row per server
-    summary: dict[str, Any] = field(default_factory=dict)  # algorithm, cloud, rounds, clock, accuracies, seconds, digest
-    personal_scores: dict[int, float] = field(default_factory=dict)  # each device's own model on its own labels
+    summary: dict[str, Any] = field(
+        default_factory=dict
+    )  # algorithm, cloud, rounds, clock, accuracies, seconds, digest
+    personal_scores: dict[int, float] = field(
+        default_factory=dict
+    )  # each device's own model on its own labels
     finished: bool = True
-    global_scores: dict[int, float] = field(default_factory=dict)  # its server's model on the same labels
+    global_scores: dict[int, float] = field(
+        default_factory=dict
+    )  # its server's model on the same labels
 
     @property
     def digest(self) -> str:
@@ -59,7 +65,9 @@ class Run:
         return self._module(self.personal_NF[device])
 
     def _module(self, flat: Tensor) -> nn.Module:
-        module = self.federation.make_model(int(self.summary.get("seed", 0)))  # frozen parameters belong to the seed
+        module = self.federation.make_model(
+            int(self.summary.get("seed", 0))
+        )  # frozen parameters belong to the seed
         return Layout(module).load(module, flat).eval()
 
     def save(self, folder: str | Path) -> None:
@@ -88,20 +96,36 @@ class Run:
             global_scores = _scores(metadata.get("global_scores", "{}"))  # version 0.1.0 had none
             x, z, finished = tensors["x"], tensors["z"], bool(json.loads(metadata["finished"]))
         except (KeyError, ValueError) as error:
-            raise RecordError(f"{path / 'models.safetensors'} does not hold the models of a run ({error})") from None
+            raise RecordError(
+                f"{path / 'models.safetensors'} does not hold the models of a run ({error})"
+            ) from None
         size = Layout(federation.make_model(0)).size_F
         if x.shape != (federation.devices, size) or z.shape != (len(federation.servers), size):
             raise RecordError(
-                f"{path} holds models of {tuple(x.shape)} (devices, values); this federation has {(federation.devices, size)}"
+                f"{path} holds models of {tuple(x.shape)} (devices, values); this federation has"
+                f" {(federation.devices, size)}"
             )
-        return cls(federation, History.read_csv(path / "history.csv"), x, z, summary, scores, finished, global_scores)
+        return cls(
+            federation,
+            History.read_csv(path / "history.csv"),
+            x,
+            z,
+            summary,
+            scores,
+            finished,
+            global_scores,
+        )
 
 
 MOST_COUNTS = 1_000_000  # entries of a table of devices and labels that is kept in a record
 
 
-def notes_of(federation: Federation, personal: dict[int, float], home: dict[int, float]) -> dict[str, str]:
-    """What a record of a run says about devices and machine, beside its models: scores, the split, versions."""
+def notes_of(
+    federation: Federation, personal: dict[int, float], home: dict[int, float]
+) -> dict[str, str]:
+    """What a record of a run says about devices and machine, beside its models: scores, the split,
+    versions.
+    """
     partition = {"sizes": federation.sizes, **_label_counts(federation)}
     return {
         "scores": json.dumps(personal),
@@ -112,21 +136,32 @@ def notes_of(federation: Federation, personal: dict[int, float], home: dict[int,
 
 
 def _label_counts(federation: Federation) -> dict[str, Any]:
-    """How many samples of each label of the data each device has, and the test set where accuracy is what is measured.
+    """How many samples of each label of the data each device has, and the test set where accuracy
+    is what is measured.
 
     Nothing where targets are no labels, or the table would be huge.
     """
-    targets, tested = federation.pool.targets, None if federation.test is None else federation.test.targets
+    targets, tested = (
+        federation.pool.targets,
+        None if federation.test is None else federation.test.targets,
+    )
     if not _are_labels(targets):
         return {}
     tested = targets[:0] if tested is None or not _are_labels(tested) else tested
-    labels, place = torch.unique(torch.cat([targets, tested]), return_inverse=True)  # also labels that no device owns
+    labels, place = torch.unique(
+        torch.cat([targets, tested]), return_inverse=True
+    )  # also labels that no device owns
     if len(labels) * federation.devices > MOST_COUNTS:
         return {}
-    owner = torch.repeat_interleave(torch.arange(federation.devices), torch.tensor(federation.sizes))
+    owner = torch.repeat_interleave(
+        torch.arange(federation.devices), torch.tensor(federation.sizes)
+    )
     owned = place[: len(targets)][federation.positions]
     counts = torch.bincount(owner * len(labels) + owned, minlength=federation.devices * len(labels))
-    found = {"labels": labels.tolist(), "counts": counts.reshape(federation.devices, len(labels)).tolist()}
+    found = {
+        "labels": labels.tolist(),
+        "counts": counts.reshape(federation.devices, len(labels)).tolist(),
+    }
     if len(tested) and federation.metric is accuracy:
         found["tested"] = torch.bincount(place[len(targets) :], minlength=len(labels)).tolist()
     return found

@@ -1,4 +1,6 @@
-"""`train`: from settings to a `Run`, on a virtual clock, with evaluations and checkpoints on the way."""
+"""`train`: from settings to a `Run`, on a virtual clock, with evaluations and checkpoints on the
+way.
+"""
 
 import math
 import time
@@ -20,7 +22,14 @@ from fedbcd.engines.cluster.options import Cluster, chosen_cluster
 from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.look import members_of, row_of, scores_of
 from fedbcd.engines.result import Progress, Run, notes_of
-from fedbcd.engines.settings import Precision, Settings, products_in, rounds_between_looks, samples_per_round, torch_device
+from fedbcd.engines.settings import (
+    Precision,
+    Settings,
+    products_in,
+    rounds_between_looks,
+    samples_per_round,
+    torch_device,
+)
 from fedbcd.engines.simulate.ahead import Ahead, AheadWithEvents
 from fedbcd.engines.simulate.certify import CALL, DEVICES, Certificates, Certifier, Ration
 from fedbcd.engines.simulate.delays import Clock
@@ -40,7 +49,9 @@ from fedbcd.recorded import going_on
 from fedbcd.runfolder import Checkpoint, RunFolder, recorded_in
 
 MOST_LOOKS, FEWEST_LOOKS = 20, 4  # where the user has not said
-ON_GPU = 10.0  # so many times as long as a look is the training between two; a GPU tests faster than it takes small steps
+# so many times as long as a look is the training between two; a GPU tests faster than it takes
+# small steps
+ON_GPU = 10.0
 
 
 def train(
@@ -79,59 +90,101 @@ def train(
 ) -> Run:
     """Train personal and global models on a virtual clock.
 
-    cloud             SyncCloud() by default; AsyncCloud(first=B), RigorousCloud(first=B), GraphCloud(mixing)
+    cloud             SyncCloud() by default; AsyncCloud(first=B), RigorousCloud(first=B),
+    GraphCloud(mixing)
     rounds            stop after this many rounds of the coordinator, or ...
     until_clock       ... after the first round that ends at this virtual time or later
     active            q, uploads that end a server's phase; by default 0.3 of a server's devices
     clock             how long devices take; by default the paper's clock model
-    joins, leaves     device -> round: a new device starts from its server's z; one that leaves is no longer counted
+    joins, leaves     device -> round: a new device starts from its server's z; one that leaves is
+    no longer counted
     evaluate_every    rounds between two rows of the history, or ...
-    looks             ... how many rows there are to be, about; by default up to 20, so far apart that they take under 30 % of the time
-    certify_every     every so many of those rows hold certificates (gap, pull, spread), 0: none; by default as many
+    looks             ... how many rows there are to be, about; by default up to 20, so far apart
+    that they take under 30 % of the time
+    certify_every     every so many of those rows hold certificates (gap, pull, spread), 0: none; by
+    default as many
                       as add under 4 % to the work so far, and the summary at the end
-    certify_devices   how many devices the gap is taken on: it needs their exact gradients; 8 by default, fewer in a very short run
-    checkpoint_every  rounds between two checkpoints (with `out`); by default as often as evaluations
-    out, resume       a folder for log, checkpoints and models; resume=True goes on with what is there,
+    certify_devices   how many devices the gap is taken on: it needs their exact gradients; 8 by
+    default, fewer in a very short run
+    checkpoint_every  rounds between two checkpoints (with `out`); by default as often as
+    evaluations
+    out, resume       a folder for log, checkpoints and models; resume=True goes on with what is
+    there,
                       and as it was set, where `algorithm` was not told otherwise
-    engine            "cluster", or a Cluster(...), spreads the devices over the actors of a Ray cluster (docs/cluster.md)
-    max_batch         how many devices train together at most; 1 gives results that do not depend on batching
-    storage           torch.bfloat16 keeps personal models in half the memory; arithmetic stays in `dtype`
-    state             a folder to keep personal models in, where they are more than memory holds; only active ones are then resident
-    precision         "tf32" or "bfloat16": products of less precise factors, several times as fast on a GPU; steps stay in `dtype`
-    measure           of personal accuracy: "own-shares", the default, counts each label by its share of the device's own samples;
+    engine            "cluster", or a Cluster(...), spreads the devices over the actors of a Ray
+    cluster (docs/cluster.md)
+    max_batch         how many devices train together at most; 1 gives results that do not depend on
+    batching
+    storage           torch.bfloat16 keeps personal models in half the memory; arithmetic stays in
+    `dtype`
+    state             a folder to keep personal models in, where they are more than memory holds;
+    only active ones are then resident
+    precision         "tf32" or "bfloat16": products of less precise factors, several times as fast
+    on a GPU; steps stay in `dtype`
+    measure           of personal accuracy: "own-shares", the default, counts each label by its
+    share of the device's own samples;
                       "pooled-labels", the paper's, all test samples of the device's labels alike
-    ahead             without events between rounds, which are then recorded once and replayed: by default on a GPU, where the schedule
+    ahead             without events between rounds, which are then recorded once and replayed: by
+    default on a GPU, where the schedule
                       allows it; with `out` their events are played beside them, for the log
-    compile           with `ahead`: fuse what is between the matrix products by torch.compile; takes a minute at first, for long runs
+    compile           with `ahead`: fuse what is between the matrix products by torch.compile; takes
+    a minute at first, for long runs
     record            plain data to keep at the head of the event log, e.g. the job file
-    on_round, on_notice, should_stop   progress, remarks in a sentence (without it, what may diverge is a `DivergenceWarning`), and a
+    on_round, on_notice, should_stop   progress, remarks in a sentence (without it, what may diverge
+    is a `DivergenceWarning`), and a
                       polite way to end early
     """
     changes = (joins or {}, leaves or {})
     if out is not None and resume:
         there = recorded_in(Path(out))
-        algorithm, measure = going_on(algorithm, there.get("algorithm")), measure or measure_in(there)
+        algorithm, measure = (
+            going_on(algorithm, there.get("algorithm")),
+            measure or measure_in(there),
+        )
     who = (algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, *changes)
     settings = Settings(*who, dtype, max_batch, storage, precision, measure or DEFAULT)
-    plan = _Plan(rounds, until_clock, evaluate_every, checkpoint_every, looks, certify_every, certify_devices)
+    plan = _Plan(
+        rounds, until_clock, evaluate_every, checkpoint_every, looks, certify_every, certify_devices
+    )
     settings.check(federation)
     if certify_devices is not None and certify_devices < 1:
-        raise ConfigError(f"certify_devices={certify_devices} must be 1 or more; certify_every=0 computes no certificates")
+        raise ConfigError(
+            f"certify_devices={certify_devices} must be 1 or more; certify_every=0 computes no"
+            " certificates"
+        )
     where = torch_device(device)
-    plan = replace(plan, apart=rounds_between_looks(federation, settings, *(() if where.type == "cpu" else (ON_GPU,))))
+    plan = replace(
+        plan,
+        apart=rounds_between_looks(
+            federation, settings, *(() if where.type == "cpu" else (ON_GPU,))
+        ),
+    )
     cluster, kept_in = chosen_cluster(engine), None if state is None else Path(state)
     if cluster is not None and where.type != "cpu":
-        raise ConfigError(f"device={str(where)!r}: on a cluster actors have GPUs, the driver needs none; use Cluster(gpus=1.0)")
+        raise ConfigError(
+            f"device={str(where)!r}: on a cluster actors have GPUs, the driver needs none; use"
+            " Cluster(gpus=1.0)"
+        )
     with products_in(precision), _numbers(federation, settings, where, cluster, kept_in) as numbers:
         session = _Training(federation, settings, plan, numbers, on_notice, kept_in)
         session.choose_player(ahead, compile)
-        folder = None if out is None else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
-        return session.run(folder, resume, on_round or (lambda _: None), should_stop or (lambda: False))
+        folder = (
+            None
+            if out is None
+            else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
+        )
+        return session.run(
+            folder, resume, on_round or (lambda _: None), should_stop or (lambda: False)
+        )
 
 
 @contextmanager
 def _numbers(
-    federation: Federation, settings: Settings, device: torch.device, cluster: Cluster | None, state: Path | None
+    federation: Federation,
+    settings: Settings,
+    device: torch.device,
+    cluster: Cluster | None,
+    state: Path | None,
 ) -> Iterator[StackedNumbers]:
     """All models at x(0): in memory, in files, or on a cluster."""
     if cluster is None:
@@ -152,7 +205,9 @@ class _Plan:
     looks: int | None
     certify_every: int | None
     certify_devices: int | None
-    apart: int = 1  # rounds between two looks at least, where the user has not said how many there are to be
+    apart: int = (
+        1  # rounds between two looks at least, where the user has not said how many there are to be
+    )
 
     def __post_init__(self) -> None:
         if (self.rounds is None) == (self.until_clock is None):
@@ -161,7 +216,11 @@ class _Plan:
             raise ConfigError(f"rounds={self.rounds} must be 1 or more")
         if self.until_clock is not None and not 0 < self.until_clock < math.inf:
             raise ConfigError(f"until_clock={self.until_clock} must be a finite number above 0")
-        for name, value in (("evaluate_every", self.evaluate_every), ("checkpoint_every", self.checkpoint_every), ("looks", self.looks)):
+        for name, value in (
+            ("evaluate_every", self.evaluate_every),
+            ("checkpoint_every", self.checkpoint_every),
+            ("looks", self.looks),
+        ):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
         if self.certify_every is not None and self.certify_every < 0:
@@ -169,27 +228,38 @@ class _Plan:
 
     def fraction(self, round_: int, clock: float) -> float:
         """How much of the run is done."""
-        return min(1.0, round_ / self.rounds if self.rounds is not None else clock / (self.until_clock or 1.0))
+        return min(
+            1.0,
+            round_ / self.rounds if self.rounds is not None else clock / (self.until_clock or 1.0),
+        )
 
     def is_done(self, round_: int, clock: float) -> bool:
         """Whether to stop here."""
         return self.fraction(round_, clock) >= 1.0
 
-    def is_look(self, last: tuple[int, float], before: tuple[int, float], after: tuple[int, float]) -> bool:
-        """Whether an evaluation falls due between two rounds, the last look having been at `last`."""
+    def is_look(
+        self, last: tuple[int, float], before: tuple[int, float], after: tuple[int, float]
+    ) -> bool:
+        """Whether an evaluation falls due between two rounds, the last look having been at
+        `last`.
+        """
         if self.is_done(*after):
             return True
         if self.evaluate_every is not None:
             return after[0] % self.evaluate_every == 0
         if self.looks is None:
             progress = self.fraction(*after) - self.fraction(*last) + 1e-9
-            return progress >= 1 / FEWEST_LOOKS or (progress >= 1 / MOST_LOOKS and after[0] - last[0] >= self.apart)
+            return progress >= 1 / FEWEST_LOOKS or (
+                progress >= 1 / MOST_LOOKS and after[0] - last[0] >= self.apart
+            )
         if self.rounds is not None:
             return after[0] % max(1, self.rounds // self.looks) == 0
         return int(self.fraction(*before) * self.looks) < int(self.fraction(*after) * self.looks)
 
     def certified_devices(self, row: int) -> int | None:
-        """On how many devices this row of the history is to be certified, as the user has said; None: nothing was said."""
+        """On how many devices this row of the history is to be certified, as the user has said;
+        None: nothing was said.
+        """
         if self.certify_every is None and self.certify_devices is None:
             return None
         every = 1 if self.certify_every is None else self.certify_every
@@ -218,16 +288,22 @@ class _Training:
         trainer = self.numbers.trainer
         reason = trainer.check_vectorised(self.numbers.global_NF()[0])
         if reason is not None and notice is not None:
-            notice(f"this model cannot be vectorised, so devices train one after another ({reason})")
+            notice(
+                f"this model cannot be vectorised, so devices train one after another ({reason})"
+            )
         self.notice = notice
         together = device.type != "cpu" and not trainer.one_by_one
-        self.evaluator = Evaluator(federation, trainer.objective, device, together, settings.measure)
+        self.evaluator = Evaluator(
+            federation, trainer.objective, device, together, settings.measure
+        )
         self.certifier = Certifier(self.numbers, federation.sizes)
         work = settings.algorithm.steps[1] * CALL + samples_per_round(federation, settings)
         self.ration = Ration(federation.sizes, work)
         self.machines = settings.machines(federation)
         self.driver = Driver(self.machines, self.numbers)
-        self.simulation: Simulation | Ahead | AheadWithEvents = Simulation(self.driver, self._schedule())
+        self.simulation: Simulation | Ahead | AheadWithEvents = Simulation(
+            self.driver, self._schedule()
+        )
         self.ahead = self.compile = False
         self.resumed_engine = ""
         self.history = History()
@@ -240,15 +316,22 @@ class _Training:
         """Without events between rounds if that can be, and pays or is asked for."""
         reason = self._why_not_ahead()
         if ahead and reason is not None:
-            raise ConfigError(f"ahead=True: this run cannot be planned ahead, because {reason}; leave `ahead` out")
+            raise ConfigError(
+                f"ahead=True: this run cannot be planned ahead, because {reason}; leave `ahead` out"
+            )
         if compile and (reason is not None or ahead is False):
-            raise ConfigError(f"compile=True needs rounds that are planned ahead, which cannot be: {reason or 'ahead=False'}; leave it out")
+            raise ConfigError(
+                "compile=True needs rounds that are planned ahead, which cannot be:"
+                f" {reason or 'ahead=False'}; leave it out"
+            )
         on_gpu = self.numbers.total_VF.device.type == "cuda"
         self.ahead = reason is None and bool(ahead or compile or (ahead is None and on_gpu))
         self.compile = compile
 
     def _plan_ahead(self, handles: NoNumbers) -> None:
-        """From where the run stands, rounds planned ahead; their events are played as well if they are logged."""
+        """From where the run stands, rounds planned ahead; their events are played as well if they
+        are logged.
+        """
         events = self.simulation
         assert isinstance(events, Simulation)
         outline = Outline(self.federation.servers, self._schedule(), self.settings.cloud)
@@ -275,7 +358,10 @@ class _Training:
         on_round: Callable[[Progress], None],
         should_stop: Callable[[], bool],
     ) -> Run:
-        with folder.locked() if folder is not None else nullcontext(), workers(self._worker_count()) as self.numbers.workers:
+        with (
+            folder.locked() if folder is not None else nullcontext(),
+            workers(self._worker_count()) as self.numbers.workers,
+        ):
             return self._run(folder, resume, on_round, should_stop)
 
     def _run(
@@ -293,7 +379,9 @@ class _Training:
         if checkpoint is not None:
             self._fast_forward(driver, checkpoint, handles)
             self._saved(folder)
-        log = driver.log = None if folder is None else folder.open(checkpoint, resume)  # only now does anything change on disk
+        log = driver.log = (
+            None if folder is None else folder.open(checkpoint, resume)
+        )  # only now does anything change on disk
         try:
             if self.ahead:
                 self._plan_ahead(handles)
@@ -312,7 +400,13 @@ class _Training:
 
     def _engine(self) -> str:
         """The engine that has added up sums in an order of its own, now or before a resume."""
-        return "cluster" if isinstance(self.numbers, ClusterNumbers) else "ahead" if self.ahead else self.resumed_engine
+        return (
+            "cluster"
+            if isinstance(self.numbers, ClusterNumbers)
+            else "ahead"
+            if self.ahead
+            else self.resumed_engine
+        )
 
     def _worker_count(self) -> int:
         on_cpu = self.numbers.x_NF.device.type == "cpu"
@@ -320,21 +414,31 @@ class _Training:
 
     def _schedule(self) -> Schedule:
         s = self.settings
-        return Schedule(s.algorithm, s.clock, s.seed, s.active_of(self.federation), s.joins, s.leaves)
+        return Schedule(
+            s.algorithm, s.clock, s.seed, s.active_of(self.federation), s.joins, s.leaves
+        )
 
     def _fast_forward(self, driver: Driver, checkpoint: Checkpoint, handles: NoNumbers) -> None:
-        """Time does not depend on numbers: play the schedule alone up to the checkpoint, then put its tensors in place."""
+        """Time does not depend on numbers: play the schedule alone up to the checkpoint, then put
+        its tensors in place.
+        """
         assert isinstance(self.simulation, Simulation)
         driver.numbers = handles
         while self.simulation.round < checkpoint.round:
             self.simulation.play_round()
         driver.numbers = self.numbers
         self.numbers.load_state(dict(checkpoint.tensors))
-        held = [handles.server_models.get(n, handle) for n, handle in enumerate(self.numbers.server_models)]
+        held = [
+            handles.server_models.get(n, handle)
+            for n, handle in enumerate(self.numbers.server_models)
+        ]
         members = {device for server in driver.machines.servers for device in server.members}
         self.numbers.resume_at(held, dict(handles.at_work), driver.machines.home.keys() - members)
         if self.numbers.digest() != checkpoint.digest:
-            raise RecordError("the checkpoint is damaged: its tensors do not have the digest it names; remove it to start over")
+            raise RecordError(
+                "the checkpoint is damaged: its tensors do not have the digest it names; remove it"
+                " to start over"
+            )
         self.history = checkpoint.history
         self.resumed_engine = checkpoint.engine
         self.scores = self._scores()
@@ -378,10 +482,17 @@ class _Training:
             self.numbers.shards.saved(folder.checkpoint)
 
     def _look_ahead(self) -> None:
-        """Who works in the rounds after the next one, so that their models can be fetched meanwhile."""
+        """Who works in the rounds after the next one, so that their models can be fetched
+        meanwhile.
+        """
         if self.state is not None:
             settings, federation = self.settings, self.federation
-            ahead = workers_ahead(federation.servers, lambda: settings.machines(federation), self._schedule(), settings.cloud)
+            ahead = workers_ahead(
+                federation.servers,
+                lambda: settings.machines(federation),
+                self._schedule(),
+                settings.cloud,
+            )
             self.next_workers = islice(ahead, self.simulation.round + 1, None)
 
     def _checkpoint(self, log: LogWriter) -> Checkpoint:
@@ -389,11 +500,20 @@ class _Training:
         digest = self.numbers.digest()
         notes = notes_of(self.federation, self.scores.devices, self.scores.homes)
         return Checkpoint(
-            self.simulation.round, log.sync(), self.seconds, digest, self.history, self.numbers.state(), notes, self._engine()
+            self.simulation.round,
+            log.sync(),
+            self.seconds,
+            digest,
+            self.history,
+            self.numbers.state(),
+            notes,
+            self._engine(),
         )
 
     def _warn(self) -> None:
-        """Say before a run starts what may make it diverge, as far as a glance can tell, and whether X cuts initial weights."""
+        """Say before a run starts what may make it diverge, as far as a glance can tell, and
+        whether X cuts initial weights.
+        """
         for doubt in doubts(self.federation, self.settings, self.numbers):
             self._say(doubt, DivergenceWarning, calls=7)
         cut = at_the_border(self.numbers, [])
@@ -409,7 +529,8 @@ class _Training:
         else:
             warnings.warn(text, category, stacklevel=calls)
 
-    # ------------------------------------------------------------------------------------------------------------- evaluation
+    # ---------------------------------------------------------------------------------------------
+    # evaluation
     def _settle(self) -> None:
         """Have all work done that has been asked for so far."""
         self.numbers.flush()
@@ -428,7 +549,14 @@ class _Training:
         row = row_of(self.numbers, self.machines, self.scores, self.simulation.now, Certificates())
         self.looking += time.perf_counter() - began
         found = self._certificates([device for device, _ in members_of(self.machines)])
-        self.history.append(replace(row, round=self.simulation.round, activations=self.simulation.activations, **asdict(found)))
+        self.history.append(
+            replace(
+                row,
+                round=self.simulation.round,
+                activations=self.simulation.activations,
+                **asdict(found),
+            )
+        )
 
     def _certificates(self, members: list[int]) -> Certificates:
         """Those of this row, if it is to have any."""
@@ -443,7 +571,9 @@ class _Training:
         found = Certificates(last.gap, last.worst_gap, last.pull, last.spread)
         if math.isnan(last.pull) and self.plan.certify_every != 0:
             members = [device for device, _ in members_of(self.machines)]
-            devices = self.ration.devices_at_the_end(members, self.simulation.round, self._certified())
+            devices = self.ration.devices_at_the_end(
+                members, self.simulation.round, self._certified()
+            )
             found = self.certifier.certificates(members, self.plan.certify_devices or devices)
         return {name: value for name, value in asdict(found).items() if not math.isnan(value)}
 
@@ -460,7 +590,12 @@ class _Training:
         if isinstance(numbers.x_NF, Rows):
             personal = numbers.x_NF.kept()
         else:
-            personal = torch.stack([numbers.personal(device, home[device]) for device in range(self.federation.devices)]).cpu()
+            personal = torch.stack(
+                [
+                    numbers.personal(device, home[device])
+                    for device in range(self.federation.devices)
+                ]
+            ).cpu()
         certificates = self._last_certificates()
         border = at_the_border(numbers, [device for device, _ in members_of(self.machines)])
         if border is not None:
@@ -475,7 +610,9 @@ class _Training:
             "personal_accuracy": last.personal_accuracy,
             "measure": self.settings.measure,
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
-            "mean_model_accuracy": self.evaluator.score(numbers.global_NF().double().mean(0).to(self.settings.dtype)),
+            "mean_model_accuracy": self.evaluator.score(
+                numbers.global_NF().double().mean(0).to(self.settings.dtype)
+            ),
             "seconds": round(self.seconds, 3),
             "evaluation_share": self._share(self.looking),
             "certificates": certificates,

@@ -1,4 +1,6 @@
-"""Who was active when, and who was mixed with whom: read off a planned schedule (no tensors) or a recorded event log."""
+"""Who was active when, and who was mixed with whom: read off a planned schedule (no tensors) or a
+recorded event log.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,15 +14,37 @@ from fedbcd.engines.settings import Settings
 from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.errors import RecordError
 from fedbcd.eventlog import LogReader
-from fedbcd.protocol.messages import Absorb, Actor, Admit, Command, Dismiss, Event, MixModels, OpenPhase, StepGlobal, number_of
+from fedbcd.protocol.messages import (
+    Absorb,
+    Actor,
+    Admit,
+    Command,
+    Dismiss,
+    Event,
+    MixModels,
+    OpenPhase,
+    StepGlobal,
+    number_of,
+)
 from fedbcd.runfolder import difference
 
-SHAPING = ("servers", "cloud", "algorithm", "active", "seed", "clock", "joins", "leaves")  # parts of the identity
+SHAPING = (
+    "servers",
+    "cloud",
+    "algorithm",
+    "active",
+    "seed",
+    "clock",
+    "joins",
+    "leaves",
+)  # parts of the identity
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What the assumptions need of a schedule. Rounds are those of the theory: coordinator rounds, or numbered phases where servers lag."""
+    """What the assumptions need of a schedule. Rounds are those of the theory: coordinator rounds,
+    or numbered phases where servers lag.
+    """
 
     rounds: int  # of the coordinator
     mixes: tuple[tuple[int, ...], ...]  # per round, the servers that were mixed
@@ -34,7 +58,9 @@ class TimelineRecorder:
     """A `Numbers` that computes nothing and takes note of activations and mixes."""
 
     def __init__(self, servers: Sequence[Sequence[int]], numbered: bool) -> None:
-        """`numbered`: a server's phase counts rounds by itself (Sync-cloud, rigorous Async-cloud); otherwise the mix that ends it does."""
+        """`numbered`: a server's phase counts rounds by itself (Sync-cloud, rigorous Async-cloud);
+        otherwise the mix that ends it does.
+        """
         self._servers = servers
         self._numbered = numbered
         self._phase = [0] * len(servers)
@@ -78,26 +104,46 @@ class TimelineRecorder:
             for device in members
             if device not in self._changed
         }
-        active = {device: [t for t in self._active.get(device, ()) if t < watched[device]] for device in watched}
+        active = {
+            device: [t for t in self._active.get(device, ()) if t < watched[device]]
+            for device in watched
+        }
         return Timeline(rounds, tuple(self.mixes), active, watched, clock, cut)
 
 
 def planned_timeline(
-    settings: Settings, federation: Federation, rounds: int | None, until_clock: float | None, most: int = 2000
+    settings: Settings,
+    federation: Federation,
+    rounds: int | None,
+    until_clock: float | None,
+    most: int = 2000,
 ) -> Timeline:
-    """The schedule that a run of these settings will have, played on the virtual clock without any tensor; at most `most` rounds of it."""
+    """The schedule that a run of these settings will have, played on the virtual clock without any
+    tensor; at most `most` rounds of it.
+    """
     recorder = TimelineRecorder(federation.servers, _is_numbered(settings.cloud.name))
     simulation = Simulation(
         Driver(settings.machines(federation), recorder),
-        Schedule(settings.algorithm, settings.clock, settings.seed, settings.active_of(federation), settings.joins, settings.leaves),
+        Schedule(
+            settings.algorithm,
+            settings.clock,
+            settings.seed,
+            settings.active_of(federation),
+            settings.joins,
+            settings.leaves,
+        ),
     )
-    while simulation.round < min(most, rounds or most) and simulation.now < (until_clock or float("inf")):
+    while simulation.round < min(most, rounds or most) and simulation.now < (
+        until_clock or float("inf")
+    ):
         simulation.play_round()
     return recorder.timeline(simulation.now)
 
 
 def other_schedule(path: Path, settings: Settings, federation: Federation) -> str:
-    """In which settings that shape a schedule the run of an event log differs from this one; empty if in none."""
+    """In which settings that shape a schedule the run of an event log differs from this one; empty
+    if in none.
+    """
     there, here = _identity(LogReader(path)), settings.identity(federation)
     return difference({key: there.get(key) for key in SHAPING}, {key: here[key] for key in SHAPING})
 
@@ -109,21 +155,28 @@ def recorded_timeline(path: Path) -> Timeline:
         identity = _identity(reader)
         recorder = TimelineRecorder(identity["servers"], _is_numbered(identity["cloud"]["name"]))
     except (KeyError, TypeError) as error:
-        raise RecordError(f"{path} does not say how its run was set up ({error}); it is not a log of this version") from None
+        raise RecordError(
+            f"{path} does not say how its run was set up ({error}); it is not a log of this version"
+        ) from None
     clock = 0.0
     for step in reader:
         recorder.apply(step.actor, step.event, step.commands)
         clock = step.time
     timeline = recorder.timeline(clock, reader.cut is not None)
     if not timeline.rounds:
-        raise RecordError(f"{path} holds no finished round, so it shows no schedule; give the log of a longer run")
+        raise RecordError(
+            f"{path} holds no finished round, so it shows no schedule; give the log of a longer run"
+        )
     return timeline
 
 
 def _identity(reader: LogReader) -> dict[str, Any]:
     identity = reader.header.get("identity")
     if not isinstance(identity, dict):
-        raise RecordError(f"{reader.path} does not say how its run was set up (no 'identity'); it is not a log of this version")
+        raise RecordError(
+            f"{reader.path} does not say how its run was set up (no 'identity'); it is not a log of"
+            " this version"
+        )
     return identity
 
 

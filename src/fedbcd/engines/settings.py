@@ -1,4 +1,6 @@
-"""What makes a run, beyond its federation: checked before anything is written, and kept in the head of its event log."""
+"""What makes a run, beyond its federation: checked before anything is written, and kept in the head
+of its event log.
+"""
 
 import hashlib
 import math
@@ -48,10 +50,16 @@ class Settings:
 
     def active_of(self, federation: Federation) -> int:
         """q: as given, or 0.3 of the smallest server's members."""
-        return max(1, round(0.3 * min(self._members(federation)))) if self.active is None else self.active
+        return (
+            max(1, round(0.3 * min(self._members(federation))))
+            if self.active is None
+            else self.active
+        )
 
     def _members(self, federation: Federation) -> list[int]:
-        return [sum(device not in self.joins for device in members) for members in federation.servers]
+        return [
+            sum(device not in self.joins for device in members) for members in federation.servers
+        ]
 
     def check(self, federation: Federation) -> None:
         """Refuse what cannot be, before anything is written."""
@@ -59,13 +67,22 @@ class Settings:
         members = self._members(federation)
         active = self.active_of(federation)
         if not 1 <= active <= min(members):
-            raise ConfigError(f"active={active} must be between 1 and {min(members)}, the members of the smallest server")
+            raise ConfigError(
+                f"active={active} must be between 1 and {min(members)}, the members of the smallest"
+                " server"
+            )
         if isinstance(self.algorithm, FedBCDI):
             available = min(self.algorithm.available_of(n) for n in members)
             if active > available:
-                raise ConfigError(f"active={active} exceeds the {available} available devices of a server; use active <= {available}")
+                raise ConfigError(
+                    f"active={active} exceeds the {available} available devices of a server; use"
+                    f" active <= {available}"
+                )
         if not self.algorithm.personal and not self.cloud.sync:
-            raise ConfigError(f"{self.algorithm.name} keeps one model everywhere and runs on the sync cloud only, not {self.cloud.name}")
+            raise ConfigError(
+                f"{self.algorithm.name} keeps one model everywhere and runs on the sync cloud only,"
+                f" not {self.cloud.name}"
+            )
         gamma = penalties(self.algorithm, federation.devices)  # refuses a wrong number of them
         if self.algorithm.server_step_form == "absolute":
             sizes = [len(members) for members in federation.servers]  # with those that join late
@@ -76,11 +93,18 @@ class Settings:
                 check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))
         for name, dtype in (("dtype", self.dtype), ("storage", self.storage or self.dtype)):
             if not dtype.is_floating_point:
-                raise ConfigError(f"{name}={dtype} must be a floating-point dtype, such as torch.float32")
+                raise ConfigError(
+                    f"{name}={dtype} must be a floating-point dtype, such as torch.float32"
+                )
         if self.precision not in get_args(Precision):
-            raise ConfigError(f"precision={self.precision!r} is unknown; known: {', '.join(get_args(Precision))}")
+            raise ConfigError(
+                f"precision={self.precision!r} is unknown; known: {', '.join(get_args(Precision))}"
+            )
         if self.precision != "float32" and self.dtype != torch.float32:
-            raise ConfigError(f"precision={self.precision!r} is about products of float32 numbers; leave dtype={self.dtype} out")
+            raise ConfigError(
+                f"precision={self.precision!r} is about products of float32 numbers; leave"
+                f" dtype={self.dtype} out"
+            )
         check_measure(self.measure)
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigError(f"seed={self.seed} must fit in 64 bits: between -2^63 and 2^63 - 1")
@@ -89,16 +113,27 @@ class Settings:
         for name, changes in (("joins", self.joins), ("leaves", self.leaves)):
             for device, when in changes.items():
                 if not (0 <= device < federation.devices and when >= 1):
-                    raise ConfigError(f"{name}[{device}]={when} must name a device below {federation.devices} and a round from 1 on")
+                    raise ConfigError(
+                        f"{name}[{device}]={when} must name a device below {federation.devices} and"
+                        " a round from 1 on"
+                    )
         for device in set(self.joins) & set(self.leaves):
             if self.leaves[device] <= self.joins[device]:
-                raise ConfigError(f"device {device} leaves in round {self.leaves[device]} but joins in {self.joins[device]} only")
+                raise ConfigError(
+                    f"device {device} leaves in round {self.leaves[device]} but joins in"
+                    f" {self.joins[device]} only"
+                )
         for n, members in enumerate(federation.servers):
             if all(device in self.leaves or device in self.joins for device in members):
-                raise ConfigError(f"server {n} would be left without devices; keep at least one that neither joins late nor leaves")
+                raise ConfigError(
+                    f"server {n} would be left without devices; keep at least one that neither"
+                    " joins late nor leaves"
+                )
 
     def identity(self, federation: Federation) -> dict[str, Any]:
-        """What makes this run this run and no other, as plain data. How long it runs is not part of it."""
+        """What makes this run this run and no other, as plain data. How long it runs is not part of
+        it.
+        """
         return {
             "algorithm": in_record(self.algorithm),
             "cloud": describe(self.cloud),
@@ -109,12 +144,20 @@ class Settings:
             "leaves": sorted(self.leaves.items()),
             "dtype": str(self.dtype).removeprefix("torch."),
             "max_batch": self.max_batch,
-            **({} if self.storage is None else {"storage": str(self.storage).removeprefix("torch.")}),
+            **(
+                {}
+                if self.storage is None
+                else {"storage": str(self.storage).removeprefix("torch.")}
+            ),
             **({} if self.precision == "float32" else {"precision": self.precision}),
             **shortened({"measure": self.measure}, "run"),
             "servers": federation.servers,
             "data": federation.fingerprint(),
-            "augment": describe(federation.augment) if is_dataclass(federation.augment) else getattr(federation.augment, "name", None),
+            "augment": (
+                describe(federation.augment)
+                if is_dataclass(federation.augment)
+                else getattr(federation.augment, "name", None)
+            ),
             "model": _model_fingerprint(federation.make_model(self.seed)),
         }
 
@@ -122,12 +165,27 @@ class Settings:
         """Fresh machines."""
         limit = self.algorithm.offline_limit if isinstance(self.algorithm, FedBCDI) else None
         iterations = self.algorithm.cloud_iterations
-        return Machines(federation.servers, self.cloud, self.active_of(federation), iterations, limit, set(self.joins))
+        return Machines(
+            federation.servers,
+            self.cloud,
+            self.active_of(federation),
+            iterations,
+            limit,
+            set(self.joins),
+        )
 
     @overload
-    def numbers(self, federation: Federation, device: torch.device, make_rows: MakeRows | None = None) -> StackedNumbers: ...
+    def numbers(
+        self, federation: Federation, device: torch.device, make_rows: MakeRows | None = None
+    ) -> StackedNumbers: ...
     @overload
-    def numbers(self, federation: Federation, device: torch.device, make_rows: MakeRows | None, kind: type[Kind]) -> Kind: ...
+    def numbers(
+        self,
+        federation: Federation,
+        device: torch.device,
+        make_rows: MakeRows | None,
+        kind: type[Kind],
+    ) -> Kind: ...
     def numbers(
         self,
         federation: Federation,
@@ -135,21 +193,38 @@ class Settings:
         make_rows: MakeRows | None = None,
         kind: type[StackedNumbers] = StackedNumbers,
     ) -> StackedNumbers:
-        """Fresh numbers: all models at x(0); `make_rows` keeps personal models elsewhere than in a tensor."""
+        """Fresh numbers: all models at x(0); `make_rows` keeps personal models elsewhere than in a
+        tensor.
+        """
         module = federation.make_model(self.seed)
-        objective = Objective(module.to(self.dtype), federation.loss, torch.bfloat16 if self.precision == "bfloat16" else None)
+        objective = Objective(
+            module.to(self.dtype),
+            federation.loss,
+            torch.bfloat16 if self.precision == "bfloat16" else None,
+        )
         start = objective.layout.flatten(module, self.dtype).to(device)
-        start[: objective.layout.size_P] = self.algorithm.projection.project(start[: objective.layout.size_P])  # x(0) is in X
+        start[: objective.layout.size_P] = self.algorithm.projection.project(
+            start[: objective.layout.size_P]
+        )  # x(0) is in X
         trainer = Trainer(federation, self.algorithm, objective, self.seed, start, self.max_batch)
         kept_as = self.storage or self.dtype
-        return kind(federation, self.algorithm, self.cloud, trainer, start, set(self.joins), kept_as, make_rows)
+        return kind(
+            federation,
+            self.algorithm,
+            self.cloud,
+            trainer,
+            start,
+            set(self.joins),
+            kept_as,
+            make_rows,
+        )
 
 
 def rounds_between_looks(federation: Federation, settings: Settings, longer: float = 4) -> int:
     """How many rounds train for about `longer` times as long as it takes to test all models once.
 
-    Counted, not timed, so that it is the same everywhere: to train on a sample (a small batch, forward and backward, a step) takes
-    at least four times as long as to test on one.
+    Counted, not timed, so that it is the same everywhere: to train on a sample (a small batch,
+    forward and backward, a step) takes at least four times as long as to test on one.
     """
     if federation.test is None:
         return 1
@@ -164,10 +239,18 @@ def rounds_between_looks(federation: Federation, settings: Settings, longer: flo
 
 def samples_per_round(federation: Federation, settings: Settings) -> float:
     """On how many samples a round trains, about."""
-    servers, (low, high), batch = len(federation.servers), settings.algorithm.steps, settings.algorithm.batch
+    servers, (low, high), batch = (
+        len(federation.servers),
+        settings.algorithm.steps,
+        settings.algorithm.batch,
+    )
     at_work = settings.active_of(federation) * int(getattr(settings.cloud, "first", servers))
-    if isinstance(settings.algorithm, FedBCDI):  # activations take no samples; who was not in contact for long does not go on offline
-        available = sum(settings.algorithm.available_of(len(members)) for members in federation.servers)
+    if isinstance(
+        settings.algorithm, FedBCDI
+    ):  # activations take no samples; who was not in contact for long does not go on offline
+        available = sum(
+            settings.algorithm.available_of(len(members)) for members in federation.servers
+        )
         at_work = min(available, at_work * settings.algorithm.offline_limit)
     batch = sum(federation.sizes) // federation.devices if batch == "all" else batch
     return at_work * batch * (low + high) / 2
@@ -175,7 +258,9 @@ def samples_per_round(federation: Federation, settings: Settings) -> float:
 
 @contextmanager
 def products_in(precision: Precision) -> Iterator[None]:
-    """Let the GPU's matrix units round factors to TF32 (or not), for a while; CPUs do not have it."""
+    """Let the GPU's matrix units round factors to TF32 (or not), for a while; CPUs do not have
+    it.
+    """
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -193,7 +278,10 @@ def torch_device(name: str | torch.device) -> torch.device:
         torch.empty(0, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"device={str(name)!r} cannot be used here ({reason}); use 'cpu', or 'cuda' where there is a GPU") from None
+        raise ConfigError(
+            f"device={str(name)!r} cannot be used here ({reason}); use 'cpu', or 'cuda' where there"
+            " is a GPU"
+        ) from None
     return device
 
 

@@ -1,4 +1,5 @@
-"""What may keep a run from getting on, said before it starts: a glance at its settings and at the curvature of a few samples.
+"""What may keep a run from getting on, said before it starts: a glance at its settings and at the
+curvature of a few samples.
 
 And what holds it back, said before and after.
 """
@@ -22,18 +23,32 @@ from fedbcd.theory.mixing import cut_off
 
 SAMPLES, PRODUCTS, TOLERANCE = 16, 8, 0.1  # a glance: less work than two rounds of the paper's
 MODELS = 100  # so many are looked at for weights on a border
-DEVICES, SMALL = 3, 200_000  # so many devices are looked at where the model has no more parameters than this, and one where it has
+# so many devices are looked at where the model has no more parameters than this, and one where it
+# has
+DEVICES, SMALL = (
+    3,
+    200_000,
+)
 
 
 def doubts(federation: Federation, settings: Settings, numbers: StackedNumbers) -> list[str]:
-    """A sentence for each setting that may make the run diverge, or keeps it from agreeing; most runs have none."""
+    """A sentence for each setting that may make the run diverge, or keeps it from agreeing; most
+    runs have none.
+    """
     alone = never_mixes(settings.cloud, len(federation.servers))
-    found = (_graph(settings), alone, _penalty(federation, settings), _step(federation, settings, numbers))
+    found = (
+        _graph(settings),
+        alone,
+        _penalty(federation, settings),
+        _step(federation, settings, numbers),
+    )
     return [text for text in found if text]
 
 
 def at_the_border(numbers: StackedNumbers, devices: Sequence[int]) -> str | None:
-    """A sentence if weights sit on the border of the set that was asked for, in the models of some of these devices or the global ones."""
+    """A sentence if weights sit on the border of the set that was asked for, in the models of some
+    of these devices or the global ones.
+    """
     projection, p, z_1F = numbers.algorithm.projection, numbers.size_P, numbers.global_NF()[:1]
     if on_bound(projection, z_1F[:, :p]) is None:
         return None  # before personal models are fetched from wherever they are kept
@@ -47,8 +62,9 @@ def at_the_border(numbers: StackedNumbers, devices: Sequence[int]) -> str | None
         return None
     whose = f"the models of {len(chosen)} devices" if personal else "the global model"
     return (
-        f"{count:,} of {x_NP.numel():,} weights ({count / x_NP.numel():.1%}) of {whose} sit on the border of the set that was asked "
-        f"for, {projection!r:.80}, which may hold them back; a wider set, or none, lets them go on"
+        f"{count:,} of {x_NP.numel():,} weights ({count / x_NP.numel():.1%}) of {whose} sit on the"
+        f" border of the set that was asked for, {projection!r:.80}, which may hold them back; a"
+        " wider set, or none, lets them go on"
     )
 
 
@@ -57,12 +73,19 @@ def _graph(settings: Settings) -> str | None:
     if not isinstance(settings.cloud, GraphCloud):
         return None
     matrices = settings.cloud.mixing
-    edges = {(n, m) for matrix in matrices for n, row in enumerate(matrix) for m, a in enumerate(row) if a > 0}
+    edges = {
+        (n, m)
+        for matrix in matrices
+        for n, row in enumerate(matrix)
+        for m, a in enumerate(row)
+        if a > 0
+    }
     parts = cut_off(len(matrices[0]), edges)
     if len(parts) == 1:
         return None
     return (
-        f"the mixing graph is disconnected: servers {parts[1]} never hear of servers {parts[0]}, so nothing makes them agree; add an edge"
+        f"the mixing graph is disconnected: servers {parts[1]} never hear of servers {parts[0]}, so"
+        " nothing makes them agree; add an edge"
     )
 
 
@@ -70,7 +93,10 @@ def never_mixes(cloud: Cloud, servers: int) -> str | None:
     """A sentence if the cloud waits for one of several servers: a mix of one is none."""
     if getattr(cloud, "first", servers) > 1 or servers == 1:
         return None
-    return f"the {cloud.name} cloud with first=1 never mixes: none of the {servers} servers hears of another; use first=2 or more"
+    return (
+        f"the {cloud.name} cloud with first=1 never mixes: none of the {servers} servers hears of"
+        " another; use first=2 or more"
+    )
 
 
 def _penalty(federation: Federation, settings: Settings) -> str | None:
@@ -78,14 +104,17 @@ def _penalty(federation: Federation, settings: Settings) -> str | None:
     largest = float(penalties(settings.algorithm, federation.devices).max())
     if isinstance(settings.algorithm, FedBCDI) and largest > 2:
         return (
-            f"penalty={largest:g}: each of FedBCD-I's penalty steps ends {largest - 1:.3g} times as far from the server's model as it "
-            "began, on its other side; use a penalty of at most 1"
+            f"penalty={largest:g}: each of FedBCD-I's penalty steps ends {largest - 1:.3g} times as"
+            " far from the server's model as it began, on its other side; use a penalty of at"
+            " most 1"
         )
     return None
 
 
 def _step(federation: Federation, settings: Settings, numbers: StackedNumbers) -> str | None:
-    """eta_x against the largest L_i + gamma_i seen at the start, on a few devices. Curvature often falls later: it may go well."""
+    """eta_x against the largest L_i + gamma_i seen at the start, on a few devices. Curvature often
+    falls later: it may go well.
+    """
     algorithm, start = settings.algorithm, numbers.global_NF()[0]
     gamma_N = penalties(algorithm, federation.devices)
     if isinstance(algorithm, FedBCDI):
@@ -107,13 +136,21 @@ def _step(federation: Federation, settings: Settings, numbers: StackedNumbers) -
     if algorithm.device_step <= limit:
         return None
     return (
-        f"device_step={algorithm.device_step:g} may be too large: on {min(SAMPLES, federation.sizes[worst])} samples of device {worst} "
-        f"at the start the curvature is L={high:.3g}, with gamma={gamma:g}; while it is so, steps beyond {limit:.3g} grow, and "
-        f"Assumption 4(i) asks for at most {device_step_limit(max(high, 0.0), gamma):.3g} (see 'fedbcd check')"
+        f"device_step={algorithm.device_step:g} may be too large: on"
+        f" {min(SAMPLES, federation.sizes[worst])} samples of device {worst} at the start the"
+        f" curvature is L={high:.3g}, with gamma={gamma:g}; while it is so, steps beyond"
+        f" {limit:.3g} grow, and Assumption 4(i) asks for at most"
+        f" {device_step_limit(max(high, 0.0), gamma):.3g} (see 'fedbcd check')"
     )
 
 
 def _looked_at(gamma_N: Tensor, size: int) -> list[int]:
     """The device with the largest penalty, and some more, evenly spaced, where that is cheap."""
     steepest = int(gamma_N.argmax())
-    return [steepest] if size > SMALL else [steepest, *(d for d in sample_of(range(len(gamma_N)), DEVICES) if d != steepest)][:DEVICES]
+    return (
+        [steepest]
+        if size > SMALL
+        else [steepest, *(d for d in sample_of(range(len(gamma_N)), DEVICES) if d != steepest)][
+            :DEVICES
+        ]
+    )

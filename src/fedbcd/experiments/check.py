@@ -1,4 +1,6 @@
-"""Does Theorem 1 cover this job? Each assumption judged for a job file, with numbers from its own data, model and schedule."""
+"""Does Theorem 1 cover this job? Each assumption judged for a job file, with numbers from its own
+data, model and schedule.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,21 +32,41 @@ class Report:
 
     title: str
     findings: tuple[Finding, ...]
-    random: bool = False  # the schedule has random delays or numbers of steps, so p and q are those of one schedule of many
+    # the schedule has random delays or numbers of steps, so p and q are those of one schedule of
+    # many
+    random: bool = False
 
     @property
     def sentence(self) -> str:
         """What the findings come to."""
-        count, unknown = len(self.findings), sum(finding.verdict is Verdict.UNKNOWN for finding in self.findings)
+        count, unknown = (
+            len(self.findings),
+            sum(finding.verdict is Verdict.UNKNOWN for finding in self.findings),
+        )
         if self.fails:
-            return f"{self.fails} of {count} fail: Theorem 1 does not cover this job. It may well train; nothing is promised."
-        lapse = [finding.assumption for finding in self.findings if finding.verdict is Verdict.LAPSES]
-        seen = " Delays are random: p and q were seen on this schedule only, not shown for every one." if self.random else ""
+            return (
+                f"{self.fails} of {count} fail: Theorem 1 does not cover this job. It may well"
+                " train; nothing is promised."
+            )
+        lapse = [
+            finding.assumption for finding in self.findings if finding.verdict is Verdict.LAPSES
+        ]
+        seen = (
+            " Delays are random: p and q were seen on this schedule only, not shown for every one."
+            if self.random
+            else ""
+        )
         if lapse:
             also = f", {unknown} cannot be known" if unknown else ""
-            return f"nothing fails{also}, but {', '.join(lapse)} lapses: Theorem 1 is about another problem, with a compact X.{seen}"
+            return (
+                f"nothing fails{also}, but {', '.join(lapse)} lapses: Theorem 1 is about another"
+                f" problem, with a compact X.{seen}"
+            )
         if unknown:
-            return f"nothing fails, {unknown} of {count} cannot be known: Theorem 1 may cover this job.{seen}"
+            return (
+                f"nothing fails, {unknown} of {count} cannot be known: Theorem 1 may cover this"
+                f" job.{seen}"
+            )
         return f"everything holds: Theorem 1 covers this job.{seen}"
 
     @property
@@ -55,58 +77,94 @@ class Report:
     def to_table(self) -> dict[str, Any]:
         """As plain data."""
         findings = [asdict(finding) for finding in self.findings]
-        return {"title": self.title, "fails": self.fails, "sentence": self.sentence, "findings": findings}
+        return {
+            "title": self.title,
+            "fails": self.fails,
+            "sentence": self.sentence,
+            "findings": findings,
+        }
 
 
 def check_job(job: Job, *, log: Path | None = None, devices: int = 4, rounds: int = 2000) -> Report:
-    """Judge Assumptions 1 to 5 for a job: curvature on `devices` of its devices, the schedule planned (`rounds` at most) or from `log`."""
+    """Judge Assumptions 1 to 5 for a job: curvature on `devices` of its devices, the schedule
+    planned (`rounds` at most) or from `log`.
+    """
     if devices < 1 or rounds < 1:
         raise ConfigError(f"devices={devices} and rounds={rounds} must be 1 or more")
     federation, settings = job.make_federation(), job.settings()
     job.use_threads(federation)
     settings.check(federation)
     if log is not None and (other := other_schedule(log, settings, federation)):
-        raise RecordError(f"{log} records another run than {job.name!r} ({other}); give the log of this run, or none")
+        raise RecordError(
+            f"{log} records another run than {job.name!r} ({other}); give the log of this run, or"
+            " none"
+        )
     findings = [_scope(job.algorithm)]
     if job.algorithm.personal:
         timeline = (
-            planned_timeline(settings, federation, job.run.rounds, job.run.until_clock, rounds) if log is None else recorded_timeline(log)
+            planned_timeline(settings, federation, job.run.rounds, job.run.until_clock, rounds)
+            if log is None
+            else recorded_timeline(log)
         )
         beyond = _beyond(job, timeline)
         total = job.run.rounds or (None if beyond else timeline.rounds)
         findings += _of_the_schedule(settings, federation, timeline, _source(log, timeline), beyond)
         findings += _of_the_problem(settings, federation, devices, total)
-    return Report(job.name, tuple(sorted(findings, key=lambda finding: finding.assumption)), _is_random(settings))
+    return Report(
+        job.name,
+        tuple(sorted(findings, key=lambda finding: finding.assumption)),
+        _is_random(settings),
+    )
 
 
 def _beyond(job: Job, timeline: Timeline) -> str:
-    """The part of the run that the schedule does not reach, in words; empty if it reaches the end."""
+    """The part of the run that the schedule does not reach, in words; empty if it reaches the
+    end.
+    """
     if job.run.rounds is not None:
         return f"the run has {job.run.rounds}" if timeline.rounds < job.run.rounds else ""
     end = job.run.until_clock or 0.0
-    return f"they end at {timeline.clock:.4g}, the run at {end:g} of the clock" if timeline.clock < end else ""
+    return (
+        f"they end at {timeline.clock:.4g}, the run at {end:g} of the clock"
+        if timeline.clock < end
+        else ""
+    )
 
 
 def _is_random(settings: Settings) -> bool:
     low, high = settings.algorithm.steps
-    return low < high or not all(isinstance(delay, Constant) for delay in (settings.clock.arrival, settings.clock.step))
+    return low < high or not all(
+        isinstance(delay, Constant) for delay in (settings.clock.arrival, settings.clock.step)
+    )
 
 
 def recorded_jobs(jobs: Sequence[Job], log: Path) -> tuple[list[Job], list[str]]:
-    """Those of the jobs whose run the log records, and a sentence for each other one; an error if it records none of them."""
+    """Those of the jobs whose run the log records, and a sentence for each other one; an error if
+    it records none of them.
+    """
     jobs = [job.going_on(LogReader(log).header.get("identity") or {}) for job in jobs]
     others = {job.name: other_schedule(log, job.settings(), job.make_federation()) for job in jobs}
     if all(others.values()):
         reasons = "; ".join(f"{name!r}: {other}" for name, other in others.items())
-        raise RecordError(f"{log} records no run of this job ({reasons}); give a log of it, or none")
-    skipped = [f"{name} was not judged: the log records another run ({other})" for name, other in others.items() if other]
+        raise RecordError(
+            f"{log} records no run of this job ({reasons}); give a log of it, or none"
+        )
+    skipped = [
+        f"{name} was not judged: the log records another run ({other})"
+        for name, other in others.items()
+        if other
+    ]
     return [job for job in jobs if not others[job.name]], skipped
 
 
 def _source(log: Path | None, timeline: Timeline) -> str:
     if log is None:
         return "planned"
-    return "recorded; the log's last line is not whole and was left out" if timeline.cut else "recorded"
+    return (
+        "recorded; the log's last line is not whole and was left out"
+        if timeline.cut
+        else "recorded"
+    )
 
 
 def _scope(algorithm: Algorithm) -> Finding:
@@ -114,36 +172,62 @@ def _scope(algorithm: Algorithm) -> Finding:
     if not isinstance(algorithm, FedBCD):
         found = f"{algorithm.name} is another algorithm; the theorem says nothing about it"
         remedy = 'algorithm = { name = "fedbcd" }'
-        return Finding("-", says, Verdict.FAILS, found + ("" if algorithm.personal else ", so nothing else was looked at"), remedy)
+        return Finding(
+            "-",
+            says,
+            Verdict.FAILS,
+            found + ("" if algorithm.personal else ", so nothing else was looked at"),
+            remedy,
+        )
     steps = (*algorithm.steps, algorithm.cloud_iterations)
     if steps == (1, 1, 1):
         return Finding("-", says, Verdict.HOLDS, "FedBCD, one step on devices and servers")
-    found = f"K_i from {steps[0]} to {steps[1]}, K_z = {steps[2]}; the proof says that it 'can be easily modified' and does not show how"
+    found = (
+        f"K_i from {steps[0]} to {steps[1]}, K_z = {steps[2]}; the proof says that it 'can be"
+        " easily modified' and does not show how"
+    )
     return Finding("-", says, Verdict.UNKNOWN, found, "steps = [1, 1], cloud_iterations = 1")
 
 
-def _of_the_schedule(settings: Settings, federation: Federation, timeline: Timeline, source: str, beyond: str) -> list[Finding]:
+def _of_the_schedule(
+    settings: Settings, federation: Federation, timeline: Timeline, source: str, beyond: str
+) -> list[Finding]:
     servers = len(federation.servers)
     found = [assumptions.activation(timeline.active, timeline.watched, source, beyond)]
     if settings.cloud.sync:
         alone = "Sync-cloud: one global model, so |V| = 1 in the theory"
         return [
             *found,
-            Finding("1(ii)", "the servers' graphs of any q rounds are jointly connected", Verdict.HOLDS, f"q = 1. {alone}"),
+            Finding(
+                "1(ii)",
+                "the servers' graphs of any q rounds are jointly connected",
+                Verdict.HOLDS,
+                f"q = 1. {alone}",
+            ),
             *assumptions.mixing_weights([torch.ones(1, 1, dtype=torch.float64)]),
         ]
     if isinstance(settings.cloud, GraphCloud):
         matrices = [torch.tensor(m, dtype=torch.float64) for m in settings.cloud.mixing]
         graphs = [[(n, m) for n, m in matrix.nonzero().tolist()] for matrix in matrices]
-        edges: Sequence[Sequence[tuple[int, int]]] = [graphs[t % len(graphs)] for t in range(timeline.rounds)]
-        beyond = beyond if timeline.rounds < 2 * len(graphs) else ""  # the graphs come round again and again
+        edges: Sequence[Sequence[tuple[int, int]]] = [
+            graphs[t % len(graphs)] for t in range(timeline.rounds)
+        ]
+        beyond = (
+            beyond if timeline.rounds < 2 * len(graphs) else ""
+        )  # the graphs come round again and again
     else:
         matrices = first_b_matrices(servers, timeline.mixes)
         edges = [[(first[0], n) for n in first[1:]] for first in timeline.mixes]
-    return [*found, assumptions.connectivity(servers, edges, source, beyond), *assumptions.mixing_weights(matrices)]
+    return [
+        *found,
+        assumptions.connectivity(servers, edges, source, beyond),
+        *assumptions.mixing_weights(matrices),
+    ]
 
 
-def _of_the_problem(settings: Settings, federation: Federation, devices: int, rounds: int | None) -> list[Finding]:
+def _of_the_problem(
+    settings: Settings, federation: Federation, devices: int, rounds: int | None
+) -> list[Finding]:
     algorithm = settings.algorithm
     module = federation.make_model(settings.seed)
     objective = Objective(module.to(settings.dtype), federation.loss)
@@ -159,13 +243,19 @@ def _of_the_problem(settings: Settings, federation: Federation, devices: int, ro
         assumptions.smoothness(known, why_not),
         step,
         _server_step(settings, federation, float(gamma.max()), rounds),
-        assumptions.momentum(algorithm.momentum, algorithm.device_step, gamma.tolist(), known, step_fails),
+        assumptions.momentum(
+            algorithm.momentum, algorithm.device_step, gamma.tolist(), known, step_fails
+        ),
         _noise(federation, algorithm, objective, start, devices),
     ]
 
 
 def _smoothness(
-    federation: Federation, algorithm: Algorithm, objective: Objective, start: torch.Tensor, devices: int
+    federation: Federation,
+    algorithm: Algorithm,
+    objective: Objective,
+    start: torch.Tensor,
+    devices: int,
 ) -> tuple[Smoothness | None, str]:
     try:
         return estimate(federation, algorithm, objective, start, devices), ""
@@ -173,28 +263,50 @@ def _smoothness(
         return None, _first_line(error)
 
 
-def _server_step(settings: Settings, federation: Federation, gamma: float, rounds: int | None) -> Finding:
-    """4(ii), with the relative form turned into the printed one: eta_abs = eta_z / sum of gamma_i over those who count."""
+def _server_step(
+    settings: Settings, federation: Federation, gamma: float, rounds: int | None
+) -> Finding:
+    """4(ii), with the relative form turned into the printed one: eta_abs = eta_z / sum of gamma_i
+    over those who count.
+    """
     algorithm = settings.algorithm
     if isinstance(settings.cloud, AsyncCloud) and settings.cloud.first < len(federation.servers):
         return assumptions.unequal_server_steps()
     weights = penalties(algorithm, federation.devices)
     groups = [list(range(federation.devices))] if settings.cloud.sync else federation.servers
     steps = {
-        f"server {n}": algorithm.server_step / (1.0 if algorithm.server_step_form == "absolute" else float(weights[list(members)].sum()))
+        f"server {n}": (
+            algorithm.server_step
+            / (
+                1.0
+                if algorithm.server_step_form == "absolute"
+                else float(weights[list(members)].sum())
+            )
+        )
         for n, members in enumerate(groups)
     }
     return assumptions.server_step(steps, gamma, max(len(members) for members in groups), rounds)
 
 
-def _noise(federation: Federation, algorithm: Algorithm, objective: Objective, start: torch.Tensor, devices: int) -> Finding:
+def _noise(
+    federation: Federation,
+    algorithm: Algorithm,
+    objective: Objective,
+    start: torch.Tensor,
+    devices: int,
+) -> Finding:
     if algorithm.batch == "all":
         return assumptions.noise(None, None, devices)
     try:
         found = bias(federation, algorithm, objective, start)
         spread = None if found is not None else sigma(federation, objective, start, devices)
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
-        found, spread = Bias((f"gradients of single samples could not be compared ({_first_line(error)})",), ()), None
+        found, spread = (
+            Bias(
+                (f"gradients of single samples could not be compared ({_first_line(error)})",), ()
+            ),
+            None,
+        )
     return assumptions.noise(spread, algorithm.batch, min(devices, federation.devices), found)
 
 

@@ -1,8 +1,10 @@
-"""The paper's claims, each a small function from curves to a verdict. The verdict is what the data say.
+"""The paper's claims, each a small function from curves to a verdict. The verdict is what the data
+say.
 
-A claim's effect is a number whose sign decides: positive, the claim holds. It is computed per seed; the verdict is on the mean, and
-`clear` says whether the mean differs from zero by more than chance would have it in 5 of 100 cases (Student's t).
-Personal accuracy is taken as the paper takes it, measure = "pooled-labels", which its panels name.
+A claim's effect is a number whose sign decides: positive, the claim holds. It is computed per seed;
+the verdict is on the mean, and `clear` says whether the mean differs from zero by more than chance
+would have it in 5 of 100 cases (Student's t). Personal accuracy is taken as the paper takes it,
+measure = "pooled-labels", which its panels name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +15,17 @@ from statistics import mean, stdev
 from fedbcd.history import History
 
 Curves = Mapping[str, Mapping[str, Sequence[History]]]  # panel -> run -> one history per seed
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # two-sided 95 % for 1, 2, ... degrees of freedom
+STUDENT = (
+    12.71,
+    4.30,
+    3.18,
+    2.78,
+    2.57,
+    2.45,
+    2.36,
+    2.31,
+    2.26,
+)  # two-sided 95 % for 1, 2, ... degrees of freedom
 CLOSE = 0.01  # two accuracies that differ by less are "almost the same"
 
 
@@ -33,7 +45,9 @@ class Verdict:
 
 def _verdict(claim: int, part: str, effects: Sequence[float], meaning: str) -> Verdict:
     effect, spread = mean(effects), stdev(effects) if len(effects) > 1 else 0.0
-    clear = len(effects) > 1 and abs(effect) > _student(len(effects) - 1) * spread / len(effects) ** 0.5
+    clear = (
+        len(effects) > 1 and abs(effect) > _student(len(effects) - 1) * spread / len(effects) ** 0.5
+    )
     return Verdict(claim, part, effect > 0, clear, effect, spread, len(effects), meaning)
 
 
@@ -47,7 +61,10 @@ def consensus_methods_have_one_accuracy(curves: Curves) -> list[Verdict]:
         _verdict(
             1,
             f"{run}, {panel}",
-            [CLOSE - abs(h.last.personal_accuracy - h.last.global_accuracy) for h in curves[panel][run]],
+            [
+                CLOSE - abs(h.last.personal_accuracy - h.last.global_accuracy)
+                for h in curves[panel][run]
+            ],
             f"{CLOSE} minus the final difference of personal and global accuracy",
         )
         for panel in _present(curves, "fig3")
@@ -63,7 +80,13 @@ def personal_models_are_better(curves: Curves) -> list[Verdict]:
             f"{run}, {panel}",
             [
                 a - max(b, c)
-                for a, b, c in zip(*(_final(curves[panel][r], "personal_accuracy") for r in (run, "FedAvg", "FedProx")), strict=True)
+                for a, b, c in zip(
+                    *(
+                        _final(curves[panel][r], "personal_accuracy")
+                        for r in (run, "FedAvg", "FedProx")
+                    ),
+                    strict=True,
+                )
             ],
             "final personal accuracy minus the better of FedAvg's and FedProx's",
         )
@@ -73,48 +96,102 @@ def personal_models_are_better(curves: Curves) -> list[Verdict]:
 
 
 def fedbcd_is_slow_but_ahead_of_fedavg(curves: Curves) -> list[Verdict]:
-    """3. FedBCD "suffers from slow update progress when |Q_n(t)| is low and is only faster than FedAvg" (global accuracy)."""
+    """3. FedBCD "suffers from slow update progress when |Q_n(t)| is low and is only faster than
+    FedAvg" (global accuracy).
+    """
     meaning = "mean global accuracy along the curve, {} minus {}"
     verdicts = []
     for panel in _present(curves, "fig3"):
-        areas = {run: [_area(h, "round") for h in curves[panel][run]] for run in ("FedAvg", "FedProx", "FedBCD")}
+        areas = {
+            run: [_area(h, "round") for h in curves[panel][run]]
+            for run in ("FedAvg", "FedProx", "FedBCD")
+        }
         for a, b in (("FedProx", "FedBCD"), ("FedBCD", "FedAvg")):
             effects = [x - y for x, y in zip(areas[a], areas[b], strict=True)]
-            verdicts.append(_verdict(3, f"{a} ahead of {b}, {panel}", effects, meaning.format(a, b)))
+            verdicts.append(
+                _verdict(3, f"{a} ahead of {b}, {panel}", effects, meaning.format(a, b))
+            )
     return verdicts
 
 
 def cifar_fedbcd_i_is_comparable_and_more_personal(curves: Curves) -> list[Verdict]:
-    """4. CIFAR-10: "FedBCD-I has global performance comparable to FedProx, while giving much better personalized performance"."""
+    """4. CIFAR-10: "FedBCD-I has global performance comparable to FedProx, while giving much better
+    personalized performance".
+    """
     if "fig3d" not in curves:
         return []
     ours, theirs = (curves["fig3d"][run] for run in ("FedBCD-I", "FedProx"))
     margin, much = 0.05, 0.05
-    gaps = [a - b for a, b in zip(_final(ours, "global_accuracy"), _final(theirs, "global_accuracy"), strict=True)]
-    gains = [a - b for a, b in zip(_final(ours, "personal_accuracy"), _final(theirs, "personal_accuracy"), strict=True)]
+    gaps = [
+        a - b
+        for a, b in zip(
+            _final(ours, "global_accuracy"), _final(theirs, "global_accuracy"), strict=True
+        )
+    ]
+    gains = [
+        a - b
+        for a, b in zip(
+            _final(ours, "personal_accuracy"), _final(theirs, "personal_accuracy"), strict=True
+        )
+    ]
     return [
-        _verdict(4, "global comparable", [gap + margin for gap in gaps], f"final global accuracy minus FedProx's, plus {margin}"),
-        _verdict(4, "personal much better", [gain - much for gain in gains], f"final personal accuracy minus FedProx's, minus {much}"),
+        _verdict(
+            4,
+            "global comparable",
+            [gap + margin for gap in gaps],
+            f"final global accuracy minus FedProx's, plus {margin}",
+        ),
+        _verdict(
+            4,
+            "personal much better",
+            [gain - much for gain in gains],
+            f"final personal accuracy minus FedProx's, minus {much}",
+        ),
     ]
 
 
 def async_takes_less_clock_time(curves: Curves) -> list[Verdict]:
-    """5. "the Async-cloud update is clearly more efficient"; "beta = 0.3 or 0.5 seems to strike a good balance"."""
+    """5. "the Async-cloud update is clearly more efficient"; "beta = 0.3 or 0.5 seems to strike a
+    good balance".
+    """
     verdicts = []
     for panel in _present(curves, "fig4"):
         runs = curves[panel]
         for beta in ("0.3", "0.5", "0.7"):
-            speedups = [_time_saved(s, a) for s, a in zip(runs["Sync"], runs[f"Async, beta {beta}"], strict=True)]
-            verdicts.append(_verdict(5, f"beta {beta}, {panel}", speedups, "share of Sync's clock time saved to the same global accuracy"))
-        best = {b: [_area(h, "clock") for h in runs[f"Async, beta {b}"]] for b in ("0.3", "0.5", "0.7")}
-        better = max("0.3", "0.5", key=lambda b: mean(best[b]))  # over all seeds: the better of each seed would always look good
+            speedups = [
+                _time_saved(s, a)
+                for s, a in zip(runs["Sync"], runs[f"Async, beta {beta}"], strict=True)
+            ]
+            verdicts.append(
+                _verdict(
+                    5,
+                    f"beta {beta}, {panel}",
+                    speedups,
+                    "share of Sync's clock time saved to the same global accuracy",
+                )
+            )
+        best = {
+            b: [_area(h, "clock") for h in runs[f"Async, beta {b}"]] for b in ("0.3", "0.5", "0.7")
+        }
+        better = max(
+            "0.3", "0.5", key=lambda b: mean(best[b])
+        )  # over all seeds: the better of each seed would always look good
         effects = [x - z for x, z in zip(best[better], best["0.7"], strict=True)]
-        verdicts.append(_verdict(5, f"0.3 or 0.5 best, {panel}", effects, f"mean global accuracy along the clock, {better} minus 0.7"))
+        verdicts.append(
+            _verdict(
+                5,
+                f"0.3 or 0.5 best, {panel}",
+                effects,
+                f"mean global accuracy along the clock, {better} minus 0.7",
+            )
+        )
     return verdicts
 
 
 def async_fedbcd_i_beats_fedprox(curves: Curves) -> list[Verdict]:
-    """6. "by using the asynchronous update, our scheme could outperform FedProx even for the global performance in terms of runtime"."""
+    """6. "by using the asynchronous update, our scheme could outperform FedProx even for the global
+    performance in terms of runtime".
+    """
     if "fig4d" not in curves:
         return []
     runs = curves["fig4d"]
@@ -122,7 +199,10 @@ def async_fedbcd_i_beats_fedprox(curves: Curves) -> list[Verdict]:
         _verdict(
             6,
             f"beta {beta}, fig4d",
-            [_area(a, "clock") - _area(p, "clock") for a, p in zip(runs[f"Async, beta {beta}"], runs["FedProx, Sync"], strict=True)],
+            [
+                _area(a, "clock") - _area(p, "clock")
+                for a, p in zip(runs[f"Async, beta {beta}"], runs["FedProx, Sync"], strict=True)
+            ],
             "mean global accuracy along the clock, FedBCD-I minus FedProx",
         )
         for beta in ("0.3", "0.5", "0.7")
@@ -137,7 +217,14 @@ def diversity_smooths_the_curve(curves: Curves) -> list[Verdict]:
             for run in curves[low]:
                 pairs = zip(curves[low][run], curves[high][run], strict=True)
                 effects = [_roughness(a) - _roughness(b) for a, b in pairs]
-                verdicts.append(_verdict(7, f"{run}, {low} against {high}", effects, "total fall of the global curve, diversity 3 minus 6"))
+                verdicts.append(
+                    _verdict(
+                        7,
+                        f"{run}, {low} against {high}",
+                        effects,
+                        "total fall of the global curve, diversity 3 minus 6",
+                    )
+                )
     return verdicts
 
 
@@ -173,7 +260,9 @@ def _area(history: History, axis: str) -> float:
 
 
 def _time_saved(sync: History, other: History) -> float:
-    """1 - (clock time of `other` / clock time of `sync`) to 90 % of the best accuracy that both reach."""
+    """1 - (clock time of `other` / clock time of `sync`) to 90 % of the best accuracy that both
+    reach.
+    """
     goal = 0.9 * min(max(h.column("global_accuracy")) for h in (sync, other))
     theirs, ours = (_first_time(h, goal) for h in (sync, other))
     return 1 - ours / theirs

@@ -1,4 +1,6 @@
-"""A job file as a deployment: the job of `fedbcd run`, one of it, and the options in its `[deploy]` section."""
+"""A job file as a deployment: the job of `fedbcd run`, one of it, and the options in its `[deploy]`
+section.
+"""
 
 import os
 from collections.abc import Callable, Mapping
@@ -21,30 +23,44 @@ if TYPE_CHECKING:
 
 
 def read_job(file: Path, flags: Mapping[str, Any]) -> tuple[Job, Deploy]:
-    """The one job of a file, and the options of its deployment: flags before environment before file."""
+    """The one job of a file, and the options of its deployment: flags before environment before
+    file.
+    """
     table = read_toml(file)
     return one_job(table), settle(table.get("deploy", {}), os.environ, flags)
 
 
 def one_job(table: Mapping[str, Any], recorded: bool = False) -> Job:
-    """The job of a table that has one. Devices train one at a time, so that a replay, also one at a time, gives the same bits."""
+    """The job of a table that has one. Devices train one at a time, so that a replay, also one at a
+    time, gives the same bits.
+    """
     jobs = parse(table, recorded)
     if len(jobs) != 1:
         names = ", ".join(repr(job.name) for job in jobs)
-        raise ConfigError(f"a deployment runs one job, but the file has {len(jobs)} runs ({names}); keep one of them")
+        raise ConfigError(
+            f"a deployment runs one job, but the file has {len(jobs)} runs ({names}); keep one of"
+            " them"
+        )
     return replace(jobs[0], run=replace(jobs[0].run, max_batch=1, threads=1, device="cpu"))
 
 
 def settings_of(job: Job, options: Deploy) -> Settings:
-    """What a simulation of this deployment would be set to: devices that are admitted late join in some round, the log says when."""
+    """What a simulation of this deployment would be set to: devices that are admitted late join in
+    some round, the log says when.
+    """
     each, late = job.federation.devices, {*options.late}
     devices = job.federation.servers * each
     for device in options.late:
         if not 0 <= device < devices:
-            raise ConfigError(f"deploy.late names device {device}; the devices of this job are 0 to {devices - 1}")
+            raise ConfigError(
+                f"deploy.late names device {device}; the devices of this job are 0 to {devices - 1}"
+            )
     for n in range(job.federation.servers):
         if late.issuperset(range(n * each, (n + 1) * each)):
-            raise ConfigError(f"deploy.late names every device of server {n}; keep at least one that is a member from the beginning")
+            raise ConfigError(
+                f"deploy.late names every device of server {n}; keep at least one that is a member"
+                " from the beginning"
+            )
     return replace(job.settings(), joins=dict.fromkeys(options.late, 1))
 
 
@@ -55,12 +71,18 @@ def deployment_of(
     model: Callable[[], nn.Module] | None = None,
     federation: Federation | None = None,
 ) -> "Deployment":
-    """What every role is made from. With `deploy.samples` nobody loads data, and the model is one of your own."""
+    """What every role is made from. With `deploy.samples` nobody loads data, and the model is one
+    of your own.
+    """
     from fedbcd.engines.deploy.assemble import Deployment  # needs the deploy extra
 
     torch.set_num_threads(1)
     if options.samples is None:
-        return Deployment.of(federation or job.make_federation(), settings_of(job, options), options, rounds)
+        return Deployment.of(
+            federation or job.make_federation(), settings_of(job, options), options, rounds
+        )
     each = job.federation.devices
     servers = [range(n * each, (n + 1) * each) for n in range(job.federation.servers)]
-    return Deployment.private(settings_of(job, options), servers, model or job.model.factory(None), options, rounds)
+    return Deployment.private(
+        settings_of(job, options), servers, model or job.model.factory(None), options, rounds
+    )

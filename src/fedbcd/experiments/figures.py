@@ -1,4 +1,6 @@
-"""From runs to figures: a table (CSV), a picture (PNG and SVG) with the spread over seeds as a band, and the claims judged (JSON)."""
+"""From runs to figures: a table (CSV), a picture (PNG and SVG) with the spread over seeds as a
+band, and the claims judged (JSON).
+"""
 
 import csv
 import json
@@ -15,7 +17,12 @@ from fedbcd.experiments.pictures import COLOURS
 from fedbcd.experiments.pool import Result
 from fedbcd.history import COLUMNS, History
 
-LABELS = {"personal_accuracy": "personal accuracy", "global_accuracy": "global accuracy", "round": "round", "clock": "clock time"}
+LABELS = {
+    "personal_accuracy": "personal accuracy",
+    "global_accuracy": "global accuracy",
+    "round": "round",
+    "clock": "clock time",
+}
 
 
 def by_run(results: Sequence[Result]) -> dict[str, list[History]]:
@@ -32,7 +39,9 @@ def write_table(results: Sequence[Result], path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(("run", "seed", *COLUMNS))
         for result in results:
-            writer.writerows((result.job.title, result.job.run.seed, *astuple(row)) for row in result.history)
+            writer.writerows(
+                (result.job.title, result.job.run.seed, *astuple(row)) for row in result.history
+            )
 
 
 def write_claims(verdicts: Sequence[Verdict], path: Path) -> None:
@@ -41,7 +50,9 @@ def write_claims(verdicts: Sequence[Verdict], path: Path) -> None:
 
 
 def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) -> bool:
-    """The panel as PNG and SVG: a line per run (mean over seeds) and a band (standard deviation). False: no matplotlib."""
+    """The panel as PNG and SVG: a line per run (mean over seeds) and a band (standard deviation).
+    False: no matplotlib.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -50,13 +61,19 @@ def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) 
     from matplotlib import pyplot
 
     count = len(panel.columns)
-    figure, axes = pyplot.subplots(1, count, figsize=(5.2 * count, 3.9), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, count, figsize=(5.2 * count, 3.9), layout="constrained", squeeze=False
+    )
     measures = ", ".join(sorted({job.settings().measure for job in panel.jobs}))
     for place, column in zip(axes[0], panel.columns, strict=True):
         _draw_column(place, panel.axis, column, runs)
-        place.set_ylabel(f"test: {LABELS[column]}" + (f" ({measures})" if column == "personal_accuracy" else ""))
+        place.set_ylabel(
+            f"test: {LABELS[column]}" + (f" ({measures})" if column == "personal_accuracy" else "")
+        )
     seeds = len(next(iter(runs.values())))
-    figure.suptitle(f"{panel.title} (mean and spread of {seeds} seed{'s' if seeds > 1 else ''})", fontsize=11)
+    figure.suptitle(
+        f"{panel.title} (mean and spread of {seeds} seed{'s' if seeds > 1 else ''})", fontsize=11
+    )
     axes[0][-1].legend(loc="lower right", frameon=False, fontsize=9)
     with matplotlib.rc_context({"svg.hashsalt": panel.name}):  # the same runs give the same bytes
         figure.savefig(path.with_suffix(".png"), dpi=130)
@@ -78,7 +95,9 @@ def _draw_column(axes: Any, axis: str, column: str, runs: Mapping[str, Sequence[
 
 
 def on_one_grid(histories: Sequence[History], axis: str, column: str) -> tuple[Any, Any]:
-    """Curves of several seeds at common points of the axis, by straight lines between looks: (points,), (seeds, points)."""
+    """Curves of several seeds at common points of the axis, by straight lines between looks:
+    (points,), (seeds, points).
+    """
     end = min(h.column(axis)[-1] for h in histories)
     grid = np.linspace(0.0, end, max(len(h) for h in histories))
     return grid, np.array([np.interp(grid, h.column(axis), h.column(column)) for h in histories])

@@ -1,4 +1,6 @@
-"""A job file: what to train on what, how, for how long. One run, or several under `[[runs]]` that each change some of it."""
+"""A job file: what to train on what, how, for how long. One run, or several under `[[runs]]` that
+each change some of it.
+"""
 
 import importlib
 import math
@@ -39,17 +41,26 @@ class DataPart:
     folder: str | None = None  # where its files are; FEDBCD_DATA by default
     diversity: int = 3  # labels per device
     samples: int = 60  # samples per device
-    partition: Partitioner | None = None  # another split, chosen by name from PARTITIONS, in place of diversity and samples
+    partition: Partitioner | None = (
+        None  # another split, chosen by name from PARTITIONS, in place of diversity and samples
+    )
     manifest: str | None = None  # a split that was saved, in place of any other
-    augment: Literal["none", "flip-crop"] | None = None  # of training images; flip-crop for cifar10, none for the others
+    augment: Literal["none", "flip-crop"] | None = (
+        None  # of training images; flip-crop for cifar10, none for the others
+    )
 
     def __post_init__(self) -> None:
         if self.name not in DATASETS:
-            raise ConfigError(f"data.name = {self.name!r} is unknown{nearest(self.name, DATASETS)}; known: {', '.join(DATASETS)}")
+            raise ConfigError(
+                f"data.name = {self.name!r} is unknown{nearest(self.name, DATASETS)}; known:"
+                f" {', '.join(DATASETS)}"
+            )
         if self.samples < 1:
             raise ConfigError(f"data.samples = {self.samples} must be 1 or more")
         if self.partition is not None and self.manifest is not None:
-            raise ConfigError(f"[data] has both a partition and manifest = {self.manifest!r}; keep one of them")
+            raise ConfigError(
+                f"[data] has both a partition and manifest = {self.manifest!r}; keep one of them"
+            )
 
     def split(self, data: LoadedDataset, devices: int, seed: int) -> Partition:
         """Who owns which training samples."""
@@ -58,7 +69,10 @@ class DataPart:
             return partitioner.split(data.train.targets, devices, seed, data.columns)
         saved = Partition.load(self.manifest, data.train.targets)
         if len(saved.samples) != devices:
-            raise ConfigError(f"data.manifest = {self.manifest!r} is of {len(saved.samples)} devices, but [federation] has {devices}")
+            raise ConfigError(
+                f"data.manifest = {self.manifest!r} is of {len(saved.samples)} devices, but"
+                f" [federation] has {devices}"
+            )
         return saved
 
 
@@ -80,11 +94,13 @@ class FederationPart:
                 raise ConfigError(f"federation.{name} = {getattr(self, name)} must be 1 or more")
         if self.servers * self.devices > MOST_DEVICES:
             raise ConfigError(
-                f"federation.servers = {self.servers} with {self.devices} devices each are more than {MOST_DEVICES:,} devices; use fewer"
+                f"federation.servers = {self.servers} with {self.devices} devices each are more"
+                f" than {MOST_DEVICES:,} devices; use fewer"
             )
         if self.active > self.devices:
             raise ConfigError(
-                f"federation.active = {self.active} exceeds the {self.devices} devices of a server; use active <= {self.devices}"
+                f"federation.active = {self.active} exceeds the {self.devices} devices of a server;"
+                f" use active <= {self.devices}"
             )
 
 
@@ -98,18 +114,25 @@ class ModelPart:
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
-            raise ConfigError(f"model.hidden = {list(self.hidden)} must be widths of 1 or more, e.g. [64, 32]")
+            raise ConfigError(
+                f"model.hidden = {list(self.hidden)} must be widths of 1 or more, e.g. [64, 32]"
+            )
 
     def factory(self, data: LoadedDataset | None) -> Callable[[], nn.Module]:
-        """A callable that makes the module; only one of your own can do without the data set that it is for."""
+        """A callable that makes the module; only one of your own can do without the data set that
+        it is for.
+        """
         if ":" in self.name:
             return _imported(self.name)
         if data is None:
-            raise ConfigError(f'model.name = {self.name!r} needs a data set to fit; name your own as "package.module:factory"')
+            raise ConfigError(
+                f"model.name = {self.name!r} needs a data set to fit; name your own as"
+                ' "package.module:factory"'
+            )
         if self.name not in MODELS:
             raise ConfigError(
-                f"model.name = {self.name!r} is unknown{nearest(self.name, MODELS)}; known: {', '.join(MODELS)}, "
-                'or your own as "package.module:factory"'
+                f"model.name = {self.name!r} is unknown{nearest(self.name, MODELS)}; known:"
+                f' {", ".join(MODELS)}, or your own as "package.module:factory"'
             )
         if self.name == "resnet20":
             return partial(MODELS[self.name], classes=data.classes, norm=self.norm)
@@ -126,34 +149,73 @@ class RunPart:
     until_clock: float | None = None
     seed: int = 0
     evaluate_every: int | None = None
-    looks: int | None = None  # evaluations in all, where evaluate_every is left out; by default up to 20, under 30 % of the time
-    certify_every: int | None = None  # every so many evaluations with certificates, 0: none; by default as many as are cheap
-    certify_devices: int | None = None  # devices whose first-order gap is taken (8 by default, fewer in a very short run)
+    looks: int | None = (
+        # evaluations in all, where evaluate_every is left out; by default up to 20, under 30 % of
+        # the time
+        None
+    )
+    certify_every: int | None = (
+        # every so many evaluations with certificates, 0: none; by default as many as are cheap
+        None
+    )
+    certify_devices: int | None = (
+        None  # devices whose first-order gap is taken (8 by default, fewer in a very short run)
+    )
     checkpoint_every: int | None = None
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
     max_batch: int | None = None
     storage: Literal["float32", "bfloat16"] | None = None  # of personal models between sessions
-    state: str | None = None  # a folder to keep personal models in, where memory is too small for them
+    state: str | None = (
+        None  # a folder to keep personal models in, where memory is too small for them
+    )
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"  # of products of float32 numbers
-    measure: Measure | None = None  # of personal accuracy: by the device's own shares of labels (the default), or by the test set's, pooled
-    ahead: bool | None = None  # rounds planned ahead, without events between them; by default on a GPU, where the schedule allows it
-    compile: bool = False  # with rounds planned ahead: fused by torch.compile, which takes a minute at first
-    threads: int | None = None  # of torch; by default 1 for small models, where more only wait for each other
+    measure: Measure | None = (
+        # of personal accuracy: by the device's own shares of labels (the default), or by the test
+        # set's, pooled
+        None
+    )
+    ahead: bool | None = (
+        # rounds planned ahead, without events between them; by default on a GPU, where the schedule
+        # allows it
+        None
+    )
+    compile: bool = (
+        False  # with rounds planned ahead: fused by torch.compile, which takes a minute at first
+    )
+    threads: int | None = (
+        None  # of torch; by default 1 for small models, where more only wait for each other
+    )
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "evaluate_every", "looks", "certify_devices", "checkpoint_every", "max_batch", "threads"):
+        for name in (
+            "rounds",
+            "evaluate_every",
+            "looks",
+            "certify_devices",
+            "checkpoint_every",
+            "max_batch",
+            "threads",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"run.{name} = {value} must be 1 or more")
         if self.threads is not None and self.threads > MOST_THREADS:
-            raise ConfigError(f"run.threads = {self.threads} must be {MOST_THREADS} or less; more than there are cores do not help")
+            raise ConfigError(
+                f"run.threads = {self.threads} must be {MOST_THREADS} or less; more than there are"
+                " cores do not help"
+            )
         if self.certify_every is not None and self.certify_every < 0:
             raise ConfigError(f"run.certify_every = {self.certify_every} must be 0 (never) or more")
         if self.until_clock is not None and not 0 < self.until_clock < math.inf:
-            raise ConfigError(f"run.until_clock = {self.until_clock} must be a finite number above 0")
+            raise ConfigError(
+                f"run.until_clock = {self.until_clock} must be a finite number above 0"
+            )
         if self.rounds is not None and self.until_clock is not None:
-            raise ConfigError(f"[run] has both rounds = {self.rounds} and until_clock = {self.until_clock:g}; keep one of them")
+            raise ConfigError(
+                f"[run] has both rounds = {self.rounds} and until_clock = {self.until_clock:g};"
+                " keep one of them"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,18 +239,25 @@ class Job:
     def to_table(self) -> dict[str, Any]:
         """A table that makes this job again."""
         clock = {"arrival": describe(self.clock.arrival), "step": describe(self.clock.step)}
-        parts = {key: describe(getattr(self, key)) for key in ("data", "federation", "model", "algorithm", "cloud", "run")}
+        parts = {
+            key: describe(getattr(self, key))
+            for key in ("data", "federation", "model", "algorithm", "cloud", "run")
+        }
         parts["run"]["measure"] = self._measure()  # said, whatever the default is when this is read
         return {"title": self.name, **parts, "clock": clock}
 
     def going_on(self, record: Mapping[str, Any]) -> "Job":
-        """This job, as recorded where it says nothing: a record is a job's table, or the identity of a run."""
+        """This job, as recorded where it says nothing: a record is a job's table, or the identity
+        of a run.
+        """
         run = replace(self.run, measure=self.run.measure or measure_in(record))
         return replace(self, algorithm=going_on(self.algorithm, record.get("algorithm")), run=run)
 
     def make_federation(self) -> Federation:
         """Load the data, split them, and put the model to them."""
-        data = load_dataset(self.data.name, None if self.data.folder is None else Path(self.data.folder))
+        data = load_dataset(
+            self.data.name, None if self.data.folder is None else Path(self.data.folder)
+        )
         devices = self.federation.servers * self.federation.devices
         split = self.data.split(data, devices, self.run.seed)
         return Federation.from_partition(
@@ -218,14 +287,22 @@ class Job:
         """What makes this run, beyond the federation."""
         dtype = torch.float64 if self.run.dtype == "float64" else torch.float32
         parts = (self.algorithm, self.cloud, self.federation.active, self.clock, self.run.seed)
-        kept: dict[str, Any] = {"storage": self._storage(), "precision": self.run.precision, "measure": self._measure()}
+        kept: dict[str, Any] = {
+            "storage": self._storage(),
+            "precision": self.run.precision,
+            "measure": self._measure(),
+        }
         return Settings(*parts, dtype=dtype, max_batch=self.run.max_batch, **kept)
 
     def _measure(self) -> Measure:
         return self.run.measure or DEFAULT
 
     def _storage(self) -> torch.dtype | None:
-        return None if self.run.storage is None else {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.run.storage]
+        return (
+            None
+            if self.run.storage is None
+            else {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.run.storage]
+        )
 
     def use_threads(self, federation: Federation) -> None:
         """Set the number of torch's threads that this job asks for."""
@@ -281,9 +358,12 @@ def default_table() -> dict[str, Any]:
 def parse(table: Mapping[str, Any], recorded: bool = False) -> list[Job]:
     """The jobs of a job file: one, or one per entry of `[[runs]]`, each with its own changes.
 
-    recorded   the table is a record of what was run, so where it says nothing it means what was done then
+    recorded   the table is a record of what was run, so where it says nothing it means what was
+    done then
     """
-    check_keys(table, {*SECTIONS, "title", "runs", "deploy"}, "")  # [deploy] is for `fedbcd up` and the roles
+    check_keys(
+        table, {*SECTIONS, "title", "runs", "deploy"}, ""
+    )  # [deploy] is for `fedbcd up` and the roles
     runs = table.get("runs", [{}])
     if not (isinstance(runs, list) and runs and all(isinstance(entry, Mapping) for entry in runs)):
         raise ConfigError("runs must be a list of tables, written [[runs]]")
@@ -306,14 +386,23 @@ def parse(table: Mapping[str, Any], recorded: bool = False) -> list[Job]:
 
 def _merged(old: Any, new: Any) -> Any:
     """A section changed by a run: key by key, unless it names another kind of thing."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("name", old.get("name")) == old.get("name"):
+    if (
+        isinstance(old, Mapping)
+        and isinstance(new, Mapping)
+        and new.get("name", old.get("name")) == old.get("name")
+    ):
         return {**old, **new}
     return new
 
 
 def _job(table: Mapping[str, Any]) -> Job:
     parts: dict[str, Any] = {"title": convert(table.get("title", ""), str, "title")}
-    for key, kind in (("data", DataPart), ("federation", FederationPart), ("model", ModelPart), ("run", RunPart)):
+    for key, kind in (
+        ("data", DataPart),
+        ("federation", FederationPart),
+        ("model", ModelPart),
+        ("run", RunPart),
+    ):
         if key in table:
             parts[key] = build(kind, table[key], key)
     if "algorithm" in table:
@@ -324,8 +413,12 @@ def _job(table: Mapping[str, Any]) -> Job:
         parts["clock"] = _clock(table["clock"])
     job = Job(**parts)
     if job.run.rounds is None and job.run.until_clock is None:
-        raise ConfigError("[run] needs rounds or until_clock, to say when to stop, e.g. rounds = 100")
-    job.cloud.coordinator(job.federation.servers, job.algorithm.cloud_iterations)  # refuses B > servers
+        raise ConfigError(
+            "[run] needs rounds or until_clock, to say when to stop, e.g. rounds = 100"
+        )
+    job.cloud.coordinator(
+        job.federation.servers, job.algorithm.cloud_iterations
+    )  # refuses B > servers
     return job
 
 
@@ -337,13 +430,17 @@ def _clock(table: Any) -> Clock:
 
 
 def _delay(table: Any, where: str) -> Delay:
-    """A delay by name; a trace may name a file with one recorded time per line instead of its values."""
+    """A delay by name; a trace may name a file with one recorded time per line instead of its
+    values.
+    """
     if isinstance(table, Mapping) and table.get("name") == "trace" and "file" in table:
         path = Path(str(table["file"]))
         try:
             values = [float(line) for line in path.read_text().split()]
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{where}.file = {str(path)!r} is not a list of times, one per line: {error}") from None
+            raise ConfigError(
+                f"{where}.file = {str(path)!r} is not a list of times, one per line: {error}"
+            ) from None
         table = {"name": "trace", "values": values}
     return choose(DELAYS, table, where)
 
@@ -357,7 +454,11 @@ def _imported(name: str) -> Callable[[], nn.Module]:
     try:
         factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
-        raise ConfigError(f"model.name = {name!r} cannot be imported: {error}; is it on PYTHONPATH?") from None
+        raise ConfigError(
+            f"model.name = {name!r} cannot be imported: {error}; is it on PYTHONPATH?"
+        ) from None
     if not callable(factory):
-        raise ConfigError(f"model.name = {name!r} is not callable; name a function or class that makes the module")
+        raise ConfigError(
+            f"model.name = {name!r} is not callable; name a function or class that makes the module"
+        )
     return factory  # type: ignore[no-any-return]

@@ -1,7 +1,9 @@
-"""Problems whose constants are known, run on the rigorous Async-cloud: what Theorem 1 promises beside what happens.
+"""Problems whose constants are known, run on the rigorous Async-cloud: what Theorem 1 promises
+beside what happens.
 
-Two problems on a box: least squares (a quadratic per device) and l2-regularised logistic regression. For both, L_i, D_g, sigma and
-the rest are exact or rigorously bounded, so that `theory.bounds` applies without estimates.
+Two problems on a box: least squares (a quadratic per device) and l2-regularised logistic
+regression. For both, L_i, D_g, sigma and the rest are exact or rigorously bounded, so that
+`theory.bounds` applies without estimates.
 """
 
 import math
@@ -44,7 +46,9 @@ BORDER = 1.0  # X = [-1, 1]^4
 
 @dataclass(frozen=True)
 class Known:
-    """A federation with its constants: the largest over the devices, each exact or an upper bound."""
+    """A federation with its constants: the largest over the devices, each exact or an upper
+    bound.
+    """
 
     name: str
     federation: Federation
@@ -61,11 +65,21 @@ class Known:
         return device_step_limit(self.smoothness, self.penalty)
 
     def server_step(self, horizon: int, reach: float = 1.0) -> float:
-        """eta_z = d/sqrt(T), d = reach/(gamma |Q|): with reach 1, T = 1 would be at the bound of Assumption 4(ii)."""
+        """eta_z = d/sqrt(T), d = reach/(gamma |Q|): with reach 1, T = 1 would be at the bound of
+        Assumption 4(ii).
+        """
         return reach * server_step_limit(self.penalty, MEMBERS) / math.sqrt(horizon)
 
-    def problem(self, server_step: float, batch: int | None, mixing: MixingRate | ScheduleMemory, period: int) -> Problem:
-        """The constants that the bounds need. g_i is convex, so rho = 0; all servers start alike."""
+    def problem(
+        self,
+        server_step: float,
+        batch: int | None,
+        mixing: MixingRate | ScheduleMemory,
+        period: int,
+    ) -> Problem:
+        """The constants that the bounds need. g_i is convex, so rho = 0; all servers start
+        alike.
+        """
         return Problem(
             servers=SERVERS,
             members=MEMBERS,
@@ -83,12 +97,20 @@ class Known:
         )
 
 
-# ------------------------------------------------------------------------------------------------------------------- problems
+# ------------------------------------------------------------------------------------------------
+# problems
 def quadratic(seed: int = 0) -> Known:
-    """Least squares, g_i(x) = mean (a.x - b)^2 / 2: the Hessian is constant, and convex functions on a box are largest at its corners."""
+    """Least squares, g_i(x) = mean (a.x - b)^2 / 2: the Hessian is constant, and convex functions
+    on a box are largest at its corners.
+    """
     inputs, targets = _data(seed)
-    federation = Federation(_zero_linear, _half_square, list(zip(inputs, targets, strict=True)), SERVERS)
-    near, far = _corners(BORDER), _corners(BORDER * (1 + 2 * 0.5))  # X, and X extended by momentum 0.5
+    federation = Federation(
+        _zero_linear, _half_square, list(zip(inputs, targets, strict=True)), SERVERS
+    )
+    near, far = (
+        _corners(BORDER),
+        _corners(BORDER * (1 + 2 * 0.5)),
+    )  # X, and X extended by momentum 0.5
     second = [a.T @ a / len(a) for a in inputs]
     cross = [a.T @ b[:, 0] / len(a) for a, b in zip(inputs, targets, strict=True)]
     least = [
@@ -100,17 +122,24 @@ def quadratic(seed: int = 0) -> Known:
         "least squares",
         federation,
         smoothness=max(float(torch.linalg.eigvalsh(h)[-1]) for h in second),
-        gradient=max(float((near @ h - c).norm(dim=1).max()) for h, c in zip(second, cross, strict=True)),
-        sigma=max(_largest_deviation(a, b[:, 0], far) for a, b in zip(inputs, targets, strict=True)) ** 0.5,
+        gradient=max(
+            float((near @ h - c).norm(dim=1).max()) for h, c in zip(second, cross, strict=True)
+        ),
+        sigma=max(_largest_deviation(a, b[:, 0], far) for a, b in zip(inputs, targets, strict=True))
+        ** 0.5,
         excess=2 * sum(s - low for s, low in zip(start, least, strict=True)),
     )
 
 
 def logistic(seed: int = 0, ridge: float = 0.1) -> Known:
-    """g_i(x) = mean log(1 + exp(-b a.x)) + ridge/2 ||x||^2, b = +-1: the Hessian is largest at 0, a sample's gradient at most ||a||."""
+    """g_i(x) = mean log(1 + exp(-b a.x)) + ridge/2 ||x||^2, b = +-1: the Hessian is largest at 0, a
+    sample's gradient at most ||a||.
+    """
     inputs, noisy = _data(seed)
     targets = [torch.where(b > 0, 1.0, -1.0).double() for b in noisy]
-    federation = Federation(lambda: _Ridge(ridge), _logistic_loss, list(zip(inputs, targets, strict=True)), SERVERS)
+    federation = Federation(
+        lambda: _Ridge(ridge), _logistic_loss, list(zip(inputs, targets, strict=True)), SERVERS
+    )
     second = [a.T @ a / len(a) for a in inputs]
     return Known(
         "logistic regression",
@@ -118,7 +147,9 @@ def logistic(seed: int = 0, ridge: float = 0.1) -> Known:
         smoothness=max(float(torch.linalg.eigvalsh(h)[-1]) / 4 for h in second) + ridge,
         gradient=max(float(a.norm(dim=1).mean()) for a in inputs) + ridge * BORDER * SIZE**0.5,
         sigma=max(float(a.square().sum(1).mean()) for a in inputs) ** 0.5,
-        excess=2 * len(inputs) * float(torch.log(torch.tensor(2.0))),  # g_i(0) = log 2, and g_i is not below 0
+        excess=2
+        * len(inputs)
+        * float(torch.log(torch.tensor(2.0))),  # g_i(0) = log 2, and g_i is not below 0
     )
 
 
@@ -176,11 +207,14 @@ def _logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return (nn.functional.softplus(-targets[:, 0] * outputs[:, 0]) + outputs[:, 1]).mean()
 
 
-# ----------------------------------------------------------------------------------------------------------------------- runs
+# ------------------------------------------------------------------------------------------------
+# runs
 class RegularTimes:
-    """Times between 0.5 and 1.5 that fill that interval evenly, one after another: 0.5 + fraction of k times an irrational number.
+    """Times between 0.5 and 1.5 that fill that interval evenly, one after another: 0.5 + fraction
+    of k times an irrational number.
 
-    Assumption 1 asks for fixed p and q. Random times have none: the longest wait grows with the run, if slowly. These times do.
+    Assumption 1 asks for fixed p and q. Random times have none: the longest wait grows with the
+    run, if slowly. These times do.
     """
 
     name: ClassVar[str] = "regular"
@@ -198,7 +232,9 @@ class RegularTimes:
 
 @dataclass(frozen=True)
 class Trace:
-    """The certificates of Theorem 1 in every round t: x_i(t+1) against zbar(t), as the theorem has them."""
+    """The certificates of Theorem 1 in every round t: x_i(t+1) against zbar(t), as the theorem has
+    them.
+    """
 
     server_step: float
     gap_TN: Tensor
@@ -216,28 +252,43 @@ class Trace:
     @property
     def period(self) -> int:
         """p, seen."""
-        return max(activation_period(rounds, self.rounds) or self.rounds for rounds in self.timeline.active.values())
+        return max(
+            activation_period(rounds, self.rounds) or self.rounds
+            for rounds in self.timeline.active.values()
+        )
 
     @property
     def connection(self) -> int:
         """q, seen."""
-        return connection_period(SERVERS, [[(first[0], n) for n in first[1:]] for first in self.mixes]) or self.rounds
+        return (
+            connection_period(SERVERS, [[(first[0], n) for n in first[1:]] for first in self.mixes])
+            or self.rounds
+        )
 
     def mixing(self) -> tuple[MixingRate, ScheduleMemory]:
         """The lemma's theta and beta, and the memory of just this schedule."""
-        return lemma_rate(1 / FIRST, SERVERS, self.connection), schedule_memory(first_b_matrices(SERVERS, self.mixes))
+        return lemma_rate(1 / FIRST, SERVERS, self.connection), schedule_memory(
+            first_b_matrices(SERVERS, self.mixes)
+        )
 
     def running_means(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Means over 0..t of the largest gap, of the pull, and of the largest spread; largest over devices and servers of the mean."""
+        """Means over 0..t of the largest gap, of the pull, and of the largest spread; largest over
+        devices and servers of the mean.
+        """
         count = torch.arange(1, self.rounds + 1, dtype=torch.float64)
-        means = (values.cumsum(0) / count[:, None] for values in (self.gap_TN, self.pull_T[:, None], self.spread_TV))
+        means = (
+            values.cumsum(0) / count[:, None]
+            for values in (self.gap_TN, self.pull_T[:, None], self.spread_TV)
+        )
         gap, pull, spread = (mean.amax(1) for mean in means)
         return gap, pull, spread
 
 
 @dataclass
 class _Phases:
-    """A `Numbers` around the real ones that keeps every z_n(t) and x_i(t): servers enter round t at different times."""
+    """A `Numbers` around the real ones that keeps every z_n(t) and x_i(t): servers enter round t at
+    different times.
+    """
 
     numbers: StackedNumbers
     recorder: TimelineRecorder
@@ -256,8 +307,11 @@ class _Phases:
                 self.x[n].append(self.numbers.x_NF.index_select(0, torch.tensor(self.members[n])))
 
 
-def trace(known: Known, rounds: int, batch: int | None = None, reach: float = 1.0, seed: int = 0) -> Trace:
-    """Run FedBCD with K = 1 on the rigorous Async-cloud until every server has finished T = `rounds`, with eta_z = d/sqrt(T).
+def trace(
+    known: Known, rounds: int, batch: int | None = None, reach: float = 1.0, seed: int = 0
+) -> Trace:
+    """Run FedBCD with K = 1 on the rigorous Async-cloud until every server has finished T =
+    `rounds`, with eta_z = d/sqrt(T).
 
     The schedule is the same for every seed; mini-batches are not.
     """
@@ -276,11 +330,18 @@ def trace(known: Known, rounds: int, batch: int | None = None, reach: float = 1.
     settings = Settings(algorithm, RigorousCloud(FIRST), ACTIVE, clock, seed, dtype=torch.float64)
     settings.check(federation)
     numbers = settings.numbers(federation, torch.device("cpu"))
-    phases = _Phases(numbers, TimelineRecorder(federation.servers, numbered=True), federation.servers)
+    phases = _Phases(
+        numbers, TimelineRecorder(federation.servers, numbered=True), federation.servers
+    )
     z0 = numbers.global_NF()
     phases.z = [[z0[n]] for n in range(SERVERS)]
-    phases.x = [[numbers.x_NF.index_select(0, torch.tensor(members))] for members in federation.servers]
-    simulation = Simulation(Driver(settings.machines(federation), phases), Schedule(algorithm, settings.clock, seed, ACTIVE))
+    phases.x = [
+        [numbers.x_NF.index_select(0, torch.tensor(members))] for members in federation.servers
+    ]
+    simulation = Simulation(
+        Driver(settings.machines(federation), phases),
+        Schedule(algorithm, settings.clock, seed, ACTIVE),
+    )
     while min(len(z) for z in phases.z) <= rounds:
         simulation.play_round()
     return _measured(known, phases, rounds, step)
@@ -288,11 +349,16 @@ def trace(known: Known, rounds: int, batch: int | None = None, reach: float = 1.
 
 def _measured(known: Known, phases: _Phases, rounds: int, step: float) -> Trace:
     z_TVP = torch.stack([torch.stack(z[: rounds + 1]) for z in phases.z], 1)
-    x_TNP = torch.cat([torch.stack(x[: rounds + 1]) for x in phases.x], 1)  # members are numbered server by server
+    x_TNP = torch.cat(
+        [torch.stack(x[: rounds + 1]) for x in phases.x], 1
+    )  # members are numbered server by server
     mean_TP = z_TVP.mean(1)
     gamma = penalties(phases.numbers.algorithm, x_TNP.shape[1])
     full = theory.penalised_gradient(
-        _exact_gradients(known, phases.numbers, x_TNP[1:]), x_TNP[1:], mean_TP[:-1, None], gamma[None, :, None]
+        _exact_gradients(known, phases.numbers, x_TNP[1:]),
+        x_TNP[1:],
+        mean_TP[:-1, None],
+        gamma[None, :, None],
     )
     timeline = phases.recorder.timeline()
     active = {device: [t for t in when if t < rounds] for device, when in timeline.active.items()}
@@ -314,5 +380,9 @@ def _exact_gradients(known: Known, numbers: StackedNumbers, x_TNP: Tensor) -> Te
     columns = []
     for device in range(known.federation.devices):
         positions = trainer.positions_of(device).expand(rounds, -1)
-        columns.append(trainer.gradients(x_TNP[:, device], x_TNP.new_empty(rounds, 0), positions, None).gradient_NP)
+        columns.append(
+            trainer.gradients(
+                x_TNP[:, device], x_TNP.new_empty(rounds, 0), positions, None
+            ).gradient_NP
+        )
     return torch.stack(columns, 1)

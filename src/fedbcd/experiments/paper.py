@@ -1,4 +1,6 @@
-"""The paper's figures: one function per panel that returns what to run. `fedbcd paper fig3a --data DIR` draws it."""
+"""The paper's figures: one function per panel that returns what to run. `fedbcd paper fig3a --data
+DIR` draws it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +13,9 @@ from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import DataPart, FederationPart, Job, ModelPart, RunPart
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
 
-MEASURE: Measure = "pooled-labels"  # "edge devices test local models on test data that have the same diversity"
+MEASURE: Measure = (
+    "pooled-labels"  # "edge devices test local models on test data that have the same diversity"
+)
 SYNC_ROUND = 15.0  # mean clock time of a Sync round of 10 servers with 3 active devices each
 
 
@@ -29,7 +33,11 @@ class Panel:
         """Every run with every seed."""
         if seeds < 1:
             raise ConfigError(f"seeds={seeds} must be 1 or more")
-        return [replace(job, run=replace(job.run, seed=seed)) for job in self.jobs for seed in range(seeds)]
+        return [
+            replace(job, run=replace(job.run, seed=seed))
+            for job in self.jobs
+            for seed in range(seeds)
+        ]
 
 
 @dataclass(frozen=True)
@@ -46,24 +54,43 @@ class Setting:
 
 
 BOX = Box(-2, 2)  # X in all of the paper's experiments
-AVG, PROX, BCD, BCDI = FedAvg(projection=BOX), FedProx(projection=BOX), FedBCD(projection=BOX), FedBCDI(projection=BOX)
-ALL: tuple[tuple[str, Algorithm], ...] = (("FedAvg", AVG), ("FedProx", PROX), ("FedBCD", BCD), ("FedBCD-I", BCDI))
-CLOUDS: tuple[tuple[str, Cloud], ...] = (("Sync", SyncCloud()), *((f"Async, beta {b / 10:g}", AsyncCloud(b)) for b in (7, 5, 3)))
+AVG, PROX, BCD, BCDI = (
+    FedAvg(projection=BOX),
+    FedProx(projection=BOX),
+    FedBCD(projection=BOX),
+    FedBCDI(projection=BOX),
+)
+ALL: tuple[tuple[str, Algorithm], ...] = (
+    ("FedAvg", AVG),
+    ("FedProx", PROX),
+    ("FedBCD", BCD),
+    ("FedBCD-I", BCDI),
+)
+CLOUDS: tuple[tuple[str, Cloud], ...] = (
+    ("Sync", SyncCloud()),
+    *((f"Async, beta {b / 10:g}", AsyncCloud(b)) for b in (7, 5, 3)),
+)
 
 
 def fig3a(setting: Setting) -> Panel:
     """MNIST, 3 active devices per server, diversity 3."""
-    return _against_rounds("fig3a", "MNIST, active 3, diversity 3", _mnist(setting, diversity=3, active=3, rounds=500))
+    return _against_rounds(
+        "fig3a", "MNIST, active 3, diversity 3", _mnist(setting, diversity=3, active=3, rounds=500)
+    )
 
 
 def fig3b(setting: Setting) -> Panel:
     """MNIST, 3 active devices per server, diversity 6."""
-    return _against_rounds("fig3b", "MNIST, active 3, diversity 6", _mnist(setting, diversity=6, active=3, rounds=500))
+    return _against_rounds(
+        "fig3b", "MNIST, active 3, diversity 6", _mnist(setting, diversity=6, active=3, rounds=500)
+    )
 
 
 def fig3c(setting: Setting) -> Panel:
     """MNIST, 6 active devices per server, diversity 3."""
-    return _against_rounds("fig3c", "MNIST, active 6, diversity 3", _mnist(setting, diversity=3, active=6, rounds=500))
+    return _against_rounds(
+        "fig3c", "MNIST, active 6, diversity 3", _mnist(setting, diversity=3, active=6, rounds=500)
+    )
 
 
 def fig3d(setting: Setting) -> Panel:
@@ -72,29 +99,39 @@ def fig3d(setting: Setting) -> Panel:
         data=DataPart(name="cifar10", folder=setting.folder, diversity=3, samples=500),
         federation=FederationPart(active=5),
         model=ModelPart(name="resnet20"),
-        run=RunPart(rounds=setting.rounds_or(300), looks=20, device=setting.device, measure=MEASURE),
+        run=RunPart(
+            rounds=setting.rounds_or(300), looks=20, device=setting.device, measure=MEASURE
+        ),
     )
     return _against_rounds("fig3d", "CIFAR-10, active 5, diversity 3", base)
 
 
 def fig4a(setting: Setting) -> Panel:
     """MNIST, diversity 3: FedBCD on each cloud, against clock time."""
-    return _against_clock("fig4a", "FedBCD, diversity 3", BCD, _mnist(setting, diversity=3, active=3, rounds=133))
+    return _against_clock(
+        "fig4a", "FedBCD, diversity 3", BCD, _mnist(setting, diversity=3, active=3, rounds=133)
+    )
 
 
 def fig4b(setting: Setting) -> Panel:
     """MNIST, diversity 3: FedBCD-I on each cloud, against clock time."""
-    return _against_clock("fig4b", "FedBCD-I, diversity 3", BCDI, _mnist(setting, diversity=3, active=3, rounds=133))
+    return _against_clock(
+        "fig4b", "FedBCD-I, diversity 3", BCDI, _mnist(setting, diversity=3, active=3, rounds=133)
+    )
 
 
 def fig4c(setting: Setting) -> Panel:
     """MNIST, diversity 6: FedBCD on each cloud, against clock time."""
-    return _against_clock("fig4c", "FedBCD, diversity 6", BCD, _mnist(setting, diversity=6, active=3, rounds=133))
+    return _against_clock(
+        "fig4c", "FedBCD, diversity 6", BCD, _mnist(setting, diversity=6, active=3, rounds=133)
+    )
 
 
 def fig4d(setting: Setting) -> Panel:
     """MNIST, diversity 6: FedBCD-I on each cloud, against clock time."""
-    return _against_clock("fig4d", "FedBCD-I, diversity 6", BCDI, _mnist(setting, diversity=6, active=3, rounds=133))
+    return _against_clock(
+        "fig4d", "FedBCD-I, diversity 6", BCDI, _mnist(setting, diversity=6, active=3, rounds=133)
+    )
 
 
 PANELS: Mapping[str, Callable[[Setting], Panel]] = {
@@ -116,7 +153,9 @@ def _mnist(setting: Setting, diversity: int, active: int, rounds: int) -> Job:
         data=DataPart(name="mnist", folder=setting.folder, diversity=diversity, samples=600),
         federation=FederationPart(active=active),
         model=ModelPart(name="mlp", hidden=(128, 64)),
-        run=RunPart(rounds=setting.rounds_or(rounds), looks=20, device=setting.device, measure=MEASURE),
+        run=RunPart(
+            rounds=setting.rounds_or(rounds), looks=20, device=setting.device, measure=MEASURE
+        ),
     )
 
 
@@ -127,7 +166,11 @@ def _against_rounds(name: str, title: str, base: Job) -> Panel:
 
 def _against_clock(name: str, title: str, algorithm: Algorithm, base: Job) -> Panel:
     assert base.run.rounds is not None
-    timed = replace(base, run=replace(base.run, rounds=None, until_clock=SYNC_ROUND * base.run.rounds, looks=40))
-    jobs = tuple(replace(timed, title=title, algorithm=algorithm, cloud=cloud) for title, cloud in CLOUDS)
+    timed = replace(
+        base, run=replace(base.run, rounds=None, until_clock=SYNC_ROUND * base.run.rounds, looks=40)
+    )
+    jobs = tuple(
+        replace(timed, title=title, algorithm=algorithm, cloud=cloud) for title, cloud in CLOUDS
+    )
     prox = replace(timed, title="FedProx, Sync", algorithm=PROX)
     return Panel(name, title, (*jobs, prox), "clock", ("global_accuracy",))

@@ -1,4 +1,6 @@
-"""Curves of accuracy. Needs matplotlib, which the extra `report` brings; without it there is no picture, and a sentence says so."""
+"""Curves of accuracy. Needs matplotlib, which the extra `report` brings; without it there is no
+picture, and a sentence says so.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +12,9 @@ COLOURS = ("#7f7f7f", "#1f5fa8", "#d1495b", "#2e8b57", "#8c6bb1", "#e08e0b")
 
 
 def draw_curves(histories: Mapping[str, History], path: Path) -> bool:
-    """Personal and global accuracy against the clock, one line per run. False: matplotlib is not installed."""
+    """Personal and global accuracy against the clock, one line per run. False: matplotlib is not
+    installed.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -18,7 +22,9 @@ def draw_curves(histories: Mapping[str, History], path: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(10, 4), sharey=True, layout="constrained"
+    )
     for axes, column, title in (
         (left, "personal_accuracy", "Personal models, each on its own labels"),
         (right, "global_accuracy", "Global model, on all labels"),
@@ -32,7 +38,9 @@ def draw_curves(histories: Mapping[str, History], path: Path) -> bool:
 
 
 def draw_personal(scores: Mapping[str, Sequence[float]], path: Path) -> bool:
-    """How personal accuracy is spread over the devices: a histogram per run. False: matplotlib is not installed."""
+    """How personal accuracy is spread over the devices: a histogram per run. False: matplotlib is
+    not installed.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -53,7 +61,9 @@ def draw_personal(scores: Mapping[str, Sequence[float]], path: Path) -> bool:
 
 def _panel(axes: Any, histories: Mapping[str, History], column: str, title: str) -> None:
     for colour, (name, history) in zip(COLOURS * len(histories), histories.items(), strict=False):
-        axes.plot(history.column("clock"), history.column(column), label=name, color=colour, linewidth=2)
+        axes.plot(
+            history.column("clock"), history.column(column), label=name, color=colour, linewidth=2
+        )
     axes.set_title(title, fontsize=11)
     axes.set_xlabel("clock")
     axes.set_ylim(0, 1)

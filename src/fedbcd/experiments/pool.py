@@ -1,4 +1,6 @@
-"""Many jobs, in parallel processes, each computed once: results are kept by the hash of what was asked, and interrupted runs resume."""
+"""Many jobs, in parallel processes, each computed once: results are kept by the hash of what was
+asked, and interrupted runs resume.
+"""
 
 import hashlib
 import json
@@ -21,12 +23,16 @@ from fedbcd.history import History, Row
 from fedbcd.recorded import in_record, shortened
 
 CHECKPOINT_EVERY = 200  # rounds
-RESULTS = 1  # to be raised when a correction changes what runs compute by more than rounding: old results are then not used any more
+# to be raised when a correction changes what runs compute by more than rounding: old results are
+# then not used any more
+RESULTS = 1
 
 
 @dataclass(frozen=True)
 class Result:
-    """What is kept of a run: its table, its summary, and the accuracy of every personal model at the end."""
+    """What is kept of a run: its table, its summary, and the accuracy of every personal model at
+    the end.
+    """
 
     job: Job
     history: History
@@ -35,12 +41,21 @@ class Result:
 
 
 def job_key(job: Job) -> str:
-    """A hash of everything that changes the result; titles, folders and thread counts do not, nor does what is left out."""
-    table = without_none(json.loads(json.dumps(job.to_table() | {"algorithm": in_record(job.algorithm)})))
+    """A hash of everything that changes the result; titles, folders and thread counts do not, nor
+    does what is left out.
+    """
+    table = without_none(
+        json.loads(json.dumps(job.to_table() | {"algorithm": in_record(job.algorithm)}))
+    )
     if RESULTS > 1:
         table["results"] = RESULTS
     del table["title"]
-    for section, key in (("data", "folder"), ("run", "threads"), ("run", "checkpoint_every"), ("run", "device")):
+    for section, key in (
+        ("data", "folder"),
+        ("run", "threads"),
+        ("run", "checkpoint_every"),
+        ("run", "device"),
+    ):
         table[section].pop(key, None)
     table["run"] = shortened(table["run"], "run")
     if job.data.manifest is not None:  # what it says counts, not where it lies
@@ -48,8 +63,15 @@ def job_key(job: Job) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def run_jobs(jobs: Sequence[Job], folder: Path, workers: int = 1, on_done: Callable[[Job], None] = lambda _: None) -> list[Result]:
-    """Run what is not known yet, `workers` at a time, and return the results in the order of `jobs`."""
+def run_jobs(
+    jobs: Sequence[Job],
+    folder: Path,
+    workers: int = 1,
+    on_done: Callable[[Job], None] = lambda _: None,
+) -> list[Result]:
+    """Run what is not known yet, `workers` at a time, and return the results in the order of
+    `jobs`.
+    """
     if workers < 1:
         raise ConfigError(f"workers={workers} must be 1 or more")
     for device in {job.run.device for job in jobs}:
@@ -57,7 +79,9 @@ def run_jobs(jobs: Sequence[Job], folder: Path, workers: int = 1, on_done: Calla
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RecordError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+        raise RecordError(
+            f"cannot write to {folder}: {error.strerror}; choose another folder"
+        ) from None
     todo = {job_key(job): job for job in jobs if not _result_file(folder, job).exists()}
     for job in jobs:
         if job_key(job) not in todo:
@@ -71,9 +95,14 @@ def run_jobs(jobs: Sequence[Job], folder: Path, workers: int = 1, on_done: Calla
     return [_read(folder, job) for job in jobs]
 
 
-def _in_processes(todo: dict[str, Job], folder: Path, workers: int, on_done: Callable[[Job], None]) -> None:
+def _in_processes(
+    todo: dict[str, Job], folder: Path, workers: int, on_done: Callable[[Job], None]
+) -> None:
     with ProcessPoolExecutor(min(workers, len(todo)), mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(_work, json.dumps(job.to_table()), str(folder)): job for job in todo.values()}
+        futures = {
+            pool.submit(_work, json.dumps(job.to_table()), str(folder)): job
+            for job in todo.values()
+        }
         try:
             for future in as_completed(futures):
                 future.result()
@@ -94,7 +123,9 @@ def _compute(job: Job, folder: Path) -> None:
     place = folder / f"{job_key(job)}.run"
     run = _sparing(job).start(place, resume=True)
     kept = {
-        "job": replace(job, data=replace(job.data, folder=None)).to_table(),  # a result names no place of this machine
+        "job": (
+            replace(job, data=replace(job.data, folder=None)).to_table()
+        ),  # a result names no place of this machine
         "summary": run.summary,
         "history": [astuple(row) for row in run.history],
         "personal": list(run.personal_scores.values()),
@@ -107,7 +138,9 @@ def _compute(job: Job, folder: Path) -> None:
 
 
 def _sparing(job: Job) -> Job:
-    """The same job with fewer checkpoints: a run in a series is short, and its models are not kept."""
+    """The same job with fewer checkpoints: a run in a series is short, and its models are not
+    kept.
+    """
     every = job.run.checkpoint_every or CHECKPOINT_EVERY
     return replace(job, run=replace(job.run, checkpoint_every=every))
 
@@ -123,11 +156,15 @@ def _read(folder: Path, job: Job) -> Result:
         history = History([Row(*values) for values in kept["history"]])
         return Result(job, history, kept["summary"], tuple(kept["personal"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path} is damaged ({error}); remove it, and the run will be repeated") from None
+        raise RecordError(
+            f"{path} is damaged ({error}); remove it, and the run will be repeated"
+        ) from None
 
 
 def workers_that_fit(job: Job) -> int:
-    """How many processes memory and cores allow: two copies of every personal model, the data, and torch itself."""
+    """How many processes memory and cores allow: two copies of every personal model, the data, and
+    torch itself.
+    """
     parameters = sum(p.numel() for p in job.make_federation().make_model(0).parameters())
     devices = job.federation.servers * job.federation.devices
     need = 3 * devices * parameters * 4 + 800 * 2**20

@@ -1,4 +1,5 @@
-"""A sweep: every combination of some keys of a job file, and the best of them. "By trial and error" as a command.
+"""A sweep: every combination of some keys of a job file, and the best of them. "By trial and error"
+as a command.
 
 [sweep]
 seeds = 2
@@ -53,16 +54,27 @@ class Tried:
 def parse_sweep(table: Mapping[str, Any]) -> tuple[SweepPart, list[Point]]:
     """The settings and the combinations of a sweep file."""
     if "sweep" not in table or not isinstance(table["sweep"], Mapping):
-        raise ConfigError('the file has no [sweep] section; it needs [sweep.keys] such as "algorithm.penalty" = [0.1, 1.0]')
+        raise ConfigError(
+            'the file has no [sweep] section; it needs [sweep.keys] such as "algorithm.penalty" ='
+            " [0.1, 1.0]"
+        )
     base = {key: value for key, value in table.items() if key != "sweep"}
     settings = dict(table["sweep"])
     keys = settings.pop("keys", {})
     part = build(SweepPart, settings, "sweep")
     if part.seeds < 1:
         raise ConfigError(f"sweep.seeds = {part.seeds} must be 1 or more")
-    if not (isinstance(keys, Mapping) and keys and all(isinstance(v, list) and v for v in keys.values())):
-        raise ConfigError('[sweep.keys] must name keys with lists of values, e.g. "algorithm.penalty" = [0.1, 1.0]')
-    points = [_point(base, dict(zip(keys, values, strict=True)), part.seeds) for values in itertools.product(*keys.values())]
+    if not (
+        isinstance(keys, Mapping) and keys and all(isinstance(v, list) and v for v in keys.values())
+    ):
+        raise ConfigError(
+            '[sweep.keys] must name keys with lists of values, e.g. "algorithm.penalty" = [0.1,'
+            " 1.0]"
+        )
+    points = [
+        _point(base, dict(zip(keys, values, strict=True)), part.seeds)
+        for values in itertools.product(*keys.values())
+    ]
     return part, points
 
 
@@ -86,7 +98,9 @@ def _set(table: dict[str, Any], path: str, value: Any) -> None:
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise ConfigError(f'sweep key "{path}" goes through {section!r}, which is not a section')
+            raise ConfigError(
+                f'sweep key "{path}" goes through {section!r}, which is not a section'
+            )
     table[key] = value
 
 
@@ -96,7 +110,12 @@ def rank(part: SweepPart, points: Sequence[Point], results: Sequence[Result]) ->
     tried = []
     for point in points:
         rows = [next(found).history.last for _ in point.jobs]
-        scores = {name: mean(getattr(row, name) for row in rows) for name in ("global_accuracy", "personal_accuracy", "worst_decile")}
+        scores = {
+            name: mean(getattr(row, name) for row in rows)
+            for name in ("global_accuracy", "personal_accuracy", "worst_decile")
+        }
         deciding = [float(getattr(row, part.best)) for row in rows]
-        tried.append(Tried(point.values, **scores, spread=stdev(deciding) if len(deciding) > 1 else 0.0))
+        tried.append(
+            Tried(point.values, **scores, spread=stdev(deciding) if len(deciding) > 1 else 0.0)
+        )
     return sorted(tried, key=lambda t: -float(getattr(t, part.best)))

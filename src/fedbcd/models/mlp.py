@@ -7,7 +7,9 @@ from torch import nn
 
 
 def mlp(inputs: int = 784, classes: int = 10, hidden: Sequence[int] = (128, 64)) -> nn.Module:
-    """A multi-layer perceptron with ReLU; by default the paper's for MNIST, 784-128-64-10, 109,386 parameters."""
+    """A multi-layer perceptron with ReLU; by default the paper's for MNIST, 784-128-64-10, 109,386
+    parameters.
+    """
     widths = [inputs, *hidden, classes]
     layers: list[nn.Module] = [nn.Flatten()]
     for a, b in pairwise(widths):

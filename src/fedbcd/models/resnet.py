@@ -1,4 +1,6 @@
-"""ResNet-20 for 32x32 images (He et al., 2016, section 4.2), as the paper's CIFAR-10 experiment counts it: 270,410 parameters."""
+"""ResNet-20 for 32x32 images (He et al., 2016, section 4.2), as the paper's CIFAR-10 experiment
+counts it: 270,410 parameters.
+"""
 
 from typing import Literal
 
@@ -9,18 +11,24 @@ Norm = Literal["batch", "group"]
 
 
 def resnet20(classes: int = 10, norm: Norm = "batch") -> nn.Module:
-    """ResNet-20 with option-A shortcuts and conv biases; `norm="group"` has no running statistics to travel."""
+    """ResNet-20 with option-A shortcuts and conv biases; `norm="group"` has no running statistics
+    to travel.
+    """
     return ResNet(blocks=3, classes=classes, norm=norm)
 
 
 class ResNet(nn.Module):
-    """Three stages of 16, 32 and 64 channels with `blocks` residual blocks each: 6 blocks + 2 layers."""
+    """Three stages of 16, 32 and 64 channels with `blocks` residual blocks each: 6 blocks + 2
+    layers.
+    """
 
     def __init__(self, blocks: int, classes: int, norm: Norm) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), _norm(norm, 16), nn.ReLU())
         widths = [16] * blocks + [32] * blocks + [64] * blocks
-        self.body = nn.Sequential(*(Block(a, b, norm) for a, b in zip([16, *widths], widths, strict=False)))
+        self.body = nn.Sequential(
+            *(Block(a, b, norm) for a, b in zip([16, *widths], widths, strict=False))
+        )
         self.head = nn.Linear(64, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
@@ -33,13 +41,17 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut; where the width doubles, the first one halves the resolution."""
+    """Two 3x3 convolutions and a shortcut; where the width doubles, the first one halves the
+    resolution.
+    """
 
     def __init__(self, before: int, after: int, norm: Norm) -> None:
         super().__init__()
         self.stride = 2 if after > before else 1
         self.extra = after - before
-        self.first = nn.Sequential(nn.Conv2d(before, after, 3, self.stride, padding=1), _norm(norm, after), nn.ReLU())
+        self.first = nn.Sequential(
+            nn.Conv2d(before, after, 3, self.stride, padding=1), _norm(norm, after), nn.ReLU()
+        )
         self.second = nn.Sequential(nn.Conv2d(after, after, 3, padding=1), _norm(norm, after))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from fedbcd.planner.record import Mix, Phase, Record, Visit, read_record
 
 @dataclass(frozen=True)
 class ServerPart:
-    """One server in one round: its phase, when it was ready, and how long it then waited for the mix (None: not in the mix)."""
+    """One server in one round: its phase, when it was ready, and how long it then waited for the
+    mix (None: not in the mix).
+    """
 
     server: int
     opened: float
@@ -51,7 +53,9 @@ class RoundStory:
         return [_length(self), _critical(self), *_waits(self), *_rest(self)]
 
 
-def explain(log: Path, round_: int | None = None, on_notice: Callable[[str], None] = lambda _: None) -> RoundStory:
+def explain(
+    log: Path, round_: int | None = None, on_notice: Callable[[str], None] = lambda _: None
+) -> RoundStory:
     """The story of a round of a log (default: its longest)."""
     record = read_record(log, on_notice)
     if not record.mixes:
@@ -59,7 +63,9 @@ def explain(log: Path, round_: int | None = None, on_notice: Callable[[str], Non
     lengths = _lengths(record)
     chosen = max(range(len(lengths)), key=lengths.__getitem__) if round_ is None else round_
     if not 0 <= chosen < len(lengths):
-        raise ConfigError(f"round {chosen} is not in {record.path}, which has rounds 0 to {len(lengths) - 1}")
+        raise ConfigError(
+            f"round {chosen} is not in {record.path}, which has rounds 0 to {len(lengths) - 1}"
+        )
     mix = record.mixes[chosen]
     began = record.mixes[chosen - 1].time if chosen else record.phases[0].opened
     parts = {server: _part(phase, mix) for server, phase in _phases_at(record, mix).items()}
@@ -74,7 +80,9 @@ def _lengths(record: Record) -> list[float]:
 
 
 def _phases_at(record: Record, mix: Mix) -> dict[int, Phase]:
-    """Each server's phase at the moment of the mix: the last that had opened before; a phase that the mix itself opens begins then."""
+    """Each server's phase at the moment of the mix: the last that had opened before; a phase that
+    the mix itself opens begins then.
+    """
     found: dict[int, Phase] = {}
     for phase in record.phases:
         if phase.opened < mix.time or phase.server not in found:
@@ -87,7 +95,11 @@ def _part(phase: Phase, mix: Mix) -> ServerPart:
     ready = phase.ended if phase.ended is not None and phase.ended <= mix.time else None
     visit = _last_visit(phase)
     arrival = None if visit is None else max(0.0, visit.asked - phase.opened)
-    work = None if visit is None or visit.uploaded is None else visit.uploaded - max(visit.asked, phase.opened)
+    work = (
+        None
+        if visit is None or visit.uploaded is None
+        else visit.uploaded - max(visit.asked, phase.opened)
+    )
     return ServerPart(
         server=phase.server,
         opened=phase.opened,
@@ -109,23 +121,30 @@ def _last_visit(phase: Phase) -> Visit | None:
     return max(done, key=lambda visit: visit.uploaded or 0.0) if done else None
 
 
-# ----------------------------------------------------------------------------------------------------------------------- in words
+# ------------------------------------------------------------------------------------------------
+# in words
 def _length(story: RoundStory) -> str:
     times = story.length / story.typical if story.typical > 0 else 1.0
     return (
-        f"round {story.round} took {story.length:.2f} (clock {story.began:.2f} to {story.ended:.2f}), {times:.1f} times the median round"
-        f" of this log, {story.typical:.2f}"
+        f"round {story.round} took {story.length:.2f} (clock {story.began:.2f} to"
+        f" {story.ended:.2f}), {times:.1f} times the median round of this log, {story.typical:.2f}"
     )
 
 
 def _critical(story: RoundStory) -> str:
     last, count = story.last, len(story.mixed)
-    text = f"it ended when server {last.server}, number {count} of {count}, was ready: its phase had opened at {last.opened:.2f}"
+    text = (
+        f"it ended when server {last.server}, number {count} of {count}, was ready: its phase had"
+        f" opened at {last.opened:.2f}"
+    )
     if last.last_device is None or last.arrival is None or last.work is None:
         return text
     took = f"took {last.work:.2f} for {last.steps} steps" if last.steps else f"took {last.work:.2f}"
     cause = "the wait for its request" if last.arrival > last.work else "its work"
-    return f"{text}, its last device {last.last_device} asked {last.arrival:.2f} later and {took}; {cause} was the larger part"
+    return (
+        f"{text}, its last device {last.last_device} asked {last.arrival:.2f} later and {took};"
+        f" {cause} was the larger part"
+    )
 
 
 def _waits(story: RoundStory) -> list[str]:

@@ -1,7 +1,9 @@
-"""Expected order statistics of server times: E[tau_(k)], the k-th smallest of N independent tau_n ("Latency analysis", eqs. (7)-(8)).
+"""Expected order statistics of server times: E[tau_(k)], the k-th smallest of N independent tau_n
+("Latency analysis", eqs. (7)-(8)).
 
-A distribution is a frozen continuous one of scipy.stats, or an `Empirical` sample. In all of this F is its distribution function,
-F^-1 its quantile function, and tau_(k) has the law of F^-1(U) with U ~ Beta(k, N - k + 1).
+A distribution is a frozen continuous one of scipy.stats, or an `Empirical` sample. In all of this F
+is its distribution function, F^-1 its quantile function, and tau_(k) has the law of F^-1(U) with U
+~ Beta(k, N - k + 1).
 """
 
 import math
@@ -16,7 +18,17 @@ import numpy.typing as npt
 from scipy import integrate, special, stats
 
 from fedbcd.algorithm import draws
-from fedbcd.engines.simulate.delays import Constant, Delay, Exponential, Floats, Gamma, LogNormal, Trace, Uniform, Weibull
+from fedbcd.engines.simulate.delays import (
+    Constant,
+    Delay,
+    Exponential,
+    Floats,
+    Gamma,
+    LogNormal,
+    Trace,
+    Uniform,
+    Weibull,
+)
 from fedbcd.errors import ConfigError
 
 PRECISION = 1e-9  # relative, of the quadrature
@@ -24,7 +36,9 @@ PANELS: Floats = np.array([0.0, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 600])
 
 
 class Empirical:
-    """A recorded sample as a distribution: each of its values is equally likely, or as likely as its weight says."""
+    """A recorded sample as a distribution: each of its values is equally likely, or as likely as
+    its weight says.
+    """
 
     def __init__(self, values: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> None:
         found = np.asarray(values, dtype=np.float64).ravel()
@@ -33,9 +47,13 @@ class Empirical:
         if not np.isfinite(found).all():
             raise ConfigError("an empirical sample must be finite numbers; remove what is not")
         order = np.argsort(found, kind="stable")
-        weight = np.ones(found.size) if weights is None else np.asarray(weights, dtype=np.float64)[order]
+        weight = (
+            np.ones(found.size) if weights is None else np.asarray(weights, dtype=np.float64)[order]
+        )
         self.values: Floats = found[order]
-        self.share: Floats = np.concatenate([[0.0], np.cumsum(weight) / weight.sum()])  # F, before the first value and at each
+        self.share: Floats = np.concatenate(
+            [[0.0], np.cumsum(weight) / weight.sum()]
+        )  # F, before the first value and at each
         self.share[-1] = 1.0
 
     def mean(self) -> float:
@@ -47,8 +65,12 @@ class Empirical:
         return float(self.values[0]), float(self.values[-1])
 
     def ppf(self, u: npt.ArrayLike) -> Floats:
-        """F^-1(u): the smallest value whose share of the sample, with all below it, is at least u."""
-        return np.asarray(self.values[np.searchsorted(self.share[1:], np.asarray(u, dtype=np.float64))])
+        """F^-1(u): the smallest value whose share of the sample, with all below it, is at least
+        u.
+        """
+        return np.asarray(
+            self.values[np.searchsorted(self.share[1:], np.asarray(u, dtype=np.float64))]
+        )
 
 
 Distribution: TypeAlias = Any  # a frozen continuous distribution of scipy.stats, or Empirical
@@ -90,9 +112,12 @@ def distribution_of(delay: Delay) -> Distribution:
     raise ConfigError(f"{delay!r} has no known distribution; sample it instead")
 
 
-# ---------------------------------------------------------------------------------------------------------------------- exactly
+# ------------------------------------------------------------------------------------------------
+# exactly
 def expected(distribution: Distribution, k: int, n: int) -> float:
-    """E[tau_(k)] of `n`: exact for a sample, by quadrature to nine digits for a distribution of scipy."""
+    """E[tau_(k)] of `n`: exact for a sample, by quadrature to nine digits for a distribution of
+    scipy.
+    """
     return float(expected_all(distribution, np.array([k]), n)[0])
 
 
@@ -109,7 +134,9 @@ def expected_all(distribution: Distribution, k: npt.NDArray[np.int64], n: int) -
 
 
 def _integrated(distribution: Distribution, k: npt.NDArray[np.int64], n: int) -> Floats:
-    """Fixed panels with twice the points agree for a smooth quantile function; where they do not, panels are halved where it matters."""
+    """Fixed panels with twice the points agree for a smooth quantile function; where they do not,
+    panels are halved where it matters.
+    """
     coarse, fine = (_panels(distribution, k, n, points) for points in (24, 48))
     for place in np.flatnonzero(~(np.abs(fine - coarse) <= PRECISION * np.abs(fine))):
         fine[place] = _halving(distribution, k[place : place + 1], n)
@@ -117,13 +144,16 @@ def _integrated(distribution: Distribution, k: npt.NDArray[np.int64], n: int) ->
 
 
 def _expected_of_sample(sample: Empirical, k: npt.NDArray[np.int64], n: int) -> Floats:
-    """sum_j x_j (P(tau_(k) <= x_j) - P(tau_(k) <= x_{j-1})), P(tau_(k) <= x_j) = I_{F(x_j)}(k, n - k + 1)."""
+    """sum_j x_j (P(tau_(k) <= x_j) - P(tau_(k) <= x_{j-1})), P(tau_(k) <= x_j) = I_{F(x_j)}(k, n -
+    k + 1).
+    """
     below = special.betainc(k[:, None], n - k[:, None] + 1, sample.share)
     return np.asarray(np.diff(below, axis=1) @ sample.values)
 
 
 def _integrand(distribution: Distribution, k: npt.NDArray[np.int64], n: int, s: Floats) -> Floats:
-    """E[F^-1(U)] = int_0^(1/2) F^-1(b(v)) + F^-1(1 - c(v)) dv, b and c the quantiles of U and of 1 - U; here with v = exp(-s) / 2.
+    """E[F^-1(U)] = int_0^(1/2) F^-1(b(v)) + F^-1(1 - c(v)) dv, b and c the quantiles of U and of 1
+    - U; here with v = exp(-s) / 2.
 
     In s the ends, where quantile functions grow without bound, are spread out.
     """
@@ -147,23 +177,33 @@ def _halving(distribution: Distribution, k: npt.NDArray[np.int64], n: int) -> fl
 
     def at(s: float) -> float:
         found = float(_integrand(distribution, k, n, np.array([s]))[0, 0])
-        return found if math.isfinite(found) else 0.0  # the quantile function has given up: beyond 1e-16, of no weight
+        return (
+            found if math.isfinite(found) else 0.0
+        )  # the quantile function has given up: beyond 1e-16, of no weight
 
-    parts = [integrate.quad(at, low, high, limit=500)[:2] for low, high in pairwise(PANELS.tolist())]
+    parts = [
+        integrate.quad(at, low, high, limit=500)[:2] for low, high in pairwise(PANELS.tolist())
+    ]
     total, error = (math.fsum(column) for column in zip(*parts, strict=True))
     if not error <= 1e-5 * abs(total):
-        raise ConfigError(f"E[tau_({k[0]})] of {_name(distribution)} does not settle; draw a sample of it and use Empirical")
+        raise ConfigError(
+            f"E[tau_({k[0]})] of {_name(distribution)} does not settle; draw a sample of it and use"
+            " Empirical"
+        )
     return total
 
 
 def _finite(values: npt.ArrayLike) -> Floats:
-    """Where a quantile function gives up (beyond 1 - 1e-16, say), its last finite value: what is left out weighs less than rounding."""
+    """Where a quantile function gives up (beyond 1 - 1e-16, say), its last finite value: what is
+    left out weighs less than rounding.
+    """
     found = np.asarray(values, dtype=np.float64)
     last = np.where(np.isfinite(found), np.abs(found), 0).argmax(axis=1)
     return np.where(np.isfinite(found), found, found[np.arange(len(found)), last][:, None])
 
 
-# ----------------------------------------------------------------------------------------------------------------- closed forms
+# ------------------------------------------------------------------------------------------------
+# closed forms
 def expected_exponential(mean: float, k: int, n: int) -> float:
     """mean (1/n + 1/(n-1) + ... + 1/(n-k+1)): the gaps between order statistics are exponential."""
     check_rank(k, n)
@@ -180,22 +220,29 @@ def expected_uniform(low: float, high: float, k: int, n: int) -> float:
 
 
 def expected_weibull(shape: float, scale: float, k: int, n: int) -> float:
-    """scale Gamma(1 + 1/shape) n C(n-1, k-1) sum_i (-1)^i C(k-1, i) (n-k+1+i)^-(1 + 1/shape), i = 0 .. k-1.
+    """scale Gamma(1 + 1/shape) n C(n-1, k-1) sum_i (-1)^i C(k-1, i) (n-k+1+i)^-(1 + 1/shape), i = 0
+    .. k-1.
 
-    The terms are larger than their sum by about 3^n, so they are added in decimal arithmetic with as many more digits.
+    The terms are larger than their sum by about 3^n, so they are added in decimal arithmetic with
+    as many more digits.
     """
     check_rank(k, n)
     _check_above_zero(shape=shape, scale=scale)
     with localcontext() as context:
         context.prec = 40 + n // 2 + len(str(n))
         power = -(1 + 1 / Decimal(shape))
-        terms = ((-1) ** i * math.comb(k - 1, i) * Decimal(n - k + 1 + i) ** power for i in range(k))
+        terms = (
+            (-1) ** i * math.comb(k - 1, i) * Decimal(n - k + 1 + i) ** power for i in range(k)
+        )
         total = float(n * math.comb(n - 1, k - 1) * sum(terms, Decimal(0)))
     return scale * math.gamma(1 + 1 / shape) * total
 
 
-# ------------------------------------------------------------------------------------------------------------------- by sampling
-def sampled(distribution: Distribution, k: int, n: int, samples: int = 10_000, seed: int = 0) -> Estimate:
+# ------------------------------------------------------------------------------------------------
+# by sampling
+def sampled(
+    distribution: Distribution, k: int, n: int, samples: int = 10_000, seed: int = 0
+) -> Estimate:
     """E[tau_(k)] of `n` as a mean over `samples` draws of n times, with its standard error."""
     check_rank(k, n)
     check_mean(distribution)
@@ -207,19 +254,30 @@ def sampled(distribution: Distribution, k: int, n: int, samples: int = 10_000, s
 
 
 def uniforms(seed: int, part: int, rows: int, columns: int, begin: int = 0) -> Floats:
-    """Addressed uniform numbers for planning, from row `begin` on: one row per time that is sampled."""
+    """Addressed uniform numbers for planning, from row `begin` on: one row per time that is
+    sampled.
+    """
     row, column = np.arange(begin, begin + rows)[:, None], np.arange(columns)[None, :]
     return draws.unit(draws.address(seed, draws.PLANNING, np.array([[part]]), row, column))
 
 
-# ----------------------------------------------------------------------------------------------------------------- large N, eq. (8)
+# ------------------------------------------------------------------------------------------------
+# large N, eq. (8)
 def normal_approximation(distribution: Distribution, k: int, n: int) -> Normal:
-    """Eq. (8): tau_(beta N) ~ N(F^-1(beta), beta (1 - beta) / (N f(F^-1(beta))^2)), beta = k / n below 1."""
+    """Eq. (8): tau_(beta N) ~ N(F^-1(beta), beta (1 - beta) / (N f(F^-1(beta))^2)), beta = k / n
+    below 1.
+    """
     check_rank(k, n)
     if k == n:
-        raise ConfigError(f"k={k} of {n} is the largest, which has no normal limit; use F^-1(1 - 1/N), as large_n_reduction does")
+        raise ConfigError(
+            f"k={k} of {n} is the largest, which has no normal limit; use F^-1(1 - 1/N), as"
+            " large_n_reduction does"
+        )
     if isinstance(distribution, Empirical):
-        raise ConfigError("a sample has no density f, which the variance of eq. (8) needs; fit a distribution to it first")
+        raise ConfigError(
+            "a sample has no density f, which the variance of eq. (8) needs; fit a distribution to"
+            " it first"
+        )
     beta = k / n
     middle = float(distribution.ppf(beta))
     return Normal(middle, beta * (1 - beta) / (n * float(distribution.pdf(middle)) ** 2))
@@ -232,7 +290,9 @@ def reduction(distribution: Distribution, first: int, n: int) -> float:
 
 
 def large_n_reduction(distribution: Distribution, first: int, n: int) -> float:
-    """Eq. (8): r_{beta N,N} is about F^-1(beta) / F^-1(1 - 1/N) for large N; at B = N, where beta is 1, both are the largest."""
+    """Eq. (8): r_{beta N,N} is about F^-1(beta) / F^-1(1 - 1/N) for large N; at B = N, where beta
+    is 1, both are the largest.
+    """
     check_rank(first, n)
     check_mean(distribution)
     if first == n:
@@ -241,7 +301,9 @@ def large_n_reduction(distribution: Distribution, first: int, n: int) -> float:
 
 
 def weibull_reduction(shape: float, beta: float, n: int) -> float:
-    """r <= about (-ln(1 - beta) / ln N)^(1/shape), whatever the scale. (The paper prints the minus sign outside the power.)"""
+    """r <= about (-ln(1 - beta) / ln N)^(1/shape), whatever the scale. (The paper prints the minus
+    sign outside the power.)
+    """
     _check_above_zero(shape=shape)
     _check_beta(beta)
     if n < 2:
@@ -254,11 +316,15 @@ def finite_support_reduction(distribution: Distribution, beta: float) -> float:
     _check_beta(beta)
     longest = float(distribution.support()[1])
     if not math.isfinite(longest):
-        raise ConfigError(f"{_name(distribution)} has no longest time; r tends to 0 there, at the rate of large_n_reduction")
+        raise ConfigError(
+            f"{_name(distribution)} has no longest time; r tends to 0 there, at the rate of"
+            " large_n_reduction"
+        )
     return _ratio(float(distribution.ppf(beta)), longest)
 
 
-# ------------------------------------------------------------------------------------------------------------------------ checks
+# ------------------------------------------------------------------------------------------------
+# checks
 def check_rank(k: int, n: int) -> None:
     """Refuse a k that is not one of 1 .. n."""
     if not 1 <= k <= n:
@@ -270,11 +336,15 @@ def check_mean(distribution: Distribution) -> None:
     if isinstance(distribution, Empirical):
         return
     if not hasattr(distribution, "isf") or not hasattr(distribution, "pdf"):
-        raise ConfigError(f"{_name(distribution)} is not a continuous distribution of scipy.stats; draw a sample of it and use Empirical")
+        raise ConfigError(
+            f"{_name(distribution)} is not a continuous distribution of scipy.stats; draw a sample"
+            " of it and use Empirical"
+        )
     mean = float(distribution.mean())
     if not math.isfinite(mean):
         raise ConfigError(
-            f"{_name(distribution)} has no mean, so no expected round time; cut it off at a longest time, or use a recorded sample"
+            f"{_name(distribution)} has no mean, so no expected round time; cut it off at a longest"
+            " time, or use a recorded sample"
         )
 
 
@@ -286,7 +356,9 @@ def _check_above_zero(**values: float) -> None:
 
 def _check_beta(beta: float) -> None:
     if not 0 < beta < 1:
-        raise ConfigError(f"beta={beta} must be above 0 and below 1, the share of servers that is waited for")
+        raise ConfigError(
+            f"beta={beta} must be above 0 and below 1, the share of servers that is waited for"
+        )
 
 
 def _ratio(below: float, top: float) -> float:
@@ -296,4 +368,5 @@ def _ratio(below: float, top: float) -> float:
 def _name(distribution: Distribution) -> str:
     kind = getattr(getattr(distribution, "dist", None), "name", type(distribution).__name__)
     named = [f"{key}={value:g}" for key, value in getattr(distribution, "kwds", {}).items()]
-    return f"{kind}({', '.join([f'{value:g}' for value in getattr(distribution, 'args', ())] + named)})"
+    arguments = [f"{value:g}" for value in getattr(distribution, "args", ())]
+    return f"{kind}({', '.join(arguments + named)})"

@@ -1,4 +1,6 @@
-"""Pictures of plans. They need matplotlib, which the extra `report` brings; without it there is no picture, and a sentence says so."""
+"""Pictures of plans. They need matplotlib, which the extra `report` brings; without it there is no
+picture, and a sentence says so.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +13,9 @@ from fedbcd.planner.plan import Plan
 
 
 def draw_plan(plan: Plan, recommendation: Recommendation | None, path: Path) -> bool:
-    """Round time and staleness against B and, with pilots, their scores against the clock. False: matplotlib is not installed."""
+    """Round time and staleness against B and, with pilots, their scores against the clock. False:
+    matplotlib is not installed.
+    """
     pyplot = _pyplot()
     if pyplot is None:
         return False
@@ -28,15 +32,33 @@ def draw_plan(plan: Plan, recommendation: Recommendation | None, path: Path) -> 
     return True
 
 
-def draw_approximation(distributions: Mapping[str, Distribution], betas: Sequence[float], sizes: Sequence[int], path: Path) -> bool:
-    """How far eq. (8)'s F^-1(beta) is from E[tau_(beta N)], relative to it, against N: one panel per beta."""
+def draw_approximation(
+    distributions: Mapping[str, Distribution],
+    betas: Sequence[float],
+    sizes: Sequence[int],
+    path: Path,
+) -> bool:
+    """How far eq. (8)'s F^-1(beta) is from E[tau_(beta N)], relative to it, against N: one panel
+    per beta.
+    """
     pyplot = _pyplot()
     if pyplot is None:
         return False
-    figure, axes = pyplot.subplots(1, len(betas), figsize=(4.6 * len(betas), 3.8), sharey=True, layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, len(betas), figsize=(4.6 * len(betas), 3.8), sharey=True, layout="constrained"
+    )
     for panel, beta in zip(axes, betas, strict=True):
-        for colour, (name, distribution) in zip(COLOURS * len(distributions), distributions.items(), strict=False):
-            panel.plot(sizes, [approximation_error(distribution, beta, n) for n in sizes], "o-", color=colour, label=name, markersize=3)
+        for colour, (name, distribution) in zip(
+            COLOURS * len(distributions), distributions.items(), strict=False
+        ):
+            panel.plot(
+                sizes,
+                [approximation_error(distribution, beta, n) for n in sizes],
+                "o-",
+                color=colour,
+                label=name,
+                markersize=3,
+            )
         panel.set(title=f"beta = {beta:g}", xlabel="N", xscale="log", yscale="log")
         _tidy(panel)
     axes[0].set_ylabel("relative error of F^-1(beta)")
@@ -59,21 +81,50 @@ def _round_times(axes: Any, plan: Plan) -> None:
         rows = [row for row in plan.rows if row.active == active]
         first, label = [row.first for row in rows], f"q = {active}"
         axes.errorbar(
-            first, [r.round_time for r in rows], [r.error or 0.0 for r in rows], color=colour, label=f"{label}, a round", linewidth=2
+            first,
+            [r.round_time for r in rows],
+            [r.error or 0.0 for r in rows],
+            color=colour,
+            label=f"{label}, a round",
+            linewidth=2,
         )
-        axes.plot(first, [r.order_statistic for r in rows], "--", color=colour, label=f"{label}, E[tau_(B)] of fresh servers", linewidth=1)
+        axes.plot(
+            first,
+            [r.order_statistic for r in rows],
+            "--",
+            color=colour,
+            label=f"{label}, E[tau_(B)] of fresh servers",
+            linewidth=1,
+        )
     axes.set(
-        title=f"{plan.cloud} cloud, {plan.servers} servers", xlabel="B, servers waited for", ylabel="clock time of a round", ylim=(0, None)
+        title=f"{plan.cloud} cloud, {plan.servers} servers",
+        xlabel="B, servers waited for",
+        ylabel="clock time of a round",
+        ylim=(0, None),
     )
     axes.legend(frameon=False, fontsize=8)
 
 
 def _staleness(axes: Any, plan: Plan) -> None:
-    rows = [row for row in plan.rows if row.active == plan.rows[0].active and row.first < plan.servers]
+    rows = [
+        row for row in plan.rows if row.active == plan.rows[0].active and row.first < plan.servers
+    ]
     first = [row.first for row in rows]
     axes.plot(first, [row.staleness for row in rows], color=COLOURS[1], linewidth=2, label="mean")
-    axes.plot(first, [row.staleness_high for row in rows], "--", color=COLOURS[1], linewidth=1, label="95 in 100 at most")
-    axes.set(title="servers left out of a mix", xlabel="B, servers waited for", ylabel="rounds since their last mix", ylim=(0, None))
+    axes.plot(
+        first,
+        [row.staleness_high for row in rows],
+        "--",
+        color=COLOURS[1],
+        linewidth=1,
+        label="95 in 100 at most",
+    )
+    axes.set(
+        title="servers left out of a mix",
+        xlabel="B, servers waited for",
+        ylabel="rounds since their last mix",
+        ylim=(0, None),
+    )
     axes.legend(frameon=False, fontsize=8)
 
 
@@ -87,8 +138,22 @@ def _pilots(axes: Any, recommendation: Recommendation) -> None:
             [max(s) - m for m, s in zip(means, pilot.scores, strict=True)],
         ]
         label = f"B = {pilot.first}" + (" (best)" if pilot.first == recommendation.first else "")
-        axes.errorbar(clock, means, ends, fmt="o-", color=colour, label=label, linewidth=2, markersize=4, capsize=3)
-    axes.set(title="pilot runs, bars over seeds", xlabel="clock", ylabel=recommendation.by.replace("_", " "))
+        axes.errorbar(
+            clock,
+            means,
+            ends,
+            fmt="o-",
+            color=colour,
+            label=label,
+            linewidth=2,
+            markersize=4,
+            capsize=3,
+        )
+    axes.set(
+        title="pilot runs, bars over seeds",
+        xlabel="clock",
+        ylabel=recommendation.by.replace("_", " "),
+    )
     axes.legend(frameon=False, fontsize=8)
 
 

@@ -1,7 +1,9 @@
-"""The trade-off on your own job: smaller B, shorter rounds, less progress per round. Short pilot runs decide.
+"""The trade-off on your own job: smaller B, shorter rounds, less progress per round. Short pilot
+runs decide.
 
-Successive halving at equal clock time: every candidate B runs to the first stop; of the worse half those that are clearly behind the best
-are hopeless and end there; the others go on to the next stop, twice as far away. A pilot that goes on resumes its own run.
+Successive halving at equal clock time: every candidate B runs to the first stop; of the worse half
+those that are clearly behind the best are hopeless and end there; the others go on to the next
+stop, twice as far away. A pilot that goes on resumes its own run.
 """
 
 import math
@@ -23,13 +25,17 @@ from fedbcd.planner.server_time import device_model
 from fedbcd.planner.timeline import rounds_of
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud, RigorousCloud, SyncCloud
 
-PLANNED: dict[str, type[AsyncCloud] | type[RigorousCloud]] = {kind.name: kind for kind in (AsyncCloud, RigorousCloud)}
+PLANNED: dict[str, type[AsyncCloud] | type[RigorousCloud]] = {
+    kind.name: kind for kind in (AsyncCloud, RigorousCloud)
+}
 STOPS = (1 / 16, 1 / 8, 1 / 4)  # of the job's own length
 
 
 @dataclass
 class Pilot:
-    """One candidate B: where each of its seeds stood at each stop, and whether it was stopped early."""
+    """One candidate B: where each of its seeds stood at each stop, and whether it was stopped
+    early.
+    """
 
     first: int
     scores: list[tuple[float, ...]] = field(default_factory=list)  # per stop, one score per seed
@@ -64,7 +70,9 @@ class Recommendation:
         shared = _last_shared_stop(best, rival)
         there = f"{rival.score:.3f} at clock {self.stops[shared]:.0f}"
         if shared < len(best.scores) - 1:
-            there += f", where B = {best.first} had {mean(best.scores[shared]):.3f}, and was stopped"
+            there += (
+                f", where B = {best.first} had {mean(best.scores[shared]):.3f}, and was stopped"
+            )
         doubt = "" if self.clear else "; that lead may be chance, so either will do"
         return f"{text}; B = {rival.first} had {there}{doubt}"
 
@@ -111,7 +119,9 @@ def run_pilots(
 
 
 def planned_cloud(job: Job, named: str | None = None) -> str:
-    """The name of the cloud that a job is planned for: the one `named`, else its own ("async" for "sync", which is its B = N)."""
+    """The name of the cloud that a job is planned for: the one `named`, else its own ("async" for
+    "sync", which is its B = N).
+    """
     chosen = named or ("async" if isinstance(job.cloud, SyncCloud) else job.cloud.name)
     if chosen == GraphCloud.name:
         raise ConfigError(
@@ -119,17 +129,31 @@ def planned_cloud(job: Job, named: str | None = None) -> str:
             "name the cloud to put in its place: 'async' or 'rigorous' (--cloud)"
         )
     if chosen not in PLANNED:
-        raise ConfigError(f"cloud={chosen!r} cannot be planned for; use 'async' or 'rigorous' (sync waits for all servers, which is B = N)")
+        raise ConfigError(
+            f"cloud={chosen!r} cannot be planned for; use 'async' or 'rigorous' (sync waits for all"
+            " servers, which is B = N)"
+        )
     return chosen
 
 
 def job_length(job: Job) -> float:
-    """How long the job runs on its clock: as it says, or its rounds times the expected length of one."""
+    """How long the job runs on its clock: as it says, or its rounds times the expected length of
+    one.
+    """
     if job.run.until_clock is not None:
         return job.run.until_clock
-    first = job.cloud.first if isinstance(job.cloud, AsyncCloud | RigorousCloud) else job.federation.servers
+    first = (
+        job.cloud.first
+        if isinstance(job.cloud, AsyncCloud | RigorousCloud)
+        else job.federation.servers
+    )
     assert job.run.rounds is not None
-    return job.run.rounds * rounds_of(job.cloud.name, device_model(job), job.federation.servers, first, job.run.rounds).mean
+    return (
+        job.run.rounds
+        * rounds_of(
+            job.cloud.name, device_model(job), job.federation.servers, first, job.run.rounds
+        ).mean
+    )
 
 
 def _check(job: Job, firsts: Sequence[int], seeds: int, until_clock: float | None) -> None:
@@ -140,7 +164,10 @@ def _check(job: Job, firsts: Sequence[int], seeds: int, until_clock: float | Non
     if until_clock is not None and not 0 < until_clock < math.inf:
         raise ConfigError(f"until_clock={until_clock} must be a finite number above 0")
     if not job.algorithm.personal:
-        raise ConfigError(f"{job.algorithm.name} keeps one model everywhere and waits for all servers; there is no B to try")
+        raise ConfigError(
+            f"{job.algorithm.name} keeps one model everywhere and waits for all servers; there is"
+            " no B to try"
+        )
 
 
 def _advance(
@@ -178,7 +205,10 @@ def _advance(
         if seed == 0:
             pilot.rounds = run.history.last.round
     if not all(map(math.isfinite, scores)):
-        raise ConfigError(f"the pilots have no {by.replace('_', ' ')}: the data set has no test samples to score on")
+        raise ConfigError(
+            f"the pilots have no {by.replace('_', ' ')}: the data set has no test samples to"
+            " score on"
+        )
     pilot.scores.append(tuple(scores))
 
 
@@ -193,7 +223,9 @@ def _without_hopeless(racing: Sequence[Pilot], stop: float) -> list[Pilot]:
 
 
 def _margin(pilots: Sequence[Pilot], stop: int = -1) -> float:
-    """Two standard errors of a difference of means over seeds, from the spread that all pilots have in common; 0 for one seed."""
+    """Two standard errors of a difference of means over seeds, from the spread that all pilots have
+    in common; 0 for one seed.
+    """
     seeds = len(pilots[0].scores[stop])
     if seeds < 2:
         return 0.0
@@ -206,7 +238,9 @@ def _last_shared_stop(a: Pilot, b: Pilot) -> int:
 
 
 def _is_clear(pilots: Sequence[Pilot]) -> bool:
-    """Whether the best leads the runner-up, at the last stop both saw, by more than chance; one seed cannot tell."""
+    """Whether the best leads the runner-up, at the last stop both saw, by more than chance; one
+    seed cannot tell.
+    """
     if len(pilots) < 2:
         return True
     best, rival = pilots[:2]

@@ -1,4 +1,6 @@
-"""All B side by side: how long a round lasts, how many there are in an hour, and how old the servers get that are left out."""
+"""All B side by side: how long a round lasts, how many there are in an hour, and how old the
+servers get that are left out.
+"""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +15,15 @@ from fedbcd.planner.server_time import KnownTime, RecordedTime, ServerTime
 from fedbcd.planner.timeline import REPLICAS, RoundTime, async_rounds, draws_needed, rounds_of
 
 TIMES_ERROR = 1.96  # standard errors on either side: 95 in 100
-TIMES_SPREAD = 2.07  # standard deviations on either side, where these are taken from 24 resamples (Student's t)
+# standard deviations on either side, where these are taken from 24 resamples (Student's t)
+TIMES_SPREAD = 2.07
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One B (and q): the paper's ratio for servers that start together, and what consecutive rounds of the cloud give."""
+    """One B (and q): the paper's ratio for servers that start together, and what consecutive rounds
+    of the cloud give.
+    """
 
     first: int  # B
     active: int  # q
@@ -26,7 +31,9 @@ class PlanRow:
     order_statistic: float  # E[tau_(B)] of N fresh servers, eq. (7)
     reduction: float  # r_{B,N} = E[tau_(B)] / E[tau_(N)], eq. (7)
     round_time: float  # mean time between two mixes
-    error: float | None  # of that mean, 95 in 100; from a log: what another log of this length might give; None: it has none
+    # of that mean, 95 in 100; from a log: what another log of this length might give; None: it has
+    # none
+    error: float | None
     spread: float | None  # standard deviation of one round; None: infinite
     ratio: float  # round_time over that of waiting for all
     rounds_per_hour: float
@@ -65,7 +72,8 @@ def make_plan(
     clock_seconds: float = 1.0,
     seed: int = 0,
 ) -> Plan:
-    """The plan for every q of `sources` (q -> server time) and every B of `firsts` (default: see `every_first`).
+    """The plan for every q of `sources` (q -> server time) and every B of `firsts` (default: see
+    `every_first`).
 
     rounds         rigorous cloud only: how many rounds the run is to have
     clock_seconds  seconds that one unit of the clock stands for
@@ -80,16 +88,33 @@ def make_plan(
         times = source.sample(REPLICAS, draws_needed(servers), seed)
         means.append(_mean(source, times))
         if means[-1] <= 0:
-            raise ConfigError("every server time is 0, so there is nothing to wait for; give the clock a delay above 0")
+            raise ConfigError(
+                "every server time is 0, so there is nothing to wait for; give the clock a delay"
+                " above 0"
+            )
         fresh = _fresh(source, times, servers)
-        lasts = {first: _round_time(cloud, source, times, servers, first, rounds, seed) for first in {*chosen, servers}}
+        lasts = {
+            first: _round_time(cloud, source, times, servers, first, rounds, seed)
+            for first in {*chosen, servers}
+        }
         if isinstance(source, RecordedTime):
-            known, times = source.as_known, source.as_known.sample(REPLICAS, draws_needed(servers), seed)
-            lasts = {b: _corrected(_round_time(cloud, known, times, servers, b, rounds, seed), found) for b, found in lasts.items()}
-        if isinstance(source, KnownTime):  # waiting for all of fresh servers is eq. (7) itself, on both clouds
+            known, times = (
+                source.as_known,
+                source.as_known.sample(REPLICAS, draws_needed(servers), seed),
+            )
+            lasts = {
+                b: _corrected(_round_time(cloud, known, times, servers, b, rounds, seed), found)
+                for b, found in lasts.items()
+            }
+        if isinstance(
+            source, KnownTime
+        ):  # waiting for all of fresh servers is eq. (7) itself, on both clouds
             lasts[servers] = replace(lasts[servers], mean=float(fresh[-1]), error=0.0)
         bars = source.has_variance if isinstance(source, KnownTime) else True
-        rows += [_row(first, active, servers, fresh, lasts[first], lasts[servers], bars, clock_seconds) for first in chosen]
+        rows += [
+            _row(first, active, servers, fresh, lasts[first], lasts[servers], bars, clock_seconds)
+            for first in chosen
+        ]
     return Plan(cloud, servers, tuple(rows), means[0], clock_seconds)
 
 
@@ -108,19 +133,32 @@ def _check(servers: int, clock_seconds: float, rounds: int, cloud: str) -> None:
     if rounds < 1:
         raise ConfigError(f"rounds={rounds} must be 1 or more")
     if cloud not in ("async", "rigorous"):
-        raise ConfigError(f"cloud={cloud!r} waits for all servers, so there is no B to choose; plan for 'async' or 'rigorous'")
+        raise ConfigError(
+            f"cloud={cloud!r} waits for all servers, so there is no B to choose; plan for 'async'"
+            " or 'rigorous'"
+        )
 
 
-def _round_time(cloud: str, source: ServerTime, times: Floats, servers: int, first: int, rounds: int, seed: int) -> RoundTime:
-    """All B of the Async-cloud see the same draws, so that they differ by B alone. The error is for 95 in 100."""
-    found = async_rounds(times, servers, first) if cloud == "async" else rounds_of(cloud, source, servers, first, rounds, seed)
+def _round_time(
+    cloud: str, source: ServerTime, times: Floats, servers: int, first: int, rounds: int, seed: int
+) -> RoundTime:
+    """All B of the Async-cloud see the same draws, so that they differ by B alone. The error is for
+    95 in 100.
+    """
+    found = (
+        async_rounds(times, servers, first)
+        if cloud == "async"
+        else rounds_of(cloud, source, servers, first, rounds, seed)
+    )
     return replace(found, error=TIMES_ERROR * found.error)
 
 
 def _corrected(log: RoundTime, resamples: RoundTime) -> RoundTime:
-    """A log's own round time, less what its resamples are off from it on average (bootstrap): as they err from the log, the log errs.
+    """A log's own round time, less what its resamples are off from it on average (bootstrap): as
+    they err from the log, the log errs.
 
-    The bar is the longer, upper half of an interval for the logarithm: round times from a short log are skewed.
+    The bar is the longer, upper half of an interval for the logarithm: round times from a short log
+    are skewed.
     """
     mean = 2 * log.mean - resamples.mean
     spread = resamples.error / TIMES_ERROR * math.sqrt(REPLICAS)
@@ -128,11 +166,15 @@ def _corrected(log: RoundTime, resamples: RoundTime) -> RoundTime:
 
 
 def _mean(source: ServerTime, times: Floats) -> float:
-    return float(source.distribution.mean() if isinstance(source, KnownTime | RecordedTime) else times.mean())
+    return float(
+        source.distribution.mean() if isinstance(source, KnownTime | RecordedTime) else times.mean()
+    )
 
 
 def _fresh(source: ServerTime, times: Floats, servers: int) -> Floats:
-    """E[tau_(k)] of N servers that start together, k = 1 .. N: exactly where the distribution is known, otherwise by sampling."""
+    """E[tau_(k)] of N servers that start together, k = 1 .. N: exactly where the distribution is
+    known, otherwise by sampling.
+    """
     if isinstance(source, KnownTime | RecordedTime):
         return expected_all(source.distribution, np.arange(1, servers + 1), servers)
     whole = times.size // servers * servers
@@ -140,7 +182,14 @@ def _fresh(source: ServerTime, times: Floats, servers: int) -> Floats:
 
 
 def _row(
-    first: int, active: int, servers: int, fresh: Floats, lasts: RoundTime, sync: RoundTime, bars: bool, clock_seconds: float
+    first: int,
+    active: int,
+    servers: int,
+    fresh: Floats,
+    lasts: RoundTime,
+    sync: RoundTime,
+    bars: bool,
+    clock_seconds: float,
 ) -> PlanRow:
     per_hour = 3600 / (lasts.mean * clock_seconds)
     return PlanRow(

@@ -1,4 +1,6 @@
-"""What an event log says about time: each phase of each server with the devices that took part, and each mix of the coordinator."""
+"""What an event log says about time: each phase of each server with the devices that took part, and
+each mix of the coordinator.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,12 +47,16 @@ class Phase:
     @property
     def complete(self) -> list[Visit]:
         """The visits that were counted, in order of arrival."""
-        return sorted((v for v in self.visits.values() if v.uploaded is not None), key=lambda v: v.asked)
+        return sorted(
+            (v for v in self.visits.values() if v.uploaded is not None), key=lambda v: v.asked
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A round of the coordinator: when it ended, and whose models of which phases were mixed (Sync-cloud: all)."""
+    """A round of the coordinator: when it ended, and whose models of which phases were mixed
+    (Sync-cloud: all).
+    """
 
     round: int
     time: float
@@ -73,15 +79,22 @@ class Record:
 
 
 def read_record(log: Path, on_notice: Callable[[str], None] = lambda _: None) -> Record:
-    """Read an event log, or the one in a run folder. A last line that is cut off, as of a run that goes on or was killed, is left out."""
+    """Read an event log, or the one in a run folder. A last line that is cut off, as of a run that
+    goes on or was killed, is left out.
+    """
     path = _log_in(log) if log.is_dir() else log
     reader, lines = _Reader(Record(path)), LogReader(path, unfinished=True)
     for transition in lines:
         reader.take(transition)
     if lines.cut is not None:
-        on_notice(f"{path} is cut off in line {lines.cut}, which is left out: the run goes on, or was killed")
+        on_notice(
+            f"{path} is cut off in line {lines.cut}, which is left out: the run goes on, or was"
+            " killed"
+        )
     if not any(phase.visits for phase in reader.record.phases):
-        raise RecordError(f"{path} has no arrivals: no device asked to take part; record at least one round")
+        raise RecordError(
+            f"{path} has no arrivals: no device asked to take part; record at least one round"
+        )
     return reader.record
 
 
@@ -89,7 +102,10 @@ def _log_in(folder: Path) -> Path:
     path = folder / "events.jsonl"
     inside = sorted(str(found.parent) for found in folder.glob("*/events.jsonl"))
     if inside and not path.exists():
-        raise RecordError(f"{folder} has no event log of its own but holds runs; name one of them: {', '.join(inside)}")
+        raise RecordError(
+            f"{folder} has no event log of its own but holds runs; name one of them:"
+            f" {', '.join(inside)}"
+        )
     return path
 
 
@@ -143,4 +159,6 @@ class _Reader:
                 case MixModels(iteration=0):
                     self.record.mixes.append(Mix(command.round, line.time, command.servers))
                 case StepGlobal():
-                    self.record.mixes.append(Mix(command.round, line.time, tuple(sorted(self.open))))
+                    self.record.mixes.append(
+                        Mix(command.round, line.time, tuple(sorted(self.open)))
+                    )

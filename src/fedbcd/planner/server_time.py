@@ -1,4 +1,6 @@
-"""tau_n, the time a server needs for one phase: from the device model, from a distribution, or from an event log."""
+"""tau_n, the time a server needs for one phase: from the device model, from a distribution, or from
+an event log.
+"""
 
 import math
 import warnings
@@ -21,7 +23,9 @@ LARGEST_U = 1 - 2.0**-53
 
 
 class ServerTime(Protocol):
-    """A source of tau_n. `recorded`: it is a sample itself, so that its copies differ as much as another sample might."""
+    """A source of tau_n. `recorded`: it is a sample itself, so that its copies differ as much as
+    another sample might.
+    """
 
     recorded: ClassVar[bool]
 
@@ -32,7 +36,9 @@ class ServerTime(Protocol):
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """The clock model: a server lets in the q = `active` earliest of its `members`; tau_n = max of arrival + K_i * step over those."""
+    """The clock model: a server lets in the q = `active` earliest of its `members`; tau_n = max of
+    arrival + K_i * step over those.
+    """
 
     clock: Clock
     members: int
@@ -42,14 +48,21 @@ class DeviceModel:
 
     def __post_init__(self) -> None:
         if not 1 <= self.active <= self.members:
-            raise ConfigError(f"q={self.active} devices of {self.members} cannot take part; use 1 <= q <= {self.members}")
+            raise ConfigError(
+                f"q={self.active} devices of {self.members} cannot take part; use 1 <= q <="
+                f" {self.members}"
+            )
         if not 1 <= self.steps[0] <= self.steps[1]:
             raise ConfigError(f"steps={self.steps} must be 1 <= low <= high")
 
     def sample(self, copies: int, count: int, seed: int) -> Floats:
-        """Independent draws of tau_n. Only the q earliest of the arrivals are drawn, so members cost nothing; CHUNK of them at once."""
+        """Independent draws of tau_n. Only the q earliest of the arrivals are drawn, so members
+        cost nothing; CHUNK of them at once.
+        """
         rows, at_once = copies * count, max(1, CHUNK // self.active)
-        found = [self._rows(seed, begin, min(at_once, rows - begin)) for begin in range(0, rows, at_once)]
+        found = [
+            self._rows(seed, begin, min(at_once, rows - begin)) for begin in range(0, rows, at_once)
+        ]
         return np.concatenate(found).reshape(copies, count)
 
     def _rows(self, seed: int, begin: int, rows: int) -> Floats:
@@ -60,7 +73,9 @@ class DeviceModel:
         return np.asarray((arrival + steps * self.clock.step.quantile(three)).max(axis=1))
 
     def _earliest(self, u: Floats) -> Floats:
-        """The q smallest of `members` uniforms: 1 - U_(j) is the product of V_i^(1 / (members - i + 1)), i = 1 .. j (Renyi)."""
+        """The q smallest of `members` uniforms: 1 - U_(j) is the product of V_i^(1 / (members - i +
+        1)), i = 1 .. j (Renyi).
+        """
         left = self.members - np.arange(self.active)
         return np.minimum(-np.expm1(np.cumsum(np.log(u) / left, axis=1)), LARGEST_U)
 
@@ -84,12 +99,17 @@ class KnownTime:
         check_mean(self.distribution)
         shortest = float(self.distribution.support()[0])
         if shortest < 0:
-            raise ConfigError(f"server times cannot be negative, but this distribution begins at {shortest:g}; shift it with loc")
+            raise ConfigError(
+                f"server times cannot be negative, but this distribution begins at {shortest:g};"
+                " shift it with loc"
+            )
 
     @property
     def has_variance(self) -> bool:
         """Whether the variance is finite; without it a sampled mean has no error bar."""
-        return isinstance(self.distribution, Empirical) or math.isfinite(float(self.distribution.var()))
+        return isinstance(self.distribution, Empirical) or math.isfinite(
+            float(self.distribution.var())
+        )
 
     def sample(self, copies: int, count: int, seed: int) -> Floats:
         """Independent draws of tau_n."""
@@ -98,15 +118,19 @@ class KnownTime:
 
 @dataclass(frozen=True)
 class Observed:
-    """Phases of a log: how long each took and, where it has not `ended`, how long it had taken when the log stopped."""
+    """Phases of a log: how long each took and, where it has not `ended`, how long it had taken when
+    the log stopped.
+    """
 
     times: Floats
     ended: npt.NDArray[np.bool_]
 
     def distribution(self) -> Empirical:
-        """The Kaplan-Meier estimate: at each end t, S(t) = S(t-) (1 - ends at t / phases that lasted until t).
+        """The Kaplan-Meier estimate: at each end t, S(t) = S(t-) (1 - ends at t / phases that
+        lasted until t).
 
-        Leaving out the phases under way would favour short ones. If the longest is under way, it is taken to end there.
+        Leaving out the phases under way would favour short ones. If the longest is under way, it is
+        taken to end there.
         """
         order = np.lexsort((~self.ended, self.times))
         ended = self.ended[order].copy()
@@ -119,7 +143,9 @@ class Observed:
 
 @dataclass(frozen=True)
 class RecordedTime:
-    """tau_n of an event log. Each copy draws from its own resample (bootstrap), so that a short log has wide error bars."""
+    """tau_n of an event log. Each copy draws from its own resample (bootstrap), so that a short log
+    has wide error bars.
+    """
 
     observed: Observed
     recorded: ClassVar[bool] = True
@@ -139,27 +165,42 @@ class RecordedTime:
         phases = self.observed.times.size
         chosen = (uniforms(seed, 2, copies, phases) * phases).astype(np.int64)
         u = uniforms(seed, 1, copies, count)
-        return np.stack([_resampled(self.observed, c).ppf(u_c) for c, u_c in zip(chosen, u, strict=True)])
+        return np.stack(
+            [_resampled(self.observed, c).ppf(u_c) for c, u_c in zip(chosen, u, strict=True)]
+        )
 
 
 def _resampled(observed: Observed, chosen: npt.NDArray[np.int64]) -> Empirical:
     return Observed(observed.times[chosen], observed.ended[chosen]).distribution()
 
 
-# ---------------------------------------------------------------------------------------------------------------------- from a log
+# ------------------------------------------------------------------------------------------------
+# from a log
 def observe(record: Record, active: int | None = None) -> Observed:
-    """tau_n of every phase of a log. With `active` below what was recorded: as if only that many had been waited for."""
+    """tau_n of every phase of a log. With `active` below what was recorded: as if only that many
+    had been waited for.
+    """
     finished = [phase for phase in record.phases if phase.ended is not None and phase.complete]
     if not finished:
-        raise RecordError(f"{record.path} has no finished phase: no server got all its uploads; record at least one round")
+        raise RecordError(
+            f"{record.path} has no finished phase: no server got all its uploads; record at least"
+            " one round"
+        )
     fewest = min(len(phase.complete) for phase in finished)
     if active is not None and not 1 <= active <= fewest:
         raise ConfigError(
-            f"q={active} cannot be read off {record.path}, whose phases saw {fewest} arrivals; use q <= {fewest}, or a delay model"
+            f"q={active} cannot be read off {record.path}, whose phases saw {fewest} arrivals; use"
+            f" q <= {fewest}, or a delay model"
         )
-    phases = [*finished, *(phase for phase in record.phases if phase.ended is None and phase.opened < record.end)]
+    phases = [
+        *finished,
+        *(phase for phase in record.phases if phase.ended is None and phase.opened < record.end),
+    ]
     ends = [_end(phase, active) for phase in phases]
-    times = [(record.end if end is None else end) - phase.opened for phase, end in zip(phases, ends, strict=True)]
+    times = [
+        (record.end if end is None else end) - phase.opened
+        for phase, end in zip(phases, ends, strict=True)
+    ]
     return Observed(np.array(times), np.array([end is not None for end in ends]))
 
 
@@ -167,7 +208,11 @@ def _end(phase: Phase, active: int | None) -> float | None:
     """When a phase ended, or would have with only `active` devices; None: not in this log."""
     if active is None:
         return phase.ended
-    visits = phase.complete if phase.ended is not None else sorted(phase.visits.values(), key=lambda visit: visit.asked)
+    visits = (
+        phase.complete
+        if phase.ended is not None
+        else sorted(phase.visits.values(), key=lambda visit: visit.asked)
+    )
     ends = [visit.uploaded for visit in visits[:active] if visit.uploaded is not None]
     return max(ends) if len(ends) == active else None
 
@@ -180,7 +225,9 @@ def recorded_times(record: Record, active: int | None = None) -> Floats:
 
 @dataclass(frozen=True)
 class Fit:
-    """A distribution fitted to recorded times by maximum likelihood, and its Kolmogorov-Smirnov distance to them: max |F - F_sample|."""
+    """A distribution fitted to recorded times by maximum likelihood, and its Kolmogorov-Smirnov
+    distance to them: max |F - F_sample|.
+    """
 
     name: str
     distribution: Distribution
@@ -193,14 +240,27 @@ def fits(observed: Observed) -> list[Fit]:
     times = observed.times[observed.ended]
     if times.size < 2 or float(times.min()) == float(times.max()):
         raise RecordError(
-            f"{times.size} recorded times without any spread cannot be fitted; record more rounds, or use the sample as it is"
+            f"{times.size} recorded times without any spread cannot be fitted; record more rounds,"
+            " or use the sample as it is"
         )
     if float(times.min()) <= 0:
-        raise RecordError(f"a recorded time of {times.min():g} cannot be fitted by a distribution above 0; use the sample as it is")
-    data = times if observed.ended.all() else stats.CensoredData(times, right=observed.times[~observed.ended])
+        raise RecordError(
+            f"a recorded time of {times.min():g} cannot be fitted by a distribution above 0; use"
+            " the sample as it is"
+        )
+    data = (
+        times
+        if observed.ended.all()
+        else stats.CensoredData(times, right=observed.times[~observed.ended])
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the search for a maximum may try impossible values
-        found = [_exponential(observed), _weibull(observed, data), _gamma(observed, data), _log_normal(observed, data)]
+        found = [
+            _exponential(observed),
+            _weibull(observed, data),
+            _gamma(observed, data),
+            _log_normal(observed, data),
+        ]
     return sorted(found, key=lambda fit: fit.distance)
 
 
@@ -218,7 +278,9 @@ def _exponential(observed: Observed) -> Fit:
 
 def _weibull(observed: Observed, data: Any) -> Fit:
     shape, _, scale = stats.weibull_min.fit(data, floc=0)
-    return _fit("weibull", stats.weibull_min(shape, scale=scale), observed, shape=shape, scale=scale)
+    return _fit(
+        "weibull", stats.weibull_min(shape, scale=scale), observed, shape=shape, scale=scale
+    )
 
 
 def _gamma(observed: Observed, data: Any) -> Fit:
@@ -228,7 +290,9 @@ def _gamma(observed: Observed, data: Any) -> Fit:
 
 def _log_normal(observed: Observed, data: Any) -> Fit:
     sigma, _, median = stats.lognorm.fit(data, floc=0)
-    return _fit("lognormal", stats.lognorm(sigma, scale=median), observed, median=median, sigma=sigma)
+    return _fit(
+        "lognormal", stats.lognorm(sigma, scale=median), observed, median=median, sigma=sigma
+    )
 
 
 def recorded(record: Record, active: int | None = None) -> RecordedTime:

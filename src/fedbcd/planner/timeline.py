@@ -1,10 +1,12 @@
-"""What becomes of server times on a cloud: many copies of the servers at once, through the coordinator's rule, without machines.
+"""What becomes of server times on a cloud: many copies of the servers at once, through the
+coordinator's rule, without machines.
 
 Legend: R copies, C draws of tau_n each, N servers, B of them in a mix, T rounds.
 `finish_RN[r, n]` is when server n of copy r ends its present phase.
 
-Eq. (7) lets all servers start together in every round. On the Async-cloud they do so only in the first: a server that was left out
-carries on, and is nearer to its end than a fresh one. So the time of a round is followed here, and eq. (7) is shown beside it.
+Eq. (7) lets all servers start together in every round. On the Async-cloud they do so only in the
+first: a server that was left out carries on, and is nearer to its end than a fresh one. So the time
+of a round is followed here, and eq. (7) is shown beside it.
 """
 
 import math
@@ -26,7 +28,9 @@ Members = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class RoundTime:
-    """The time between two mixes: its mean, that mean's standard error, the spread of one round; and how old the servers left out are."""
+    """The time between two mixes: its mean, that mean's standard error, the spread of one round;
+    and how old the servers left out are.
+    """
 
     mean: float
     error: float
@@ -55,7 +59,9 @@ def sync_rounds(times_RC: Floats, servers: int) -> RoundTime:
 
 
 def async_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
-    """Async-cloud, once it has settled: the B that wait are mixed and start anew; the others go on undisturbed."""
+    """Async-cloud, once it has settled: the B that wait are mixed and start anew; the others go on
+    undisturbed.
+    """
     check_rank(first, servers)
     if first == servers:
         return sync_rounds(times_RC, servers)
@@ -65,13 +71,24 @@ def async_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
 
 
 def rigorous_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
-    """Rigorous Async-cloud (Appendix A) over as many rounds as there are times for: it need not settle, as a server may fall behind."""
+    """Rigorous Async-cloud (Appendix A) over as many rounds as there are times for: it need not
+    settle, as a server may fall behind.
+    """
     check_rank(first, servers)
-    return _followed(_rigorous(_Times(times_RC), servers, first, times_RC.shape[1] // servers, _has_ties(times_RC)), 0)
+    return _followed(
+        _rigorous(
+            _Times(times_RC), servers, first, times_RC.shape[1] // servers, _has_ties(times_RC)
+        ),
+        0,
+    )
 
 
-def rounds_of(cloud: str, source: ServerTime, servers: int, first: int, rounds: int = 100, seed: int = 0) -> RoundTime:
-    """The time of a round on the cloud of this name: `sync`, `graph`, `async`, or the first `rounds` rounds of `rigorous`."""
+def rounds_of(
+    cloud: str, source: ServerTime, servers: int, first: int, rounds: int = 100, seed: int = 0
+) -> RoundTime:
+    """The time of a round on the cloud of this name: `sync`, `graph`, `async`, or the first
+    `rounds` rounds of `rigorous`.
+    """
     if cloud == "rigorous":
         return rigorous_rounds(source.sample(REPLICAS, servers * rounds, seed), servers, first)
     times_RC = source.sample(REPLICAS, draws_needed(servers), seed)
@@ -83,9 +100,14 @@ def draws_needed(servers: int) -> int:
     return DRAWS + servers * (WARM_UP + 3)
 
 
-# --------------------------------------------------------------------------------------------------------------------- the rules
-def _async(times: _Times, servers: int, first: int, rounds: int, ties: bool) -> Iterator[tuple[Floats, Members]]:
-    """Per round: when the mix happens in each copy, and who is in it. Of servers that end together the one longest left out is first."""
+# ------------------------------------------------------------------------------------------------
+# the rules
+def _async(
+    times: _Times, servers: int, first: int, rounds: int, ties: bool
+) -> Iterator[tuple[Floats, Members]]:
+    """Per round: when the mix happens in each copy, and who is in it. Of servers that end together
+    the one longest left out is first.
+    """
     finish_RN = times.take(servers).copy()
     mixed_RN = np.zeros(finish_RN.shape, dtype=np.int64)
     copies = np.arange(len(finish_RN))[:, None]
@@ -104,14 +126,24 @@ def _has_ties(times_RC: Floats) -> bool:
     return bool(np.unique(times_RC[:, :100]).size < times_RC[:, :100].size)
 
 
-def _earliest(finish_RN: Floats, mixed_RN: npt.NDArray[np.int64], first: int, ties: bool) -> npt.NDArray[np.int64]:
+def _earliest(
+    finish_RN: Floats, mixed_RN: npt.NDArray[np.int64], first: int, ties: bool
+) -> npt.NDArray[np.int64]:
     """The B that end first, exactly B; of those that end together the ones longest left out."""
-    order_RN = np.lexsort((mixed_RN, finish_RN), axis=1) if ties else np.argpartition(finish_RN, first - 1, axis=1)
+    order_RN = (
+        np.lexsort((mixed_RN, finish_RN), axis=1)
+        if ties
+        else np.argpartition(finish_RN, first - 1, axis=1)
+    )
     return order_RN[:, :first]
 
 
-def _rigorous(times: _Times, servers: int, first: int, rounds: int, ties: bool) -> Iterator[tuple[Floats, Members]]:
-    """Per round t: E(t) is the B-th smallest end F_n(t) of phase t; then F_n(t+1) = max(F_n(t), E(t)) + tau_n, isolated or not."""
+def _rigorous(
+    times: _Times, servers: int, first: int, rounds: int, ties: bool
+) -> Iterator[tuple[Floats, Members]]:
+    """Per round t: E(t) is the B-th smallest end F_n(t) of phase t; then F_n(t+1) = max(F_n(t),
+    E(t)) + tau_n, isolated or not.
+    """
     finish_RN = times.take(servers)
     mixed_RN = np.zeros(finish_RN.shape, dtype=np.int64)
     copies = np.arange(len(finish_RN))[:, None]

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedbcd.errors import ConfigError
-from fedbcd.protocol.coordinator import AsyncCoordinator, Coordinator, RigorousCoordinator, SyncCoordinator
+from fedbcd.protocol.coordinator import (
+    AsyncCoordinator,
+    Coordinator,
+    RigorousCoordinator,
+    SyncCoordinator,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,9 @@ class AsyncCloud:
 
 @dataclass(frozen=True, slots=True)
 class RigorousCloud:
-    """Appendix A: numbered rounds; the first B = `first` are mixed, the others finish their phase and step alone."""
+    """Appendix A: numbered rounds; the first B = `first` are mixed, the others finish their phase
+    and step alone.
+    """
 
     first: int
     name: ClassVar[str] = "rigorous"
@@ -50,17 +57,23 @@ class RigorousCloud:
 
 @dataclass(frozen=True, slots=True)
 class GraphCloud:
-    """Eq. (6) with your own mixing coefficients a_nm: all servers exchange along a graph. Rows and columns sum to one.
+    """Eq. (6) with your own mixing coefficients a_nm: all servers exchange along a graph. Rows and
+    columns sum to one.
 
-    `mixing` is one matrix, or several that are used in turn (a_nm may vary with the round, Assumption 3).
+    `mixing` is one matrix, or several that are used in turn (a_nm may vary with the round,
+    Assumption 3).
     """
 
     mixing: tuple[tuple[tuple[float, ...], ...], ...]
     name: ClassVar[str] = "graph"
     sync: ClassVar[bool] = False
 
-    def __init__(self, mixing: Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]) -> None:
-        matrices = mixing if mixing and mixing[0] and isinstance(mixing[0][0], Sequence) else [mixing]
+    def __init__(
+        self, mixing: Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]
+    ) -> None:
+        matrices = (
+            mixing if mixing and mixing[0] and isinstance(mixing[0][0], Sequence) else [mixing]
+        )
         plain = tuple(tuple(tuple(float(a) for a in row) for row in matrix) for matrix in matrices)  # type: ignore[union-attr, arg-type]
         object.__setattr__(self, "mixing", plain)
 
@@ -69,7 +82,10 @@ class GraphCloud:
         for matrix in self.mixing:
             widths = [len(row) for row in matrix]
             if widths != [servers] * servers:
-                raise ConfigError(f"mixing has rows of {widths} numbers; {servers} servers need {servers} rows of {servers} numbers")
+                raise ConfigError(
+                    f"mixing has rows of {widths} numbers; {servers} servers need {servers} rows of"
+                    f" {servers} numbers"
+                )
         return AsyncCoordinator(range(servers), servers, iterations, alike=False)
 
 
@@ -81,4 +97,7 @@ CLOUDS: dict[str, type[SyncCloud] | type[AsyncCloud] | type[RigorousCloud] | typ
 
 def _check_first(first: int, servers: int) -> None:
     if not 1 <= first <= servers:
-        raise ConfigError(f"first={first} must be between 1 and the {servers} servers; to wait for all, use SyncCloud()")
+        raise ConfigError(
+            f"first={first} must be between 1 and the {servers} servers; to wait for all, use"
+            " SyncCloud()"
+        )

@@ -1,4 +1,5 @@
-"""The device: asks, is activated, trains, uploads; with FedBCD-I it also trains offline and suspends itself.
+"""The device: asks, is activated, trains, uploads; with FedBCD-I it also trains offline and
+suspends itself.
 
 Nothing here knows a number of the model: `Train`, `Pull` and `TrainOffline` name what to compute.
 """
@@ -53,9 +54,21 @@ NOT_FINITE = "finite"  # why an activation is withdrawn
 
 
 class Device:
-    """One device. `offline_limit` is None for FedBCD, FedAvg and FedProx; for FedBCD-I it is the number of offline rounds in a row."""
+    """One device. `offline_limit` is None for FedBCD, FedAvg and FedProx; for FedBCD-I it is the
+    number of offline rounds in a row.
+    """
 
-    __slots__ = ("_granted", "activation", "device", "incarnation", "offline", "offline_limit", "server", "session", "state")
+    __slots__ = (
+        "_granted",
+        "activation",
+        "device",
+        "incarnation",
+        "offline",
+        "offline_limit",
+        "server",
+        "session",
+        "state",
+    )
 
     def __init__(self, device: DeviceId, server: Actor, offline_limit: int | None = None) -> None:
         self.device = device
@@ -74,23 +87,34 @@ class Device:
         return self._granted
 
     def handle(self, event: Event) -> list[Command]:
-        """Advance by one event and return what is to be done. The only method that changes anything."""
+        """Advance by one event and return what is to be done. The only method that changes
+        anything.
+        """
         transition = TRANSITIONS.get((self.state, type(event)))
         if transition is None:
-            raise LocalProtocolError(f"device {self.device} cannot handle {event} while {self.state.value}")
+            raise LocalProtocolError(
+                f"device {self.device} cannot handle {event} while {self.state.value}"
+            )
         return transition(self, event)
 
-    # ------------------------------------------------------------------------------------------------------------ own timers
+    # ---------------------------------------------------------------------------------------------
+    # own timers
     def _ask(self, _: Event) -> list[Command]:
-        self.state = DeviceState.ASKING_OFFLINE if self.state is DeviceState.OFFLINE else DeviceState.ASKING
+        self.state = (
+            DeviceState.ASKING_OFFLINE if self.state is DeviceState.OFFLINE else DeviceState.ASKING
+        )
         return [self._request()]
 
     def _start_offline(self, event: Event) -> list[Command]:
         if self.offline_limit is None:
-            raise LocalProtocolError(f"device {self.device} got {event} but its algorithm does not train offline")
+            raise LocalProtocolError(
+                f"device {self.device} got {event} but its algorithm does not train offline"
+            )
         if self.offline >= self.offline_limit:  # asking while suspended: wait for the answer
             return []
-        self.state = DeviceState.ASKING_OFFLINE if self.state is DeviceState.ASKING else DeviceState.OFFLINE
+        self.state = (
+            DeviceState.ASKING_OFFLINE if self.state is DeviceState.ASKING else DeviceState.OFFLINE
+        )
         return [TrainOffline(session=self.session)]
 
     def _retry(self, _: Event) -> list[Command]:
@@ -101,12 +125,17 @@ class Device:
                 return [self._withdraw()]
         return [self._request()]
 
-    # ---------------------------------------------------------------------------------------------------------- work finished
+    # ---------------------------------------------------------------------------------------------
+    # work finished
     def _offline_done(self, event: Event) -> list[Command]:
-        """One that failed counts as a round: its mini-batches are not drawn again, and it is not tried more often."""
+        """One that failed counts as a round: its mini-batches are not drawn again, and it is not
+        tried more often.
+        """
         assert isinstance(event, OfflineTrained | Failed)
         if event.session != self.session:
-            raise LocalProtocolError(f"device {self.device} trains session {self.session}, not {event.session}")
+            raise LocalProtocolError(
+                f"device {self.device} trains session {self.session}, not {event.session}"
+            )
         self.session += 1
         self.offline += 1
         if self.state is DeviceState.OFFLINE:
@@ -122,7 +151,10 @@ class Device:
     def _trained(self, event: Event) -> list[Command]:
         assert isinstance(event, Trained)
         if event.activation != self.activation:
-            raise LocalProtocolError(f"device {self.device} works for activation {self.activation}, not {event.activation}")
+            raise LocalProtocolError(
+                f"device {self.device} works for activation {self.activation}, not"
+                f" {event.activation}"
+            )
         if self.offline_limit is None:
             self.session += 1
         self.state = DeviceState.UPLOADING
@@ -132,21 +164,29 @@ class Device:
         """There is nothing to upload: the server is told, and lets it go."""
         assert isinstance(event, Failed)
         if event.session != self._session_of_activation():
-            raise LocalProtocolError(f"device {self.device} works on session {self._session_of_activation()}, not {event.session}")
+            raise LocalProtocolError(
+                f"device {self.device} works on session {self._session_of_activation()}, not"
+                f" {event.session}"
+            )
         if self.offline_limit is None:
             self.session += 1
         self.state = DeviceState.WITHDRAWING
         return [self._withdraw()]
 
-    # ------------------------------------------------------------------------------------------------------ from the server
+    # ---------------------------------------------------------------------------------------------
+    # from the server
     def _activated(self, event: Event) -> list[Command]:
         assert isinstance(event, Activated)
         if event.activation > self.activation:
             raise RemoteProtocolError(
-                f"device {self.device} was activated for {event.activation} but has finished only {self.activation}; "
-                "its state is older than the server's"
+                f"device {self.device} was activated for {event.activation} but has finished only"
+                f" {self.activation}; its state is older than the server's"
             )
-        if event.activation < self.activation or self.state in (_D.TRAINING, _D.UPLOADING, _D.WITHDRAWING):
+        if event.activation < self.activation or self.state in (
+            _D.TRAINING,
+            _D.UPLOADING,
+            _D.WITHDRAWING,
+        ):
             return []  # a late copy
         if self.state in (DeviceState.OFFLINE, DeviceState.ASKING_OFFLINE):
             self.state = DeviceState.ASKING_OFFLINE
@@ -158,17 +198,28 @@ class Device:
         self.state = DeviceState.TRAINING
         self.offline = 0
         work = Train if self.offline_limit is None else Pull
-        return [work(activation=self.activation, session=self._session_of_activation(), model=granted.model)]
+        return [
+            work(
+                activation=self.activation,
+                session=self._session_of_activation(),
+                model=granted.model,
+            )
+        ]
 
     def _session_of_activation(self) -> int:
-        """Of its own; with FedBCD-I that of the latest offline round, which says how many penalty steps to take."""
+        """Of its own; with FedBCD-I that of the latest offline round, which says how many penalty
+        steps to take.
+        """
         return self.session if self.offline_limit is None else max(self.session - 1, 0)
 
     def _acknowledged(self, event: Event) -> list[Command]:
         assert isinstance(event, Acknowledged)
-        if event.activation > self.activation or (event.activation == self.activation and self.state is not DeviceState.UPLOADING):
+        if event.activation > self.activation or (
+            event.activation == self.activation and self.state is not DeviceState.UPLOADING
+        ):
             raise RemoteProtocolError(
-                f"device {self.device} got an acknowledgement of activation {event.activation}, which it has not uploaded"
+                f"device {self.device} got an acknowledgement of activation {event.activation},"
+                " which it has not uploaded"
             )
         if event.activation == self.activation:
             self.activation += 1
@@ -176,11 +227,18 @@ class Device:
         return []
 
     def _declined(self, event: Event) -> list[Command]:
-        """The activation is over as if it had not been: x and x_prev are those of before, only the counters have gone on."""
+        """The activation is over as if it had not been: x and x_prev are those of before, only the
+        counters have gone on.
+        """
         assert isinstance(event, Declined)
         is_waiting = self.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING)
-        if event.activation > self.activation or (event.activation == self.activation and not is_waiting):
-            raise RemoteProtocolError(f"device {self.device} was declined activation {event.activation}, which it has not uploaded")
+        if event.activation > self.activation or (
+            event.activation == self.activation and not is_waiting
+        ):
+            raise RemoteProtocolError(
+                f"device {self.device} was declined activation {event.activation}, which it has not"
+                " uploaded"
+            )
         if event.activation < self.activation:
             return []  # a late copy
         has_changed = self.state is DeviceState.UPLOADING
@@ -189,30 +247,46 @@ class Device:
         return [Undo(activation=event.activation)] if has_changed else []
 
     def _restored(self, event: Event) -> list[Command]:
-        """Whatever it was doing, it was not meant to: go on as the server remembers it. A copy is only answered."""
+        """Whatever it was doing, it was not meant to: go on as the server remembers it. A copy is
+        only answered.
+        """
         assert isinstance(event, Restored)
         if event.incarnation > self.incarnation:
             self.incarnation = event.incarnation
             begun = self.session + (self.state in (DeviceState.OFFLINE, DeviceState.ASKING_OFFLINE))
             self.activation, self.offline = event.activation, 0
-            self.session = max(begun, event.session)  # one that trained offline before it joined is ahead: no session comes twice
+            self.session = max(
+                begun, event.session
+            )  # one that trained offline before it joined is ahead: no session comes twice
             self._granted = None
             self.state = DeviceState.IDLE
-        return [Send(to=self.server, message=Resumed(device=self.device, incarnation=self.incarnation))]
+        return [
+            Send(to=self.server, message=Resumed(device=self.device, incarnation=self.incarnation))
+        ]
 
     def _ignore(self, _: Event) -> list[Command]:
         return []
 
-    # -------------------------------------------------------------------------------------------------------------- messages
+    # ---------------------------------------------------------------------------------------------
+    # messages
     def _request(self) -> Send:
-        return Send(to=self.server, message=UpdateRequested(device=self.device, activation=self.activation))
+        return Send(
+            to=self.server, message=UpdateRequested(device=self.device, activation=self.activation)
+        )
 
     def _upload(self) -> Send:
         model = upload_ref(self.device, self.activation, self.incarnation)
-        return Send(to=self.server, message=Uploaded(device=self.device, activation=self.activation, model=model))
+        return Send(
+            to=self.server,
+            message=Uploaded(device=self.device, activation=self.activation, model=model),
+        )
 
     def _withdraw(self) -> Send:
-        counters = {"device": self.device, "activation": self.activation, "incarnation": self.incarnation}
+        counters = {
+            "device": self.device,
+            "activation": self.activation,
+            "incarnation": self.incarnation,
+        }
         return Send(to=self.server, message=Withdrawn(**counters, reason=NOT_FINITE))
 
 
@@ -251,5 +325,8 @@ TRANSITIONS: Mapping[tuple[DeviceState, type[Event]], Callable[[Device, Event], 
     (_D.ASKING_OFFLINE, RetryDue): Device._retry,
     (_D.UPLOADING, RetryDue): Device._retry,
     (_D.WITHDRAWING, RetryDue): Device._retry,
-    **{(state, RetryDue): Device._ignore for state in (_D.IDLE, _D.OFFLINE, _D.SUSPENDED, _D.TRAINING)},
+    **{
+        (state, RetryDue): Device._ignore
+        for state in (_D.IDLE, _D.OFFLINE, _D.SUSPENDED, _D.TRAINING)
+    },
 }

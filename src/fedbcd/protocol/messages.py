@@ -1,9 +1,11 @@
-"""The vocabulary of the protocol: events are past facts, commands are imperative, both are frozen values.
+"""The vocabulary of the protocol: events are past facts, commands are imperative, both are frozen
+values.
 
-A message between two actors *is* the event that its receiver handles: `Send(to=server(3), message=Uploaded(...))`.
-Models appear as handles (`ModelRef`): `x/42/9` device 42 after activation 9 (`x/42/9/1` once it has been put in step), `z/3/17` version 17
-of server 3's model, `z/17` the coordinator's model (Sync-cloud), `w/5/0/3` what server 3 gets from mix 5, iteration 0. The engine holds
-the tensors.
+A message between two actors *is* the event that its receiver handles: `Send(to=server(3),
+message=Uploaded(...))`. Models appear as handles (`ModelRef`): `x/42/9` device 42 after activation
+9 (`x/42/9/1` once it has been put in step), `z/3/17` version 17 of server 3's model, `z/17` the
+coordinator's model (Sync-cloud), `w/5/0/3` what server 3 gets from mix 5, iteration 0. The engine
+holds the tensors.
 """
 
 from dataclasses import dataclass
@@ -38,7 +40,9 @@ def ref(kind: str, *numbers: int) -> ModelRef:
 
 
 def upload_ref(device: DeviceId, activation: int, incarnation: int) -> ModelRef:
-    """The handle of an upload; a device that has lost its memory cannot be mistaken for the one it was."""
+    """The handle of an upload; a device that has lost its memory cannot be mistaken for the one it
+    was.
+    """
     return ref("x", device, activation, *([incarnation] if incarnation else []))
 
 
@@ -49,7 +53,9 @@ def incarnation_of(upload: ModelRef) -> int:
 
 
 def first_session(life: int) -> int:
-    """Where a device's sessions begin: each of its lives has 2^32 of its own, so that no mini-batch is drawn twice by accident."""
+    """Where a device's sessions begin: each of its lives has 2^32 of its own, so that no mini-batch
+    is drawn twice by accident.
+    """
     return life << 32
 
 
@@ -65,7 +71,8 @@ class Command:
     __slots__ = ()
 
 
-# ---------------------------------------------------------------------------------------------------------- events, any machine
+# ------------------------------------------------------------------------------------------------
+# events, any machine
 @dataclass(frozen=True, slots=True)
 class Started(Event):
     """The machine may begin."""
@@ -76,7 +83,8 @@ class RetryDue(Event):
     """No answer came in time; say the last thing again."""
 
 
-# -------------------------------------------------------------------------------------------------------------- events, device
+# ------------------------------------------------------------------------------------------------
+# events, device
 @dataclass(frozen=True, slots=True)
 class Woke(Event):
     """The device is idle, charged and connected: it can take part."""
@@ -113,7 +121,9 @@ class Trained(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Event):
-    """The work under way, with this session, gave values that are not finite: there is nothing to keep."""
+    """The work under way, with this session, gave values that are not finite: there is nothing to
+    keep.
+    """
 
     session: int
 
@@ -135,9 +145,11 @@ class Declined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored(Event):
-    """The server puts a device in step that has lost its memory: x = x_prev = `model`, its last contribution.
+    """The server puts a device in step that has lost its memory: x = x_prev = `model`, its last
+    contribution.
 
-    `incarnation` counts such events of the device, so that a copy does nothing; counters go on from `activation` and `session`.
+    `incarnation` counts such events of the device, so that a copy does nothing; counters go on from
+    `activation` and `session`.
     """
 
     incarnation: int
@@ -146,7 +158,8 @@ class Restored(Event):
     model: ModelRef
 
 
-# -------------------------------------------------------------------------------------------------------------- events, server
+# ------------------------------------------------------------------------------------------------
+# events, server
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRequested(Event):
     """A device asks to take part; `activation` is its own counter, a retry repeats it."""
@@ -166,7 +179,8 @@ class Uploaded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn(Event):
-    """An activation has come to nothing: the device could not train (it says so), or what it uploaded was refused (so the server does).
+    """An activation has come to nothing: the device could not train (it says so), or what it
+    uploaded was refused (so the server does).
 
     `incarnation` tells it from one of before the device was put in step.
     """
@@ -202,7 +216,9 @@ class DeviceLeft(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReset(Event):
-    """A member has come back without its memory, or with one that is older than what the server has accepted."""
+    """A member has come back without its memory, or with one that is older than what the server has
+    accepted.
+    """
 
     device: DeviceId
 
@@ -239,10 +255,13 @@ class Isolated(Event):
     phase: int
 
 
-# --------------------------------------------------------------------------------------------------------- events, coordinator
+# ------------------------------------------------------------------------------------------------
+# events, coordinator
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerReady(Event):
-    """A server has ended its response-and-update phase; `phase` is its own counter, a retry repeats it."""
+    """A server has ended its response-and-update phase; `phase` is its own counter, a retry repeats
+    it.
+    """
 
     server: ServerId
     phase: int
@@ -250,7 +269,8 @@ class ServerReady(Event):
     model: ModelRef
 
 
-# -------------------------------------------------------------------------------------------------------------------- commands
+# ------------------------------------------------------------------------------------------------
+# commands
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send(Command):
     """Deliver `message` to `to`; it may arrive late, twice or out of order."""
@@ -261,7 +281,9 @@ class Send(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train(Command):
-    """Take ASPG steps towards the data and `model`, then report Trained (Algorithm 1, lines 5-11)."""
+    """Take ASPG steps towards the data and `model`, then report Trained (Algorithm 1, lines
+    5-11).
+    """
 
     activation: int
     session: int
@@ -277,7 +299,9 @@ class TrainOffline(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(Command):
-    """Take penalty steps towards `model`, as many as in `session`, then report Trained (Algorithm 2, lines 14-18)."""
+    """Take penalty steps towards `model`, as many as in `session`, then report Trained (Algorithm
+    2, lines 14-18).
+    """
 
     activation: int
     session: int
@@ -286,7 +310,9 @@ class Pull(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo(Command):
-    """Put back the model and its predecessor that were there before this activation, which has been declined."""
+    """Put back the model and its predecessor that were there before this activation, which has been
+    declined.
+    """
 
     activation: int
 
@@ -354,7 +380,9 @@ class MixModels(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGlobal(Command):
-    """Sync-cloud: update the one global model from all servers' sums, eq. (5), `iterations` times."""
+    """Sync-cloud: update the one global model from all servers' sums, eq. (5), `iterations`
+    times.
+    """
 
     round: int
     iterations: int

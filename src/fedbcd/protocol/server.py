@@ -1,7 +1,9 @@
-"""The server: collects q uploads (the paper's "response and update" phase), reports, and steps when the coordinator answers.
+"""The server: collects q uploads (the paper's "response and update" phase), reports, and steps when
+the coordinator answers.
 
-The same machine serves the three clouds. They differ in one thing: what ends the wait. Sync-cloud: `GlobalUpdated`. Async-cloud:
-`Mixed`. Rigorous Async-cloud: `Mixed`, or `Isolated`, after which the server steps alone.
+The same machine serves the three clouds. They differ in one thing: what ends the wait. Sync-cloud:
+`GlobalUpdated`. Async-cloud: `Mixed`. Rigorous Async-cloud: `Mixed`, or `Isolated`, after which the
+server steps alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -56,9 +58,18 @@ class ServerState(Enum):
 
 
 class Server:
-    """One server: its members (Q_n), the number of uploads that ends a phase (q = `active`), K_z = `iterations`."""
+    """One server: its members (Q_n), the number of uploads that ends a phase (q = `active`), K_z =
+    `iterations`.
+    """
 
-    def __init__(self, server: ServerId, members: Iterable[DeviceId], active: int, iterations: int = 1, sync: bool = False) -> None:
+    def __init__(
+        self,
+        server: ServerId,
+        members: Iterable[DeviceId],
+        active: int,
+        iterations: int = 1,
+        sync: bool = False,
+    ) -> None:
         self.server = server
         self.active = active
         self.iterations = iterations
@@ -70,19 +81,29 @@ class Server:
         self._version = 0
         self._isolated_through = -1
         self._counted: set[DeviceId] = set()  # whose uploads this phase has; a device counts once
-        self._excused: set[DeviceId] = set()  # who came to nothing in this phase, which does not wait for them
+        self._excused: set[DeviceId] = (
+            set()
+        )  # who came to nothing in this phase, which does not wait for them
         self._last = dict.fromkeys(members, -1)  # member -> its last activation that is over
-        self._contributed: dict[DeviceId, int] = {}  # member -> its last accepted activation, where it is another
+        self._contributed: dict[
+            DeviceId, int
+        ] = {}  # member -> its last accepted activation, where it is another
         self._declined: dict[DeviceId, Declined] = {}  # the latest answer of this kind
         self._left: dict[DeviceId, int] = {}
         self._asking: dict[DeviceId, int] = {}  # in order of arrival
         self._working: dict[DeviceId, Activated] = {}
         self._lost: dict[DeviceId, Activated] = {}  # given up, but welcome if it does arrive
-        self._held: list[tuple[DeviceId, int]] = []  # uploads that came while waiting; they count in the next phase
+        self._held: list[
+            tuple[DeviceId, int]
+        ] = []  # uploads that came while waiting; they count in the next phase
         self._incarnation: dict[DeviceId, int] = {}  # how often a device had to be put in step
-        self._lives: dict[DeviceId, int] = {}  # how often it may have trained before that and lost it
+        self._lives: dict[
+            DeviceId, int
+        ] = {}  # how often it may have trained before that and lost it
         self._restoring: set[DeviceId] = set()  # those that have not confirmed it
-        self._start: dict[DeviceId, ModelRef] = {}  # what a device that joined late began with, until its first upload
+        self._start: dict[
+            DeviceId, ModelRef
+        ] = {}  # what a device that joined late began with, until its first upload
 
     @property
     def members(self) -> tuple[DeviceId, ...]:
@@ -102,10 +123,16 @@ class Server:
     @property
     def places(self) -> int:
         """How many more devices this phase can let in."""
-        return max(self._needed() - self.received - len(self._working), 0) if self.state is ServerState.COLLECTING else 0
+        return (
+            max(self._needed() - self.received - len(self._working), 0)
+            if self.state is ServerState.COLLECTING
+            else 0
+        )
 
     def last_of(self, device: DeviceId) -> int | None:
-        """The last activation of a member that is over, -1 before the first; None: it is no member."""
+        """The last activation of a member that is over, -1 before the first; None: it is no
+        member.
+        """
         return self._last.get(device)
 
     def incarnation_of(self, device: DeviceId) -> int:
@@ -113,7 +140,9 @@ class Server:
         return self._incarnation.get(device, 0)
 
     def is_restoring(self, device: DeviceId) -> bool:
-        """Whether the device has been told to start from its last contribution and has not confirmed it."""
+        """Whether the device has been told to start from its last contribution and has not
+        confirmed it.
+        """
         return device in self._restoring
 
     def is_working(self, device: DeviceId) -> bool:
@@ -121,20 +150,27 @@ class Server:
         return device in self._working
 
     def is_waiting_for(self, device: DeviceId, activation: int) -> bool:
-        """Whether an upload of this activation has yet to be answered, for the first time or because it was declined and comes again."""
+        """Whether an upload of this activation has yet to be answered, for the first time or
+        because it was declined and comes again.
+        """
         if device not in self._last or device in self._restoring:
             return False
         heard = (self._working.get(device), self._lost.get(device), self._declined.get(device))
         return any(one is not None and one.activation == activation for one in heard)
 
     def handle(self, event: Event) -> list[Command]:
-        """Advance by one event and return what is to be done. The only method that changes anything."""
+        """Advance by one event and return what is to be done. The only method that changes
+        anything.
+        """
         transition = TRANSITIONS.get((self.state, type(event)))
         if transition is None:
-            raise LocalProtocolError(f"server {self.server} cannot handle {event} while {self.state.value}")
+            raise LocalProtocolError(
+                f"server {self.server} cannot handle {event} while {self.state.value}"
+            )
         return transition(self, event)
 
-    # -------------------------------------------------------------------------------------------------------------- devices
+    # ---------------------------------------------------------------------------------------------
+    # devices
     def _requested(self, event: Event) -> list[Command]:
         assert isinstance(event, UpdateRequested)
         if self._is_gone(event.device):
@@ -144,19 +180,23 @@ class Server:
         last = self._last[event.device]
         if event.activation > last + 1:
             raise RemoteProtocolError(
-                f"device {event.device} asks for activation {event.activation}, but server {self.server} has accepted only "
-                f"{last + 1}; its next is {last + 1}"
+                f"device {event.device} asks for activation {event.activation}, but server"
+                f" {self.server} has accepted only {last + 1}; its next is {last + 1}"
             )
         if event.activation <= last:
             return []  # a late copy
         working = self._working.get(event.device) or self._lost.get(event.device)
         if working is not None:
-            return [Send(to=device_actor(event.device), message=working)]  # the first answer was lost
+            return [
+                Send(to=device_actor(event.device), message=working)
+            ]  # the first answer was lost
         self._asking[event.device] = event.activation
         return self._activate_next() if self.state is ServerState.COLLECTING else []
 
     def _activate_next(self) -> list[Command]:
-        """Let in as many as are still needed, in order of arrival; who has had its turn waits for the next phase."""
+        """Let in as many as are still needed, in order of arrival; who has had its turn waits for
+        the next phase.
+        """
         free = max(self._needed() - self.received - len(self._working), 0)
         commands: list[Command] = []
         barred = self._counted | self._excused
@@ -174,20 +214,30 @@ class Server:
         if event.activation <= self._last[event.device]:
             return self._answer_again(event.device, event.activation)
         self._check_started(event.device, event.activation)
-        if event.model != upload_ref(event.device, event.activation, self.incarnation_of(event.device)):
+        if event.model != upload_ref(
+            event.device, event.activation, self.incarnation_of(event.device)
+        ):
             raise self._from_before(event.device, event.model)
         self._is_over(event.device, event.activation)
         self._start.pop(event.device, None)
         self._contributed.pop(event.device, None)
-        acknowledge = Send(to=device_actor(event.device), message=Acknowledged(activation=event.activation))
+        acknowledge = Send(
+            to=device_actor(event.device), message=Acknowledged(activation=event.activation)
+        )
         if self.state is ServerState.WAITING:
             self._held.append((event.device, event.activation))
             return [acknowledge]
         self._counted.add(event.device)
-        return [Absorb(device=event.device, activation=event.activation), acknowledge, *self._end_if_complete()]
+        return [
+            Absorb(device=event.device, activation=event.activation),
+            acknowledge,
+            *self._end_if_complete(),
+        ]
 
     def _withdrawn(self, event: Event) -> list[Command]:
-        """An activation ends without an upload: its place is free for another, and the phase does not wait for this device."""
+        """An activation ends without an upload: its place is free for another, and the phase does
+        not wait for this device.
+        """
         assert isinstance(event, Withdrawn)
         if self._is_gone(event.device):
             return []
@@ -198,7 +248,9 @@ class Server:
             return self._answer_again(event.device, event.activation)
         self._check_started(event.device, event.activation)
         if event.incarnation != self.incarnation_of(event.device):
-            raise self._from_before(event.device, f"activation {event.activation} of incarnation {event.incarnation}")
+            raise self._from_before(
+                event.device, f"activation {event.activation} of incarnation {event.incarnation}"
+            )
         self._contributed.setdefault(event.device, last)
         self._is_over(event.device, event.activation)
         self._declined[event.device] = Declined(activation=event.activation, reason=event.reason)
@@ -214,20 +266,30 @@ class Server:
         self._last[device] = activation
 
     def _answer_again(self, device: DeviceId, activation: int) -> list[Command]:
-        """The first answer was lost. A device that was declined a later activation has heard all before it."""
+        """The first answer was lost. A device that was declined a later activation has heard all
+        before it.
+        """
         declined = self._declined.get(device)
         if declined is None or activation > declined.activation:
             return [Send(to=device_actor(device), message=Acknowledged(activation=activation))]
-        return [Send(to=device_actor(device), message=declined)] if activation == declined.activation else []
+        return (
+            [Send(to=device_actor(device), message=declined)]
+            if activation == declined.activation
+            else []
+        )
 
     def _check_started(self, device: DeviceId, activation: int) -> None:
         activated = self._working.get(device) or self._lost.get(device)
         if activated is None or activated.activation != activation:
-            raise RemoteProtocolError(f"device {device} uploads activation {activation}, which server {self.server} has not started")
+            raise RemoteProtocolError(
+                f"device {device} uploads activation {activation}, which server {self.server} has"
+                " not started"
+            )
 
     def _from_before(self, device: DeviceId, what: str) -> RemoteProtocolError:
         return RemoteProtocolError(
-            f"device {device} uploads {what}, but it has been put in step {self.incarnation_of(device)} times; this is from before"
+            f"device {device} uploads {what}, but it has been put in step"
+            f" {self.incarnation_of(device)} times; this is from before"
         )
 
     def _device_lost(self, event: Event) -> list[Command]:
@@ -247,9 +309,15 @@ class Server:
         self._last[event.device] = self._left.pop(event.device, -1)
         self._start[event.device] = self.model
         commands: list[Command] = [Admit(device=event.device, model=self.model)]
-        if event.device in self._restoring:  # it left before it had confirmed what it was sent, and may have missed it
+        if (
+            event.device in self._restoring
+        ):  # it left before it had confirmed what it was sent, and may have missed it
             commands.append(self._put_in_step(event.device))
-        return [*commands, *self._activate_next()] if self.state is ServerState.COLLECTING else commands
+        return (
+            [*commands, *self._activate_next()]
+            if self.state is ServerState.COLLECTING
+            else commands
+        )
 
     def _device_left(self, event: Event) -> list[Command]:
         assert isinstance(event, DeviceLeft)
@@ -257,13 +325,18 @@ class Server:
             return []
         if len(self._last) == 1:
             raise LocalProtocolError(
-                f"device {event.device} is the last of server {self.server} and cannot leave; remove the server instead"
+                f"device {event.device} is the last of server {self.server} and cannot leave;"
+                " remove the server instead"
             )
         self._left[event.device] = self._last.pop(event.device)
         self._asking.pop(event.device, None)
         if event.device in self._working:
-            self._lost[event.device] = self._working.pop(event.device)  # it may come back and finish
-        self._held = [(device, activation) for device, activation in self._held if device != event.device]
+            self._lost[event.device] = self._working.pop(
+                event.device
+            )  # it may come back and finish
+        self._held = [
+            (device, activation) for device, activation in self._held if device != event.device
+        ]
         dismiss = Dismiss(device=event.device, anew=event.anew)
         if self.state is not ServerState.COLLECTING:
             return [dismiss]
@@ -289,8 +362,12 @@ class Server:
         incarnation, last = self._incarnation[device], self._last[device]
         contributed = self._contributed.get(device, last)
         session = first_session(self._lives[device])
-        model = self._start.get(device, ref("x", device, contributed) if contributed >= 0 else self._first_model())
-        restored = Restored(incarnation=incarnation, activation=last + 1, session=session, model=model)
+        model = self._start.get(
+            device, ref("x", device, contributed) if contributed >= 0 else self._first_model()
+        )
+        restored = Restored(
+            incarnation=incarnation, activation=last + 1, session=session, model=model
+        )
         return Send(to=device_actor(device), message=restored)
 
     def _first_model(self) -> ModelRef:
@@ -302,24 +379,37 @@ class Server:
             return []
         if event.incarnation > self.incarnation_of(event.device):
             raise RemoteProtocolError(
-                f"device {event.device} says that it was put in step {event.incarnation} times, but server {self.server} did so "
-                f"{self.incarnation_of(event.device)} times"
+                f"device {event.device} says that it was put in step {event.incarnation} times, but"
+                f" server {self.server} did so {self.incarnation_of(event.device)} times"
             )
         if event.incarnation == self.incarnation_of(event.device):
             self._restoring.discard(event.device)
         return []
 
     def _is_gone(self, device: DeviceId) -> bool:
-        """Whether a message is a late one of a device that has left; a device that never belonged here is refused."""
+        """Whether a message is a late one of a device that has left; a device that never belonged
+        here is refused.
+        """
         if device not in self._last and device not in self._left:
-            raise RemoteProtocolError(f"device {device} is not a member of server {self.server}; its members are {sorted(self._last)[:20]}")
+            raise RemoteProtocolError(
+                f"device {device} is not a member of server {self.server}; its members are"
+                f" {sorted(self._last)[:20]}"
+            )
         return device in self._left
 
     def _needed(self) -> int:
         """How many uploads end the phase: q, or all that can still come."""
-        return min(self.active, sum(device not in self._excused for device in self._last) if self._excused else len(self._last))
+        return min(
+            self.active,
+            (
+                sum(device not in self._excused for device in self._last)
+                if self._excused
+                else len(self._last)
+            ),
+        )
 
-    # ---------------------------------------------------------------------------------------------------------------- phases
+    # ---------------------------------------------------------------------------------------------
+    # phases
     def _open(self) -> list[Command]:
         self.state = ServerState.COLLECTING
         self.phase += 1
@@ -328,7 +418,12 @@ class Server:
         self._counted = {device for device, _ in held}
         self._excused = set()
         absorbs = [Absorb(device=device, activation=activation) for device, activation in held]
-        return [OpenPhase(phase=self.phase), *absorbs, *self._activate_next(), *self._end_if_complete()]
+        return [
+            OpenPhase(phase=self.phase),
+            *absorbs,
+            *self._activate_next(),
+            *self._end_if_complete(),
+        ]
 
     def _end_if_complete(self) -> list[Command]:
         if self.received < self._needed():
@@ -338,7 +433,9 @@ class Server:
 
     def _report(self) -> Send:
         model = ref("s", self.server, self.phase) if self.sync else self.model
-        ready = ServerReady(server=self.server, phase=self.phase, iteration=self.iteration, model=model)
+        ready = ServerReady(
+            server=self.server, phase=self.phase, iteration=self.iteration, model=model
+        )
         return Send(to=COORDINATOR, message=ready)
 
     def _retry(self, _: Event) -> list[Command]:
@@ -347,7 +444,8 @@ class Server:
     def _ignore(self, _: Event) -> list[Command]:
         return []
 
-    # ------------------------------------------------------------------------------------------------------------- the cloud
+    # ---------------------------------------------------------------------------------------------
+    # the cloud
     def _step(self, mixed: ModelRef) -> StepModel:
         before = self.model
         self._version += 1
@@ -372,7 +470,8 @@ class Server:
     def _isolated(self, event: Event) -> list[Command]:
         assert isinstance(event, Isolated)
         self._isolated_through = max(self._isolated_through, event.phase)
-        # A notice of a later round says nothing about the one it waits for: that one's Mixed may just be slower.
+        # A notice of a later round says nothing about the one it waits for: that one's Mixed may
+        # just be slower.
         if self.state is ServerState.WAITING and event.phase == self.phase and self.iteration == 0:
             return self._step_alone()
         return []
@@ -383,11 +482,16 @@ class Server:
         return [*steps, *self._open()]
 
     def _is_late(self, phase: int, iteration: int) -> bool:
-        """Whether an answer of the coordinator is a copy of an earlier one; one that was never asked for is refused."""
-        asked = (self.phase, self.iteration) if self.state is ServerState.WAITING else (self.phase, -1)
+        """Whether an answer of the coordinator is a copy of an earlier one; one that was never
+        asked for is refused.
+        """
+        asked = (
+            (self.phase, self.iteration) if self.state is ServerState.WAITING else (self.phase, -1)
+        )
         if (phase, iteration) > asked:
             raise RemoteProtocolError(
-                f"server {self.server} got the answer to phase {phase}.{iteration}, but has reported only {asked[0]}.{asked[1]}"
+                f"server {self.server} got the answer to phase {phase}.{iteration}, but has"
+                f" reported only {asked[0]}.{asked[1]}"
             )
         return (phase, iteration) < asked
 
@@ -410,10 +514,20 @@ _DEVICES: Mapping[type[Event], Callable[[Server, Event], list[Command]]] = {
 }
 TRANSITIONS: Mapping[tuple[ServerState, type[Event]], Callable[[Server, Event], list[Command]]] = {
     (_S.NEW, Started): lambda server, _: server._open(),
-    # devices are heard in every phase; while waiting, requests queue and uploads are held for the next phase
-    **{(state, event): handler for state in (_S.COLLECTING, _S.WAITING) for event, handler in _DEVICES.items()},
-    # the coordinator's answers; one that comes while collecting is a late copy (or, Isolated, an early notice)
-    **{(state, event): handler for state in (_S.COLLECTING, _S.WAITING) for event, handler in _ANSWERS.items()},
+    # devices are heard in every phase; while waiting, requests queue and uploads are held for the
+    # next phase
+    **{
+        (state, event): handler
+        for state in (_S.COLLECTING, _S.WAITING)
+        for event, handler in _DEVICES.items()
+    },
+    # the coordinator's answers; one that comes while collecting is a late copy (or, Isolated, an
+    # early notice)
+    **{
+        (state, event): handler
+        for state in (_S.COLLECTING, _S.WAITING)
+        for event, handler in _ANSWERS.items()
+    },
     (_S.COLLECTING, RetryDue): Server._ignore,
     (_S.WAITING, RetryDue): Server._retry,
 }

@@ -1,4 +1,6 @@
-"""What to try next, in words, from the numbers of a run. Each remark names the figure it rests on and the setting it is about."""
+"""What to try next, in words, from the numbers of a run. Each remark names the figure it rests on
+and the setting it is about.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,26 +21,43 @@ View = dict[str, Any]
 
 
 def advice(view: View, first: Sequence[str] = ()) -> list[str]:
-    """Remarks on one run, the most useful first, after those that must come first; one that needs none gets one sentence saying so."""
+    """Remarks on one run, the most useful first, after those that must come first; one that needs
+    none gets one sentence saying so.
+    """
     return [*first, *(remark for rule in RULES for remark in rule(view))] or [_all_clear(view)]
 
 
 def _all_clear(view: View) -> str:
     """What was looked at and found well, and what could not be."""
-    tested = any(len(_curve(view, column)) >= FEWEST_TESTS for column in ("global_accuracy", "personal_accuracy"))
+    tested = any(
+        len(_curve(view, column)) >= FEWEST_TESTS
+        for column in ("global_accuracy", "personal_accuracy")
+    )
     share = view.get("spent", {}).get("share", {})
     timed = sum(share.values()) > 0
     busy = timed and share.get("waiting", 0.0) <= WAITING and share.get("arrival", 0.0) <= ARRIVAL
-    well = {"accuracy has levelled off": tested, "no device is left behind": bool(view.get("personal")), "little time is lost": busy}
+    well = {
+        "accuracy has levelled off": tested,
+        "no device is left behind": bool(view.get("personal")),
+        "little time is lost": busy,
+    }
     unknown = {
         "how accuracy moves": not tested,
         "how single devices do": not view.get("personal"),
         "where the time goes": not timed,
     }
-    clauses, open_ = (_listed([text for text, holds in table.items() if holds]) for table in (well, unknown))
+    clauses, open_ = (
+        _listed([text for text, holds in table.items() if holds]) for table in (well, unknown)
+    )
     if not clauses:
-        return f"there is nothing to say yet: {open_} is not known" if open_ else "nothing stands out in these numbers"
-    return f"nothing stands out in these numbers: {clauses}" + (f"; {open_} is not known" if open_ else "")
+        return (
+            f"there is nothing to say yet: {open_} is not known"
+            if open_
+            else "nothing stands out in these numbers"
+        )
+    return f"nothing stands out in these numbers: {clauses}" + (
+        f"; {open_} is not known" if open_ else ""
+    )
 
 
 def _listed(texts: list[str]) -> str:
@@ -57,10 +76,20 @@ def _unowned(view: View) -> Iterator[str]:
     if not missing:
         return
     names = [str(label) for label in missing]
-    labels = _listed(names if len(names) <= MOST_NAMED else [*names[: MOST_NAMED - 1], f"{len(names) - MOST_NAMED + 1} more"])
-    text, most = f"no device owns {'label' if len(names) == 1 else 'labels'} {labels}", part.get("ceiling")
+    labels = _listed(
+        names
+        if len(names) <= MOST_NAMED
+        else [*names[: MOST_NAMED - 1], f"{len(names) - MOST_NAMED + 1} more"]
+    )
+    text, most = (
+        f"no device owns {'label' if len(names) == 1 else 'labels'} {labels}",
+        part.get("ceiling"),
+    )
     if most is not None:
-        text += f", {1 - most:.0%} of the test samples, so about {most:.3f} is the most that global accuracy can reach"
+        text += (
+            f", {1 - most:.0%} of the test samples, so about {most:.3f} is the most that global"
+            " accuracy can reach"
+        )
     yield f"{text}: more devices, more labels per device or another seed give every label an owner"
 
 
@@ -69,10 +98,15 @@ def _fallen(view: View) -> Iterator[str]:
         values = _curve(view, column)
         if len(values) > 2 and max(values) - values[-1] > FALLEN:
             best = values.index(max(values))
-            when = [r for r, v in zip(view["history"]["round"], view["history"][column], strict=True) if v is not None][best]
+            when = [
+                r
+                for r, v in zip(view["history"]["round"], view["history"][column], strict=True)
+                if v is not None
+            ][best]
             yield (
-                f"{name} accuracy fell from {max(values):.3f} in round {when} to {values[-1]:.3f}: "
-                f"try a smaller device_step (now {_setting(view, 'algorithm.device_step')}), or stop earlier"
+                f"{name} accuracy fell from {max(values):.3f} in round {when} to {values[-1]:.3f}:"
+                f" try a smaller device_step (now {_setting(view, 'algorithm.device_step')}), or"
+                " stop earlier"
             )
 
 
@@ -82,10 +116,15 @@ def _rising(view: View) -> Iterator[str]:
         values = _curve(view, column)
         if len(values) >= FEWEST_TESTS:
             gains[name] = values[-1] - values[-1 - max(1, len(values) // 5)]
-    risen = [f"{name} accuracy by {gain:.3f}" for name, gain in gains.items() if gain > STILL_RISING]
+    risen = [
+        f"{name} accuracy by {gain:.3f}" for name, gain in gains.items() if gain > STILL_RISING
+    ]
     if risen:
         gains_in_words = " and ".join(risen)
-        yield f"it was still rising: {gains_in_words} over the last fifth of the run; go on for longer, with a larger rounds or until_clock"
+        yield (
+            f"it was still rising: {gains_in_words} over the last fifth of the run; go on for"
+            " longer, with a larger rounds or until_clock"
+        )
 
 
 def _waiting(view: View) -> Iterator[str]:
@@ -111,7 +150,10 @@ def _planned(view: View) -> str:
         return ""
     first, times = plan["first"], plan["round_time"]
     place = min(range(len(first)), key=lambda k: abs(first[k] - 0.3 * plan["servers"]))
-    return f" (from this run's own arrivals: a round of {times[place]:.2f} with B = {first[place]}, {times[-1]:.2f} with B = {first[-1]})"
+    return (
+        f" (from this run's own arrivals: a round of {times[place]:.2f} with B = {first[place]},"
+        f" {times[-1]:.2f} with B = {first[-1]})"
+    )
 
 
 def _slow_devices(view: View) -> Iterator[str]:
@@ -119,8 +161,15 @@ def _slow_devices(view: View) -> Iterator[str]:
     active = view["summary"].get("active")
     if share.get("arrival", 0.0) > ARRIVAL:
         sooner = "more devices per server make the first ones come sooner"
-        fewer = f"a smaller active (now {active}) ends phases earlier, " if active and active > 1 else ""
-        yield f"{share['arrival']:.0%} of server time went into waiting for devices to arrive: {fewer}{sooner}"
+        fewer = (
+            f"a smaller active (now {active}) ends phases earlier, "
+            if active and active > 1
+            else ""
+        )
+        yield (
+            f"{share['arrival']:.0%} of server time went into waiting for devices to arrive:"
+            f" {fewer}{sooner}"
+        )
 
 
 def _losers(view: View) -> Iterator[str]:
@@ -130,10 +179,15 @@ def _losers(view: View) -> Iterator[str]:
         return
     compared = gain["better"] + gain["same"] + gain["worse"]
     if gain["worse"] > LOSERS * compared:
-        other = "their server's global model" if gain.get("against") is None else f"the model of {gain['against']}"
+        other = (
+            "their server's global model"
+            if gain.get("against") is None
+            else f"the model of {gain['against']}"
+        )
         yield (
-            f"{gain['worse']} of {compared} devices would do better with {other} than with their own: "
-            f"try a larger penalty (now {_setting(view, 'algorithm.penalty')}), which draws them nearer to the global models"
+            f"{gain['worse']} of {compared} devices would do better with {other} than with their"
+            f" own: try a larger penalty (now {_setting(view, 'algorithm.penalty')}), which draws"
+            " them nearer to the global models"
         )
 
 
@@ -142,31 +196,55 @@ def _left_behind(view: View) -> Iterator[str]:
     if personal and personal["mean"] - personal["worst_decile"] > WORST:
         worst = ", ".join(str(row["device"]) for row in personal["worst"][:5])
         yield (
-            f"the worst tenth of the devices has {personal['worst_decile']:.3f} against a mean of {personal['mean']:.3f} "
-            f"(worst: devices {worst}); a penalty per device, or more samples for these, would help them"
+            f"the worst tenth of the devices has {personal['worst_decile']:.3f} against a mean of"
+            f" {personal['mean']:.3f} (worst: devices {worst}); a penalty per device, or more"
+            " samples for these, would help them"
         )
 
 
 def _global_lags(view: View) -> Iterator[str]:
-    last = {name: values[-1] for name in ("global_accuracy", "personal_accuracy") if (values := _curve(view, name))}
-    if view["summary"]["algorithm"] in WITHOUT or len(last) < 2 or last["personal_accuracy"] - last["global_accuracy"] <= LAGGING:
+    last = {
+        name: values[-1]
+        for name in ("global_accuracy", "personal_accuracy")
+        if (values := _curve(view, name))
+    }
+    if (
+        view["summary"]["algorithm"] in WITHOUT
+        or len(last) < 2
+        or last["personal_accuracy"] - last["global_accuracy"] <= LAGGING
+    ):
         return
     distance = _curve(view, "distance")
-    text = f"global models are {last['personal_accuracy'] - last['global_accuracy']:.3f} behind the personal ones"
+    text = (
+        f"global models are {last['personal_accuracy'] - last['global_accuracy']:.3f} behind the"
+        " personal ones"
+    )
     if len(distance) > 2 and distance[-1] >= max(distance):
-        yield f"{text}, and those still drift away from them (mean distance {distance[-1]:.3g}): a larger penalty would hold them together"
+        yield (
+            f"{text}, and those still drift away from them (mean distance {distance[-1]:.3g}): a"
+            " larger penalty would hold them together"
+        )
     else:
         active, most = view["summary"].get("active"), view["summary"].get("largest_server")
-        uploads = "" if active and most and active >= most else "more uploads per phase (active) or "
+        uploads = (
+            "" if active and most and active >= most else "more uploads per phase (active) or "
+        )
         yield f"{text}: {uploads}more rounds bring them on"
 
 
 def _disagreement(view: View) -> Iterator[str]:
     apart, distance = _curve(view, "disagreement"), _curve(view, "distance")
-    if apart and distance and distance[-1] > 0 and apart[-1] > 0.5 * distance[-1] and view["summary"]["cloud"] != "sync":
+    if (
+        apart
+        and distance
+        and distance[-1] > 0
+        and apart[-1] > 0.5 * distance[-1]
+        and view["summary"]["cloud"] != "sync"
+    ):
         yield (
-            f"servers disagree by {apart[-1]:.3g}, against {distance[-1]:.3g} between devices and servers: "
-            f"a larger B (first, now {_setting(view, 'cloud.first')}) or more cloud_iterations draw them together"
+            f"servers disagree by {apart[-1]:.3g}, against {distance[-1]:.3g} between devices and"
+            f" servers: a larger B (first, now {_setting(view, 'cloud.first')}) or more"
+            " cloud_iterations draw them together"
         )
 
 
@@ -174,8 +252,9 @@ def _never_active(view: View) -> Iterator[str]:
     devices = view.get("devices")
     if devices and devices["never"]:
         yield (
-            f"{devices['never']} of {view['summary']['devices']} devices never uploaded, so Assumption 5 (every device is active "
-            "now and then) was not met: more rounds, or a larger active"
+            f"{devices['never']} of {view['summary']['devices']} devices never uploaded, so"
+            " Assumption 5 (every device is active now and then) was not met: more rounds, or a"
+            " larger active"
         )
 
 
@@ -189,22 +268,29 @@ def _uneven(view: View) -> Iterator[str]:
     mean = sum(spread) / len(spread) if spread else 0.0
     if mean >= 5 and sum(tenth) / len(tenth) < UNEVEN * mean:
         few = sum(tenth) / len(tenth)
-        yield f"the least active tenth of the devices uploaded {few:.1f} times, the mean is {mean:.1f}: slow devices are heard less"
+        yield (
+            f"the least active tenth of the devices uploaded {few:.1f} times, the mean is"
+            f" {mean:.1f}: slow devices are heard less"
+        )
 
 
 def _certificate(view: View) -> Iterator[str]:
     gaps = _curve(view, "gap")
     if len(gaps) >= 3 and gaps[-1] > gaps[0]:
         yield (
-            f"the gap of the personal models (without a bounded X, the norm of their gradients) grew from {gaps[0]:.3g} to {gaps[-1]:.3g}: "
-            "they are not settling; fedbcd check tells whether the step sizes fit the theory"
+            "the gap of the personal models (without a bounded X, the norm of their gradients)"
+            f" grew from {gaps[0]:.3g} to {gaps[-1]:.3g}: they are not settling; fedbcd check tells"
+            " whether the step sizes fit the theory"
         )
 
 
 def _lost(view: View) -> Iterator[str]:
     lost = view.get("events", {}).get("devices lost", 0)
     if lost:
-        yield f"{lost} activations were given up because a device was not heard from in time: allow more time, or expect as many again"
+        yield (
+            f"{lost} activations were given up because a device was not heard from in time: allow"
+            " more time, or expect as many again"
+        )
 
 
 RULES: tuple[Callable[[View], Iterator[str]], ...] = (

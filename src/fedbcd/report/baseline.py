@@ -1,4 +1,6 @@
-"""What a personal model is compared with: the best run of the same job that has none, on the same data from the same start."""
+"""What a personal model is compared with: the best run of the same job that has none, on the same
+data from the same start.
+"""
 
 import json
 from collections.abc import Iterable
@@ -10,7 +12,12 @@ from typing import Any
 from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.report.runs import LOG, MODELS, head_of, scores_in
 
-SAME = ("data", "model", "seed", "measure")  # what two runs must share of their identities to be compared device by device
+SAME = (
+    "data",
+    "model",
+    "seed",
+    "measure",
+)  # what two runs must share of their identities to be compared device by device
 MOST_HEADER = 1 << 26
 
 
@@ -36,19 +43,25 @@ def has_personal_models(identity: dict[str, Any]) -> bool:
 
 
 def job_folders(folder: Path) -> list[Path]:
-    """The run folders of the job that a run is part of; several runs of one job lie in its folder."""
+    """The run folders of the job that a run is part of; several runs of one job lie in its
+    folder.
+    """
     if not (folder.parent / "config.toml").is_file():
         return [folder]
     return sorted(log.parent for log in folder.parent.glob(f"*/{LOG}"))
 
 
 def best_baseline(identity: dict[str, Any], folders: Iterable[Path]) -> Baseline | None:
-    """The one with the highest mean among these folders, for a run with personal models; None where there is none to compare with."""
+    """The one with the highest mean among these folders, for a run with personal models; None where
+    there is none to compare with.
+    """
     if "data" not in identity or not has_personal_models(identity):
         return None
     wanted = [identity.get(key) for key in SAME]
     read = (_read_baseline(folder, modified(folder / MODELS)) for folder in dict.fromkeys(folders))
-    found = [one for one in read if one is not None and [one.identity.get(key) for key in SAME] == wanted]
+    found = [
+        one for one in read if one is not None and [one.identity.get(key) for key in SAME] == wanted
+    ]
     return max(found, key=lambda one: one.mean, default=None)
 
 
@@ -62,7 +75,9 @@ def modified(path: Path) -> float:
 
 @lru_cache(maxsize=256)
 def _read_baseline(folder: Path, written: float) -> Baseline | None:
-    """From the first line of the log and the head of the models, which are there once a run has ended."""
+    """From the first line of the log and the head of the models, which are there once a run has
+    ended.
+    """
     if not written:
         return None
     try:

@@ -13,7 +13,9 @@ REMEMBERED = 64  # bytes before the place that was read last, by which a rewritt
 
 
 class LogFollower:
-    """Follows one log. `story` is None until its first line is whole; `notice` says what is wrong with it, if anything is."""
+    """Follows one log. `story` is None until its first line is whole; `notice` says what is wrong
+    with it, if anything is.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +37,9 @@ class LogFollower:
                 file.seek(self._place)
                 return self._read(file.fileno(), most_bytes)
         except FileNotFoundError:
-            raise RecordError(f"there is no event log at {self.path}; a run folder holds one as events.jsonl") from None
+            raise RecordError(
+                f"there is no event log at {self.path}; a run folder holds one as events.jsonl"
+            ) from None
         except OSError as error:
             raise RecordError(f"cannot read {self.path}: {error.strerror}") from None
 
@@ -48,7 +52,9 @@ class LogFollower:
             return 0
 
     def _is_same(self, file: int) -> bool:
-        """A resumed run cuts its log back to the last checkpoint and goes on: what was read is then read again."""
+        """A resumed run cuts its log back to the last checkpoint and goes on: what was read is then
+        read again.
+        """
         if os.fstat(file).st_size < self._place:
             return False
         return os.pread(file, len(self._before), self._place - len(self._before)) == self._before
@@ -60,7 +66,9 @@ class LogFollower:
             whole = chunk.rfind(b"\n") + 1
             if not whole:
                 if len(chunk) == CHUNK:
-                    self.notice = f"{self.path} has a line of more than {CHUNK} bytes, so it is no event log"
+                    self.notice = (
+                        f"{self.path} has a line of more than {CHUNK} bytes, so it is no event log"
+                    )
                 break
             self._take(chunk[:whole])
             self._place += whole
@@ -77,8 +85,19 @@ class LogFollower:
                     self.story = Story(self._header(raw))
                 else:
                     self.story.take(raw)
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, IndexError) as error:
-                self.notice = f"{self.path} line {self.version} is damaged ({error}); shown is what comes before it"
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+                OverflowError,
+                RecursionError,
+                IndexError,
+            ) as error:
+                self.notice = (
+                    f"{self.path} line {self.version} is damaged ({error}); shown is what comes"
+                    " before it"
+                )
                 return
 
     def _header(self, raw: bytes) -> dict[str, object]:
@@ -86,5 +105,7 @@ class LogFollower:
         if not (isinstance(header, dict) and "fedbcd_log" in header):
             raise ValueError("its first line has no 'fedbcd_log' field, so it is no event log")
         if header["fedbcd_log"] != VERSION:
-            raise ValueError(f"it is of version {header['fedbcd_log']}; this fedbcd reads version {VERSION}")
+            raise ValueError(
+                f"it is of version {header['fedbcd_log']}; this fedbcd reads version {VERSION}"
+            )
         return header

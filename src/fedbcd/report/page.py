@@ -1,4 +1,6 @@
-"""The page: data, style and script in one HTML file that needs no network and lets none of its data run as code."""
+"""The page: data, style and script in one HTML file that needs no network and lets none of its data
+run as code.
+"""
 
 import base64
 import hashlib
@@ -19,7 +21,13 @@ from fedbcd.runfolder import write_whole
 MOST_PLANS = 3  # runs that are planned for; a plan takes a second or two
 
 
-def write_report(paths: Sequence[Path], out: Path, *, plan: bool = True, on_notice: Callable[[str], None] = lambda _: None) -> int:
+def write_report(
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    plan: bool = True,
+    on_notice: Callable[[str], None] = lambda _: None,
+) -> int:
     """Write the report on these runs, or on all in these folders; how many there are."""
     records = [read_run(folder) for folder in find_runs(paths)]
     for record in records:
@@ -31,20 +39,30 @@ def write_report(paths: Sequence[Path], out: Path, *, plan: bool = True, on_noti
 
 def view_of(records: Sequence[RunRecord], plan: bool) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
-    runs = [run_view(record, str(number), still=still) for number, (record, still) in enumerate(zip(records, _still(records), strict=True))]
+    runs = [
+        run_view(record, str(number), still=still)
+        for number, (record, still) in enumerate(zip(records, _still(records), strict=True))
+    ]
     planned: dict[str, Any] = {}
     for record, run in zip(records, runs, strict=True):
         if plan and record.group not in planned and len(planned) < MOST_PLANS:
             planned[record.group] = plan_view(arrivals_of(record))
         run["plan"] = planned.get(record.group)
         run["advice"] = advice(run)
-    return {"kind": "report", "title": _title(runs), "runs": runs, "differences": differences([run["settings"] for run in runs])}
+    return {
+        "kind": "report",
+        "title": _title(runs),
+        "runs": runs,
+        "differences": differences([run["settings"] for run in runs]),
+    }
 
 
 def _still(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
     shown = [record.folder for record in records]
     for record in records:
-        yield devices_view(record, best_baseline(record.identity, [*shown, *job_folders(record.folder)]))
+        yield devices_view(
+            record, best_baseline(record.identity, [*shown, *job_folders(record.folder)])
+        )
 
 
 def _title(runs: list[dict[str, Any]]) -> str:
@@ -53,7 +71,9 @@ def _title(runs: list[dict[str, Any]]) -> str:
 
 
 def page(view: dict[str, Any]) -> str:
-    """The HTML of a view. Scripts and styles are allowed by their hash only, so that nothing else can run or be fetched."""
+    """The HTML of a view. Scripts and styles are allowed by their hash only, so that nothing else
+    can run or be fetched.
+    """
     scripts = [static("uPlot.iife.min.js"), static("view.js")]
     style = static("uPlot.min.css") + static("view.css")
     policy = (
@@ -72,7 +92,12 @@ def page(view: dict[str, Any]) -> str:
 def as_script_data(view: Any) -> str:
     """JSON that can stand inside a script element, whatever its texts hold."""
     text = json.dumps(view, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").replace("\u2028", "\\u2028")
+    return (
+        text.replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+        .replace("\u2028", "\\u2028")
+    )
 
 
 def static(name: str) -> str:
@@ -96,8 +121,8 @@ PAGE = """<!doctype html>
 <body>
 <a class="skip" href="#main">Skip to the report</a>
 <div id="page"></div>
-<noscript><p class="notice">This page draws its tables and charts with JavaScript, which is switched off here.
-Its data are in the page source.</p></noscript>
+<noscript><p class="notice">This page draws its tables and charts with
+JavaScript, which is switched off here. Its data are in the page source.</p></noscript>
 <script type="application/json" id="data">{data}</script>
 {scripts}</body>
 </html>

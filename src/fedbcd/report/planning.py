@@ -1,4 +1,6 @@
-"""The planner on a run's own arrivals: how long a round would take for every B. Needs scipy, which takes a second to load."""
+"""The planner on a run's own arrivals: how long a round would take for every B. Needs scipy, which
+takes a second to load.
+"""
 
 import threading
 import time
@@ -32,11 +34,17 @@ def arrivals_of(record: RunRecord) -> Arrivals | None:
     story, servers = record.story, len(record.identity.get("servers", []))
     if story is None or servers < 2:
         return None
-    opened, ended = (np.array(column[-MOST_PHASES:]) for column in (story.phases.opened, story.phases.ended))
+    opened, ended = (
+        np.array(column[-MOST_PHASES:]) for column in (story.phases.opened, story.phases.ended)
+    )
     counted = (ended >= 0) | (opened < story.now)
     times = (np.where(ended >= 0, ended, story.now) - opened)[counted]
     done = (ended >= 0)[counted]
-    return Arrivals(times, done, servers, int(record.identity.get("active", 1))) if int(done.sum()) >= FEWEST else None
+    return (
+        Arrivals(times, done, servers, int(record.identity.get("active", 1)))
+        if int(done.sum()) >= FEWEST
+        else None
+    )
 
 
 def plan_view(arrivals: Arrivals | None) -> dict[str, Any] | None:
@@ -49,7 +57,11 @@ def plan_view(arrivals: Arrivals | None) -> dict[str, Any] | None:
     servers = arrivals.servers
     firsts = sorted({round(1 + k * (servers - 1) / (MOST_FIRSTS - 1)) for k in range(MOST_FIRSTS)})
     try:
-        plan = make_plan({arrivals.active: RecordedTime(Observed(arrivals.times, arrivals.ended))}, servers, firsts=firsts)
+        plan = make_plan(
+            {arrivals.active: RecordedTime(Observed(arrivals.times, arrivals.ended))},
+            servers,
+            firsts=firsts,
+        )
     except FedBCDError:
         return None
     rows = plan.rows
@@ -67,7 +79,9 @@ def plan_view(arrivals: Arrivals | None) -> dict[str, Any] | None:
 
 
 class Planned:
-    """The plan of a run that goes on: made anew now and then, one at a time; those who ask meanwhile get the last one."""
+    """The plan of a run that goes on: made anew now and then, one at a time; those who ask
+    meanwhile get the last one.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,6 @@
-"""What a story says about time, as plain data for a page: the timeline of the protocol, where the time went, who stands where."""
+"""What a story says about time, as plain data for a page: the timeline of the protocol, where the
+time went, who stands where.
+"""
 
 from collections import Counter
 from typing import Any
@@ -14,15 +16,24 @@ MOST_VISITS_SHOWN = 60_000
 BINS = 400  # of an overview, where there are more phases than that
 
 
-def timeline(story: Story, begin: float = 0.0, end: float | None = None, most: int = MOST_PHASES) -> dict[str, Any]:
-    """The protocol between two times: phases, visits and mixes in columns; of more than `most` phases the latest, shares for the rest."""
+def timeline(
+    story: Story, begin: float = 0.0, end: float | None = None, most: int = MOST_PHASES
+) -> dict[str, Any]:
+    """The protocol between two times: phases, visits and mixes in columns; of more than `most`
+    phases the latest, shares for the rest.
+    """
     stop = story.now if end is None else end
     phases = story.phases
     opened, released = _floats(phases.opened), _floats(phases.released)
     chosen = np.flatnonzero((opened <= stop) & ((released >= begin) | (released < 0)))
     shown = chosen[-most:] if most else chosen
-    columns = {name: _picked(getattr(phases, name), shown) for name in ("server", "round", "last_device")}
-    times = {name: _picked(getattr(phases, name), shown) for name in ("opened", "ended", "mixed", "released", "last_admitted")}
+    columns = {
+        name: _picked(getattr(phases, name), shown) for name in ("server", "round", "last_device")
+    }
+    times = {
+        name: _picked(getattr(phases, name), shown)
+        for name in ("opened", "ended", "mixed", "released", "last_admitted")
+    }
     return {
         "servers": max(story.servers, default=-1) + 1,
         "begin": begin,
@@ -90,27 +101,44 @@ def _share(begins: Floats, ends: Floats, edges: Floats) -> Floats:
     return np.diff(np.interp(edges, points, covered))
 
 
-# ------------------------------------------------------------------------------------------------------------ where the time went
+# ------------------------------------------------------------------------------------------------
+# where the time went
 CAUSES = ("arrival", "work", "waiting", "aggregation")
 
 
 def time_spent(story: Story) -> dict[str, Any]:
-    """Per server, by cause: until its last device was let in, until that one's upload, until the mix, until the next phase."""
+    """Per server, by cause: until its last device was let in, until that one's upload, until the
+    mix, until the next phase.
+    """
     phases = story.phases
     now = story.now
     server, opened, ended = np.asarray(phases.server), _floats(phases.opened), _floats(phases.ended)
-    mixed, released, admitted = _floats(phases.mixed), _floats(phases.released), _floats(phases.last_admitted)
+    mixed, released, admitted = (
+        _floats(phases.mixed),
+        _floats(phases.released),
+        _floats(phases.last_admitted),
+    )
     stop = np.where(ended < 0, now, ended)
-    seen = len(story.visits) > 0  # of a deployment that is seen from outside nobody knows when devices come
+    seen = (
+        len(story.visits) > 0
+    )  # of a deployment that is seen from outside nobody knows when devices come
     unknown = np.where((ended < 0) & seen, stop, opened)
     let_in = np.clip(np.where(admitted < 0, unknown, admitted), opened, stop)
     freed = np.where(released < 0, now, released)
     mix = np.where(mixed < 0, freed, mixed)
     mix = np.clip(np.where(ended < 0, stop, mix), stop, None)
     freed = np.maximum(freed, mix)
-    parts = {"arrival": let_in - opened, "work": stop - let_in, "waiting": mix - stop, "aggregation": np.where(ended < 0, 0.0, freed - mix)}
+    parts = {
+        "arrival": let_in - opened,
+        "work": stop - let_in,
+        "waiting": mix - stop,
+        "aggregation": np.where(ended < 0, 0.0, freed - mix),
+    }
     servers = max(story.servers, default=-1) + 1
-    per_server = {cause: np.bincount(server, weights=times, minlength=servers).astype(np.float64) for cause, times in parts.items()}
+    per_server = {
+        cause: np.bincount(server, weights=times, minlength=servers).astype(np.float64)
+        for cause, times in parts.items()
+    }
     total = {cause: float(times.sum()) for cause, times in per_server.items()}
     whole = sum(total.values()) or 1.0
     return {
@@ -154,7 +182,8 @@ def _why(story: Story, round_: int, length: float) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------- who stands where
+# ------------------------------------------------------------------------------------------------
+# who stands where
 def staleness(story: Story) -> dict[str, list[int]]:
     """How many mixes a server had missed when it was mixed, and how often."""
     items = sorted(story.staleness.items())
@@ -193,16 +222,37 @@ def device_summary(story: Story, devices: int) -> dict[str, Any]:
 COLUMNS = ("device", "server", "state", "contact", "activations", "steps", "offline")
 
 
-def device_page(story: Story, homes: dict[int, int], sort: str, down: bool, start: int, count: int, only: str = "") -> dict[str, Any]:
+def device_page(
+    story: Story,
+    homes: dict[int, int],
+    sort: str,
+    down: bool,
+    start: int,
+    count: int,
+    only: str = "",
+) -> dict[str, Any]:
     """One page of the table of devices, sorted by a column; `only` keeps one state."""
     rows = [
-        [device, homes.get(device, -1), s.state, round(s.contact, 4), s.activations, s.steps, s.offline]
+        [
+            device,
+            homes.get(device, -1),
+            s.state,
+            round(s.contact, 4),
+            s.activations,
+            s.steps,
+            s.offline,
+        ]
         for device, s in story.devices.items()
         if not only or s.state == only
     ]
     place = COLUMNS.index(sort) if sort in COLUMNS else 0
     rows.sort(key=lambda row: (row[place], row[0]), reverse=down)
-    return {"columns": COLUMNS, "total": len(rows), "start": start, "rows": rows[start : start + count]}
+    return {
+        "columns": COLUMNS,
+        "total": len(rows),
+        "start": start,
+        "rows": rows[start : start + count],
+    }
 
 
 def _floats(values: Any) -> Floats:

@@ -1,4 +1,6 @@
-"""Run folders: which there are, and what lies in them beside the event log. Of model files only the head is read."""
+"""Run folders: which there are, and what lies in them beside the event log. Of model files only the
+head is read.
+"""
 
 import json
 import math
@@ -16,12 +18,18 @@ MOST_HEAD = 100_000_000  # bytes, the limit of the safetensors format
 
 @dataclass(frozen=True)
 class Extras:
-    """What a run folder holds beside its log. Whatever is missing, as in a run that goes on, is empty."""
+    """What a run folder holds beside its log. Whatever is missing, as in a run that goes on, is
+    empty.
+    """
 
     history: History = field(default_factory=History)
     summary: dict[str, Any] = field(default_factory=dict)
-    personal: dict[int, float] = field(default_factory=dict)  # device -> score of its own model on its own labels
-    home: dict[int, float] = field(default_factory=dict)  # device -> score of its server's model on those
+    personal: dict[int, float] = field(
+        default_factory=dict
+    )  # device -> score of its own model on its own labels
+    home: dict[int, float] = field(
+        default_factory=dict
+    )  # device -> score of its server's model on those
     partition: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     values: int = 0  # numbers in one model, with buffers
@@ -29,14 +37,19 @@ class Extras:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders at or below these paths, two levels deep, in order; a path without any is refused."""
+    """The run folders at or below these paths, two levels deep, in order; a path without any is
+    refused.
+    """
     found: list[Path] = []
     for path in paths:
         if path.name == LOG and path.is_file():
             path = path.parent
         inside = [path] if (path / LOG).exists() else _below(path)
         if not inside:
-            raise RecordError(f"{path} holds no run: there is no {LOG} in it or in its folders; give a folder that 'fedbcd run' has made")
+            raise RecordError(
+                f"{path} holds no run: there is no {LOG} in it or in its folders; give a folder"
+                " that 'fedbcd run' has made"
+            )
         found += [folder for folder in inside if folder not in found]
     return found
 
@@ -50,13 +63,17 @@ def _below(path: Path) -> list[Path]:
 def _started(folder: Path) -> float:
     """The job file is written when a run starts; the log is written until it ends."""
     try:
-        return min(file.stat().st_mtime for file in (folder / "config.toml", folder / LOG) if file.exists())
+        return min(
+            file.stat().st_mtime for file in (folder / "config.toml", folder / LOG) if file.exists()
+        )
     except (OSError, ValueError):
         return math.inf
 
 
 def read_extras(folder: Path) -> Extras:
-    """What lies beside the log: of the finished run, or of the last checkpoint where that is newer."""
+    """What lies beside the log: of the finished run, or of the last checkpoint where that is
+    newer.
+    """
     notices: list[str] = []
     models = head_of(folder / MODELS, notices)
     checkpoint = head_of(folder / "checkpoint.safetensors", notices)
@@ -130,6 +147,13 @@ def scores_in(notes: Any, key: str) -> dict[int, float]:
 def _values(head: dict[str, Any]) -> int:
     """How many numbers one model has."""
     try:
-        return next((int(entry["shape"][-1]) for name, entry in head.items() if name == "z" or name.startswith("model:")), 0)
+        return next(
+            (
+                int(entry["shape"][-1])
+                for name, entry in head.items()
+                if name == "z" or name.startswith("model:")
+            ),
+            0,
+        )
     except (KeyError, TypeError, ValueError, IndexError):
         return 0

@@ -1,4 +1,6 @@
-"""How a run stands: it has finished, it goes on, or its log just stops, and then how to go on with it."""
+"""How a run stands: it has finished, it goes on, or its log just stops, and then how to go on with
+it.
+"""
 
 import shlex
 from dataclasses import dataclass
@@ -31,7 +33,9 @@ def standing(folder: Path, story: Story | None, job: dict[str, Any]) -> Standing
 def _place(story: Story | None, job: dict[str, Any]) -> str:
     """How far it is, and of how much where its job says so."""
     run = job.get("run")
-    goal, until = (run.get("rounds"), run.get("until_clock")) if isinstance(run, dict) else (None, None)
+    goal, until = (
+        (run.get("rounds"), run.get("until_clock")) if isinstance(run, dict) else (None, None)
+    )
     rounds, clock = (0, 0.0) if story is None else (len(story.rounds), story.now)
     if not goal and isinstance(until, int | float):
         return f"clock {clock:.4g} of {until:g}"
@@ -41,7 +45,9 @@ def _place(story: Story | None, job: dict[str, Any]) -> str:
 def _way_on(folder: Path) -> str:
     if (folder / "deploy.toml").is_file():
         return f"fedbcd up --resume --out {shlex.quote(str(folder))}"
-    whole = folder.parent if (folder.parent / "config.toml").is_file() else folder  # several runs of one job lie in its folder
+    whole = (
+        folder.parent if (folder.parent / "config.toml").is_file() else folder
+    )  # several runs of one job lie in its folder
     if (whole / "config.toml").is_file():
         return f"fedbcd run --resume --out {shlex.quote(str(whole))}"
     return f"train(..., out={str(folder)!r}, resume=True)"

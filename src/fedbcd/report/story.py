@@ -1,7 +1,9 @@
-"""An event log, folded line by line into what a reader wants to see: phases, visits, mixes, traffic, and where everyone stands.
+"""An event log, folded line by line into what a reader wants to see: phases, visits, mixes,
+traffic, and where everyone stands.
 
-Lines are taken as plain data, without the checks of a replay, so that a log of a million lines is read in seconds. Times and numbers are
-kept in arrays: a phase costs 80 bytes, a visit 40, and only the latest visits are kept.
+Lines are taken as plain data, without the checks of a replay, so that a log of a million lines is
+read in seconds. Times and numbers are kept in arrays: a phase costs 80 bytes, a visit 40, and only
+the latest visits are kept.
 """
 
 from array import array
@@ -20,14 +22,24 @@ MOST_VISITS = 200_000  # visits that are kept, the latest ones
 
 @dataclass
 class Phases:
-    """Response-and-update phases of all servers, in the order in which they opened; one entry per phase in each column."""
+    """Response-and-update phases of all servers, in the order in which they opened; one entry per
+    phase in each column.
+    """
 
     server: Numbers = field(default_factory=lambda: array("i"))
     opened: Times = field(default_factory=lambda: array("d"))
-    ended: Times = field(default_factory=lambda: array("d"))  # the q-th upload; NEVER while it goes on
-    mixed: Times = field(default_factory=lambda: array("d"))  # the coordinator's mix; NEVER if there was none
-    released: Times = field(default_factory=lambda: array("d"))  # the next phase of this server opens
-    round: Numbers = field(default_factory=lambda: array("i"))  # of that mix; -1: not mixed (yet), or isolated
+    ended: Times = field(
+        default_factory=lambda: array("d")
+    )  # the q-th upload; NEVER while it goes on
+    mixed: Times = field(
+        default_factory=lambda: array("d")
+    )  # the coordinator's mix; NEVER if there was none
+    released: Times = field(
+        default_factory=lambda: array("d")
+    )  # the next phase of this server opens
+    round: Numbers = field(
+        default_factory=lambda: array("i")
+    )  # of that mix; -1: not mixed (yet), or isolated
     last_device: Numbers = field(default_factory=lambda: array("i"))  # whose upload came last
     last_admitted: Times = field(default_factory=lambda: array("d"))  # when that device was let in
 
@@ -75,10 +87,14 @@ class Visits:
 
 @dataclass
 class Rounds:
-    """Mixes of the coordinator: when, whose models, and how many messages with a model had been sent by then."""
+    """Mixes of the coordinator: when, whose models, and how many messages with a model had been
+    sent by then.
+    """
 
     time: Times = field(default_factory=lambda: array("d"))
-    start: Numbers = field(default_factory=lambda: array("i"))  # where this round's servers begin in `servers`
+    start: Numbers = field(
+        default_factory=lambda: array("i")
+    )  # where this round's servers begin in `servers`
     servers: Numbers = field(default_factory=lambda: array("i"))
     down: Numbers = field(default_factory=lambda: array("q"))  # server to device
     up: Numbers = field(default_factory=lambda: array("q"))  # device to server
@@ -128,7 +144,9 @@ class Story:
         self.rounds = Rounds()
         self.servers: dict[int, ServerState] = {}
         self.devices: dict[int, DeviceState] = {}
-        self.staleness: Counter[int] = Counter()  # rounds since its last mix, of a server that is mixed
+        self.staleness: Counter[int] = (
+            Counter()
+        )  # rounds since its last mix, of a server that is mixed
         self.events: Counter[str] = Counter()  # retries, devices lost, joined, left
         self.end: dict[str, Any] | None = None
         self.now = 0.0
@@ -157,9 +175,12 @@ class Story:
         else:
             raise ValueError(f"unknown actor {actor!r}")
 
-    # ------------------------------------------------------------------------------------------------------------------ devices
+    # ---------------------------------------------------------------------------------------------
+    # devices
     def _device(self, raw: bytes) -> None:
-        """Device lines are most of a log, and only two kinds of them say something that the server's lines do not."""
+        """Device lines are most of a log, and only two kinds of them say something that the
+        server's lines do not.
+        """
         offline = b'"event":{"OfflineTrained"' in raw
         if not (offline or b'"event":{"Trained"' in raw):
             if not raw.startswith(b'{"t":') or not raw.endswith(b"}"):
@@ -179,8 +200,11 @@ class Story:
             found = self.devices[device] = DeviceState()
         return found
 
-    # ------------------------------------------------------------------------------------------------------------------ servers
-    def _server(self, number: int, name: str, fields: dict[str, Any], commands: list[dict[str, Any]]) -> None:
+    # ---------------------------------------------------------------------------------------------
+    # servers
+    def _server(
+        self, number: int, name: str, fields: dict[str, Any], commands: list[dict[str, Any]]
+    ) -> None:
         server = self.servers.get(number)
         if server is None:
             server = self.servers[number] = ServerState()
@@ -247,7 +271,8 @@ class Story:
             self.phases.ended[self._open[number]] = self.now
         server.state, server.since = "waiting", self.now
 
-    # -------------------------------------------------------------------------------------------------------------- coordinator
+    # ---------------------------------------------------------------------------------------------
+    # coordinator
     def _coordinator(self, commands: list[dict[str, Any]]) -> None:
         members: list[int] | None = None
         for command in commands:

@@ -15,7 +15,14 @@ from fedbcd.data.measure import measure_in
 from fedbcd.history import COLUMNS, History
 from fedbcd.report.baseline import Baseline, has_personal_models
 from fedbcd.report.follow import LogFollower
-from fedbcd.report.protocol_view import device_summary, round_lengths, server_table, staleness, time_spent, timeline
+from fedbcd.report.protocol_view import (
+    device_summary,
+    round_lengths,
+    server_table,
+    staleness,
+    time_spent,
+    timeline,
+)
 from fedbcd.report.runs import Extras, read_extras
 from fedbcd.report.standing import Standing, standing
 from fedbcd.report.story import Story
@@ -52,7 +59,11 @@ class RunRecord:
         job = self.header.get("job")
         if isinstance(job, dict) and job:
             return job
-        return {key: value for key, value in self.identity.items() if key not in ("servers", "data", "model", "joins", "leaves")}
+        return {
+            key: value
+            for key, value in self.identity.items()
+            if key not in ("servers", "data", "model", "joins", "leaves")
+        }
 
     @property
     def name(self) -> str:
@@ -69,13 +80,22 @@ class RunRecord:
     def homes(self) -> dict[int, int]:
         """Device -> server."""
         servers = self.identity.get("servers", [])
-        return {device: n for n, members in enumerate(servers) for device in members} if isinstance(servers, list) else {}
+        return (
+            {device: n for n, members in enumerate(servers) for device in members}
+            if isinstance(servers, list)
+            else {}
+        )
 
     @cached_property
     def group(self) -> str:
         """The same for runs that differ by their seed (and title) only."""
         run = self.job.get("run")
-        plain = {**self.job, "title": "", "seed": 0, "run": {**run, "seed": 0} if isinstance(run, dict) else run}
+        plain = {
+            **self.job,
+            "title": "",
+            "seed": 0,
+            "run": {**run, "seed": 0} if isinstance(run, dict) else run,
+        }
         return json.dumps(plain, sort_keys=True)
 
 
@@ -90,7 +110,9 @@ def record_of(folder: Path, follower: LogFollower, extras: Extras) -> RunRecord:
     """What a follower has read so far, with what lies beside the log."""
     notices = [follower.notice] if follower.notice else []
     if follower.story is None and not notices:
-        notices.append(f"{follower.path} has no whole line yet: the run has just begun, or was killed at once")
+        notices.append(
+            f"{follower.path} has no whole line yet: the run has just begun, or was killed at once"
+        )
     return RunRecord(folder, follower.story, extras, (*notices, *extras.notices))
 
 
@@ -106,7 +128,8 @@ def run_view(
     still: dict[str, Any] | None = None,
     stands: Standing | None = None,
 ) -> dict[str, Any]:
-    """Everything a page shows of one run. `still` is what `devices_view` gave for the same extras, if it is at hand.
+    """Everything a page shows of one run. `still` is what `devices_view` gave for the same extras,
+    if it is at hand.
 
     `stands` says how the run stands where its folder does not.
     """
@@ -172,10 +195,15 @@ def summary(record: RunRecord) -> dict[str, Any]:
 
 
 def _certificates(record: RunRecord) -> dict[str, Any]:
-    """The last that were taken, in which round; or why there are none. Those of a summary are on fewer devices than those of a history."""
+    """The last that were taken, in which round; or why there are none. Those of a summary are on
+    fewer devices than those of a history.
+    """
     last = next((row for row in reversed(record.extras.history) if math.isfinite(row.gap)), None)
     if last is not None:
-        return {name: _number(getattr(last, name)) for name in ("round", "gap", "worst_gap", "pull", "spread")}
+        return {
+            name: _number(getattr(last, name))
+            for name in ("round", "gap", "worst_gap", "pull", "spread")
+        }
     found = record.extras.summary.get("certificates")
     if found:
         return {"round": record.extras.summary.get("rounds"), **found}
@@ -189,19 +217,30 @@ def _why_no_certificates(record: RunRecord) -> str:
         return "a deployment takes none"
     if record.extras.summary:
         return "none were asked for"
-    return "none have been taken so far" if record.story is None or record.story.end is None else "its folder holds none"
+    return (
+        "none have been taken so far"
+        if record.story is None or record.story.end is None
+        else "its folder holds none"
+    )
 
 
 def cluster_view(found: dict[str, Any]) -> dict[str, Any] | None:
-    """What each actor of a cluster did, and what travelled; None where the run was on none, or says so in another way."""
+    """What each actor of a cluster did, and what travelled; None where the run was on none, or says
+    so in another way.
+    """
     try:
         cluster = found["cluster"]
         shards = [
-            {"node": str(shard["node"])} | {key: float(shard[key]) for key in ("devices", "expected_share", "seconds")}
+            {"node": str(shard["node"])}
+            | {key: float(shard[key]) for key in ("devices", "expected_share", "seconds")}
             for shard in cluster["shards"]
         ]
         moved = {key: float(cluster["bytes"][key]) for key in ("models", "work", "sums", "rows")}
-        return {"shards": shards, "bytes": moved, "rebuilt": int(cluster["rebuilt"])} if shards else None
+        return (
+            {"shards": shards, "bytes": moved, "rebuilt": int(cluster["rebuilt"])}
+            if shards
+            else None
+        )
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -213,7 +252,11 @@ def _fraction(record: RunRecord) -> float | None:
         return None
     if story.end is not None:
         return 1.0
-    goal, done = (run["rounds"], len(story.rounds)) if run.get("rounds") else (run.get("until_clock"), story.now)
+    goal, done = (
+        (run["rounds"], len(story.rounds))
+        if run.get("rounds")
+        else (run.get("until_clock"), story.now)
+    )
     return min(1.0, done / goal) if isinstance(goal, int | float) and goal > 0 else None
 
 
@@ -222,9 +265,12 @@ def _name(table: dict[str, Any], key: str) -> str:
     return str(found.get("name", "")) if isinstance(found, dict) else ""
 
 
-# ----------------------------------------------------------------------------------------------------------------------- curves
+# ------------------------------------------------------------------------------------------------
+# curves
 def curves(record: RunRecord) -> dict[str, list[float | None]]:
-    """The history in columns, with the traffic up to each row; of a long one every so manieth row."""
+    """The history in columns, with the traffic up to each row; of a long one every so manieth
+    row.
+    """
     history = _thinned(record.extras.history)
     columns = {name: [_number(value) for value in history.column(name)] for name in COLUMNS}
     return columns | {"bytes": list(traffic(record, [row.round for row in history]))}
@@ -238,9 +284,11 @@ def _thinned(history: History) -> History:
 
 
 def traffic(record: RunRecord, rounds: Sequence[int]) -> list[float]:
-    """Bytes of models that had been sent by the end of these rounds: to and from devices, and between servers and coordinator.
+    """Bytes of models that had been sent by the end of these rounds: to and from devices, and
+    between servers and coordinator.
 
-    Sync-cloud servers report a sum of float64; everything else travels in the dtype of the run. Message heads are not counted.
+    Sync-cloud servers report a sum of float64; everything else travels in the dtype of the run.
+    Message heads are not counted.
     """
     story, values = record.story, record.extras.values
     if story is None or not values:
@@ -249,18 +297,34 @@ def traffic(record: RunRecord, rounds: Sequence[int]) -> list[float]:
     report = 8 if _name(record.identity, "cloud") == "sync" else width
     r = story.rounds
     done = [min(k, len(r)) - 1 for k in rounds]
-    return [float(values * (width * (r.down[k] + r.up[k] + r.answers[k]) + report * r.reports[k])) if k >= 0 else 0.0 for k in done]
+    return [
+        (
+            float(values * (width * (r.down[k] + r.up[k] + r.answers[k]) + report * r.reports[k]))
+            if k >= 0
+            else 0.0
+        )
+        for k in done
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------------------------- devices
+# ------------------------------------------------------------------------------------------------
+# devices
 def devices_view(record: RunRecord, baseline: Baseline | None = None) -> dict[str, Any]:
-    """What the extras say about devices: their scores, against a baseline where there is one, and their data."""
+    """What the extras say about devices: their scores, against a baseline where there is one, and
+    their data.
+    """
     own = has_personal_models(record.identity)
-    return {"personal": personal_view(record.extras, record.homes, own, baseline), "partition": partition_view(record.extras, record.homes)}
+    return {
+        "personal": personal_view(record.extras, record.homes, own, baseline),
+        "partition": partition_view(record.extras, record.homes),
+    }
 
 
-def personal_view(extras: Extras, homes: dict[int, int], own: bool = True, baseline: Baseline | None = None) -> dict[str, Any] | None:
-    """How personal accuracy is spread over devices, and who gains and loses: against a baseline, or the run's own global models.
+def personal_view(
+    extras: Extras, homes: dict[int, int], own: bool = True, baseline: Baseline | None = None
+) -> dict[str, Any] | None:
+    """How personal accuracy is spread over devices, and who gains and loses: against a baseline, or
+    the run's own global models.
 
     `own` is whether devices keep models of their own; where they do not there is nothing to gain.
     """
@@ -291,15 +355,29 @@ def personal_view(extras: Extras, homes: dict[int, int], own: bool = True, basel
             "worse": int((gains < 0).sum()),
             "mean": float(gains.mean()),
             "histogram": _histogram(gains, -1.0, 1.0, 80),
-            "losers": [_device_row(extras, homes, compared[k], against) for k in ranked[:WORST] if gains[k] < 0],
-            "winners": [_device_row(extras, homes, compared[k], against) for k in ranked[::-1][:WORST] if gains[k] > 0],
+            "losers": [
+                _device_row(extras, homes, compared[k], against)
+                for k in ranked[:WORST]
+                if gains[k] < 0
+            ],
+            "winners": [
+                _device_row(extras, homes, compared[k], against)
+                for k in ranked[::-1][:WORST]
+                if gains[k] > 0
+            ],
         }
     return view
 
 
-def _device_row(extras: Extras, homes: dict[int, int], device: int, against: dict[int, float]) -> dict[str, Any]:
+def _device_row(
+    extras: Extras, homes: dict[int, int], device: int, against: dict[int, float]
+) -> dict[str, Any]:
     labels, counts = extras.partition.get("labels"), extras.partition.get("counts")
-    owned = [label for label, count in zip(labels, counts[device], strict=False) if count] if labels and counts else None
+    owned = (
+        [label for label, count in zip(labels, counts[device], strict=False) if count]
+        if labels and counts
+        else None
+    )
     return {
         "device": device,
         "server": homes.get(device),
@@ -319,10 +397,17 @@ def partition_view(extras: Extras, homes: dict[int, int]) -> dict[str, Any] | No
     sizes, labels, counts = (extras.partition.get(key) for key in ("sizes", "labels", "counts"))
     if not sizes:
         return None
-    shown = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), MOST_ROWS)).round().astype(int)).tolist()
+    shown = np.unique(
+        np.linspace(0, len(sizes) - 1, min(len(sizes), MOST_ROWS)).round().astype(int)
+    ).tolist()
     view: dict[str, Any] = {
         "devices": len(sizes),
-        "sizes": {"least": min(sizes), "median": float(np.median(sizes)), "most": max(sizes), "all": sum(sizes)},
+        "sizes": {
+            "least": min(sizes),
+            "median": float(np.median(sizes)),
+            "most": max(sizes),
+            "all": sum(sizes),
+        },
         "shown": shown,
         "servers": [homes.get(device, -1) for device in shown],
         "labels": None,
@@ -332,7 +417,11 @@ def partition_view(extras: Extras, homes: dict[int, int]) -> dict[str, Any] | No
         view |= {
             "labels": labels,
             "counts": [counts[device] for device in shown],
-            "per_device": {"least": min(owned), "median": float(np.median(owned)), "most": max(owned)},
+            "per_device": {
+                "least": min(owned),
+                "median": float(np.median(owned)),
+                "most": max(owned),
+            },
             "per_label": np.asarray(counts).sum(axis=0).tolist(),
             **_unowned(labels, np.asarray(counts).sum(axis=0), extras.partition.get("tested")),
         }
@@ -340,21 +429,32 @@ def partition_view(extras: Extras, homes: dict[int, int]) -> dict[str, Any] | No
 
 
 def _unowned(labels: list[int], per_label: Any, tested: list[int] | None) -> dict[str, Any]:
-    """Labels that no device owns, and what their share of the test set leaves for a global model to reach."""
+    """Labels that no device owns, and what their share of the test set leaves for a global model to
+    reach.
+    """
     nobody = per_label == 0
-    share = float(np.asarray(tested)[nobody].sum() / max(1, sum(tested))) if tested and len(tested) == len(labels) else None
+    share = (
+        float(np.asarray(tested)[nobody].sum() / max(1, sum(tested)))
+        if tested and len(tested) == len(labels)
+        else None
+    )
     return {
         "unowned": [label for label, missing in zip(labels, nobody, strict=True) if missing],
         "ceiling": None if share is None else 1.0 - share,
     }
 
 
-# --------------------------------------------------------------------------------------------------------------------- settings
+# ------------------------------------------------------------------------------------------------
+# settings
 def flat(table: Any, prefix: str = "") -> list[tuple[str, str]]:
     """A nested table as rows of key and text, in order."""
     if not isinstance(table, dict):
         return [(prefix, table if isinstance(table, str) else json.dumps(table))]
-    return [row for key, value in table.items() for row in flat(value, f"{prefix}.{key}" if prefix else str(key))]
+    return [
+        row
+        for key, value in table.items()
+        for row in flat(value, f"{prefix}.{key}" if prefix else str(key))
+    ]
 
 
 def differences(settings: Iterable[list[tuple[str, str]]]) -> list[dict[str, Any]]:

@@ -1,11 +1,15 @@
 """Theorem 1 and its lemmas as numbers: every constant as a function of the problem's constants.
 
-The proof fixes K_x = K_z = 1 and a constant, common eta_z, and so do the bounds. Where a printed formula and its derivation differ, the
-derivation is followed; docs/errata.md lists each place, and a test shows each by numbers.
+The proof fixes K_x = K_z = 1 and a constant, common eta_z, and so do the bounds. Where a printed
+formula and its derivation differ, the derivation is followed; docs/errata.md lists each place, and
+a test shows each by numbers.
 
-letters      V = |V|, Q = max |Q_n|, gamma = max gamma_i, L = max L_i, D = D_X, omega = zeta sqrt(1 + rho eta_x), kappa = 1 - omega^2
-paper_*      the path of the paper: C_1..C_10, B_1, B_2, C, A_1, A_2 (B_1 and B_2 turn out to grow with T, see errata 7)
-*_bound      what the corrected derivation gives for the mean of each certificate over rounds 0..T-1, for every T
+letters      V = |V|, Q = max |Q_n|, gamma = max gamma_i, L = max L_i, D = D_X, omega = zeta sqrt(1
++ rho eta_x), kappa = 1 - omega^2
+paper_*      the path of the paper: C_1..C_10, B_1, B_2, C, A_1, A_2 (B_1 and B_2 turn out to grow
+with T, see errata 7)
+*_bound      what the corrected derivation gives for the mean of each certificate over rounds
+0..T-1, for every T
 """
 
 import math
@@ -23,16 +27,21 @@ class Problem:
     members: int  # |Q|, devices of the largest server
     penalty: float  # gamma, the largest gamma_i
     smoothness: float  # L, the largest L_i, on the set extended by momentum
-    nonconvexity: float = 0.0  # rho, the largest rho_i: f_i + rho/2 ||x||^2 is convex; 0 if every g_i is convex
+    nonconvexity: float = (
+        0.0  # rho, the largest rho_i: f_i + rho/2 ||x||^2 is convex; 0 if every g_i is convex
+    )
     diameter: float  # D_X, of the feasible set
     gradient: float  # D_g, the largest ||grad g_i|| on X
     excess: float  # Delta*, twice the sum over devices of f_i at the start minus its minimum
-    start: float = 0.0  # max ||z_m(0) - c|| for any one point c; 0 when all servers start alike, as in Algorithm 1
+    # max ||z_m(0) - c|| for any one point c; 0 when all servers start alike, as in Algorithm 1
+    start: float = 0.0
     noise: float = 0.0  # sigma / sqrt(R); 0 for exact gradients
     device_step: float  # eta_x
     momentum: float = 0.0  # zeta
     server_step: float  # eta_z as printed (absolute), the same for all servers
-    mixing: MixingRate | ScheduleMemory  # theta and beta, or the memory of one schedule (with start = 0)
+    mixing: (
+        MixingRate | ScheduleMemory
+    )  # theta and beta, or the memory of one schedule (with start = 0)
     period: int = 1  # p, every device is active at least once in p rounds
 
     def __post_init__(self) -> None:
@@ -41,22 +50,42 @@ class Problem:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         for name in ("penalty", "smoothness", "diameter", "device_step", "server_step"):
             if not 0 < getattr(self, name) < math.inf:
-                why = "; all bounds hold D_X, so there are none without a compact X" if name == "diameter" else ""
-                raise ConfigError(f"{name}={getattr(self, name)} must be a finite number above 0{why}")
+                why = (
+                    "; all bounds hold D_X, so there are none without a compact X"
+                    if name == "diameter"
+                    else ""
+                )
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} must be a finite number above 0{why}"
+                )
         for name in ("nonconvexity", "gradient", "excess", "start", "noise", "momentum"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name)} must be a finite number, 0 or more")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} must be a finite number, 0 or more"
+                )
         if self.start and isinstance(self.mixing, ScheduleMemory):
-            raise ConfigError(f"start={self.start:g} must be 0 with the memory of a schedule; use lemma_rate for servers that start apart")
+            raise ConfigError(
+                f"start={self.start:g} must be 0 with the memory of a schedule; use lemma_rate for"
+                " servers that start apart"
+            )
         limit = device_step_limit(self.smoothness, self.penalty)
         if self.device_step > limit * (1 + 1e-12):
-            raise ConfigError(f"device_step={self.device_step:g} exceeds {limit:g} = 1/(L + gamma); Assumption 4(i) asks for at most that")
+            raise ConfigError(
+                f"device_step={self.device_step:g} exceeds {limit:g} = 1/(L + gamma); Assumption"
+                " 4(i) asks for at most that"
+            )
         limit = server_step_limit(self.penalty, self.members)
         if self.server_step > limit * (1 + 1e-12):
-            raise ConfigError(f"server_step={self.server_step:g} exceeds {limit:g} = 1/(gamma |Q|); Assumption 4(ii) asks for at most that")
+            raise ConfigError(
+                f"server_step={self.server_step:g} exceeds {limit:g} = 1/(gamma |Q|); Assumption"
+                " 4(ii) asks for at most that"
+            )
         limit = momentum_limit(self.nonconvexity, self.device_step)
         if self.momentum >= limit:
-            raise ConfigError(f"momentum={self.momentum:g} must be below {limit:g} = 1/sqrt(1 + rho eta_x), by Assumption 4(iii)")
+            raise ConfigError(
+                f"momentum={self.momentum:g} must be below {limit:g} = 1/sqrt(1 + rho eta_x), by"
+                " Assumption 4(iii)"
+            )
 
     @property
     def omega(self) -> float:
@@ -69,7 +98,8 @@ class Problem:
         return 1.0 - self.omega**2
 
 
-# --------------------------------------------------------------------------------------------------------------- Assumption 4
+# ------------------------------------------------------------------------------------------------
+# Assumption 4
 def device_step_limit(smoothness: float, penalty: float) -> float:
     """Assumption 4(i): eta_x <= 1/(L_i + gamma_i)."""
     return 1.0 / (smoothness + penalty)
@@ -81,22 +111,29 @@ def server_step_limit(penalty: float, members: int) -> float:
 
 
 def momentum_limit(nonconvexity: float, device_step: float) -> float:
-    """Assumption 4(iii): zeta <= omega/sqrt(1 + rho_i eta_x) for some omega < 1, so zeta must stay below this."""
+    """Assumption 4(iii): zeta <= omega/sqrt(1 + rho_i eta_x) for some omega < 1, so zeta must stay
+    below this.
+    """
     return 1.0 / math.sqrt(1.0 + nonconvexity * device_step)
 
 
 def stable_step_limit(curvature: float, momentum: float) -> float:
-    """The step beyond which extrapolated gradient steps grow along a direction while this is its curvature (L_i + gamma_i at most).
+    """The step beyond which extrapolated gradient steps grow along a direction while this is its
+    curvature (L_i + gamma_i at most).
 
-    x+ = (1 - eta c)(x + zeta (x - x_prev)) is stable for eta c < (2 + 2 zeta)/(1 + 2 zeta). Beyond it iterates bounce between borders of X.
+    x+ = (1 - eta c)(x + zeta (x - x_prev)) is stable for eta c < (2 + 2 zeta)/(1 + 2 zeta). Beyond
+    it iterates bounce between borders of X.
     """
     return (2 + 2 * momentum) / ((1 + 2 * momentum) * curvature)
 
 
-# ------------------------------------------------------------------------------------------------------------- consensus lemma
+# ------------------------------------------------------------------------------------------------
+# consensus lemma
 @dataclass(frozen=True)
 class Consensus:
-    """C_1 to C_6 of the consensus lemma; `total` bounds sum_t ||zbar - z_n||, `squares` bounds sum_t ||zbar - z_n||^2, t = 0..T-1."""
+    """C_1 to C_6 of the consensus lemma; `total` bounds sum_t ||zbar - z_n||, `squares` bounds
+    sum_t ||zbar - z_n||^2, t = 0..T-1.
+    """
 
     c1: float
     c2: float
@@ -109,11 +146,15 @@ class Consensus:
 
 
 def consensus(problem: Problem, rounds: int) -> Consensus:
-    """The consensus lemma for T = `rounds`: C_1 + eta_z T C_2, and C_3 + eta_z T C_4 + eta_z C_5 + eta_z^2 T C_6.
+    """The consensus lemma for T = `rounds`: C_1 + eta_z T C_2, and C_3 + eta_z T C_4 + eta_z C_5 +
+    eta_z^2 T C_6.
 
-    C_5 has the factor 2 of the term 2 eta_z, and C_6 the squares of D_X and |Q|, that the last steps of the printed proof drop.
+    C_5 has the factor 2 of the term 2 eta_z, and C_6 the squares of D_X and |Q|, that the last
+    steps of the printed proof drop.
     """
-    push = problem.penalty * problem.diameter * problem.members  # a server step moves z_n by at most eta_z gamma D |Q|
+    push = (
+        problem.penalty * problem.diameter * problem.members
+    )  # a server step moves z_n by at most eta_z gamma D |Q|
     if isinstance(problem.mixing, ScheduleMemory):
         return _consensus_of_schedule(problem.mixing, push, problem.server_step, rounds)
     theta, beta = problem.mixing.theta, problem.mixing.beta
@@ -124,15 +165,28 @@ def consensus(problem: Problem, rounds: int) -> Consensus:
     c3 = (theta * v * z) ** 2 * squares
     c4 = 2 * theta * v * push * theta * v / (1 - beta**2) * z
     c5 = 4 * theta * v * push * ones * z
-    c6 = push**2 * ((theta * v) ** 2 / (1 - beta**2) + (2 * beta * (theta * v) ** 2 / (1 - beta) + 4 * theta * v) / (1 - beta) + 4)
+    c6 = push**2 * (
+        (theta * v) ** 2 / (1 - beta**2)
+        + (2 * beta * (theta * v) ** 2 / (1 - beta) + 4 * theta * v) / (1 - beta)
+        + 4
+    )
     total = c1 + step * rounds * c2
-    return Consensus(c1, c2, c3, c4, c5, c6, total, c3 + step * rounds * c4 + step * c5 + step**2 * rounds * c6)
+    return Consensus(
+        c1, c2, c3, c4, c5, c6, total, c3 + step * rounds * c4 + step * c5 + step**2 * rounds * c6
+    )
 
 
-def _consensus_of_schedule(mixing: ScheduleMemory, push: float, step: float, rounds: int) -> Consensus:
-    """The same from the display before the matrix convergence lemma: ||zbar(t) - z_n(t)|| <= eta_z gamma D |Q| (memory(t) + 2)."""
+def _consensus_of_schedule(
+    mixing: ScheduleMemory, push: float, step: float, rounds: int
+) -> Consensus:
+    """The same from the display before the matrix convergence lemma: ||zbar(t) - z_n(t)|| <= eta_z
+    gamma D |Q| (memory(t) + 2).
+    """
     if len(mixing.memory) < rounds:
-        raise ConfigError(f"the schedule has {len(mixing.memory)} rounds, fewer than T={rounds}; give one as long as the run")
+        raise ConfigError(
+            f"the schedule has {len(mixing.memory)} rounds, fewer than T={rounds}; give one as long"
+            " as the run"
+        )
     reach = [memory + 2 for memory in mixing.memory[:rounds]]
     c2, c6 = push * sum(reach) / rounds, push**2 * sum(r**2 for r in reach) / rounds
     return Consensus(0.0, c2, 0.0, 0.0, 0.0, c6, step * rounds * c2, step**2 * rounds * c6)
@@ -143,13 +197,15 @@ def _geometric(ratio: float, terms: int) -> float:
     return float(terms) if ratio == 1 else (1 - ratio**terms) / (1 - ratio)
 
 
-# ---------------------------------------------------------------------------------------------------------- accumulation lemma
+# ------------------------------------------------------------------------------------------------
+# accumulation lemma
 @dataclass(frozen=True)
 class Accumulation:
     """C_7 to C_10, B_1 and B_2 of the accumulation lemma.
 
-    `device` bounds the mean over t of ||x_i(t+1) - x_i(t)||^2 / eta_x^2, `cloud` that of ||sum gamma_i (zbar - x_i)||^2;
-    both as the paper derives them, for every T; once T >= `enough_rounds`, B_1/sqrt(T) + B_2/sqrt(R) covers both.
+    `device` bounds the mean over t of ||x_i(t+1) - x_i(t)||^2 / eta_x^2, `cloud` that of ||sum
+    gamma_i (zbar - x_i)||^2; both as the paper derives them, for every T; once T >=
+    `enough_rounds`, B_1/sqrt(T) + B_2/sqrt(R) covers both.
     """
 
     c7: float
@@ -164,9 +220,11 @@ class Accumulation:
 
 
 def paper_accumulation(problem: Problem, rounds: int) -> Accumulation:
-    """The accumulation lemma for T = `rounds`, with d = eta_z sqrt(T); b2 is B_2/sqrt(R), for sigma enters through sigma/sqrt(R) only.
+    """The accumulation lemma for T = `rounds`, with d = eta_z sqrt(T); b2 is B_2/sqrt(R), for sigma
+    enters through sigma/sqrt(R) only.
 
-    Corrected: the noise term 2 sigma^2/R counts every device (V Q of them), and the momentum part of a move is (1 + eta_x rho) zeta D_X.
+    Corrected: the noise term 2 sigma^2/R counts every device (V Q of them), and the momentum part
+    of a move is (1 + eta_x rho) zeta D_X.
     """
     p, c = problem, consensus(problem, rounds)
     devices = p.servers * p.members
@@ -180,7 +238,9 @@ def paper_accumulation(problem: Problem, rounds: int) -> Accumulation:
     share = min(1 / p.servers, p.kappa) * least
     d = p.server_step * math.sqrt(rounds)
     floor = most * (2 * devices * p.noise**2 + p.noise * c10)
-    sum_of_squares = (p.excess + most * (c7 + d**2 * c9)) / rounds + most * d * c8 / math.sqrt(rounds) + floor
+    sum_of_squares = (
+        (p.excess + most * (c7 + d**2 * c9)) / rounds + most * d * c8 / math.sqrt(rounds) + floor
+    )
     return Accumulation(
         c7,
         c8,
@@ -190,20 +250,26 @@ def paper_accumulation(problem: Problem, rounds: int) -> Accumulation:
         b2=floor / share,
         device=sum_of_squares / (least * p.kappa),
         cloud=sum_of_squares * p.servers / least,
-        enough_rounds=max((p.excess + most * (c7 + d**2 * c9)) / (most * d * c8), c.c1 / (d * c.c2)) ** 2,
+        enough_rounds=max((p.excess + most * (c7 + d**2 * c9)) / (most * d * c8), c.c1 / (d * c.c2))
+        ** 2,
     )
 
 
 def largest_move(problem: Problem) -> float:
-    """How far one exact step can move a personal model: (1 + eta_x rho) zeta D_X + eta_x (D_g + gamma D_X).
+    """How far one exact step can move a personal model: (1 + eta_x rho) zeta D_X + eta_x (D_g +
+    gamma D_X).
 
-    The printed bound has zeta D_X, by an argument that takes the extrapolated point for one of X. It holds so for convex g_i only.
+    The printed bound has zeta D_X, by an argument that takes the extrapolated point for one of X.
+    It holds so for convex g_i only.
     """
     p = problem
-    return (1 + p.device_step * p.nonconvexity) * p.momentum * p.diameter + p.device_step * (p.gradient + p.penalty * p.diameter)
+    return (1 + p.device_step * p.nonconvexity) * p.momentum * p.diameter + p.device_step * (
+        p.gradient + p.penalty * p.diameter
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------- Theorem 1
+# ------------------------------------------------------------------------------------------------
+# Theorem 1
 @dataclass(frozen=True)
 class PaperTheorem:
     """A_1, A_2, B_1, B_2 and C as functions of T; a2 and b2 are A_2/R^(1/4) and B_2/sqrt(R)."""
@@ -216,16 +282,21 @@ class PaperTheorem:
 
 
 def paper_theorem(problem: Problem, rounds: int) -> PaperTheorem:
-    """The constants of Theorem 1 along the paper's path, A_1 and A_2 from the last display of the proof, for T >= `enough_rounds`.
+    """The constants of Theorem 1 along the paper's path, A_1 and A_2 from the last display of the
+    proof, for T >= `enough_rounds`.
 
-    The last display forgets the rounds in which a device is not active; p, the drift of zbar meanwhile and the rounds before
-    the first activation are put back, so that gap <= A_1/T^(1/4) + A_2/R^(1/4) is what the derivation gives.
+    The last display forgets the rounds in which a device is not active; p, the drift of zbar
+    meanwhile and the rounds before the first activation are put back, so that gap <= A_1/T^(1/4) +
+    A_2/R^(1/4) is what the derivation gives.
     """
     p, acc = problem, paper_accumulation(problem, rounds)
     c = 2 * p.server_step * math.sqrt(rounds) * consensus(problem, rounds).c2
     moves = _moves_factor(p) * math.sqrt(p.period)
     stale = _drift(p) + (p.period - 1) / rounds * _trivial_gap(p)
-    a1 = p.diameter * (moves * math.sqrt(acc.b1) + p.penalty * p.period * c / rounds**0.25) + stale * rounds**0.25
+    a1 = (
+        p.diameter * (moves * math.sqrt(acc.b1) + p.penalty * p.period * c / rounds**0.25)
+        + stale * rounds**0.25
+    )
     return PaperTheorem(a1, p.diameter * (moves * math.sqrt(acc.b2) + p.noise), acc.b1, acc.b2, c)
 
 
@@ -241,45 +312,62 @@ class CertificateBounds:
 def certificate_bounds(problem: Problem, rounds: int) -> CertificateBounds:
     """What the corrected derivation gives for T = `rounds`; it holds for every T.
 
-    With eta_z = d/sqrt(T), exact gradients and a common start, all three fall as T^-1/2: the gap faster than the T^-1/4 of the theorem.
+    With eta_z = d/sqrt(T), exact gradients and a common start, all three fall as T^-1/2: the gap
+    faster than the T^-1/4 of the theorem.
     """
     p = problem
     spread = consensus(p, rounds).total / rounds
     progress = total_progress(p, rounds)
     pull = p.servers * progress / (p.server_step * rounds)
-    mean_square_move = 2 * p.period * progress / (p.kappa * p.device_step * rounds)  # of ||x+ - x||/eta_x, rounds of waiting included
-    gap = p.diameter * (_moves_factor(p) * math.sqrt(mean_square_move) + p.penalty * p.period * spread + p.noise)
+    mean_square_move = (
+        2 * p.period * progress / (p.kappa * p.device_step * rounds)
+    )  # of ||x+ - x||/eta_x, rounds of waiting included
+    gap = p.diameter * (
+        _moves_factor(p) * math.sqrt(mean_square_move) + p.penalty * p.period * spread + p.noise
+    )
     gap += _drift(p) + (p.period - 1) / rounds * _trivial_gap(p)
     return CertificateBounds(gap, pull, spread)
 
 
 def trivial_bounds(problem: Problem) -> CertificateBounds:
-    """What any points of X satisfy, whatever was done to them: the yardstick for whether a bound says anything."""
+    """What any points of X satisfy, whatever was done to them: the yardstick for whether a bound
+    says anything.
+    """
     p = problem
-    return CertificateBounds(_trivial_gap(p), (p.penalty * p.servers * p.members * p.diameter) ** 2, p.diameter)
+    return CertificateBounds(
+        _trivial_gap(p), (p.penalty * p.servers * p.members * p.diameter) ** 2, p.diameter
+    )
 
 
 def total_progress(problem: Problem, rounds: int) -> float:
-    """W(T), the right side of: sum_i kappa/2 eta_x sum_t ||x+ - x||^2/eta_x^2 + eta_z/V sum_t ||pull||^2 <= W(T).
+    """W(T), the right side of: sum_i kappa/2 eta_x sum_t ||x+ - x||^2/eta_x^2 + eta_z/V sum_t
+    ||pull||^2 <= W(T).
 
-    As in the accumulation lemma, but each block keeps its own step, and the cross terms 2 ||x+ - x|| (gamma ||zbar - z_n|| + ||delta||)
-    are split by Young's inequality, so that squares of ||zbar - z_n|| appear (they add up to a constant) and not the distances themselves.
+    As in the accumulation lemma, but each block keeps its own step, and the cross terms 2 ||x+ -
+    x|| (gamma ||zbar - z_n|| + ||delta||) are split by Young's inequality, so that squares of
+    ||zbar - z_n|| appear (they add up to a constant) and not the distances themselves.
     """
     p = problem
     squares = consensus(p, rounds).squares
-    young = (4 if p.noise > 0 else 2) / p.kappa  # half of kappa goes to the one cross term, or a quarter to each of two
+    young = (
+        4 if p.noise > 0 else 2
+    ) / p.kappa  # half of kappa goes to the one cross term, or a quarter to each of two
     devices = p.servers * p.members
     from_devices = young * p.device_step * devices * (rounds * p.noise**2 + p.penalty**2 * squares)
     return p.excess + from_devices + p.server_step * p.penalty**2 * devices * p.members * squares
 
 
 def _moves_factor(p: Problem) -> float:
-    """(L + gamma + 1/eta_x) eta_x (1 + zeta): a step and the momentum behind it, in units of ||x+ - x||/eta_x. At most the printed 4."""
+    """(L + gamma + 1/eta_x) eta_x (1 + zeta): a step and the momentum behind it, in units of ||x+ -
+    x||/eta_x. At most the printed 4.
+    """
     return (1 + p.device_step * (p.smoothness + p.penalty)) * (1 + p.momentum)
 
 
 def _drift(p: Problem) -> float:
-    """What zbar moves between two activations of a device, as it enters the gap: D gamma (p - 1) eta_z gamma |Q| D."""
+    """What zbar moves between two activations of a device, as it enters the gap: D gamma (p - 1)
+    eta_z gamma |Q| D.
+    """
     return (p.period - 1) * p.server_step * p.members * (p.penalty * p.diameter) ** 2
 
 

@@ -1,4 +1,6 @@
-"""L_i and rho_i of a function that is known by its Hessian-vector products: the ends of the Hessian's spectrum at a point."""
+"""L_i and rho_i of a function that is known by its Hessian-vector products: the ends of the
+Hessian's spectrum at a point.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +9,16 @@ import torch
 from torch import Tensor
 
 Product = Callable[[Tensor], Tensor]
-LOW_FLOOR = 0.1  # a convex function's low end is 0, of which no fraction can be asked: this part of the largest eigenvalue instead
+# a convex function's low end is 0, of which no fraction can be asked: this part of the largest
+# eigenvalue instead
+LOW_FLOOR = 0.1
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """The ends of a Hessian's spectrum at one point, both inside the true spectrum; an eigenvalue is within the error of each."""
+    """The ends of a Hessian's spectrum at one point, both inside the true spectrum; an eigenvalue
+    is within the error of each.
+    """
 
     low: float
     high: float
@@ -30,7 +36,9 @@ class Curvature:
         return self.high_error if abs(self.high) >= abs(self.low) else self.low_error
 
     def is_known_to(self, tolerance: float) -> bool:
-        """Whether both ends are known, each relative to its own size; a low end near 0, relative to a part of the largest."""
+        """Whether both ends are known, each relative to its own size; a low end near 0, relative to
+        a part of the largest.
+        """
         low = max(abs(self.low), LOW_FLOOR * self.smoothness)
         return self.high_error <= tolerance * abs(self.high) and self.low_error <= tolerance * low
 
@@ -40,11 +48,14 @@ class Curvature:
         return max(0.0, -self.low)
 
 
-def curvature(product: Product, start: Tensor, products: int = 40, tolerance: float = 1e-3) -> Curvature:
+def curvature(
+    product: Product, start: Tensor, products: int = 40, tolerance: float = 1e-3
+) -> Curvature:
     """The extreme eigenvalues of a symmetric matrix from at most `products` products with vectors.
 
-    Power iteration that keeps what it has seen (Lanczos): the products of one start vector, orthogonalised, span a space in which
-    the extreme eigenvalues show first. It stops once both are known to a relative `tolerance`, by the residuals of their Ritz pairs.
+    Power iteration that keeps what it has seen (Lanczos): the products of one start vector,
+    orthogonalised, span a space in which the extreme eigenvalues show first. It stops once both are
+    known to a relative `tolerance`, by the residuals of their Ritz pairs.
     """
     basis = [start.double() / torch.linalg.vector_norm(start.double())]
     diagonal: list[float] = []
@@ -69,14 +80,18 @@ def _ends(diagonal: list[float], off: list[float], rest: float, rounding: float)
     for k, value in enumerate(off):
         small[k, k + 1] = small[k + 1, k] = value
     values, vectors = torch.linalg.eigh(small)
-    residual = rest * vectors[-1].abs() + rounding * values.abs().max()  # products are no more exact than that
+    residual = (
+        rest * vectors[-1].abs() + rounding * values.abs().max()
+    )  # products are no more exact than that
     return Curvature(float(values[0]), float(values[-1]), float(residual[0]), float(residual[-1]))
 
 
 def softmax_smoothness(inputs_RD: Tensor) -> float:
-    """A bound on L_i of multinomial logistic regression, for all weights: half the largest eigenvalue of the inputs' second moment.
+    """A bound on L_i of multinomial logistic regression, for all weights: half the largest
+    eigenvalue of the inputs' second moment.
 
-    The Hessian is the mean of (diag(s) - s s^T) x (a a^T), and diag(s) - s s^T is at most 1/2 for every distribution s.
+    The Hessian is the mean of (diag(s) - s s^T) x (a a^T), and diag(s) - s s^T is at most 1/2 for
+    every distribution s.
     """
     a = inputs_RD.reshape(len(inputs_RD), -1).double()
     a = torch.cat([a, torch.ones(len(a), 1, dtype=a.dtype, device=a.device)], dim=1)

@@ -1,6 +1,8 @@
-"""Who talks to whom, and how fast that makes servers agree: Assumptions 1 and 3, and the matrix convergence lemma.
+"""Who talks to whom, and how fast that makes servers agree: Assumptions 1 and 3, and the matrix
+convergence lemma.
 
-A schedule is plain data: which servers were mixed in each round, and in which rounds each device was active.
+A schedule is plain data: which servers were mixed in each round, and in which rounds each device
+was active.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,12 +24,16 @@ class MixingRate:
 
 
 def lemma_rate(least_weight: float, servers: int, rounds: int) -> MixingRate:
-    """The matrix convergence lemma: theta = (1 - c/(4|V|^2))^-2, beta = (1 - c/(4|V|^2))^(1/q), c = `least_weight`, q = `rounds`.
+    """The matrix convergence lemma: theta = (1 - c/(4|V|^2))^-2, beta = (1 - c/(4|V|^2))^(1/q), c =
+    `least_weight`, q = `rounds`.
 
     It needs a_nn >= c as well, which Assumption 3 does not say (docs/errata.md).
     """
     if not 0 < least_weight <= 1:
-        raise ConfigError(f"c={least_weight} must be above 0 and at most 1: it is the smallest positive mixing coefficient")
+        raise ConfigError(
+            f"c={least_weight} must be above 0 and at most 1: it is the smallest positive mixing"
+            " coefficient"
+        )
     if servers < 1 or rounds < 1:
         raise ConfigError(f"servers={servers} and q={rounds} must be 1 or more")
     base = 1.0 - least_weight / (4.0 * servers**2)
@@ -36,20 +42,26 @@ def lemma_rate(least_weight: float, servers: int, rounds: int) -> MixingRate:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleMemory:
-    """How long one schedule remembers: per round t, the largest over n of sum_l sum_m |[A(t-1)...A(l)]_nm - 1/|V||, l = 1..t-1.
+    """How long one schedule remembers: per round t, the largest over n of sum_l sum_m
+    |[A(t-1)...A(l)]_nm - 1/|V||, l = 1..t-1.
 
-    It takes the place of theta beta^k in the consensus lemma, before the lemma covers all schedules by the worst one.
+    It takes the place of theta beta^k in the consensus lemma, before the lemma covers all schedules
+    by the worst one.
     """
 
     memory: tuple[float, ...]
 
 
 def schedule_memory(matrices: Sequence[Tensor]) -> ScheduleMemory:
-    """The memory of a schedule with these mixing matrices A(0), A(1), ...; A(0) mixes equal starts and does not matter."""
+    """The memory of a schedule with these mixing matrices A(0), A(1), ...; A(0) mixes equal starts
+    and does not matter.
+    """
     if not matrices:
         raise ConfigError("a schedule needs at least one mixing matrix")
     identity = torch.eye(len(matrices[0]), dtype=torch.float64)
-    products = identity.new_empty(0, *identity.shape)  # A(t-1)...A(l), for every l that has not been forgotten
+    products = identity.new_empty(
+        0, *identity.shape
+    )  # A(t-1)...A(l), for every l that has not been forgotten
     memory = [0.0]
     for t in range(1, len(matrices)):
         deviation = (products - 1.0 / len(identity)).abs()
@@ -61,7 +73,9 @@ def schedule_memory(matrices: Sequence[Tensor]) -> ScheduleMemory:
 
 
 def first_b_matrices(servers: int, mixes: Iterable[Sequence[int]]) -> list[Tensor]:
-    """One mixing matrix per round: 1/B among the servers that were mixed, 1 on the diagonal of the others."""
+    """One mixing matrix per round: 1/B among the servers that were mixed, 1 on the diagonal of the
+    others.
+    """
     matrices = []
     for first in mixes:
         matrix = torch.eye(servers, dtype=torch.float64)
@@ -71,9 +85,12 @@ def first_b_matrices(servers: int, mixes: Iterable[Sequence[int]]) -> list[Tenso
     return matrices
 
 
-# --------------------------------------------------------------------------------------------------------------- Assumption 1
+# ------------------------------------------------------------------------------------------------
+# Assumption 1
 def activation_period(rounds_active: Sequence[int], rounds: int) -> int | None:
-    """p: the least number such that every p rounds in a row, of `rounds`, include an activation; None if there never was one."""
+    """p: the least number such that every p rounds in a row, of `rounds`, include an activation;
+    None if there never was one.
+    """
     if not rounds_active:
         return None
     marks = [-1, *sorted(set(rounds_active)), rounds]
@@ -81,9 +98,11 @@ def activation_period(rounds_active: Sequence[int], rounds: int) -> int | None:
 
 
 def connection_period(servers: int, edges: Sequence[Sequence[tuple[int, int]]]) -> int | None:
-    """q: the least number such that the union of the graphs of any q rounds in a row is strongly connected; None if not even all are.
+    """q: the least number such that the union of the graphs of any q rounds in a row is strongly
+    connected; None if not even all are.
 
-    `edges` has the pairs (n, m) with a_nm > 0 of every round. With doubly stochastic weights a connected graph is strongly connected.
+    `edges` has the pairs (n, m) with a_nm > 0 of every round. With doubly stochastic weights a
+    connected graph is strongly connected.
     """
     if servers == 1:
         return 1
@@ -91,10 +110,14 @@ def connection_period(servers: int, edges: Sequence[Sequence[tuple[int, int]]]) 
     if not ends or ends[0] is None:
         return None
     # a window that reaches the last round unconnected says that q is longer than it
-    return max(len(edges) - start + 1 if end is None else end - start for start, end in enumerate(ends))
+    return max(
+        len(edges) - start + 1 if end is None else end - start for start, end in enumerate(ends)
+    )
 
 
-def _end_of_connection(servers: int, edges: Sequence[Sequence[tuple[int, int]]], start: int) -> int | None:
+def _end_of_connection(
+    servers: int, edges: Sequence[Sequence[tuple[int, int]]], start: int
+) -> int | None:
     """The first round by whose end the union of graphs since `start` is connected."""
     parent = list(range(servers))
 
@@ -117,7 +140,9 @@ def _end_of_connection(servers: int, edges: Sequence[Sequence[tuple[int, int]]],
 
 
 def cut_off(servers: int, edges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """The connected parts of a graph, largest first: more than one means that some servers never hear of others."""
+    """The connected parts of a graph, largest first: more than one means that some servers never
+    hear of others.
+    """
     neighbours: dict[int, set[int]] = {n: set() for n in range(servers)}
     for n, m in edges:
         neighbours[n].add(m)

@@ -1,6 +1,8 @@
-"""Whether a module with its loss is a chain: linear layers, some followed by ReLU, then the mean cross-entropy.
+"""Whether a module with its loss is a chain: linear layers, some followed by ReLU, then the mean
+cross-entropy.
 
-What counts is what it computes, not how it is written: it is traced to torch's basic operations, and these are read in order.
+What counts is what it computes, not how it is written: it is traced to torch's basic operations,
+and these are read in order.
 """
 
 import operator
@@ -15,15 +17,31 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedbcd.algorithm.params import Slot
 
 _aten = torch.ops.aten
-_SAME_VALUES = (_aten.view.default, _aten._unsafe_view.default, _aten.detach.default, _aten.alias.default, _aten.clone.default)
-_TRANSPOSES = ((_aten.t.default,), (_aten.permute.default, "[1, 0]"), (_aten.transpose.int, "0", "1"), (_aten.transpose.int, "1", "0"))
-_MEAN, _IGNORED = 1, -100  # how cross_entropy reduces, and the target that it leaves out, unless asked otherwise
+_SAME_VALUES = (
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten.detach.default,
+    _aten.alias.default,
+    _aten.clone.default,
+)
+_TRANSPOSES = (
+    (_aten.t.default,),
+    (_aten.permute.default, "[1, 0]"),
+    (_aten.transpose.int, "0", "1"),
+    (_aten.transpose.int, "1", "0"),
+)
+_MEAN, _IGNORED = (
+    1,
+    -100,
+)  # how cross_entropy reduces, and the target that it leaves out, unless asked otherwise
 
 LossOf = Callable[[tuple[Tensor, ...], Tensor, Tensor], Tensor]  # (parameters, inputs, targets)
 
 
 class LinearLayer(NamedTuple):
-    """One layer; `weight` and `bias` are where they begin in the flat parameters, -1 where there is no bias."""
+    """One layer; `weight` and `bias` are where they begin in the flat parameters, -1 where there is
+    no bias.
+    """
 
     inputs: int
     outputs: int
@@ -32,8 +50,11 @@ class LinearLayer(NamedTuple):
     relu: bool
 
 
-def chain_of(loss: LossOf, slots: tuple[Slot, ...], flat: Tensor, inputs: Tensor, targets: Tensor) -> tuple[LinearLayer, ...] | None:
-    """The layers from inputs to outputs, if that is what `loss` computes with all of its parameters, each used once; otherwise None.
+def chain_of(
+    loss: LossOf, slots: tuple[Slot, ...], flat: Tensor, inputs: Tensor, targets: Tensor
+) -> tuple[LinearLayer, ...] | None:
+    """The layers from inputs to outputs, if that is what `loss` computes with all of its
+    parameters, each used once; otherwise None.
 
     flat, inputs, targets: an example, of two samples or more.
     """
@@ -53,7 +74,11 @@ class _Reader:
     def __init__(self, graph: Graph, slots: tuple[Slot, ...], samples: int) -> None:
         *parameters, inputs, targets = (node for node in graph.nodes if node.op == "placeholder")
         self._slot_of: dict[Any, Slot] = dict(zip(parameters, slots, strict=True))
-        self._operations = [node for node in graph.nodes if node.op != "placeholder" and not self._is_transposed(node)]
+        self._operations = [
+            node
+            for node in graph.nodes
+            if node.op != "placeholder" and not self._is_transposed(node)
+        ]
         self._targets = targets
         self._at: Node = inputs
         self._samples = samples
@@ -67,7 +92,9 @@ class _Reader:
                 return None
             self._at = node
         complete = self._at.target is operator.getitem and end.args in ((self._at,), ([self._at],))
-        every_parameter_once = sorted(self._used, key=lambda slot: slot.start) == [*self._slot_of.values()]
+        every_parameter_once = sorted(self._used, key=lambda slot: slot.start) == [
+            *self._slot_of.values()
+        ]
         return tuple(self._layers) if complete and every_parameter_once else None
 
     def _continues(self, node: Node) -> bool:
@@ -80,18 +107,31 @@ class _Reader:
             return False
         rest = node.args[1:]
         if self._at.target is _aten._log_softmax.default:
-            return node.target is _aten.nll_loss_forward.default and rest == (self._targets, None, _MEAN, _IGNORED)
+            return node.target is _aten.nll_loss_forward.default and rest == (
+                self._targets,
+                None,
+                _MEAN,
+                _IGNORED,
+            )
         if self._at.target is _aten.nll_loss_forward.default:
             return node.target is operator.getitem and rest == (0,)
         if node.target is _aten.relu.default:
             return self._relu()
         if node.target is _aten._log_softmax.default:
-            return self._is_of_last_layer() and not self._layers[-1].relu and rest in ((1, False), (-1, False))
+            return (
+                self._is_of_last_layer()
+                and not self._layers[-1].relu
+                and rest in ((1, False), (-1, False))
+            )
         return node.target in _SAME_VALUES and _size(node)[:1] == (self._samples,)
 
     def _is_transposed(self, node: Node) -> bool:
         spelled = (node.target, *map(repr, node.args[1:]))  # x.t(), x.T or x.transpose(0, 1)
-        return spelled in _TRANSPOSES and node.args[0] in self._slot_of and len(self._slot_of[node.args[0]].shape) == 2
+        return (
+            spelled in _TRANSPOSES
+            and node.args[0] in self._slot_of
+            and len(self._slot_of[node.args[0]].shape) == 2
+        )
 
     def _is_of_last_layer(self) -> bool:
         return bool(self._layers) and _size(self._at) == (self._samples, self._layers[-1].outputs)
@@ -101,12 +141,22 @@ class _Reader:
             return False
         weight = self._slot_of[factors[1].args[0]]
         outputs, inputs = weight.shape
-        if _size(self._at) != (self._samples, inputs) or (bias is not None and self._slot_of.get(bias) is None):
+        if _size(self._at) != (self._samples, inputs) or (
+            bias is not None and self._slot_of.get(bias) is None
+        ):
             return False
         if bias is not None and self._slot_of[bias].shape != (outputs,):
             return False
         self._used += [weight] if bias is None else [weight, self._slot_of[bias]]
-        self._layers.append(LinearLayer(inputs, outputs, weight.start, -1 if bias is None else self._slot_of[bias].start, relu=False))
+        self._layers.append(
+            LinearLayer(
+                inputs,
+                outputs,
+                weight.start,
+                -1 if bias is None else self._slot_of[bias].start,
+                relu=False,
+            )
+        )
         return True
 
     def _relu(self) -> bool:

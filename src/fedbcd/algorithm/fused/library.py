@@ -1,4 +1,6 @@
-"""The compiled library: found, loaded and called. A call sets the interpreter free, so threads compute at the same time."""
+"""The compiled library: found, loaded and called. A call sets the interpreter free, so threads
+compute at the same time.
+"""
 
 import ctypes
 import math
@@ -16,7 +18,10 @@ from fedbcd.algorithm.device import Contact
 from fedbcd.algorithm.fused.chain import LinearLayer
 from fedbcd.algorithm.projection import Box, NoProjection, Projection
 
-_BUILDS = {"AVX512": ("_chain_avx512", "_chain_avx2"), "AVX2": ("_chain_avx2",)}  # by what torch has found the processor to know
+_BUILDS = {
+    "AVX512": ("_chain_avx512", "_chain_avx2"),
+    "AVX2": ("_chain_avx2",),
+}  # by what torch has found the processor to know
 PORTABLE = "_chain"
 Bounds = tuple[float, float]
 _Int, _Float, _Pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -47,7 +52,10 @@ class _Batch(ctypes.Structure):
         ("steps", _Pointer),
         ("positions", _Pointer),
         ("most", _Int),
-        *((name, _Rows) for name in ("x", "prev", "z", "penalty", "new_x", "new_prev", "before", "after")),
+        *(
+            (name, _Rows)
+            for name in ("x", "prev", "z", "penalty", "new_x", "new_prev", "before", "after")
+        ),
         ("losses", _Pointer),
         ("finite", _Pointer),
     ]
@@ -55,7 +63,9 @@ class _Batch(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The build for this processor; None if there is none, or if FEDBCD_FUSED=0 asks to do without."""
+    """The build for this processor; None if there is none, or if FEDBCD_FUSED=0 asks to do
+    without.
+    """
     if os.environ.get("FEDBCD_FUSED") == "0":
         return None
     able = _BUILDS.get(torch.backends.cpu.get_cpu_capability(), ())
@@ -65,7 +75,12 @@ def library() -> ctypes.CDLL | None:
 def build_name() -> str:
     """Which build trains chains of linear layers here, for people; "no" if torch does."""
     found = library()
-    return "no" if found is None else Path(found._name).name.partition(".")[0].removeprefix("_chain").lstrip("_") or "portable"
+    return (
+        "no"
+        if found is None
+        else Path(found._name).name.partition(".")[0].removeprefix("_chain").lstrip("_")
+        or "portable"
+    )
 
 
 def load(build: str) -> ctypes.CDLL | None:
@@ -78,13 +93,17 @@ def load(build: str) -> ctypes.CDLL | None:
         except (OSError, AttributeError):  # of another processor, or of another version of chain.c
             continue
         found.fedbcd_scratch.restype = _Int
-        found.fedbcd_train.restype = found.fedbcd_absorb.restype = found.fedbcd_outputs.restype = None
+        found.fedbcd_train.restype = found.fedbcd_absorb.restype = found.fedbcd_outputs.restype = (
+            None
+        )
         return found
     return None
 
 
 class Pool(NamedTuple):
-    """Samples to train on: inputs as bytes, with the number that each of the 256 stands for, or as float32; targets are classes."""
+    """Samples to train on: inputs as bytes, with the number that each of the 256 stands for, or as
+    float32; targets are classes.
+    """
 
     inputs: Tensor  # one sample after the other: uint8 or float32
     number_of: Tensor | None  # (256,) float32, for bytes
@@ -92,7 +111,9 @@ class Pool(NamedTuple):
 
 
 class Sessions(NamedTuple):
-    """K_i of each device, and where its mini-batches are; those without take steps of the penalty alone."""
+    """K_i of each device, and where its mini-batches are; those without take steps of the penalty
+    alone.
+    """
 
     steps: list[int]
     pool: Pool | None = None
@@ -100,13 +121,17 @@ class Sessions(NamedTuple):
 
 
 class Models(NamedTuple):
-    """Where the models of some devices are, and where they are to be. All float32, no gaps within a row."""
+    """Where the models of some devices are, and where they are to be. All float32, no gaps within a
+    row.
+    """
 
     x: Tensor
     prev: Tensor
     new_x: Tensor  # may be x ...
     new_prev: Tensor  # ... and x_prev
-    rows: Tensor | None = None  # which rows of these four are theirs; None: the first, the second, ...
+    rows: Tensor | None = (
+        None  # which rows of these four are theirs; None: the first, the second, ...
+    )
     before: Tensor | None = None  # if given, x as it was ...
     after: Tensor | None = None  # ... and as it is then are copied there
 
@@ -141,7 +166,9 @@ def bounds_of(projection: Projection) -> Bounds | None:
 class _OfChain:
     """What training and testing share."""
 
-    def __init__(self, layers: tuple[LinearLayer, ...], parameters: int, compiled: ctypes.CDLL) -> None:
+    def __init__(
+        self, layers: tuple[LinearLayer, ...], parameters: int, compiled: ctypes.CDLL
+    ) -> None:
         self.classes = layers[-1].outputs
         self._layers = (_Layer * len(layers))(*(_Layer(*layer) for layer in layers))
         self._parameters = parameters
@@ -158,13 +185,28 @@ class _OfChain:
         contact: Contact = "kept",
     ) -> _Task:
         layers, place = ctypes.cast(self._layers, _Pointer), get_args(Contact).index(contact)
-        return _Task(layers, len(self._layers), self._parameters, samples, *_places(pool), step, momentum, *bounds, place)
+        return _Task(
+            layers,
+            len(self._layers),
+            self._parameters,
+            samples,
+            *_places(pool),
+            step,
+            momentum,
+            *bounds,
+            place,
+        )
 
     def _scratch(self, task: _Task) -> Tensor:
-        """Memory of this thread; its layout depends on the number of samples, and what is between is expected to be 0."""
+        """Memory of this thread; its layout depends on the number of samples, and what is between
+        is expected to be 0.
+        """
         known: tuple[int, Tensor] | None = getattr(self._own, "scratch", None)
         if known is None or known[0] != task.samples:
-            known = self._own.scratch = task.samples, torch.zeros(self._compiled.fedbcd_scratch(ctypes.byref(task)))
+            known = self._own.scratch = (
+                task.samples,
+                torch.zeros(self._compiled.fedbcd_scratch(ctypes.byref(task))),
+            )
         return known[1]
 
 
@@ -177,7 +219,12 @@ class ChainTester(_OfChain):
         """Inputs as `outputs` takes them: (blocks, features, BLOCK); the last one is filled up."""
         flat = inputs.flatten(1)
         missing = -len(flat) % self.BLOCK
-        return torch.nn.functional.pad(flat, (0, 0, 0, missing)).reshape(-1, self.BLOCK, flat.shape[1]).transpose(1, 2).contiguous()
+        return (
+            torch.nn.functional.pad(flat, (0, 0, 0, missing))
+            .reshape(-1, self.BLOCK, flat.shape[1])
+            .transpose(1, 2)
+            .contiguous()
+        )
 
     def outputs(self, flat: Tensor, blocks: Tensor, chosen: Tensor) -> Tensor:
         """Of one model for these blocks: (chosen, BLOCK, classes)."""
@@ -185,7 +232,9 @@ class ChainTester(_OfChain):
         found, task = torch.empty(len(chosen), self.BLOCK, self.classes), self._task(self.BLOCK)
         given = [_Pointer(tensor.data_ptr()) for tensor in (flat.contiguous(), blocks, chosen)]
         scratch = _Pointer(self._scratch(task).data_ptr())
-        self._compiled.fedbcd_outputs(ctypes.byref(task), *given, _Int(len(chosen)), _Pointer(found.data_ptr()), scratch)
+        self._compiled.fedbcd_outputs(
+            ctypes.byref(task), *given, _Int(len(chosen)), _Pointer(found.data_ptr()), scratch
+        )
         return found
 
 
@@ -208,18 +257,35 @@ class ChainTrainer(_OfChain):
         """Eq. (4) or the steps of the penalty, K_i times for each device."""
         n, positions = len(sessions.steps), sessions.positions_NKR
         most, samples = (0, 1) if positions is None else positions.shape[1:]
-        steps_N, losses_NK, finite_N = torch.tensor(sessions.steps), torch.zeros(n, most), torch.zeros(n, dtype=torch.bool)
+        steps_N, losses_NK, finite_N = (
+            torch.tensor(sessions.steps),
+            torch.zeros(n, most),
+            torch.zeros(n, dtype=torch.bool),
+        )
         given = (models.x, models.prev, anchor_NP, penalty_N, models.new_x, models.new_prev)
         of_their_own = (True, True, False, False, True, True)
-        tables = [_table(tensor, models.rows if own else None) for tensor, own in zip(given, of_their_own, strict=True)]
+        tables = [
+            _table(tensor, models.rows if own else None)
+            for tensor, own in zip(given, of_their_own, strict=True)
+        ]
         tables += [_table(models.before, None), _table(models.after, None)]
         task = self._task(samples, sessions.pool, step, momentum, bounds, contact)
-        batch = _Batch(n, steps_N.data_ptr(), _place(positions), most, *tables, losses_NK.data_ptr(), finite_N.data_ptr())
+        batch = _Batch(
+            n,
+            steps_N.data_ptr(),
+            _place(positions),
+            most,
+            *tables,
+            losses_NK.data_ptr(),
+            finite_N.data_ptr(),
+        )
         taken = _Int(0)
 
         def take_part(_: object) -> None:
             scratch = _Pointer(self._scratch(task).data_ptr())
-            self._compiled.fedbcd_train(ctypes.byref(task), ctypes.byref(batch), ctypes.byref(taken), scratch)
+            self._compiled.fedbcd_train(
+                ctypes.byref(task), ctypes.byref(batch), ctypes.byref(taken), scratch
+            )
 
         for _ in together.map(take_part, range(together.count)):
             pass  # raises what a thread raised
@@ -240,7 +306,11 @@ def _places(pool: Pool | None) -> tuple[int | None, ...]:
     if pool is None:
         return (None,) * 4
     inputs, targets = pool.inputs.data_ptr(), pool.targets.data_ptr()
-    return (None, None, inputs, targets) if pool.number_of is None else (inputs, pool.number_of.data_ptr(), None, targets)
+    return (
+        (None, None, inputs, targets)
+        if pool.number_of is None
+        else (inputs, pool.number_of.data_ptr(), None, targets)
+    )
 
 
 def _table(rows_NP: Tensor | None, chosen: Tensor | None) -> _Rows:

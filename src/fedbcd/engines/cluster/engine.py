@@ -1,9 +1,12 @@
-"""The numbers of a run on a cluster: the driver plays the schedule and steps the servers, actors hold and train the devices.
+"""The numbers of a run on a cluster: the driver plays the schedule and steps the servers, actors
+hold and train the devices.
 
-Per round the driver puts each z_n that is asked for into the object store once, and gets back sums: one vector from each of A actors on
-Sync-cloud, which steps one z towards all devices together; otherwise V + A - 1 vectors at most, for V servers. Personal models cross the
-network only when somebody asks for them: certificates, checkpoints, the end. While actors work, the driver plays on to where their
-sums are needed. An actor that dies is made anew from the last checkpoint, and what it had been asked since is asked again: the same bits.
+Per round the driver puts each z_n that is asked for into the object store once, and gets back sums:
+one vector from each of A actors on Sync-cloud, which steps one z towards all devices together;
+otherwise V + A - 1 vectors at most, for V servers. Personal models cross the network only when
+somebody asks for them: certificates, checkpoints, the end. While actors work, the driver plays on
+to where their sums are needed. An actor that dies is made anew from the last checkpoint, and what
+it had been asked since is asked again: the same bits.
 """
 
 import math
@@ -47,11 +50,14 @@ NEED_SUMS = (StepGlobal, StepModel, Admit, Dismiss)
 Transition = tuple[Actor, Event, Sequence[Command]]
 OF_A_RAY_FOR_ONE_RUN = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # 15, its default, has actors wait for everything else on the machine
+    # 15, its default, has actors wait for everything else on the machine
+    "RAY_worker_niceness": "0",
 }
 WITH_THE_CALL = 2**16  # bytes of a model; Ray sends arguments up to 100 KB without its object store
 ATTEMPTS = 5  # to bring a shard back
-_idle: dict[tuple[float, float], list[Any]] | None = None  # actors by what they hold of a machine, within `actors_kept`
+_idle: dict[tuple[float, float], list[Any]] | None = (
+    None  # actors by what they hold of a machine, within `actors_kept`
+)
 
 
 @contextmanager
@@ -71,7 +77,9 @@ def actors_kept() -> Iterator[None]:
 
 @dataclass
 class Traffic:
-    """Bytes that the driver has moved in rounds of training: models out, work out, sums in; and all other rows."""
+    """Bytes that the driver has moved in rounds of training: models out, work out, sums in; and all
+    other rows.
+    """
 
     models: int = 0
     work: int = 0
@@ -87,24 +95,46 @@ class _Shard:
     devices: list[int]
     actor: Any = None
     seconds: float = 0.0
-    journal: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)  # what has changed it since the last checkpoint
+    journal: list[tuple[str, tuple[Any, ...]]] = field(
+        default_factory=list
+    )  # what has changed it since the last checkpoint
 
 
 class Shards:
     """All actors of a run."""
 
-    def __init__(self, ray: Any, federation: Federation, settings: Settings, options: Cluster, state: Path | None) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        federation: Federation,
+        settings: Settings,
+        options: Cluster,
+        state: Path | None,
+    ) -> None:
         self.ray = ray
-        self.federation, self.settings, self.options, self.state = federation, settings, options, state
+        self.federation, self.settings, self.options, self.state = (
+            federation,
+            settings,
+            options,
+            state,
+        )
         self.traffic = Traffic()
-        self.shards = [_Shard(devices) for devices in shards_of(federation, settings, _number_of_actors(ray, options))]
+        self.shards = [
+            _Shard(devices)
+            for devices in shards_of(federation, settings, _number_of_actors(ray, options))
+        ]
         self.of_device = np.zeros(federation.devices, dtype=np.int64)
         for number, shard in enumerate(self.shards):
             self.of_device[shard.devices] = number
         self._checkpoint: Path | None = None
         self._keeps_journal = False
         self._under_way = False
-        self._kind = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_restarts=0, scheduling_strategy="SPREAD")(Shard)
+        self._kind = ray.remote(
+            num_cpus=options.cpus,
+            num_gpus=options.gpus,
+            max_restarts=0,
+            scheduling_strategy="SPREAD",
+        )(Shard)
         self._pool = None if _idle is None else _idle.setdefault((options.cpus, options.gpus), [])
         for number, ref in enumerate([self._start(shard) for shard in self.shards]):
             self._answer(number, ref)
@@ -113,7 +143,10 @@ class Shards:
         """An actor with a shard's data and its models at x(0)."""
         shard.actor = self._pool.pop() if self._pool else self._kind.remote()
         part = part_of(self.federation, shard.devices)
-        where, state = "cuda" if self.options.gpus else "cpu", None if self.state is None else str(self.state)
+        where, state = (
+            "cuda" if self.options.gpus else "cpu",
+            None if self.state is None else str(self.state),
+        )
         return shard.actor.hold.remote(part, self.settings, shard.devices, where, state)
 
     def close(self) -> None:
@@ -134,15 +167,25 @@ class Shards:
         for shard in self.shards:
             shard.journal.clear()
 
-    def ask(self, method: str, calls: dict[int, tuple[Any, ...]], changes: bool = False) -> dict[int, Any]:
-        """Call several shards at once; those that die meanwhile are brought back and asked again."""
+    def ask(
+        self, method: str, calls: dict[int, tuple[Any, ...]], changes: bool = False
+    ) -> dict[int, Any]:
+        """Call several shards at once; those that die meanwhile are brought back and asked
+        again.
+        """
         return self.begin(method, calls, changes)()
 
-    def begin(self, method: str, calls: dict[int, tuple[Any, ...]], changes: bool = False) -> Callable[[], dict[int, Any]]:
-        """As `ask`, without waiting: what is returned waits for the answers. Nothing else is asked before that."""
+    def begin(
+        self, method: str, calls: dict[int, tuple[Any, ...]], changes: bool = False
+    ) -> Callable[[], dict[int, Any]]:
+        """As `ask`, without waiting: what is returned waits for the answers. Nothing else is asked
+        before that.
+        """
         assert not self._under_way, "answers are to be fetched before something else is asked"
         self._under_way = True
-        refs = {number: self._call(number, method, arguments) for number, arguments in calls.items()}
+        refs = {
+            number: self._call(number, method, arguments) for number, arguments in calls.items()
+        }
 
         def answers() -> dict[int, Any]:
             self._under_way = False
@@ -158,7 +201,9 @@ class Shards:
     def _call(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self.shards[number].actor, method).remote(*arguments)
 
-    def _answer(self, number: int, ref: Any, method: str = "", arguments: tuple[Any, ...] = ()) -> Any:
+    def _answer(
+        self, number: int, ref: Any, method: str = "", arguments: tuple[Any, ...] = ()
+    ) -> Any:
         errors = self.ray.exceptions
         for _ in range(ATTEMPTS):
             try:
@@ -170,21 +215,34 @@ class Shards:
                     raise self._lost(number, error) from None
                 again = self._bring_back(number)
                 ref = self._call(number, method, arguments) if method else again
-        raise RecordError(f"shard {number} died {ATTEMPTS} times in one call; look at the memory of its machine, or use more actors")
+        raise RecordError(
+            f"shard {number} died {ATTEMPTS} times in one call; look at the memory of its machine,"
+            " or use more actors"
+        )
 
     def _lost(self, number: int, error: Exception) -> RecordError:
         reason = str(error).strip().partition("\n")[0]
-        return RecordError(f"the actor of shard {number} died ({reason}); give `out` a folder, so that it can be brought back")
+        return RecordError(
+            f"the actor of shard {number} died ({reason}); give `out` a folder, so that it can be"
+            " brought back"
+        )
 
     def _bring_back(self, number: int) -> Any:
-        """A new actor with the rows of the last checkpoint; then everything again that has changed it since."""
+        """A new actor with the rows of the last checkpoint; then everything again that has changed
+        it since.
+        """
         shard = self.shards[number]
         self.traffic.rebuilt += 1
         self.ray.kill(shard.actor)
         refs = [self._start(shard)]
         if self._checkpoint is not None and self.settings.algorithm.personal:
-            refs += [shard.actor.set_rows.remote(*saved) for saved in rows_in(self._checkpoint, shard.devices)]
-        refs += [getattr(shard.actor, method).remote(*arguments) for method, arguments in shard.journal]
+            refs += [
+                shard.actor.set_rows.remote(*saved)
+                for saved in rows_in(self._checkpoint, shard.devices)
+            ]
+        refs += [
+            getattr(shard.actor, method).remote(*arguments) for method, arguments in shard.journal
+        ]
         return refs[0]  # if it dies again, the call that follows notices
 
     def by_shard(self, devices: Iterable[int]) -> dict[int, list[int]]:
@@ -209,17 +267,26 @@ class Shards:
             for number, shard in enumerate(self.shards)
         ]
         moved = self.traffic
-        bytes_ = {"models": moved.models, "work": moved.work, "sums": moved.sums, "rows": moved.rows}
+        bytes_ = {
+            "models": moved.models,
+            "work": moved.work,
+            "sums": moved.sums,
+            "rows": moved.rows,
+        }
         return {"actors": len(shards), "shards": shards, "bytes": bytes_, "rebuilt": moved.rebuilt}
 
 
-def rows_in(checkpoint: Path, devices: Collection[int]) -> Iterator[tuple[str, list[int], tuple[Array, str]]]:
+def rows_in(
+    checkpoint: Path, devices: Collection[int]
+) -> Iterator[tuple[str, list[int], tuple[Array, str]]]:
     """The rows of some devices in a checkpoint: (which, devices, models)."""
     with safe_open(checkpoint, framework="pt") as file:
         for which in MODELS:
             rows = file.get_slice(which)
             named = f"{which}:rows" in file.keys()  # noqa: SIM118
-            numbers = file.get_tensor(f"{which}:rows").tolist() if named else range(rows.get_shape()[0])
+            numbers = (
+                file.get_tensor(f"{which}:rows").tolist() if named else range(rows.get_shape()[0])
+            )
             place = {device: k for k, device in enumerate(numbers)}
             mine = [device for device in devices if device in place]
             if mine:
@@ -227,7 +294,9 @@ def rows_in(checkpoint: Path, devices: Collection[int]) -> Iterator[tuple[str, l
 
 
 def _number_of_actors(ray: Any, options: Cluster) -> int:
-    """As asked for, or as many as the cluster has room for; refused where they would wait for ever."""
+    """As asked for, or as many as the cluster has room for; refused where they would wait for
+    ever.
+    """
     there = ray.cluster_resources()
     wanted = {kind: each for kind, each in (("GPU", options.gpus), ("CPU", options.cpus)) if each}
     fit = min(int(there.get(kind, 0) / each + 1e-9) for kind, each in wanted.items())
@@ -235,8 +304,9 @@ def _number_of_actors(ray: Any, options: Cluster) -> int:
     for kind, each in wanted.items():
         if actors * each > there.get(kind, 0) + 1e-9:
             raise ConfigError(
-                f"the cluster has {there.get(kind, 0):g} {kind}, but {actors} {'actor asks' if actors == 1 else 'actors ask'} for "
-                f"{each:g} each and would wait for ever; use fewer actors, ask for less, or add machines first"
+                f"the cluster has {there.get(kind, 0):g} {kind}, but {actors}"
+                f" {'actor asks' if actors == 1 else 'actors ask'} for {each:g} each and would wait"
+                " for ever; use fewer actors, ask for less, or add machines first"
             )
     return actors
 
@@ -255,7 +325,9 @@ class RemoteRows(Rows):
         wanted = index.tolist()
         found = torch.empty(len(wanted), self.shape[1], dtype=self.dtype)
         of_shard = self._shards.by_shard(wanted)
-        answers = self._shards.ask("rows", {number: (self._which, devices) for number, devices in of_shard.items()})
+        answers = self._shards.ask(
+            "rows", {number: (self._which, devices) for number, devices in of_shard.items()}
+        )
         order = torch.from_numpy(self._shards.of_device)[index.cpu()]
         for number, answer in answers.items():
             self._shards.traffic.rows += answer[0].nbytes
@@ -269,7 +341,11 @@ class RemoteRows(Rows):
         calls = {}
         for number in sorted(set(order.tolist())):
             there = (order == number).nonzero()[:, 0]
-            calls[number] = (self._which, index[there].tolist(), packed(source[there].to(self.dtype)))
+            calls[number] = (
+                self._which,
+                index[there].tolist(),
+                packed(source[there].to(self.dtype)),
+            )
         self._shards.traffic.rows += sum(models[0].nbytes for _, _, models in calls.values())
         self._shards.ask("set_rows", calls, changes=True)
 
@@ -278,21 +354,29 @@ class RemoteRows(Rows):
         calls: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for device, server in members:
             calls[int(self._shards.of_device[device])].append((device, server))
-        found = self._shards.ask("distance", {number: (some, *packed(z_VF)) for number, some in calls.items()})
+        found = self._shards.ask(
+            "distance", {number: (some, *packed(z_VF)) for number, some in calls.items()}
+        )
         return float(sum(found.values()))
 
     def scores(self, devices: Sequence[int]) -> dict[int, float]:
         """Test personal models where they are."""
         of_shard = self._shards.by_shard(devices)
         found = self._shards.ask("scores", {number: (some,) for number, some in of_shard.items()})
-        scores = {device: score for number, some in of_shard.items() for device, score in zip(some, found[number], strict=True)}
+        scores = {
+            device: score
+            for number, some in of_shard.items()
+            for device, score in zip(some, found[number], strict=True)
+        }
         return {device: scores[device] for device in devices}
 
     def kept(self) -> ManyModels:
         """All rows, on this machine: in memory, or where the run keeps its state."""
         if self._shards.state is None:
             return torch.cat(list(self.blocks())).to(self._shards.settings.dtype)
-        kept = StoredRows(self._shards.state, self.shape[0], torch.zeros(self.shape[1], dtype=self.dtype))
+        kept = StoredRows(
+            self._shards.state, self.shape[0], torch.zeros(self.shape[1], dtype=self.dtype)
+        )
         first = 0
         for block in self.blocks():
             kept.index_copy_(0, torch.arange(first, first + len(block)), block)
@@ -308,12 +392,16 @@ class RemoteRows(Rows):
 
 
 class ClusterNumbers(StackedNumbers):
-    """As `StackedNumbers`, but personal models, training and sums over devices are in the actors."""
+    """As `StackedNumbers`, but personal models, training and sums over devices are in the
+    actors.
+    """
 
     shards: Shards
     _refs: dict[ModelRef, Any]  # models as actors get them: in the object store, or as they are
     _answers: Callable[[], dict[int, Done]] | None = None  # of actors that are at work
-    _later: list[Transition]  # transitions since, in order; they are applied when the sums are there
+    _later: list[
+        Transition
+    ]  # transitions since, in order; they are applied when the sums are there
     _more: bool = False  # whether there is work for actors among those
 
     def use(self, shards: Shards) -> None:
@@ -323,11 +411,15 @@ class ClusterNumbers(StackedNumbers):
         self._later = []
 
     def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
-        """Take note of one transition. One that needs sums has actors work, and waits for them with all that follow it.
+        """Take note of one transition. One that needs sums has actors work, and waits for them with
+        all that follow it.
 
-        So the driver plays the next round while actors train for this one. Order and batches are as without waiting.
+        So the driver plays the next round while actors train for this one. Order and batches are as
+        without waiting.
         """
-        first = next((k for k, command in enumerate(commands) if isinstance(command, NEED_SUMS)), None)
+        first = next(
+            (k for k, command in enumerate(commands) if isinstance(command, NEED_SUMS)), None
+        )
         if first is not None:
             self._note(actor, event, commands[:first])
             commands = commands[first:]
@@ -341,7 +433,9 @@ class ClusterNumbers(StackedNumbers):
         if self._answers is None:
             super().apply(actor, event, commands)
             return
-        self._more |= isinstance(event, Trained | OfflineTrained) or any(isinstance(command, Absorb) for command in commands)
+        self._more |= isinstance(event, Trained | OfflineTrained) or any(
+            isinstance(command, Absorb) for command in commands
+        )
         self._later.append((actor, event, commands))
 
     def flush(self) -> None:
@@ -368,18 +462,31 @@ class ClusterNumbers(StackedNumbers):
         self._pending, self._absorbing = [], []
         handles = sorted({job.model for job in jobs if job.model is not None})
         self._put(handles)
-        number_of: dict[ModelRef | None, int] = {None: -1} | {handle: k for k, handle in enumerate(handles)}
-        plain = [(j.device, j.session, j.steps, number_of[j.model], j.offline, j.activation) for j in jobs]
+        number_of: dict[ModelRef | None, int] = {None: -1} | {
+            handle: k for k, handle in enumerate(handles)
+        }
+        plain = [
+            (j.device, j.session, j.steps, number_of[j.model], j.offline, j.activation)
+            for j in jobs
+        ]
         jobs_N6 = np.array(plain, dtype=np.int64).reshape(-1, 6)
-        uploads_N2 = np.array([(self._sum_of(server), device) for server, device in absorbing], dtype=np.int64).reshape(-1, 2)
-        shard_of_job, shard_of_upload = (self.shards.of_device[devices] for devices in (jobs_N6[:, 0], uploads_N2[:, 1]))
+        uploads_N2 = np.array(
+            [(self._sum_of(server), device) for server, device in absorbing], dtype=np.int64
+        ).reshape(-1, 2)
+        shard_of_job, shard_of_upload = (
+            self.shards.of_device[devices] for devices in (jobs_N6[:, 0], uploads_N2[:, 1])
+        )
         calls = {
-            number: self._call_for(jobs_N6[shard_of_job == number], uploads_N2[shard_of_upload == number], handles)
+            number: self._call_for(
+                jobs_N6[shard_of_job == number], uploads_N2[shard_of_upload == number], handles
+            )
             for number in np.union1d(shard_of_job, shard_of_upload).tolist()
         }
         self._answers = self.shards.begin("work", calls, changes=True)
 
-    def _call_for(self, jobs_N6: Array, uploads_N2: Array, handles: Sequence[ModelRef]) -> tuple[Any, ...]:
+    def _call_for(
+        self, jobs_N6: Array, uploads_N2: Array, handles: Sequence[ModelRef]
+    ) -> tuple[Any, ...]:
         """What one shard is asked, with the models that its jobs need and no other."""
         needed = np.unique(jobs_N6[jobs_N6[:, 3] >= 0, 3])
         jobs_N6[:, 3] = np.where(jobs_N6[:, 3] < 0, -1, np.searchsorted(needed, jobs_N6[:, 3]))
@@ -391,18 +498,26 @@ class ClusterNumbers(StackedNumbers):
         return (jobs_N6, uploads_N2, names, *models)
 
     def _sum_of(self, server: int) -> int:
-        """In which sum a server's uploads are counted: eq. (5) needs only the total of all, which is kept with the first."""
+        """In which sum a server's uploads are counted: eq. (5) needs only the total of all, which
+        is kept with the first.
+        """
         return 0 if self.cloud.sync else server
 
     def _put(self, handles: Sequence[ModelRef]) -> None:
-        """Each model once into the object store, from where every node takes it once; a small one goes with the calls."""
+        """Each model once into the object store, from where every node takes it once; a small one
+        goes with the calls.
+        """
         for handle in handles:
             if handle not in self._refs:
                 model = packed(self.models[handle])
                 small = model[0].nbytes <= WITH_THE_CALL
                 self._refs[handle] = model if small else self.shards.ray.put(model)
                 self.shards.traffic.models += 0 if small else model[0].nbytes
-        self._refs = {handle: ref for handle, ref in self._refs.items() if handle in self.models or handle in handles}
+        self._refs = {
+            handle: ref
+            for handle, ref in self._refs.items()
+            if handle in self.models or handle in handles
+        }
 
     def _add(self, number: int, done: Done) -> None:
         """A shard's part of the sums."""
@@ -422,22 +537,32 @@ class ClusterNumbers(StackedNumbers):
     def sum_counted(self, devices: Iterable[int]) -> Tensor:
         """Each shard's part, added up."""
         of_shard = self.shards.by_shard([*devices])
-        sums = self.shards.ask("sum_counted", {number: (some,) for number, some in of_shard.items()})
-        return sum((unpacked(sums[number]) for number in sorted(sums)), torch.zeros_like(self.total_VF[0]))
+        sums = self.shards.ask(
+            "sum_counted", {number: (some,) for number, some in of_shard.items()}
+        )
+        return sum(
+            (unpacked(sums[number]) for number in sorted(sums)), torch.zeros_like(self.total_VF[0])
+        )
 
     def last_counted(self, device: int) -> Tensor:
         """What this device contributes to its server's sum at present."""
         number = int(self.shards.of_device[device])
-        return unpacked(self.shards.ask("last_counted", {number: (device,)}, changes=True)[number]).to(self.total_VF.device)
+        return unpacked(
+            self.shards.ask("last_counted", {number: (device,)}, changes=True)[number]
+        ).to(self.total_VF.device)
 
     def forget_upload(self, device: int) -> None:
         """An upload that waits will not be counted."""
-        self.shards.ask("forget_upload", {int(self.shards.of_device[device]): (device,)}, changes=True)
+        self.shards.ask(
+            "forget_upload", {int(self.shards.of_device[device]): (device,)}, changes=True
+        )
 
 
 @contextmanager
 def ray_for(options: Cluster) -> Iterator[Any]:
-    """Ray, joined or started for a while; one that runs in this process already is used and left running."""
+    """Ray, joined or started for a while; one that runs in this process already is used and left
+    running.
+    """
     ray = import_ray()
     if ray.is_initialized():
         yield ray
@@ -447,13 +572,24 @@ def ray_for(options: Cluster) -> Iterator[Any]:
         if options.address is None:
             for name, value in OF_A_RAY_FOR_ONE_RUN.items():
                 os.environ.setdefault(name, value)
-            cpus = None if options.actors is None else max(1, math.ceil(options.actors * options.cpus))
-            ray.init(address="local", num_cpus=cpus, object_store_memory=OBJECT_STORE, include_dashboard=False, **quiet)
+            cpus = (
+                None if options.actors is None else max(1, math.ceil(options.actors * options.cpus))
+            )
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                object_store_memory=OBJECT_STORE,
+                include_dashboard=False,
+                **quiet,
+            )
         else:
             ray.init(address=options.address, **quiet)
     except (ConnectionError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"no Ray cluster at address={options.address!r} ({reason}); start one with 'ray start --head'") from None
+        raise ConfigError(
+            f"no Ray cluster at address={options.address!r} ({reason}); start one with 'ray start"
+            " --head'"
+        ) from None
     try:
         yield ray
     finally:
@@ -461,13 +597,18 @@ def ray_for(options: Cluster) -> Iterator[Any]:
 
 
 @contextmanager
-def cluster_numbers(settings: Settings, federation: Federation, options: Cluster, state: Path | None) -> Iterator[ClusterNumbers]:
+def cluster_numbers(
+    settings: Settings, federation: Federation, options: Cluster, state: Path | None
+) -> Iterator[ClusterNumbers]:
     """Numbers with their actors, which go when the run is over."""
     with ray_for(options) as ray:
         shards = Shards(ray, federation, settings, options, state)
         try:
             numbers = settings.numbers(
-                federation, torch.device("cpu"), lambda which, rows, start: RemoteRows(shards, which, rows, start), ClusterNumbers
+                federation,
+                torch.device("cpu"),
+                lambda which, rows, start: RemoteRows(shards, which, rows, start),
+                ClusterNumbers,
             )
             numbers.use(shards)
             yield numbers

@@ -13,9 +13,11 @@ from fedbcd.errors import ConfigError
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where `train(engine=...)` computes: on the actors of a Ray cluster, each with a shard of the devices.
+    """Where `train(engine=...)` computes: on the actors of a Ray cluster, each with a shard of the
+    devices.
 
-    address  of a running cluster, e.g. "auto" or "head:6379"; without one, Ray is started on this machine for the run
+    address  of a running cluster, e.g. "auto" or "head:6379"; without one, Ray is started on this
+    machine for the run
     actors   how many shards; by default one per `cpus` that the cluster has (or per `gpus`)
     cpus     of each actor, as Ray counts them
     gpus     of each actor; a fraction shares a GPU, e.g. 0.25 puts four actors on one
@@ -30,7 +32,9 @@ class Cluster:
         if self.actors is not None and self.actors < 1:
             raise ConfigError(f"actors={self.actors} must be 1 or more")
         if self.cpus < 0 or self.gpus < 0 or self.cpus + self.gpus == 0:
-            raise ConfigError(f"cpus={self.cpus:g} and gpus={self.gpus:g} must be 0 or more, and not both 0")
+            raise ConfigError(
+                f"cpus={self.cpus:g} and gpus={self.gpus:g} must be 0 or more, and not both 0"
+            )
 
 
 def chosen_cluster(engine: str | Cluster) -> Cluster | None:
@@ -38,7 +42,9 @@ def chosen_cluster(engine: str | Cluster) -> Cluster | None:
     if isinstance(engine, Cluster):
         return engine
     if engine not in ("simulate", "cluster"):
-        raise ConfigError(f"engine={engine!r} is unknown; known: 'simulate', 'cluster', or a Cluster(...)")
+        raise ConfigError(
+            f"engine={engine!r} is unknown; known: 'simulate', 'cluster', or a Cluster(...)"
+        )
     return Cluster() if engine == "cluster" else None
 
 
@@ -47,11 +53,17 @@ def import_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise ConfigError("engine='cluster' needs Ray, which is not installed: pip install 'fedbcd[cluster]'") from None
+        raise ConfigError(
+            "engine='cluster' needs Ray, which is not installed: pip install 'fedbcd[cluster]'"
+        ) from None
 
 
-def expected_work(federation: Federation, settings: Settings) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Samples that each device trains on in a round of its server, on average: chance of being active x steps x batch."""
+def expected_work(
+    federation: Federation, settings: Settings
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Samples that each device trains on in a round of its server, on average: chance of being
+    active x steps x batch.
+    """
     active, batch = settings.active_of(federation), settings.algorithm.batch
     mean_steps = sum(settings.algorithm.steps) / 2
     work = np.zeros(federation.devices)
@@ -65,7 +77,8 @@ def expected_work(federation: Federation, settings: Settings) -> np.ndarray[Any,
 def shards_of(federation: Federation, settings: Settings, actors: int) -> list[list[int]]:
     """Devices of each actor: server after server, cut where the expected work is even.
 
-    Neighbours share a server, so that the sums of V servers come back from A actors as V + A - 1 vectors at most.
+    Neighbours share a server, so that the sums of V servers come back from A actors as V + A - 1
+    vectors at most.
     """
     order = np.array([device for members in federation.servers for device in members])
     work = expected_work(federation, settings)[order]

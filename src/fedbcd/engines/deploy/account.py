@@ -1,4 +1,5 @@
-"""What a deployment cost beyond what its clock model asks for: seconds per phase and per mix, from its own log.
+"""What a deployment cost beyond what its clock model asks for: seconds per phase and per mix, from
+its own log.
 
 Without drawn delays there is no model to compare with; then only durations are reported.
 """
@@ -40,7 +41,8 @@ class _Phase:
         self.steps: dict[int, int] = {}
         self.uploaded: set[int] = set()
         self.ended: float | None = None
-        self.is_drawn = True  # no device was let in on a request from an earlier phase, ahead of its drawn arrival
+        # no device was let in on a request from an earlier phase, ahead of its drawn arrival
+        self.is_drawn = True
 
 
 def account(log: Path, settings: Settings, options: Deploy) -> dict[str, Any]:
@@ -56,11 +58,17 @@ def account(log: Path, settings: Settings, options: Deploy) -> dict[str, Any]:
         "phase_s": _mean([p.ended - p.opened for p in reader.done if p.ended is not None]),
     }
     if options.time_scale is not None:
-        beyond = [_beyond(phase, settings, options.time_scale) for phase in reader.done if phase.is_drawn]
-        last = [_beyond(phase, settings, options.time_scale) for phase in reader.last if phase.is_drawn]
+        beyond = [
+            _beyond(phase, settings, options.time_scale) for phase in reader.done if phase.is_drawn
+        ]
+        last = [
+            _beyond(phase, settings, options.time_scale) for phase in reader.last if phase.is_drawn
+        ]
         found["phases_ahead_of_draws"] = sum(not phase.is_drawn for phase in reader.done)
         found |= {"phase_overhead_s": _mean(beyond), "phase_overhead_s_p95": _high(beyond)}
-        found["round_overhead_s"] = round(_mean(last) + found["answer_s"], 6)  # of the server that a mix waited for, and the mix
+        found["round_overhead_s"] = round(
+            _mean(last) + found["answer_s"], 6
+        )  # of the server that a mix waited for, and the mix
     return found
 
 
@@ -72,7 +80,9 @@ class _Reader:
         self.done: list[_Phase] = []
         self.last: list[_Phase] = []  # of each mix, the phase that it waited for
         self.mixes: list[float] = []
-        self.answers: list[float] = []  # from the report that completed a mix to a released server's next phase
+        self.answers: list[
+            float
+        ] = []  # from the report that completed a mix to a released server's next phase
         self.uploads = 0
         self._asked: dict[int, float] = {}  # device -> when its latest request came
         self._last_report = 0.0  # when the server that completed the latest mix had ended its phase
@@ -81,7 +91,9 @@ class _Reader:
     def take(self, time: float, actor: str, event: object, commands: Sequence[object]) -> None:
         """One transition."""
         if actor == COORDINATOR:
-            if any(isinstance(command, MixModels | StepGlobal) for command in commands) and isinstance(event, ServerReady):
+            if any(
+                isinstance(command, MixModels | StepGlobal) for command in commands
+            ) and isinstance(event, ServerReady):
                 self.mixes.append(time)
                 self._last_report = self._reported.get(event.server, time)
                 self.last.append(self.open[event.server])
@@ -108,18 +120,23 @@ class _Reader:
                 case Send(message=Activated() as activated) if phase is not None:
                     phase.activated[number_of(command.to)] = activated.activation
                     phase.is_drawn &= self._asked.get(number_of(command.to), time) >= phase.opened
-                case Send(message=ServerReady(iteration=0)) if phase is not None and phase.ended is None:
+                case Send(message=ServerReady(iteration=0)) if (
+                    phase is not None and phase.ended is None
+                ):
                     phase.ended = self._reported[server] = time
                     self.done.append(phase)
 
 
 def _beyond(phase: _Phase, settings: Settings, scale: float) -> float:
-    """Seconds that a phase took beyond the drawn arrivals and work of the devices that it waited for."""
+    """Seconds that a phase took beyond the drawn arrivals and work of the devices that it waited
+    for.
+    """
     assert phase.ended is not None
     seed, clock = settings.seed, settings.clock
     due = [
         _quantile(clock.arrival, draws.unit_one(seed, draws.ARRIVAL, device, phase.number))
-        + phase.steps.get(device, 0) * _quantile(clock.step, draws.unit_one(seed, draws.PROCESS, device, activation))
+        + phase.steps.get(device, 0)
+        * _quantile(clock.step, draws.unit_one(seed, draws.PROCESS, device, activation))
         for device, activation in phase.activated.items()
         if device in phase.uploaded
     ]

@@ -9,7 +9,9 @@ from typing import Any
 
 
 def ask_health(folder: Path, path: str = "/status", timeout_s: float = 2.0) -> bytes | None:
-    """What the role whose store is in `folder` answers; None: it does not run, or does not answer in time."""
+    """What the role whose store is in `folder` answers; None: it does not run, or does not answer
+    in time.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, http.client.HTTPException):
         port = int(json.loads((folder / "health.json").read_text())["port"])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)

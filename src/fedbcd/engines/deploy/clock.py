@@ -1,6 +1,8 @@
-"""Time: a clock that no jump of the machine's own can move back or far ahead, and the hybrid logical time of what happens.
+"""Time: a clock that no jump of the machine's own can move back or far ahead, and the hybrid
+logical time of what happens.
 
-Nothing that a peer says, and nothing that was recorded while a clock was wrong, makes a role wait: it goes on, and says how far off it is.
+Nothing that a peer says, and nothing that was recorded while a clock was wrong, makes a role wait:
+it goes on, and says how far off it is.
 """
 
 import math
@@ -14,8 +16,11 @@ from fedbcd.protocol.messages import Actor
 TICK = 1e-6  # seconds between two events of one role at least, and between cause and effect
 AHEAD_S = 5.0  # a peer's clock may carry ours ahead by so many seconds
 OFF_S = 2 * AHEAD_S  # a clock that is further off than this is told of
-LASTING_S = 60.0  # the clock on the wall is believed to be further ahead than that once it has been for so many seconds
-FALSE_CLOCKS = "FEDBCD_FALSE_CLOCKS"  # for tests: a file with lines `ACTOR SECONDS`, by how much the wall clock of that role is wrong
+# the clock on the wall is believed to be further ahead than that once it has been for so many
+# seconds
+LASTING_S = 60.0
+# for tests: a file with lines `ACTOR SECONDS`, by how much the wall clock of that role is wrong
+FALSE_CLOCKS = "FEDBCD_FALSE_CLOCKS"
 
 
 def wall(actor: Actor = "") -> float:
@@ -26,13 +31,20 @@ def wall(actor: Actor = "") -> float:
 
 
 class SteadyClock:
-    """Seconds since the run began, for one process: what the wall said when it began, and on from there at the rate of time.
+    """Seconds since the run began, for one process: what the wall said when it began, and on from
+    there at the rate of time.
 
-    Where the wall gets ahead, a little of it is followed at once, and more once it has lasted: the machine slept, or was set right. When
-    the wall goes back this clock goes on; a process that begins later reads the wall anew.
+    Where the wall gets ahead, a little of it is followed at once, and more once it has lasted: the
+    machine slept, or was set right. When the wall goes back this clock goes on; a process that
+    begins later reads the wall anew.
     """
 
-    def __init__(self, epoch: float, read_wall: Callable[[], float] = wall, steady: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        epoch: float,
+        read_wall: Callable[[], float] = wall,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._epoch = epoch
         self._read_wall = read_wall
         self._steady = steady
@@ -61,10 +73,12 @@ class SteadyClock:
 
 
 class HybridClock:
-    """The time of events. In order of this time causes come before effects, as far as clocks are right within `AHEAD_S`.
+    """The time of events. In order of this time causes come before effects, as far as clocks are
+    right within `AHEAD_S`.
 
-    `last` is the time of the latest event; who takes a time for an event says so by setting it. While `last` is ahead of the local
-    clock, time is a counter: it goes on by the smallest steps until the clock has caught up.
+    `last` is the time of the latest event; who takes a time for an event says so by setting it.
+    While `last` is ahead of the local clock, time is a counter: it goes on by the smallest steps
+    until the clock has caught up.
     """
 
     def __init__(self, last: float = 0.0) -> None:
@@ -75,10 +89,14 @@ class HybridClock:
         return max(now, self.last + TICK, math.nextafter(self.last, math.inf))
 
     def after(self, sent: float, now: float) -> float:
-        """The time of an event that a letter brings which was sent at `sent`: after that, but not far ahead of `now`."""
+        """The time of an event that a letter brings which was sent at `sent`: after that, but not
+        far ahead of `now`.
+        """
         return self.at(max(now, min(sent, now + AHEAD_S) + TICK))
 
 
 def said_at(time: float, now: float) -> float:
-    """What a letter says of the time at which it was sent: a role that counts does not carry its peers along."""
+    """What a letter says of the time at which it was sent: a role that counts does not carry its
+    peers along.
+    """
     return max(min(time, now + AHEAD_S), 0.0)

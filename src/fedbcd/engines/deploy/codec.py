@@ -1,7 +1,9 @@
-"""Letters <-> frames. A model travels as a safetensors file in chunks, each with a CRC, the whole with a SHA-256.
+"""Letters <-> frames. A model travels as a safetensors file in chunks, each with a CRC, the whole
+with a SHA-256.
 
-Nothing that arrives is trusted: an `Assembler` checks who may say what, every length before memory is taken, and every byte after.
-What does not fit raises `Refused`; the letter is dropped, the rest of its chunks is passed over, and later letters are unaffected.
+Nothing that arrives is trusted: an `Assembler` checks who may say what, every length before memory
+is taken, and every byte after. What does not fit raises `Refused`; the letter is dropped, the rest
+of its chunks is passed over, and later letters are unaffected.
 """
 
 import hashlib
@@ -29,7 +31,9 @@ try:
 except ImportError as missing:
     raise MissingExtra(missing.name or "protobuf") from None
 
-CHUNK_BYTES = 1 << 17  # small enough for a slow line to show that it is alive; larger ones are a little faster
+CHUNK_BYTES = (
+    1 << 17
+)  # small enough for a slow line to show that it is alive; larger ones are a little faster
 EVENT_BYTES = 4096
 HEADER_BYTES = 1024  # of the safetensors file
 DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F64": torch.float64}
@@ -49,14 +53,18 @@ SAID: dict[tuple[str, str], frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Declared:
-    """The model that a process works on: name and shape of each tensor, in the order of the flat vector."""
+    """The model that a process works on: name and shape of each tensor, in the order of the flat
+    vector.
+    """
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
     def of(cls, layout: Layout) -> "Declared":
         """What a module's layout declares."""
-        return cls(tuple((slot.name, tuple(slot.shape)) for slot in (*layout.parameters, *layout.buffers)))
+        return cls(
+            tuple((slot.name, tuple(slot.shape)) for slot in (*layout.parameters, *layout.buffers))
+        )
 
     @property
     def size(self) -> int:
@@ -69,36 +77,52 @@ class Declared:
             return f"{len(other.tensors)} tensors instead of {len(self.tensors)}"
         for (name, shape), (its_name, its_shape) in zip(self.tensors, other.tensors, strict=True):
             if (name, shape) != (its_name, its_shape):
-                return f"a tensor {its_name!r:.80} of shape {its_shape} instead of {name!r} of shape {shape}"
+                return (
+                    f"a tensor {its_name!r:.80} of shape {its_shape} instead of {name!r} of shape"
+                    f" {shape}"
+                )
         return None
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The vectors that may arrive, as (dtype, length): everything else is refused before memory is taken."""
+    """The vectors that may arrive, as (dtype, length): everything else is refused before memory is
+    taken.
+    """
 
     vectors: frozenset[tuple[str, int]]
 
     @classmethod
     def of(cls, declared: Declared) -> "Limits":
-        """Models in float32; sums of Sync-cloud in float64, alone or with their weight behind them."""
+        """Models in float32; sums of Sync-cloud in float64, alone or with their weight behind
+        them.
+        """
         size = declared.size
         return cls(frozenset({("F32", size), ("F64", size), ("F64", size + 1)}))
 
     @property
     def largest_bytes(self) -> int:
         """The longest file that can fit."""
-        return max((size * DTYPES[dtype].itemsize for dtype, size in self.vectors), default=0) + 8 + HEADER_BYTES
+        return (
+            max((size * DTYPES[dtype].itemsize for dtype, size in self.vectors), default=0)
+            + 8
+            + HEADER_BYTES
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------------------- sending
+# ------------------------------------------------------------------------------------------------
+# sending
 def encode(letter: Letter, number: int = 0) -> Iterator[Frame]:
-    """The frames of a letter, made one at a time: beyond the model itself, memory for one chunk is taken."""
+    """The frames of a letter, made one at a time: beyond the model itself, memory for one chunk is
+    taken.
+    """
     event = json.dumps(encode_event(letter.event), separators=(",", ":")).encode()
     if letter.model is None:
         yield Frame(message=Message(number=number, event=event, clock=letter.clock))
         return
-    header = file_header(str(getattr(letter.event, "model", "")), NAMES[letter.model.dtype], letter.model.numel())
+    header = file_header(
+        str(getattr(letter.event, "model", "")), NAMES[letter.model.dtype], letter.model.numel()
+    )
     body = letter.model.detach().contiguous().view(torch.uint8).numpy()
     total = len(header) + len(body)
     yield Frame(message=Message(number=number, event=event, clock=letter.clock, bytes=total))
@@ -108,18 +132,25 @@ def encode(letter: Letter, number: int = 0) -> Iterator[Frame]:
         data = header[start:stop] + body[max(start - len(header), 0) : stop - len(header)].tobytes()
         digest.update(data)
         last = digest.digest() if stop == total else b""
-        yield Frame(chunk=Chunk(number=number, offset=start, data=data, crc=zlib.crc32(data), digest=last))
+        yield Frame(
+            chunk=Chunk(number=number, offset=start, data=data, crc=zlib.crc32(data), digest=last)
+        )
 
 
 def file_header(name: str, dtype: str, size: int) -> bytes:
-    """How a safetensors file with one flat tensor begins: the header's length, then JSON, padded to a multiple of 8."""
-    fields = {name: {"dtype": dtype, "shape": [size], "data_offsets": [0, size * DTYPES[dtype].itemsize]}}
+    """How a safetensors file with one flat tensor begins: the header's length, then JSON, padded to
+    a multiple of 8.
+    """
+    fields = {
+        name: {"dtype": dtype, "shape": [size], "data_offsets": [0, size * DTYPES[dtype].itemsize]}
+    }
     text = json.dumps(fields, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
 
 
-# -------------------------------------------------------------------------------------------------------------------- receiving
+# ------------------------------------------------------------------------------------------------
+# receiving
 def decode(frames: Iterable[Frame], limits: Limits, sender: Actor, to: Actor) -> Letter:
     """The letter that these frames hold, all of them; raises `Refused`."""
     assembler = Assembler(sender, to, limits)
@@ -127,7 +158,11 @@ def decode(frames: Iterable[Frame], limits: Limits, sender: Actor, to: Actor) ->
     for frame in frames:
         if letter is not None:
             raise Refused("chunk", f"a frame follows the end of the letter from {sender}")
-        letter = assembler.message(frame.message) if frame.HasField("message") else assembler.chunk(frame.chunk)
+        letter = (
+            assembler.message(frame.message)
+            if frame.HasField("message")
+            else assembler.chunk(frame.chunk)
+        )
     if letter is None:
         raise Refused("cut", f"the frames from {sender} end before the letter does")
     return letter
@@ -158,11 +193,15 @@ class Assembler:
         self.pass_over(message.number)
         if cut is not None:
             raise Refused(
-                "cut", f"{self.sender} began letter {message.number} before letter {cut.message.number} had ended; both are dropped"
+                "cut",
+                f"{self.sender} began letter {message.number} before letter {cut.message.number}"
+                " had ended; both are dropped",
             )
         event = self._event(message.event)
         if not (math.isfinite(message.clock) and message.clock >= 0):
-            raise Refused("clock", f"a clock of {message.clock} is no time; clocks are finite and 0 or more")
+            raise Refused(
+                "clock", f"a clock of {message.clock} is no time; clocks are finite and 0 or more"
+            )
         if message.bytes == 0:
             return Letter(self.sender, self.to, event, None, message.clock)
         self._check_length(event, message.bytes)
@@ -175,7 +214,9 @@ class Assembler:
             return None
         parcel = self._parcel
         if parcel is None or chunk.number != parcel.message.number:
-            raise Refused("chunk", f"a chunk of letter {chunk.number} came, but no such letter was begun")
+            raise Refused(
+                "chunk", f"a chunk of letter {chunk.number} came, but no such letter was begun"
+            )
         try:
             model = parcel.add(chunk)
         except Refused:
@@ -192,7 +233,9 @@ class Assembler:
         try:
             event = decode_event(json.loads(raw))
         except (ValueError, RecursionError, TypeError) as error:
-            raise Refused("event", f"not an event that this version knows: {error!s:.200}") from None
+            raise Refused(
+                "event", f"not an event that this version knows: {error!s:.200}"
+            ) from None
         check_speaker(event, self.sender, self.to)
         _check_values(event)
         assert isinstance(event, Event)
@@ -200,9 +243,16 @@ class Assembler:
 
     def _check_length(self, event: Event, length: int) -> None:
         if not hasattr(event, "model"):
-            raise Refused("model", f"{type(event).__name__} comes with a model of {length} bytes, but names none")
+            raise Refused(
+                "model",
+                f"{type(event).__name__} comes with a model of {length} bytes, but names none",
+            )
         if length > self.limits.largest_bytes:
-            raise Refused("size", f"a model of {length} bytes exceeds {self.limits.largest_bytes}, the most that can fit here")
+            raise Refused(
+                "size",
+                f"a model of {length} bytes exceeds {self.limits.largest_bytes}, the most that can"
+                " fit here",
+            )
 
 
 def kind_of(actor: Actor) -> str:
@@ -222,17 +272,23 @@ def check_speaker(event: Any, sender: Actor, to: Actor) -> None:
 
 
 def _check_values(event: Any) -> None:
-    """Numbers that fit a database, reasons that are a word, and model names that fit a file name."""
+    """Numbers that fit a database, reasons that are a word, and model names that fit a file
+    name.
+    """
     for field in event.__slots__:
         value = getattr(event, field)
         if field == "reason":
             if WORD.fullmatch(value) is None:
-                raise Refused("event", f"{field} is {value!r:.80}; it must be a word of at most 32 letters")
+                raise Refused(
+                    "event", f"{field} is {value!r:.80}; it must be a word of at most 32 letters"
+                )
             continue
         if isinstance(value, int) and not 0 <= value <= LARGEST_NUMBER:
             raise Refused("event", f"{field} is {value!s:.30}, outside 0 to {LARGEST_NUMBER}")
         if isinstance(value, str) and MODEL.fullmatch(value) is None:
-            raise Refused("event", f"{field} is {value!r:.80}, which names no model (such as x/7/2)")
+            raise Refused(
+                "event", f"{field} is {value!r:.80}, which names no model (such as x/7/2)"
+            )
 
 
 class _Parcel:
@@ -252,9 +308,16 @@ class _Parcel:
         data, total = chunk.data, self.message.bytes
         expected = min(CHUNK_BYTES, total - self._filled)
         if chunk.offset != self._filled or len(data) != expected:
-            raise Refused("chunk", f"a chunk of {len(data)} bytes at {chunk.offset} came; {expected} bytes at {self._filled} were due")
+            raise Refused(
+                "chunk",
+                f"a chunk of {len(data)} bytes at {chunk.offset} came; {expected} bytes at"
+                f" {self._filled} were due",
+            )
         if zlib.crc32(data) != chunk.crc:
-            raise Refused("checksum", f"the chunk at {chunk.offset} was damaged on its way: its CRC does not fit")
+            raise Refused(
+                "checksum",
+                f"the chunk at {chunk.offset} was damaged on its way: its CRC does not fit",
+            )
         if self._filled == 0:
             self._begin(data)
         self._digest.update(data)
@@ -262,7 +325,10 @@ class _Parcel:
         if self._filled < total:
             return None
         if self._digest.digest() != chunk.digest:
-            raise Refused("checksum", f"the model {self._name} was damaged on its way: its digest does not fit")
+            raise Refused(
+                "checksum",
+                f"the model {self._name} was damaged on its way: its digest does not fit",
+            )
         return self._model
 
     @property
@@ -270,18 +336,28 @@ class _Parcel:
         return str(getattr(self.event, "model", ""))
 
     def _begin(self, data: bytes) -> None:
-        """Read the header of the file and take memory for the vector that it declares, if that may come."""
+        """Read the header of the file and take memory for the vector that it declares, if that may
+        come.
+        """
         (length,) = struct.unpack_from("<Q", data) if len(data) >= 8 else (0,)
         if not 2 <= length <= min(HEADER_BYTES, len(data) - 8):
             raise Refused(
-                "model", f"a safetensors header of {length} bytes in a first chunk of {len(data)}; at most {HEADER_BYTES} may come"
+                "model",
+                f"a safetensors header of {length} bytes in a first chunk of {len(data)}; at most"
+                f" {HEADER_BYTES} may come",
             )
         dtype, size = _declared_vector(data[8 : 8 + length], self._name)
         if (dtype, size) not in self._limits.vectors:
             allowed = ", ".join(f"{n} of {d}" for d, n in sorted(self._limits.vectors))
-            raise Refused("model", f"a model of {size} values of {dtype} does not fit; accepted: {allowed}")
+            raise Refused(
+                "model", f"a model of {size} values of {dtype} does not fit; accepted: {allowed}"
+            )
         if self.message.bytes != 8 + length + size * DTYPES[dtype].itemsize:
-            raise Refused("size", f"{self.message.bytes} bytes were announced, but {size} values of {dtype} need another length")
+            raise Refused(
+                "size",
+                f"{self.message.bytes} bytes were announced, but {size} values of {dtype} need"
+                " another length",
+            )
         self._header_bytes = 8 + length
         self._model = torch.empty(size, dtype=DTYPES[dtype])
         self._bytes = self._model.view(torch.uint8).numpy()
@@ -300,11 +376,24 @@ def _declared_vector(header: bytes, name: str) -> tuple[str, int]:
         ((its_name, entry),) = fields.items()
         dtype, (size,), (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Refused("model", f"the header of the model does not declare one flat tensor ({error!s:.100})") from None
+        raise Refused(
+            "model", f"the header of the model does not declare one flat tensor ({error!s:.100})"
+        ) from None
     if its_name != name:
-        raise Refused("model", f"the model is called {its_name!r:.80}, but the event names {name!r}")
+        raise Refused(
+            "model", f"the model is called {its_name!r:.80}, but the event names {name!r}"
+        )
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise Refused("dtype", f"a model of dtype {dtype!r:.20} came; known: {', '.join(DTYPES)}")
-    if not (type(size) is int and 0 <= size <= LARGEST_NUMBER and start == 0 and stop == size * DTYPES[dtype].itemsize):
-        raise Refused("model", f"the header declares {size!s:.30} values in bytes {start!s:.30} to {stop!s:.30}, which do not agree")
+    if not (
+        type(size) is int
+        and 0 <= size <= LARGEST_NUMBER
+        and start == 0
+        and stop == size * DTYPES[dtype].itemsize
+    ):
+        raise Refused(
+            "model",
+            f"the header declares {size!s:.30} values in bytes {start!s:.30} to {stop!s:.30}, which"
+            " do not agree",
+        )
     return dtype, size

@@ -1,5 +1,7 @@
-"""The end of a deployment on one machine: its logs become one, which is replayed; so models, table and digest are proven and cost the
-run nothing. The folder is then like that of `fedbcd run`, with seconds for a clock."""
+"""The end of a deployment on one machine: its logs become one, which is replayed; so models, table
+and digest are proven and cost the run nothing. The folder is then like that of `fedbcd run`, with
+seconds for a clock.
+"""
 
 import time
 from pathlib import Path
@@ -29,21 +31,35 @@ from fedbcd.history import History
 LOOKS = 20
 
 
-def conclude(out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any], facts: dict[str, Any]) -> Run:
-    """Merge, replay, evaluate, write; raises `ReplayMismatch` if the replay does not end with the deployment's own models."""
+def conclude(
+    out: Path,
+    federation: Federation,
+    settings: Settings,
+    options: Deploy,
+    job: dict[str, Any],
+    facts: dict[str, Any],
+) -> Run:
+    """Merge, replay, evaluate, write; raises `ReplayMismatch` if the replay does not end with the
+    deployment's own models.
+    """
     end = merge_stores(out, federation, settings, options, job)
     looks = _Looks(federation, settings, [end["clock"] * k / LOOKS for k in range(LOOKS)])
     began = time.perf_counter()
     found = replay(out / "events.jsonl", federation, exact=True, on_step=looks.before)
     if found["digest"] != end["digest"]:
-        raise ReplayMismatch(f"the replay of {out / 'events.jsonl'} ends with {found['digest']}, the deployment with {end['digest']}")
+        raise ReplayMismatch(
+            f"the replay of {out / 'events.jsonl'} ends with {found['digest']}, the deployment with"
+            f" {end['digest']}"
+        )
     run = looks.result(end, {**facts, "replay_seconds": round(time.perf_counter() - began, 3)})
     run.summary["deployment"] |= account(out / "events.jsonl", settings, options)
     run.save(out)
     return run
 
 
-def merge_stores(out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any]) -> dict[str, Any]:
+def merge_stores(
+    out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any]
+) -> dict[str, Any]:
     """The stores of all roles as `events.jsonl`, as far as it has not grown before; its end."""
     log = growing_log(out, federation, settings, options, job)
     try:
@@ -52,11 +68,15 @@ def merge_stores(out: Path, federation: Federation, settings: Settings, options:
         log.close()
 
 
-def growing_log(out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any]) -> GrowingLog:
+def growing_log(
+    out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any]
+) -> GrowingLog:
     """`events.jsonl` of a deployment in a folder, to go on with."""
     blueprint = Blueprint.of(settings, federation)
     folders = {actor: options.folder_of(actor) for actor in actors_of(blueprint)}
-    return GrowingLog(out / "events.jsonl", header_of(settings, federation, job), blueprint, folders)
+    return GrowingLog(
+        out / "events.jsonl", header_of(settings, federation, job), blueprint, folders
+    )
 
 
 class _Looks:
@@ -82,7 +102,12 @@ class _Looks:
         numbers, machines = self._driver.numbers, self._driver.machines
         assert isinstance(numbers, StackedNumbers)
         if self._evaluator is None:
-            self._evaluator = Evaluator(self._federation, numbers.trainer.objective, torch.device("cpu"), measure=self._settings.measure)
+            self._evaluator = Evaluator(
+                self._federation,
+                numbers.trainer.objective,
+                torch.device("cpu"),
+                measure=self._settings.measure,
+            )
         self.scores = scores_of(numbers, machines, self._evaluator)
         self.history.append(row_of(numbers, machines, self.scores, clock, Certificates()))
 
@@ -93,7 +118,12 @@ class _Looks:
         numbers, machines, last = self._driver.numbers, self._driver.machines, self.history.last
         assert isinstance(numbers, StackedNumbers)
         assert self._evaluator is not None
-        personal = torch.stack([numbers.personal(device, machines.home[device]) for device in range(self._federation.devices)])
+        personal = torch.stack(
+            [
+                numbers.personal(device, machines.home[device])
+                for device in range(self._federation.devices)
+            ]
+        )
         z_VF, border = numbers.global_NF(), at_the_border(numbers, range(self._federation.devices))
         summary = {
             "algorithm": self._settings.algorithm.name,
@@ -105,10 +135,21 @@ class _Looks:
             "personal_accuracy": last.personal_accuracy,
             "measure": self._settings.measure,
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
-            "mean_model_accuracy": self._evaluator.score(z_VF.double().mean(0).to(self._settings.dtype)),
+            "mean_model_accuracy": self._evaluator.score(
+                z_VF.double().mean(0).to(self._settings.dtype)
+            ),
             "seconds": round(end["clock"], 3),
             "digest": end["digest"],
             "deployment": deployment,
             **({} if border is None else {"notices": [border]}),
         }
-        return Run(self._federation, self.history, personal, z_VF, summary, self.scores.devices, True, self.scores.homes)
+        return Run(
+            self._federation,
+            self.history,
+            personal,
+            z_VF,
+            summary,
+            self.scores.devices,
+            True,
+            self.scores.homes,
+        )

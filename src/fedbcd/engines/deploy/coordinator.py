@@ -1,4 +1,6 @@
-"""The coordinator: its machine, and the models that are on their way. It holds no data and does light work only."""
+"""The coordinator: its machine, and the models that are on their way. It holds no data and does
+light work only.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -47,7 +49,9 @@ from fedbcd.protocol.messages import (
 
 
 class CoordinatorRole(Role):
-    """The coordinator. Per server it keeps what was last reported and what was last answered, on disk."""
+    """The coordinator. Per server it keeps what was last reported and what was last answered, on
+    disk.
+    """
 
     machine: Coordinator
 
@@ -60,10 +64,14 @@ class CoordinatorRole(Role):
         self._mixing = mixing_matrices(blueprint.cloud, torch.device("cpu"))
         self._heard: dict[int, ServerReady] = {}
         self._said: dict[int, ModelRef] = {}
-        self._fresh: dict[ModelRef, Tensor] = {}  # of the last mix, so that answers need not read it
+        self._fresh: dict[
+            ModelRef, Tensor
+        ] = {}  # of the last mix, so that answers need not read it
 
     @classmethod
-    def open(cls, store: Store, blueprint: Blueprint, limits: Limits | None = None) -> "CoordinatorRole":
+    def open(
+        cls, store: Store, blueprint: Blueprint, limits: Limits | None = None
+    ) -> "CoordinatorRole":
         """The coordinator of this store, where it left off."""
         role = cls(store, blueprint.going_on(store.facts), limits or Limits())
         role._recover()
@@ -74,33 +82,46 @@ class CoordinatorRole(Role):
         return super().hello() | {"round": self.machine.round}
 
     def check_guest(self, server: Actor, hello: Mapping[str, Any]) -> None:
-        """Refuse a server that has lost its store, or has an old one, since its sum exists nowhere else; and one that is ahead of us.
+        """Refuse a server that has lost its store, or has an old one, since its sum exists nowhere
+        else; and one that is ahead of us.
 
         Only reads, so it may run beside an event.
         """
         number = number_of(server)
         if number >= len(self.blueprint.servers):
-            raise CheckFailed("membership", f"there is no {server}; this deployment has {len(self.blueprint.servers)} servers")
+            raise CheckFailed(
+                "membership",
+                f"there is no {server}; this deployment has {len(self.blueprint.servers)} servers",
+            )
         check_run(server, hello, self.store.facts)
         store, phase = hello.get("store"), hello.get("phase")
         if not is_store_id(store) or not (is_counter(phase) or phase == -1):
-            raise CheckFailed("hello", f"{server} does not say how far it is (store={store!r:.80}, phase={phase!r:.80})")
+            raise CheckFailed(
+                "hello",
+                f"{server} does not say how far it is (store={store!r:.80}, phase={phase!r:.80})",
+            )
         assert isinstance(store, str)
         assert isinstance(phase, int)
         heard, known = self._heard.get(number), self.store.facts.get(f"store/{number}")
         if known not in (None, store):
             raise CheckFailed(
                 "lost",
-                f"{server} comes with another store than before; what its devices have contributed is in the old one: put that back "
-                "(only if everything is to begin anew, the coordinator begins a new store as well)",
+                f"{server} comes with another store than before; what its devices have contributed"
+                " is in the old one: put that back (only if everything is to begin anew, the"
+                " coordinator begins a new store as well)",
             )
         if heard is not None and phase < heard.phase:
-            raise CheckFailed("behind", f"{server} is in phase {phase}, but has reported phase {heard.phase}: its store is an old one")
+            raise CheckFailed(
+                "behind",
+                f"{server} is in phase {phase}, but has reported phase {heard.phase}: its store is"
+                " an old one",
+            )
         if phase > self._latest_phase(heard):
             raise CheckFailed(
                 "ahead",
-                f"{server} is in phase {phase}, but phase {self._latest_phase(heard)} is the latest that the coordinator can know of: its "
-                f"store is empty or an old one. Put the newest store of the coordinator back; until then {server} tries on",
+                f"{server} is in phase {phase}, but phase {self._latest_phase(heard)} is the latest"
+                " that the coordinator can know of: its store is empty or an old one. Put the"
+                f" newest store of the coordinator back; until then {server} tries on",
             )
 
     def greet(self, server: Actor, hello: Mapping[str, Any], now: float) -> list[Letter]:  # noqa: ARG002
@@ -117,7 +138,8 @@ class CoordinatorRole(Role):
             return self.machine.round
         return 0 if heard is None else heard.phase + 1
 
-    # ------------------------------------------------------------------------------------------------------------ transitions
+    # ---------------------------------------------------------------------------------------------
+    # transitions
     def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
         return {ServerReady: lambda event: server_actor(event.server)}
 
@@ -126,7 +148,9 @@ class CoordinatorRole(Role):
         return (size + 1, torch.float64) if self.blueprint.cloud.sync else (size, DTYPE)
 
     def _check(self, letter: Letter) -> str | None:
-        """What a server reports is checked as an upload is: its model, or the mean of which it reports the sum."""
+        """What a server reports is checked as an upload is: its model, or the mean of which it
+        reports the sum.
+        """
         event, size, plan = letter.event, self._size_of(letter.event), self.blueprint
         assert isinstance(event, ServerReady)
         assert size is not None
@@ -142,7 +166,9 @@ class CoordinatorRole(Role):
         return check_norm(model, self.limits)
 
     def _roundings(self, server: int) -> float:
-        """How often a model of the cloud may have been rounded: twice on its device, and twice in each step, of which 1 - eta_z stays."""
+        """How often a model of the cloud may have been rounded: twice on its device, and twice in
+        each step, of which 1 - eta_z stays.
+        """
         algorithm, weights = self.blueprint.algorithm, self.blueprint.weights()
         step = algorithm.server_step
         if algorithm.server_step_form == "absolute":
@@ -150,12 +176,20 @@ class CoordinatorRole(Role):
         return 2.0 + 2.0 / min(step, 1.0)
 
     def _mean(self, server: int, vector: Tensor) -> Tensor | None:
-        """Of those that a sum counts, whose weights must be those of devices of its server; None if it counts nobody."""
+        """Of those that a sum counts, whose weights must be those of devices of its server; None if
+        it counts nobody.
+        """
         total, weight, weights = vector[:-1], float(vector[-1]), self.blueprint.weights()
-        check_weight(weight, [weights[device] for device in self.blueprint.servers[server]], self.blueprint.algorithm.counts == "members")
+        check_weight(
+            weight,
+            [weights[device] for device in self.blueprint.servers[server]],
+            self.blueprint.algorithm.counts == "members",
+        )
         if weight == 0.0:
             if bool(total.any()):
-                raise CheckFailed("weight", f"the sum of server/{server} counts nobody, but is not 0")
+                raise CheckFailed(
+                    "weight", f"the sum of server/{server} counts nobody, but is not 0"
+                )
             return None
         mean = in_parts(len(total), DTYPE, lambda part: (total[part] / weight).to(DTYPE))
         check_model(mean, len(mean), DTYPE, replace(self.limits, norm=None))
@@ -180,7 +214,9 @@ class CoordinatorRole(Role):
                 case MixModels():
                     self._mix(command, self._reports(command.servers, event, model))
                 case StepGlobal():
-                    self._step(command, self._reports(range(len(self.blueprint.servers)), event, model))
+                    self._step(
+                        command, self._reports(range(len(self.blueprint.servers)), event, model)
+                    )
         for handle, tensor in self._fresh.items():
             if handle in self._said.values():
                 self._save_computed(handle, tensor)
@@ -189,20 +225,31 @@ class CoordinatorRole(Role):
 
     def _reports(self, servers: Iterable[int], event: ServerReady, model: Tensor) -> list[Tensor]:
         """What these servers have reported; one of them just now, unless it is a copy."""
-        return [model if self._heard[server] is event else self.store.tensor(_name(self._heard[server])) for server in servers]
+        return [
+            model if self._heard[server] is event else self.store.tensor(_name(self._heard[server]))
+            for server in servers
+        ]
 
     def _mix(self, command: MixModels, reports: Sequence[Tensor]) -> None:
         """Eq. (6a)."""
         size = self.blueprint.size_F
-        self._fresh |= several_in_parts(size, lambda part: mixed_models(command, [r[part] for r in reports], self._mixing))
+        self._fresh |= several_in_parts(
+            size, lambda part: mixed_models(command, [r[part] for r in reports], self._mixing)
+        )
 
     def _step(self, command: StepGlobal, reports: Sequence[Tensor]) -> None:
         """Eq. (5), from the sums of all servers."""
-        algorithm, z, weights = self.blueprint.algorithm, self.z, [float(report[-1]) for report in reports]
+        algorithm, z, weights = (
+            self.blueprint.algorithm,
+            self.z,
+            [float(report[-1]) for report in reports],
+        )
 
         def step(part: slice) -> Tensor:
             total_VF = torch.stack([report[part] for report in reports])
-            return stepped_globally(algorithm, z[part], total_VF, weights, command.iterations, DTYPE)
+            return stepped_globally(
+                algorithm, z[part], total_VF, weights, command.iterations, DTYPE
+            )
 
         self.z = in_parts(self.blueprint.size_F, DTYPE, step)
         self._save_computed(command.result, self.z)

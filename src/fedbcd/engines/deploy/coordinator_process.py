@@ -1,4 +1,6 @@
-"""The coordinator as a process: servers dial it; it tells them its round, and stops after as many rounds as it was told."""
+"""The coordinator as a process: servers dial it; it tells them its round, and stops after as many
+rounds as it was told.
+"""
 
 import copy
 from collections import deque
@@ -16,20 +18,40 @@ from fedbcd.engines.deploy.options import Deploy
 from fedbcd.engines.deploy.process import Process
 from fedbcd.errors import ProtocolError
 from fedbcd.eventlog import Transition
-from fedbcd.protocol.messages import Actor, GlobalUpdated, Mixed, MixModels, ServerReady, StepGlobal, number_of, server_actor
+from fedbcd.protocol.messages import (
+    Actor,
+    GlobalUpdated,
+    Mixed,
+    MixModels,
+    ServerReady,
+    StepGlobal,
+    number_of,
+    server_actor,
+)
 
 
 class CoordinatorProcess(Process):
-    """The coordinator. After `rounds` rounds it mixes no more, but still repeats answers that were lost."""
+    """The coordinator. After `rounds` rounds it mixes no more, but still repeats answers that were
+    lost.
+    """
 
     role: CoordinatorRole
 
-    def __init__(self, role: CoordinatorRole, options: Deploy, declared: Declared, journal: Journal, rounds: int | None) -> None:
+    def __init__(
+        self,
+        role: CoordinatorRole,
+        options: Deploy,
+        declared: Declared,
+        journal: Journal,
+        rounds: int | None,
+    ) -> None:
         super().__init__(role, options, declared, journal)
         self.rounds = rounds
         self._mixing = Mixing(self.metrics, role.machine.round)
         self._reports: deque[Letter] = deque()  # handled, but perhaps not yet durable
-        self._settled = role.machine.round  # the round that is durable; the machine may be ahead of the disk
+        self._settled = (
+            role.machine.round
+        )  # the round that is durable; the machine may be ahead of the disk
         self._round = -1  # that the servers were told
         self._released: dict[int, int] = {}  # server -> the phase that its last answer ended
 
@@ -40,14 +62,20 @@ class CoordinatorProcess(Process):
 
     async def open_links(self) -> None:
         """Listen for the servers."""
-        await self.listen(only(map(server_actor, range(len(self.role.blueprint.servers))), self.role.check_guest))
+        await self.listen(
+            only(map(server_actor, range(len(self.role.blueprint.servers))), self.role.check_guest)
+        )
 
     def begin(self) -> None:
         """Nothing to do: servers report by themselves."""
         self.after([])
 
-    def take(self, letter: Letter, now: float, refused: Callable[[CheckFailed], None]) -> list[Letter]:
-        """In the role's thread, one report at a time; one too many for the last round stays unanswered."""
+    def take(
+        self, letter: Letter, now: float, refused: Callable[[CheckFailed], None]
+    ) -> list[Letter]:
+        """In the role's thread, one report at a time; one too many for the last round stays
+        unanswered.
+        """
         if self._is_beyond_the_end(letter):
             return []
         self._reports.append(letter)
@@ -58,7 +86,9 @@ class CoordinatorProcess(Process):
             raise
 
     def _is_beyond_the_end(self, letter: Letter) -> bool:
-        """Whether this report would start another mix after the last one; tried on a copy of the machine."""
+        """Whether this report would start another mix after the last one; tried on a copy of the
+        machine.
+        """
         if self.rounds is None or self.role.machine.round < self.rounds:
             return False
         trial = copy.deepcopy(self.role.machine)
@@ -71,7 +101,11 @@ class CoordinatorProcess(Process):
     def seen(self, step: Transition) -> None:
         """Take note of what was reported and mixed, once it is durable."""
         letter = self._reports.popleft()
-        if isinstance(letter.event, ServerReady) and letter.model is not None and not self.role.blueprint.cloud.sync:
+        if (
+            isinstance(letter.event, ServerReady)
+            and letter.model is not None
+            and not self.role.blueprint.cloud.sync
+        ):
             self._mixing.heard(letter.event.server, letter.model)
         for command in step.commands:
             if isinstance(command, MixModels | StepGlobal):
@@ -79,7 +113,9 @@ class CoordinatorProcess(Process):
         self._settled = self.role.machine.round
 
     async def post(self, letters: list[Letter]) -> None:
-        """Tell the servers that a round has ended before they get its model: after the last round nobody begins another phase's work."""
+        """Tell the servers that a round has ended before they get its model: after the last round
+        nobody begins another phase's work.
+        """
         round_ = self._settled
         if round_ != self._round:
             self._round = round_
@@ -97,7 +133,9 @@ class CoordinatorProcess(Process):
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
         """A server has dialled: tell it the round, unless it has lost its store."""
         await super().connected(peer, about)
-        if self.listener is not None and await self.greet(peer, lambda now: self.role.greet(peer, about, now)):
+        if self.listener is not None and await self.greet(
+            peer, lambda now: self.role.greet(peer, about, now)
+        ):
             await self.listener.notice(peer, "round", self._notice())
 
     def _notice(self) -> dict[str, Any]:
@@ -114,4 +152,9 @@ class CoordinatorProcess(Process):
     def status(self) -> dict[str, Any]:
         """The round, and who has been answered."""
         released = {str(server): phase for server, phase in self._released.items()}
-        return {"round": self._settled, "rounds": self.rounds, "finished": self.finished, "released": released}
+        return {
+            "round": self._settled,
+            "rounds": self.rounds,
+            "finished": self.finished,
+            "released": released,
+        }

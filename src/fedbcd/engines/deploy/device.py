@@ -1,4 +1,6 @@
-"""A device: its machine, its personal model and its own data. Training is pure and may run in a thread; what it gave is then told."""
+"""A device: its machine, its personal model and its own data. Training is pure and may run in a
+thread; what it gave is then told.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +46,10 @@ from fedbcd.protocol.messages import (
 )
 
 Work = Train | Pull | TrainOffline
-BEFORE = {"x": "before", "x_prev": "before_prev"}  # tensors in the store, and those set aside for them while an upload is unanswered
+BEFORE = {
+    "x": "before",
+    "x_prev": "before_prev",
+}  # tensors in the store, and those set aside for them while an upload is unanswered
 
 
 @dataclass(frozen=True)
@@ -68,18 +73,24 @@ class _Task(NamedTuple):
 
 
 class DeviceRole(Role):
-    """One device. `work` is what is to be computed now, also after a crash: it is deterministic, so a second time gives the same."""
+    """One device. `work` is what is to be computed now, also after a crash: it is deterministic, so
+    a second time gives the same.
+    """
 
     OWN = (Woke, OfflineDue, RetryDue)
     machine: Device
 
-    def __init__(self, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: Limits) -> None:
+    def __init__(
+        self, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: Limits
+    ) -> None:
         """See `open`."""
         super().__init__(device_actor(device), store, blueprint, limits)
         self.machine = blueprint.device_machine(device)
         self.device = device
         self.work: Work | None = None
-        self.x = blueprint.start  # no vector is ever changed in place: letters, memory and work share them
+        self.x = (
+            blueprint.start
+        )  # no vector is ever changed in place: letters, memory and work share them
         self.prev = self.x[: blueprint.size_P]
         self._trainer = _trainer(blueprint, device, data)
         self._anchor: tuple[ModelRef, Tensor] | None = None  # z_n of the activation under way
@@ -88,21 +99,40 @@ class DeviceRole(Role):
         self._task: _Task | None = None  # read once by `compute`, which may run beside a transition
 
     @classmethod
-    def open(cls, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: Limits | None = None) -> "DeviceRole":
+    def open(
+        cls,
+        store: Store,
+        blueprint: Blueprint,
+        device: int,
+        data: OwnData,
+        limits: Limits | None = None,
+    ) -> "DeviceRole":
         """The device of this store, where it left off."""
         role = cls(store, blueprint.going_on(store.facts), device, data, limits or Limits())
         role._recover()
         return role
 
     def hello(self) -> dict[str, Any]:
-        """Who it is, and how far: the server sees from this whether the device has lost its memory."""
+        """Who it is, and how far: the server sees from this whether the device has lost its
+        memory.
+        """
         machine = self.machine
-        uploading = machine.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING)  # read first: an answer may be handled meanwhile
-        return super().hello() | {"activation": machine.activation, "incarnation": machine.incarnation, "uploading": uploading}
+        uploading = machine.state in (
+            DeviceState.UPLOADING,
+            DeviceState.WITHDRAWING,
+        )  # read first: an answer may be handled meanwhile
+        return super().hello() | {
+            "activation": machine.activation,
+            "incarnation": machine.incarnation,
+            "uploading": uploading,
+        }
 
-    # ------------------------------------------------------------------------------------------------------------------- work
+    # ---------------------------------------------------------------------------------------------
+    # work
     def compute(self) -> Done:
-        """Do the work that is due. Changes nothing, so it may run beside everything else; hand the outcome to `finish`."""
+        """Do the work that is due. Changes nothing, so it may run beside everything else; hand the
+        outcome to `finish`.
+        """
         task = self._task
         if task is None:
             raise LocalProtocolError(f"{self.actor} has nothing to compute")
@@ -113,21 +143,34 @@ class DeviceRole(Role):
 
     def _computed(self, task: _Task) -> Done:
         work, z = task.work, task.z
-        steps = draws.steps(self.blueprint.seed, self.device, work.session, *self.blueprint.algorithm.steps)
+        steps = draws.steps(
+            self.blueprint.seed, self.device, work.session, *self.blueprint.algorithm.steps
+        )
         if isinstance(work, TrainOffline):
-            x, prev = self._run(Job(self.device, work.session, steps, None, offline=True), task.x, task.prev, None)
+            x, prev = self._run(
+                Job(self.device, work.session, steps, None, offline=True), task.x, task.prev, None
+            )
             return Done(work, OfflineTrained(session=work.session, steps=steps), x, prev)
         assert z is not None
         anchor = z[: self.blueprint.size_P]
         start, before = (task.x, task.prev) if self.blueprint.algorithm.personal else (z, anchor)
-        x, prev = self._run(Job(self.device, work.session, steps, work.model, offline=False), start, before, anchor)
+        x, prev = self._run(
+            Job(self.device, work.session, steps, work.model, offline=False), start, before, anchor
+        )
         return Done(work, Trained(activation=work.activation, steps=steps), x, prev)
 
-    def _run(self, job: Job, x: Tensor, prev: Tensor, anchor: Tensor | None) -> tuple[Tensor, Tensor]:
-        after, before = self._trainer.run([job], x[None], prev[None], None if anchor is None else anchor[None])
+    def _run(
+        self, job: Job, x: Tensor, prev: Tensor, anchor: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        after, before = self._trainer.run(
+            [job], x[None], prev[None], None if anchor is None else anchor[None]
+        )
         place = first_not_finite(after[0])  # of buffers, too
         if place is not None:
-            raise NumericalError(f"value {place} of the model of {self.actor} is {float(after[0, place])} after session {job.session}")
+            raise NumericalError(
+                f"value {place} of the model of {self.actor} is {float(after[0, place])} after"
+                f" session {job.session}"
+            )
         return after[0], before[0]
 
     def finish(self, done: Done, now: float) -> list[Letter]:
@@ -137,16 +180,24 @@ class DeviceRole(Role):
         self._done = done
         return self._handle(done.event, None, now)
 
-    # ------------------------------------------------------------------------------------------------------------ transitions
+    # ---------------------------------------------------------------------------------------------
+    # transitions
     def _check(self, letter: Letter) -> str | None:
-        """As every role; but a server that knows of fewer activations than were acknowledged here does not replace the model."""
+        """As every role; but a server that knows of fewer activations than were acknowledged here
+        does not replace the model.
+        """
         event, here = letter.event, self.machine
-        if isinstance(event, Restored) and event.incarnation > here.incarnation and event.activation < here.activation:
+        if (
+            isinstance(event, Restored)
+            and event.incarnation > here.incarnation
+            and event.activation < here.activation
+        ):
             raise CheckFailed(
                 "older",
-                f"{letter.sender} wants to put {self.actor} back to activation {event.activation}, but has acknowledged {here.activation}: "
-                f"the store of {letter.sender} is empty or an old one. {self.actor} keeps its model; put the newest store of "
-                f"{letter.sender} back",
+                f"{letter.sender} wants to put {self.actor} back to activation {event.activation},"
+                f" but has acknowledged {here.activation}: the store of {letter.sender} is empty or"
+                f" an old one. {self.actor} keeps its model; put the newest store of"
+                f" {letter.sender} back",
             )
         return super()._check(letter)
 
@@ -202,7 +253,9 @@ class DeviceRole(Role):
                 self.store.save(before, tensor)  # x(0)
 
     def _put_back(self) -> None:
-        """What was there before the activation; an upload of 0.1.0, which set nothing aside, is left as it is."""
+        """What was there before the activation; an upload of 0.1.0, which set nothing aside, is
+        left as it is.
+        """
         if {*BEFORE.values()} <= {*self.store.names()}:
             self.x, self.prev = (self.store.tensor(before) for before in BEFORE.values())
             for name, before in BEFORE.items():
@@ -210,7 +263,11 @@ class DeviceRole(Role):
 
     def _wanted(self) -> ModelRef | None:
         """The global model that is needed, now or after the offline round under way."""
-        return self.machine.granted.model if self.machine.granted is not None else getattr(self.work, "model", None)
+        return (
+            self.machine.granted.model
+            if self.machine.granted is not None
+            else getattr(self.work, "model", None)
+        )
 
     def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
         if isinstance(event, Trained | OfflineTrained | Failed):
@@ -237,7 +294,9 @@ class DeviceRole(Role):
 
 
 class _OwnFederation:
-    """One device's data in the shape that `Trainer` asks for: every device's samples are this one's."""
+    """One device's data in the shape that `Trainer` asks for: every device's samples are this
+    one's.
+    """
 
     def __init__(self, devices: int, data: OwnData) -> None:
         self.devices = devices
@@ -252,9 +311,14 @@ class _OwnFederation:
 def _trainer(blueprint: Blueprint, device: int, data: OwnData) -> Trainer:
     declared = blueprint.sizes[device]
     if len(data.samples) != declared:
-        raise DataError(f"device {device} has {len(data.samples)} samples, but the deployment counts on {declared}; give it those")
+        raise DataError(
+            f"device {device} has {len(data.samples)} samples, but the deployment counts on"
+            f" {declared}; give it those"
+        )
     objective = Objective(data.module.to(DTYPE), data.loss)
     own = _OwnFederation(blueprint.devices, data)
-    trainer = Trainer(own, blueprint.algorithm, objective, blueprint.seed, blueprint.start, max_batch=1)
+    trainer = Trainer(
+        own, blueprint.algorithm, objective, blueprint.seed, blueprint.start, max_batch=1
+    )
     trainer.check_vectorised(blueprint.start)
     return trainer

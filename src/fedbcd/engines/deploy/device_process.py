@@ -1,4 +1,6 @@
-"""A device as a process: it dials its server, asks when it can take part, trains in a thread of its own, uploads."""
+"""A device as a process: it dials its server, asks when it can take part, trains in a thread of its
+own, uploads.
+"""
 
 import asyncio
 import contextlib
@@ -42,11 +44,15 @@ UNANSWERED = {
 
 
 class DeviceProcess(Process):
-    """One device. Its server's notices say when a phase opens and fills; its pace says what it makes of that."""
+    """One device. Its server's notices say when a phase opens and fills; its pace says what it
+    makes of that.
+    """
 
     role: DeviceRole
 
-    def __init__(self, role: DeviceRole, options: Deploy, declared: Declared, journal: Journal, pace: Pace) -> None:
+    def __init__(
+        self, role: DeviceRole, options: Deploy, declared: Declared, journal: Journal, pace: Pace
+    ) -> None:
         super().__init__(role, options, declared, journal)
         self.pace = pace
         self._computing = False
@@ -57,7 +63,8 @@ class DeviceProcess(Process):
         self._trouble = ""  # why the latest of them was
         self._asked = -1  # the latest phase in which it asked; a device takes part once in a phase
 
-    # --------------------------------------------------------------------------------------------------------------- the process
+    # ---------------------------------------------------------------------------------------------
+    # the process
     async def open_links(self) -> None:
         """Dial its server."""
         self.dial(self.role.machine.server)
@@ -71,7 +78,10 @@ class DeviceProcess(Process):
     def after(self, letters: list[Letter]) -> None:  # noqa: ARG002
         """Start work that is due, watch for answers, and see whether to ask."""
         machine = self.role.machine
-        if machine.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING):  # also when it was let in on a request from an earlier phase
+        if machine.state in (
+            DeviceState.UPLOADING,
+            DeviceState.WITHDRAWING,
+        ):  # also when it was let in on a request from an earlier phase
             self._asked = max(self._asked, int(self._phase.get("phase", -1)))
         self.metrics.rounds.set(machine.activation)
         kind = UNANSWERED.get(machine.state)
@@ -88,15 +98,25 @@ class DeviceProcess(Process):
     def status(self) -> dict[str, Any]:
         """What the machine is doing."""
         machine = self.role.machine
-        travelled = (("in", "Activated"), ("in", "Restored"), ("out", "Uploaded"))  # since this process began
-        models = sum(int(self.metrics.value("fedbcd_letters_total", direction=d, event=e)) for d, e in travelled)
+        travelled = (
+            ("in", "Activated"),
+            ("in", "Restored"),
+            ("out", "Uploaded"),
+        )  # since this process began
+        models = sum(
+            int(self.metrics.value("fedbcd_letters_total", direction=d, event=e))
+            for d, e in travelled
+        )
         counters = {"activation": machine.activation, "session": machine.session, "models": models}
         undone = {"undone": self._undone, "trouble": self._trouble} if self._undone else {}
         return {"state": machine.state.value, **counters, "server": machine.server, **undone}
 
-    # ------------------------------------------------------------------------------------------------------------------ training
+    # ---------------------------------------------------------------------------------------------
+    # training
     async def _work(self) -> None:
-        """Compute in a thread; hand the result in once the work has taken as long as the pace says."""
+        """Compute in a thread; hand the result in once the work has taken as long as the pace
+        says.
+        """
         began, work = time.monotonic(), self.role.work
         done = await _in_thread(self.role.compute)
         self.metrics.training.observe(time.monotonic() - began)
@@ -110,16 +130,23 @@ class DeviceProcess(Process):
         self._computing = False
         if isinstance(done.event, Failed) and done.work == self.role.work:
             self._note_undone(
-                NOT_FINITE, f"{done.trouble}; this is undone, and the device goes on with the model of before", self.journal.error
+                NOT_FINITE,
+                f"{done.trouble}; this is undone, and the device goes on with the model of before",
+                self.journal.error,
             )
         return self.role.finish(done, now)
 
     def seen(self, step: Transition) -> None:
-        """An activation that was declined; its server's sentence comes beside, as with all that is refused."""
-        if isinstance(step.event, Declined) and any(isinstance(command, Undo) for command in step.commands):
+        """An activation that was declined; its server's sentence comes beside, as with all that is
+        refused.
+        """
+        if isinstance(step.event, Declined) and any(
+            isinstance(command, Undo) for command in step.commands
+        ):
             activation, server = step.event.activation, self.role.machine.server
             sentence = (
-                f"{server} has refused the upload of activation {activation}; it is undone, and the device goes on with the model of before"
+                f"{server} has refused the upload of activation {activation}; it is undone, and the"
+                " device goes on with the model of before"
             )
             self._note_undone(step.event.reason, sentence, self.journal.warning)
 
@@ -128,7 +155,8 @@ class DeviceProcess(Process):
         self.metrics.undone.labels(reason=reason).inc()
         log("undone", reason=reason, sentence=sentence)
 
-    # -------------------------------------------------------------------------------------------------------------------- asking
+    # ---------------------------------------------------------------------------------------------
+    # asking
     async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
         """The server tells how its phase stands."""
         if kind != "phase":
@@ -143,12 +171,23 @@ class DeviceProcess(Process):
         self._see_when_to_ask()
 
     def _see_when_to_ask(self) -> None:
-        """Set the timer of the next request: at its arrival in this phase, unless the phase is full."""
-        asks = self.role.machine.state in (DeviceState.IDLE, DeviceState.SUSPENDED, DeviceState.OFFLINE)
+        """Set the timer of the next request: at its arrival in this phase, unless the phase is
+        full.
+        """
+        asks = self.role.machine.state in (
+            DeviceState.IDLE,
+            DeviceState.SUSPENDED,
+            DeviceState.OFFLINE,
+        )
         phase = int(self._phase.get("phase", -1))
         if not (asks and self._phase.get("open") and phase > self._asked):
             self.drop(Woke)
-            if asks and isinstance(self.pace, Real) and not self._phase.get("finished") and not self.has_timer(POLL):
+            if (
+                asks
+                and isinstance(self.pace, Real)
+                and not self._phase.get("finished")
+                and not self.has_timer(POLL)
+            ):
                 self.at(POLL, self.options.retry_s[1], self._poll)
             return
         arrival = self.pace.arrival(phase, self._round)
@@ -164,7 +203,11 @@ class DeviceProcess(Process):
 
     def _poll(self) -> None:
         """Notices may be lost, so a device that has heard nothing for long asks all the same."""
-        if self.role.machine.state in (DeviceState.IDLE, DeviceState.SUSPENDED) and isinstance(self.pace, Real) and self.pace.available():
+        if (
+            self.role.machine.state in (DeviceState.IDLE, DeviceState.SUSPENDED)
+            and isinstance(self.pace, Real)
+            and self.pace.available()
+        ):
             self.spawn(self.tell(Woke()))
         else:
             self._see_when_to_ask()
@@ -173,9 +216,12 @@ class DeviceProcess(Process):
         """Whether its server is there."""
         return self.role.machine.server in self.peers()
 
-    # ----------------------------------------------------------------------------------------------------------- offline rounds
+    # ---------------------------------------------------------------------------------------------
+    # offline rounds
     def _new_round(self, round_: int) -> None:
-        """FedBCD-I in the experiments' clock model: one offline round per round of the coordinator, if drawn to be available."""
+        """FedBCD-I in the experiments' clock model: one offline round per round of the coordinator,
+        if drawn to be available.
+        """
         if round_ <= self._round:
             return
         self._round = round_
@@ -191,9 +237,11 @@ class DeviceProcess(Process):
 
 
 async def _in_thread(compute: Callable[[], Done]) -> Done:
-    """Like `asyncio.to_thread`, but the event loop need not wait for it to end: the work is started again next time.
+    """Like `asyncio.to_thread`, but the event loop need not wait for it to end: the work is started
+    again next time.
 
-    The thread is no daemon: an interpreter that ends while torch computes aborts. Who does not want to wait leaves with `os._exit`.
+    The thread is no daemon: an interpreter that ends while torch computes aborts. Who does not want
+    to wait leaves with `os._exit`.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Done] = loop.create_future()

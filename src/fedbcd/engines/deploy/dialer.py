@@ -1,7 +1,8 @@
 """The end of a link that calls: devices, and servers towards the coordinator.
 
-A dialler reconnects for ever, with backoff and jitter, and looks the address up anew each time. If it is refused at the very first
-contact, it ends with the reason; later (a list was edited, a peer is being upgraded) it tries on.
+A dialler reconnects for ever, with backoff and jitter, and looks the address up anew each time. If
+it is refused at the very first contact, it ends with the reason; later (a list was edited, a peer
+is being upgraded) it tries on.
 """
 
 import asyncio
@@ -15,7 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedbcd.engines.deploy.fedbcd_pb2 import Frame, Hello, TensorShape
-from fedbcd.engines.deploy.link import BROKEN, NEWEST, OLDEST, SERVICE, End, Peer, software, split_address, words
+from fedbcd.engines.deploy.link import (
+    BROKEN,
+    NEWEST,
+    OLDEST,
+    SERVICE,
+    End,
+    Peer,
+    software,
+    split_address,
+    words,
+)
 from fedbcd.engines.deploy.refusals import (
     CredentialsError,
     MissingExtra,
@@ -36,7 +47,9 @@ try:
 except ImportError as missing:
     raise MissingExtra(missing.name or "grpcio") from None
 
-PASSING = frozenset({"not_admitted", "ahead"})  # reasons that an operator does away with over there: an admission, the newest store
+PASSING = frozenset(
+    {"not_admitted", "ahead"}
+)  # reasons that an operator does away with over there: an admission, the newest store
 
 Addresses = Sequence[str] | Callable[[], Sequence[str]]
 UNREACHABLE: tuple[type[Exception], ...] = (TimeoutError, *BROKEN)
@@ -46,7 +59,9 @@ class Dialer(End):
     """Keeps one connection to a listener, for ever."""
 
     def __init__(self, me: Actor, peer: Actor, addresses: Addresses, **common: Any) -> None:
-        """`addresses` are host:port, tried in turn; a function is asked anew before each attempt. For `common` see `End`."""
+        """`addresses` are host:port, tried in turn; a function is asked anew before each attempt.
+        For `common` see `End`.
+        """
         super().__init__(me, **common)
         self.peer = peer
         self._addresses = addresses
@@ -57,20 +72,28 @@ class Dialer(End):
 
     async def run(self) -> None:
         """Connect, and again whenever the connection ends; until cancelled, or refused for good."""
-        watcher = asyncio.create_task(self._watch()) if isinstance(self._security, Credentials) else None
+        watcher = (
+            asyncio.create_task(self._watch()) if isinstance(self._security, Credentials) else None
+        )
         try:
             failures = 0
             while True:
                 lasted_s = await self._try_all()
                 low, high = self.options.backoff_s
-                failures = 0 if lasted_s > 10 * low else failures + 1  # a connection that breaks at once is a failure as well
-                await asyncio.sleep(min(high, low * 2.0 ** min(failures, 30)) * random.uniform(0.5, 1.0))
+                failures = (
+                    0 if lasted_s > 10 * low else failures + 1
+                )  # a connection that breaks at once is a failure as well
+                await asyncio.sleep(
+                    min(high, low * 2.0 ** min(failures, 30)) * random.uniform(0.5, 1.0)
+                )
         finally:
             if watcher is not None:
                 watcher.cancel()
 
     async def _try_all(self) -> float:
-        """Try each address until one answers, and hold that connection until it ends; the seconds that it lasted."""
+        """Try each address until one answers, and hold that connection until it ends; the seconds
+        that it lasted.
+        """
         self._since = math.inf
         try:
             for target in await self._targets():
@@ -79,7 +102,10 @@ class Dialer(End):
                     break
                 except UNREACHABLE as error:
                     self._trouble(f"{self.peer} cannot be reached at {target}: {words(error)}")
-        except (CredentialsError, Refused) as error:  # of our own certificate, or of what the listener says
+        except (
+            CredentialsError,
+            Refused,
+        ) as error:  # of our own certificate, or of what the listener says
             self._trouble(str(error))
             if isinstance(error, Refused):
                 self._refusals.note(self.peer, error.reason, str(error))
@@ -90,7 +116,14 @@ class Dialer(End):
     @property
     def trouble(self) -> list[str]:
         """As of every end; also why there is no connection."""
-        return [*dict.fromkeys([*super().trouble, *([self._last_trouble] if self._last_trouble and not self._peers else [])])]
+        return [
+            *dict.fromkeys(
+                [
+                    *super().trouble,
+                    *([self._last_trouble] if self._last_trouble and not self._peers else []),
+                ]
+            )
+        ]
 
     @property
     def _lasted_s(self) -> float:
@@ -120,7 +153,9 @@ class Dialer(End):
             if isinstance(self._security, Plain):
                 check_plain(host)
             try:
-                infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                infos = await asyncio.get_running_loop().getaddrinfo(
+                    host, port, type=socket.SOCK_STREAM
+                )
             except OSError as error:
                 self._trouble(f"the address {address} of {self.peer} cannot be looked up: {error}")
                 continue
@@ -131,7 +166,9 @@ class Dialer(End):
         """One connection, from its beginning to its end."""
         channel, own = self._channel(target)
         async with channel:
-            call = channel.stream_stream(f"/{SERVICE}/Link", Frame.SerializeToString, Frame.FromString)()  # type: ignore[call-arg]
+            call = channel.stream_stream(
+                f"/{SERVICE}/Link", Frame.SerializeToString, Frame.FromString
+            )()  # type: ignore[call-arg]
 
             async def read() -> Frame | None:
                 frame = await call.read()
@@ -148,16 +185,30 @@ class Dialer(End):
                 return Closed(answer.refused.reason, answer.refused.sentence, by_peer=True)
             certificate, about = self._check_welcome(answer, hello.nonce, own)
             self._last_trouble, self._since = "", time.monotonic()
-            session = Session(self.me, self.peer, self._traffic, read, call.write, self._on_letter, self._on_notice)
+            session = Session(
+                self.me,
+                self.peer,
+                self._traffic,
+                read,
+                call.write,
+                self._on_letter,
+                self._on_notice,
+            )
             try:
                 closed = await self._hold(self.peer, Peer(session, b"", certificate), about)
             finally:
                 self._was_welcome |= session.has_heard or self._lasted_s > self.options.gone_s
-            self._was_welcome |= closed.reason == "certificate"  # it was good until now; a new one may come
+            self._was_welcome |= (
+                closed.reason == "certificate"
+            )  # it was good until now; a new one may come
             return closed
 
     def _channel(self, target: str) -> tuple[grpc.aio.Channel, Certificate | None]:
-        options = [*self._channel_options(), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        options = [
+            *self._channel_options(),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+        ]
         if isinstance(self._security, Plain):
             return grpc.aio.insecure_channel(target, options=options), None
         options.append(("grpc.ssl_target_name_override", host_name(self.peer)))
@@ -177,18 +228,28 @@ class Dialer(End):
             nonce=os.urandom(32),
         )
 
-    def _check_welcome(self, answer: Frame, nonce: bytes, own: Certificate | None) -> tuple[Certificate | None, dict[str, Any]]:
+    def _check_welcome(
+        self, answer: Frame, nonce: bytes, own: Certificate | None
+    ) -> tuple[Certificate | None, dict[str, Any]]:
         if not answer.HasField("welcome"):
             raise Refused("frame", f"{self.peer} answered with neither Welcome nor Refused")
         welcome = answer.welcome
         if not OLDEST <= welcome.version <= NEWEST:
-            raise Refused("version", f"{self.peer} wants version {welcome.version} of the protocol; this is {OLDEST} to {NEWEST}")
+            raise Refused(
+                "version",
+                f"{self.peer} wants version {welcome.version} of the protocol; this is {OLDEST} to"
+                f" {NEWEST}",
+            )
         if welcome.actor != self.peer:
-            raise Refused("identity", f"{self.peer} was dialled, but {welcome.actor!r:.80} answered")
+            raise Refused(
+                "identity", f"{self.peer} was dialled, but {welcome.actor!r:.80} answered"
+            )
         certificate = None
         if isinstance(self._security, Credentials):
             assert own is not None
-            certificate = self._security.check_signature(welcome.certificate, welcome.signature, nonce, self.peer, own)
+            certificate = self._security.check_signature(
+                welcome.certificate, welcome.signature, nonce, self.peer, own
+            )
         return certificate, parse_text(welcome.about)
 
 

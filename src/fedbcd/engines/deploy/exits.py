@@ -12,7 +12,9 @@ ROOM = 1 << 20  # bytes: a disk with less than this is full
 
 
 class ExitCode(IntEnum):
-    """How a fedbcd process ended. Codes 2 to 7 are those of `fedbcd.errors`; supervisors restart after signals and what is not final."""
+    """How a fedbcd process ended. Codes 2 to 7 are those of `fedbcd.errors`; supervisors restart
+    after signals and what is not final.
+    """
 
     DONE = 0  # finished, or stopped by SIGTERM with everything durable
     BUG = 1  # an error that fedbcd did not expect; the trace is on stderr
@@ -34,7 +36,13 @@ class ExitCode(IntEnum):
     @property
     def is_final(self) -> bool:
         """Whether starting the process again cannot help."""
-        return self not in (ExitCode.DONE, ExitCode.BUG, ExitCode.ADDRESS, ExitCode.DISK, ExitCode.INTERRUPTED)
+        return self not in (
+            ExitCode.DONE,
+            ExitCode.BUG,
+            ExitCode.ADDRESS,
+            ExitCode.DISK,
+            ExitCode.INTERRUPTED,
+        )
 
 
 class AddressError(ConfigError):
@@ -44,16 +52,23 @@ class AddressError(ConfigError):
 
 
 class DiskError(RecordError):
-    """What was to be kept cannot be written: once there is room, the role goes on from what it has acknowledged."""
+    """What was to be kept cannot be written: once there is room, the role goes on from what it has
+    acknowledged.
+    """
 
     exit_code = int(ExitCode.DISK)
 
     def __init__(self, path: object, error: Exception) -> None:
-        super().__init__(f"cannot write to {path} ({error}); make room or repair the disk, then start this role again")
+        super().__init__(
+            f"cannot write to {path} ({error}); make room or repair the disk, then start this role"
+            " again"
+        )
 
 
 def is_of_the_disk(error: Exception, path: Path) -> bool:
-    """Whether something went wrong because the disk is full or fails, as far as it can be told; `path` is on it."""
+    """Whether something went wrong because the disk is full or fails, as far as it can be told;
+    `path` is on it.
+    """
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF

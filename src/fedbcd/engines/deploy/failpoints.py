@@ -1,7 +1,9 @@
-"""Named places at which a test can end a role: before and after each step that makes something durable or visible.
+"""Named places at which a test can end a role: before and after each step that makes something
+durable or visible.
 
-`FEDBCD_FAILPOINT=before_commit` kills this process (SIGKILL) when it first comes to that place; `before_commit:3` at the third time,
-`before_commit@Uploaded:3` at the third that concerns an `Uploaded`. Off, a place costs one comparison.
+`FEDBCD_FAILPOINT=before_commit` kills this process (SIGKILL) when it first comes to that place;
+`before_commit:3` at the third time, `before_commit@Uploaded:3` at the third that concerns an
+`Uploaded`. Off, a place costs one comparison.
 """
 
 import os
@@ -16,7 +18,9 @@ VARIABLE = "FEDBCD_FAILPOINT"
 
 
 class Failpoint(Enum):
-    """The places. `what` is the name of the tensor that is written, or of the event that is handled."""
+    """The places. `what` is the name of the tensor that is written, or of the event that is
+    handled.
+    """
 
     BEFORE_WRITE = "before_write"  # of a tensor's temporary file
     AFTER_WRITE = "after_write"
@@ -56,8 +60,12 @@ def _count(armed: _Armed) -> None:
         armed.action()
 
 
-def arm(point: Failpoint, what: str = "", times: int = 1, action: Callable[[], None] | None = None) -> None:
-    """From now on, act when the place is reached for the `times`-th time; by default raise `Stopped`."""
+def arm(
+    point: Failpoint, what: str = "", times: int = 1, action: Callable[[], None] | None = None
+) -> None:
+    """From now on, act when the place is reached for the `times`-th time; by default raise
+    `Stopped`.
+    """
     global _armed
     _armed = _Armed(point, what, times, action or _stop)
 
@@ -77,7 +85,9 @@ def arm_from_environment(environment: str | None = None) -> None:
     name, _, what = place.partition("@")
     known = {point.value: point for point in Failpoint}
     if name not in known or not (times or "1").isdecimal():
-        raise ConfigError(f"{VARIABLE}={text!r} must be NAME[@WHAT][:TIMES], NAME one of {', '.join(known)}")
+        raise ConfigError(
+            f"{VARIABLE}={text!r} must be NAME[@WHAT][:TIMES], NAME one of {', '.join(known)}"
+        )
     arm(known[name], what, int(times or 1), _kill)
 
 

@@ -21,13 +21,16 @@ VERSION = 1
 _SCHEMA = """
 CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE tensor (name TEXT PRIMARY KEY, file TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE transition (number INTEGER PRIMARY KEY, time REAL NOT NULL, actor TEXT NOT NULL, event TEXT NOT NULL, commands TEXT NOT NULL);
+CREATE TABLE transition (number INTEGER PRIMARY KEY, time REAL NOT NULL, actor TEXT NOT NULL,
+    event TEXT NOT NULL, commands TEXT NOT NULL);
 """
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The latest part of a store: how many transitions it has, and those that came after a given place."""
+    """The latest part of a store: how many transitions it has, and those that came after a given
+    place.
+    """
 
     length: int
     steps: list[Transition]
@@ -35,15 +38,17 @@ class Tail:
 
 
 class NoStore(RecordError):
-    """There is no store where there must be one: to begin anew instead would lose what was acknowledged."""
+    """There is no store where there must be one: to begin anew instead would lose what was
+    acknowledged.
+    """
 
     exit_code = int(ExitCode.NO_STORE)
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"there is no store in {path.absolute()}. If this role has run before, look for a disk that is not mounted or for another "
-            "folder, and put its newest store back. Only one that has never run begins a new store: --init (fedbcd up does so in a new "
-            "folder)"
+            f"there is no store in {path.absolute()}. If this role has run before, look for a disk"
+            " that is not mounted or for another folder, and put its newest store back. Only one"
+            " that has never run begins a new store: --init (fedbcd up does so in a new folder)"
         )
 
 
@@ -51,14 +56,26 @@ class FileStore(StoreOn):
     """A `Store` in a folder of its own: `store.sqlite` and one file per tensor under `tensors`."""
 
     def __init__(self, path: Path, *, begin: bool = False, read_only: bool = False) -> None:
-        """Open a store; with `begin` make one if there is none. One process at a time; `read_only` looks without a lock."""
+        """Open a store; with `begin` make one if there is none. One process at a time; `read_only`
+        looks without a lock.
+        """
         self.path = path
         self._lock: int | None = None
         try:
             if not read_only:
                 self._take(path, begin)
-            super().__init__(_Folder(path / "tensors"), _Database(path, begin, read_only), str(path), read_only=read_only)
-        except (OSError, sqlite3.Error, ValueError, TypeError) as error:  # the last two: what is left of a damaged database
+            super().__init__(
+                _Folder(path / "tensors"),
+                _Database(path, begin, read_only),
+                str(path),
+                read_only=read_only,
+            )
+        except (
+            OSError,
+            sqlite3.Error,
+            ValueError,
+            TypeError,
+        ) as error:  # the last two: what is left of a damaged database
             self._unlock()
             if is_of_the_disk(error, path):
                 raise DiskError(f"the store {path}", error) from None
@@ -69,10 +86,14 @@ class FileStore(StoreOn):
             raise
 
     def _take(self, path: Path, begin: bool) -> None:
-        """Make its folders, if it may, and lock it; where there is no store, and none is to begin, nothing is changed."""
+        """Make its folders, if it may, and lock it; where there is no store, and none is to begin,
+        nothing is changed.
+        """
         if not begin and not (path / "store.sqlite").is_file():
             raise NoStore(path)
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)  # personal models are nobody else's business
+        path.mkdir(
+            parents=True, exist_ok=True, mode=0o700
+        )  # personal models are nobody else's business
         (path / "tensors").mkdir(exist_ok=True, mode=0o700)
         self._lock = _locked(path)
 
@@ -123,7 +144,9 @@ class _Folder:
 
 
 class _NotMade(RecordError):
-    """There is a database, but nothing in it: its role is making it, or was stopped while it did."""
+    """There is a database, but nothing in it: its role is making it, or was stopped while it
+    did.
+    """
 
 
 class _Database:
@@ -148,16 +171,25 @@ class _Database:
             db.execute("PRAGMA synchronous=FULL")
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'fact'").fetchone():
             if read_only:
-                raise _NotMade(f"the store {self._path} is empty: its role has just begun, or it was damaged")
+                raise _NotMade(
+                    f"the store {self._path} is empty: its role has just begun, or it was damaged"
+                )
             self._make(begin)
         (version,) = db.execute("SELECT value FROM fact WHERE key = 'version'").fetchone()
         if version != str(VERSION):
-            raise RecordError(f"{self._path} is a store of version {version}; this fedbcd reads version {VERSION}")
+            raise RecordError(
+                f"{self._path} is a store of version {version}; this fedbcd reads version {VERSION}"
+            )
 
     def _make(self, begin: bool) -> None:
-        """A new store; never where an old one has lost its database, since the tensors that are left would be swept."""
+        """A new store; never where an old one has lost its database, since the tensors that are
+        left would be swept.
+        """
         if any((self._path / "tensors").iterdir()):
-            raise RecordError(f"{self._path} has tensors but an empty store.sqlite: it was damaged; restore a backup")
+            raise RecordError(
+                f"{self._path} has tensors but an empty store.sqlite: it was damaged; restore a"
+                " backup"
+            )
         if not begin:
             raise NoStore(self._path)
         fresh = f"('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}')"
@@ -166,7 +198,10 @@ class _Database:
             _sync(folder)
 
     def tensors(self) -> dict[str, tuple[str, bytes]]:
-        return {name: (file, digest) for name, file, digest in self._db.execute("SELECT name, file, digest FROM tensor")}
+        return {
+            name: (file, digest)
+            for name, file, digest in self._db.execute("SELECT name, file, digest FROM tensor")
+        }
 
     def facts(self) -> dict[str, str]:
         return dict(self._db.execute("SELECT key, value FROM fact"))
@@ -182,13 +217,21 @@ class _Database:
         else:
             where = "time = ?" if number is None else "number = ? AND time = ?"
             values = (time,) if number is None else (number - 1, time)
-            found = self._db.execute(f"SELECT number FROM transition WHERE {where}", values).fetchone()
+            found = self._db.execute(
+                f"SELECT number FROM transition WHERE {where}", values
+            ).fetchone()
             if found is None and line is not None:
-                same = "SELECT number FROM transition WHERE number = ? AND event = ? AND commands = ?"
+                same = (
+                    "SELECT number FROM transition WHERE number = ? AND event = ? AND commands = ?"
+                )
                 found = self._db.execute(same, (line[0] - 1, *_encoded(line[1])[2:])).fetchone()
             place = -1 if found is None else int(found[0]) + 1
         length = self.length()
-        chosen = ("number >= ? AND number < ?", (place, length)) if place >= 0 else ("time > ? AND number < ?", (time, length))
+        chosen = (
+            ("number >= ? AND number < ?", (place, length))
+            if place >= 0
+            else ("time > ? AND number < ?", (time, length))
+        )
         return Tail(length, [*self._steps(*chosen)], place >= 0)
 
     def transitions(self, since: int = 0) -> Iterator[Transition]:
@@ -199,19 +242,37 @@ class _Database:
             try:
                 step = _decoded(time, actor, event, commands)
             except (ValueError, TypeError, RecursionError) as error:
-                raise RecordError(f"transition {number} of the store {self._path} is damaged ({error}); restore a backup") from None
+                raise RecordError(
+                    f"transition {number} of the store {self._path} is damaged ({error}); restore a"
+                    " backup"
+                ) from None
             yield step
 
     def _rows(self, where: str, values: tuple[float, ...]) -> Iterator[tuple[Any, ...]]:
-        query = f"SELECT number, time, actor, event, commands FROM transition WHERE {where} ORDER BY number"
+        query = (
+            f"SELECT number, time, actor, event, commands FROM transition WHERE {where} ORDER BY"
+            " number"
+        )
         try:
             yield from self._db.execute(query, values)
         except (sqlite3.Error, ValueError) as error:
-            raise RecordError(f"the store {self._path} is damaged ({error}); restore a backup") from None
+            raise RecordError(
+                f"the store {self._path} is damaged ({error}); restore a backup"
+            ) from None
 
-    def commit(self, number: int, steps: Sequence[Transition], facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
+    def commit(
+        self,
+        number: int,
+        steps: Sequence[Transition],
+        facts: Mapping[str, str],
+        saved: Saved,
+        dropped: Collection[str],
+    ) -> None:
         self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany("INSERT OR REPLACE INTO tensor VALUES (?, ?, ?)", [(n, f, d) for n, (f, d) in saved.items()])
+        self._db.executemany(
+            "INSERT OR REPLACE INTO tensor VALUES (?, ?, ?)",
+            [(n, f, d) for n, (f, d) in saved.items()],
+        )
         self._db.executemany("DELETE FROM tensor WHERE name = ?", [(name,) for name in dropped])
         self._db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", [*facts.items()])
         rows = [(number + k, *_encoded(step)) for k, step in enumerate(steps)]
@@ -222,11 +283,15 @@ class _Database:
         self._db.close()
 
 
-def read_tail(path: Path, number: int | None, time: float, line: tuple[int, Transition] | None = None) -> Tail:
-    """What a store has after its transition `number - 1`, which happened at `time`; its role may be running.
+def read_tail(
+    path: Path, number: int | None, time: float, line: tuple[int, Transition] | None = None
+) -> Tail:
+    """What a store has after its transition `number - 1`, which happened at `time`; its role may be
+    running.
 
-    Without `number` the place is found by the time; where that is another one, by a `line` and how many of this store there were with it.
-    If that transition is not there any more, the store is another, or an old copy of it; then all transitions after that time are given.
+    Without `number` the place is found by the time; where that is another one, by a `line` and how
+    many of this store there were with it. If that transition is not there any more, the store is
+    another, or an old copy of it; then all transitions after that time are given.
     """
     if not (path / "store.sqlite").is_file():
         return Tail(0, [], time == -math.inf)
@@ -239,7 +304,9 @@ def read_tail(path: Path, number: int | None, time: float, line: tuple[int, Tran
     except _NotMade:
         return Tail(0, [], time == -math.inf)
     except sqlite3.Error as error:
-        raise RecordError(f"the store {path} cannot be read ({error}); is its disk full, or is it damaged?") from None
+        raise RecordError(
+            f"the store {path} cannot be read ({error}); is its disk full, or is it damaged?"
+        ) from None
 
 
 def _locked(path: Path) -> int:
@@ -248,7 +315,9 @@ def _locked(path: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise RecordError(f"another process uses the store {path}; stop it, or give this one a folder of its own") from None
+        raise RecordError(
+            f"another process uses the store {path}; stop it, or give this one a folder of its own"
+        ) from None
     return handle
 
 

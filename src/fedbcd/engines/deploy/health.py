@@ -1,4 +1,5 @@
-"""Health, metrics and status of a role over HTTP, inside its event loop: GET only, on loopback unless told otherwise.
+"""Health, metrics and status of a role over HTTP, inside its event loop: GET only, on loopback
+unless told otherwise.
 
 /healthz   200 while the process is alive and its event loop turns
 /readyz    200 once it can do its work (listens, or is connected), 503 before
@@ -18,14 +19,23 @@ from typing import Any
 from fedbcd.engines.deploy.exits import AddressError, DiskError
 from fedbcd.runfolder import write_whole
 
-MOST_BYTES, MOST_SECONDS, MOST_CLIENTS = 8192, 5.0, 32  # of a request; a client that sends more, or nothing, is cut off
+MOST_BYTES, MOST_SECONDS, MOST_CLIENTS = (
+    8192,
+    5.0,
+    32,
+)  # of a request; a client that sends more, or nothing, is cut off
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Health:
     """A small HTTP server for those who watch."""
 
-    def __init__(self, metrics: Callable[[], bytes], status: Callable[[], dict[str, Any]], ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        metrics: Callable[[], bytes],
+        status: Callable[[], dict[str, Any]],
+        ready: Callable[[], bool],
+    ) -> None:
         self._metrics = metrics
         self._status = status
         self._ready = ready
@@ -38,7 +48,8 @@ class Health:
             self._server = await asyncio.start_server(self._serve, host, port, limit=MOST_BYTES)
         except OSError as error:
             raise AddressError(
-                f"health and metrics cannot be shown at {host}:{port} ({error.strerror or error}); choose another address with --health"
+                f"health and metrics cannot be shown at {host}:{port} ({error.strerror or error});"
+                " choose another address with --health"
             ) from None
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -71,12 +82,20 @@ class Health:
             case b"/healthz":
                 return _response(HTTPStatus.OK, b"ok\n")
             case b"/readyz":
-                return _response(HTTPStatus.OK, b"ready\n") if self._ready() else _response(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n")
+                return (
+                    _response(HTTPStatus.OK, b"ready\n")
+                    if self._ready()
+                    else _response(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n")
+                )
             case b"/metrics":
                 return _response(HTTPStatus.OK, self._metrics(), METRICS_TYPE)
             case b"/status":
-                return _response(HTTPStatus.OK, json.dumps(self._status()).encode() + b"\n", "application/json")
-        return _response(HTTPStatus.NOT_FOUND, b"there are /healthz, /readyz, /metrics and /status\n")
+                return _response(
+                    HTTPStatus.OK, json.dumps(self._status()).encode() + b"\n", "application/json"
+                )
+        return _response(
+            HTTPStatus.NOT_FOUND, b"there are /healthz, /readyz, /metrics and /status\n"
+        )
 
 
 def note_port(folder: Path, port: int) -> None:
@@ -88,5 +107,8 @@ def note_port(folder: Path, port: int) -> None:
 
 
 def _response(status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> bytes:
-    head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length:"
+        f" {len(body)}\r\nConnection: close\r\n\r\n"
+    )
     return head.encode() + body

@@ -1,4 +1,6 @@
-"""What travels between two actors: the event that the receiver handles, and the model that it names."""
+"""What travels between two actors: the event that the receiver handles, and the model that it
+names.
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +11,9 @@ from fedbcd.protocol.messages import Actor, Event
 
 @dataclass(frozen=True)
 class Letter:
-    """One message; it may be lost, repeated or overtaken, since the machines repeat themselves until they are answered."""
+    """One message; it may be lost, repeated or overtaken, since the machines repeat themselves
+    until they are answered.
+    """
 
     sender: Actor
     to: Actor

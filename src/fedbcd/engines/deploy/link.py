@@ -1,7 +1,9 @@
-"""What both ends of a link have in common: a gRPC stream with mutual TLS, one session per peer. `listener.py` and `dialer.py` are the ends.
+"""What both ends of a link have in common: a gRPC stream with mutual TLS, one session per peer.
+`listener.py` and `dialer.py` are the ends.
 
-A dialler says Hello: who it is, whom it wants, which versions it speaks, which model it works on. The listener looks at its
-certificate, and answers Welcome or Refused. One session per peer; the newest wins and the older process is told and ends.
+A dialler says Hello: who it is, whom it wants, which versions it speaks, which model it works on.
+The listener looks at its certificate, and answers Welcome or Refused. One session per peer; the
+newest wins and the older process is told and ends.
 """
 
 import asyncio
@@ -43,8 +45,12 @@ except ImportError as missing:
 
 OLDEST, NEWEST = 1, 1  # versions of fedbcd.proto that this code speaks
 SERVICE = "fedbcd.v1.Federation"
-FRAME_BYTES = 1 << 20  # the largest frame that is read: a chunk, or the Hello of a model with thousands of tensors
-WINDOW_BYTES = 1 << 18  # what a peer may have under way unread. A ping waits behind it: a line is too slow below WINDOW_BYTES / gone_s
+FRAME_BYTES = (
+    1 << 20
+)  # the largest frame that is read: a chunk, or the Hello of a model with thousands of tensors
+# what a peer may have under way unread. A ping waits behind it: a line is too slow below
+# WINDOW_BYTES / gone_s
+WINDOW_BYTES = 1 << 18
 TOLD = 5  # sentences of trouble in a status, at most
 
 About = Callable[[], dict[str, Any]]
@@ -96,7 +102,9 @@ class End:
         return frozenset(self._peers)
 
     async def send(self, letter: Letter) -> bool:
-        """Send a letter, without waiting for its arrival; False if it is dropped, since the peer is away or too slow."""
+        """Send a letter, without waiting for its arrival; False if it is dropped, since the peer is
+        away or too slow.
+        """
         peer = self._peers.get(letter.to)
         sent = peer is not None and peer.session.send(letter)
         self.counts.dropped += not sent
@@ -113,7 +121,9 @@ class End:
         return [*self._refusals.trouble.values()]
 
     def moved_at(self, peer: Actor) -> float:
-        """When something last moved between a peer and us, by the monotonic clock; see `Session.moved_at`."""
+        """When something last moved between a peer and us, by the monotonic clock; see
+        `Session.moved_at`.
+        """
         entry = self._peers.get(peer)
         return -math.inf if entry is None else entry.session.moved_at
 
@@ -132,7 +142,9 @@ class End:
         self._refusals.note(peer, reason, sentence)
         entry.session.end(reason, sentence)
 
-    async def _hold(self, peer: Actor, entry: Peer, about: dict[str, Any], welcome: Frame | None = None) -> Closed:
+    async def _hold(
+        self, peer: Actor, entry: Peer, about: dict[str, Any], welcome: Frame | None = None
+    ) -> Closed:
         """Keep a session until it ends; the latest of a peer is the one that letters go to."""
         self.counts.connections += 1
         self._peers[peer] = entry
@@ -169,18 +181,29 @@ class End:
             for name, peer in list(self._peers.items()):
                 certificate = peer.certificate
                 assert certificate is not None
-                if credentials.generation != seen or now > certificate.not_valid_after_utc.timestamp():
+                if (
+                    credentials.generation != seen
+                    or now > certificate.not_valid_after_utc.timestamp()
+                ):
                     objection = credentials.objection(certificate)
                     if objection is not None:
-                        self._end(name, peer, "certificate", f"the certificate of {name} {objection}")
+                        self._end(
+                            name, peer, "certificate", f"the certificate of {name} {objection}"
+                        )
             seen = credentials.generation
 
     def _channel_options(self) -> list[tuple[str, int | str]]:
         options = self.options
         return [
             ("grpc.keepalive_time_ms", int(options.keepalive_s * 1000)),
-            ("grpc.keepalive_timeout_ms", int(options.gone_s * 10_000)),  # also TCP_USER_TIMEOUT, which would cut slow lines off
-            ("grpc.http2.ping_timeout_ms", int(options.gone_s * 1000)),  # the one that finds silent peers
+            (
+                "grpc.keepalive_timeout_ms",
+                int(options.gone_s * 10_000),
+            ),  # also TCP_USER_TIMEOUT, which would cut slow lines off
+            (
+                "grpc.http2.ping_timeout_ms",
+                int(options.gone_s * 1000),
+            ),  # the one that finds silent peers
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_receive_message_length", FRAME_BYTES),
@@ -200,7 +223,9 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port`, `127.0.0.1:7400` or `[::1]:7400`."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) < 65_536):
-        raise ConfigError(f"{address!r} is not an address; write host:port, such as 10.0.0.5:7400 or [::1]:7400")
+        raise ConfigError(
+            f"{address!r} is not an address; write host:port, such as 10.0.0.5:7400 or [::1]:7400"
+        )
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

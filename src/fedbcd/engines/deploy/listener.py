@@ -7,8 +7,26 @@ from typing import Any
 
 from fedbcd.engines.deploy.codec import SAID, Declared, kind_of
 from fedbcd.engines.deploy.exits import AddressError
-from fedbcd.engines.deploy.fedbcd_pb2 import ChangeReply, ChangeRequest, Frame, Hello, StatusReply, StatusRequest, Welcome
-from fedbcd.engines.deploy.link import BROKEN, NEWEST, OLDEST, SERVICE, About, End, Peer, software, split_address
+from fedbcd.engines.deploy.fedbcd_pb2 import (
+    ChangeReply,
+    ChangeRequest,
+    Frame,
+    Hello,
+    StatusReply,
+    StatusRequest,
+    Welcome,
+)
+from fedbcd.engines.deploy.link import (
+    BROKEN,
+    NEWEST,
+    OLDEST,
+    SERVICE,
+    About,
+    End,
+    Peer,
+    software,
+    split_address,
+)
 from fedbcd.engines.deploy.refusals import (
     CredentialsError,
     MissingExtra,
@@ -20,7 +38,14 @@ from fedbcd.engines.deploy.session import (
     parse_text,
     refused_frame,
 )
-from fedbcd.engines.deploy.tls import Certificate, Credentials, Plain, check_plain, home_of, identity_of
+from fedbcd.engines.deploy.tls import (
+    Certificate,
+    Credentials,
+    Plain,
+    check_plain,
+    home_of,
+    identity_of,
+)
 from fedbcd.errors import ProtocolError
 from fedbcd.protocol.messages import Actor
 
@@ -43,7 +68,11 @@ def only(peers: Iterable[Actor], check: Welcomes | None = None) -> Welcomes:
 
     def welcomes(peer: Actor, about: dict[str, Any]) -> None:
         if peer not in known:
-            raise Refused("member", f"{peer} does not belong here; add it to the list of this role, or send it to its own server")
+            raise Refused(
+                "member",
+                f"{peer} does not belong here; add it to the list of this role, or send it to its"
+                " own server",
+            )
         if check is not None:
             check(peer, about)
 
@@ -51,12 +80,15 @@ def only(peers: Iterable[Actor], check: Welcomes | None = None) -> Welcomes:
 
 
 class Listener(End):
-    """Serves the peers of one role. `send` never waits: a letter for a peer that is away or too slow is dropped.
+    """Serves the peers of one role. `send` never waits: a letter for a peer that is away or too
+    slow is dropped.
 
-    `welcomes(peer, about)` raises `Refused` for a peer that does not belong here; it is asked before an older process with the same
-    identity is told to end, so that only one that may take its place does. `on_connect` follows the Welcome; what it sends goes
-    out first. `on_error` is told what a callback raised that is no refusal: the disk is full, or there is a bug; the session has ended.
-    When a peer connects anew while its old session lasts, `on_connect` is called again without `on_disconnect` between.
+    `welcomes(peer, about)` raises `Refused` for a peer that does not belong here; it is asked
+    before an older process with the same identity is told to end, so that only one that may take
+    its place does. `on_connect` follows the Welcome; what it sends goes out first. `on_error` is
+    told what a callback raised that is no refusal: the disk is full, or there is a bug; the session
+    has ended. When a peer connects anew while its old session lasts, `on_connect` is called again
+    without `on_disconnect` between.
     """
 
     def __init__(
@@ -70,7 +102,9 @@ class Listener(End):
         on_error: OnError | None = None,
         **common: Any,
     ) -> None:
-        """`address` is host:port, port 0 for any that is free; for `common` see `End`: model, security, on_letter and so on."""
+        """`address` is host:port, port 0 for any that is free; for `common` see `End`: model,
+        security, on_letter and so on.
+        """
         super().__init__(me, **common)
         self.address = address
         self.port = 0
@@ -86,8 +120,12 @@ class Listener(End):
         """Listen; the port."""
         host, _ = split_address(self.address)
         handlers = {
-            "Link": grpc.stream_stream_rpc_method_handler(self._link, Frame.FromString, Frame.SerializeToString),
-            "Status": grpc.unary_unary_rpc_method_handler(self._answer_status, StatusRequest.FromString, StatusReply.SerializeToString),
+            "Link": grpc.stream_stream_rpc_method_handler(
+                self._link, Frame.FromString, Frame.SerializeToString
+            ),
+            "Status": grpc.unary_unary_rpc_method_handler(
+                self._answer_status, StatusRequest.FromString, StatusReply.SerializeToString
+            ),
         }
         if self._change is not None:
             handlers["Change"] = grpc.unary_unary_rpc_method_handler(
@@ -103,7 +141,10 @@ class Listener(End):
                 self._security.check_own()
                 self.port = server.add_secure_port(self.address, self._security.for_listener())
         except RuntimeError:
-            raise AddressError(f"{self.address} cannot be listened at; it is in use or not an address of this machine") from None
+            raise AddressError(
+                f"{self.address} cannot be listened at; it is in use or not an address of this"
+                " machine"
+            ) from None
         await server.start()
         self._server = server
         if isinstance(self._security, Credentials):
@@ -132,7 +173,9 @@ class Listener(End):
             ("grpc.so_reuseport", 0),  # a second listener at the same port is a mistake
         ]
 
-    async def _link(self, requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]") -> None:
+    async def _link(
+        self, requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]"
+    ) -> None:
         """One connection; `stop` waits for all of them to end."""
         task = asyncio.current_task()
         assert task is not None
@@ -142,7 +185,9 @@ class Listener(End):
         finally:
             self._handlers.discard(task)
 
-    async def _serve(self, _requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]") -> None:
+    async def _serve(
+        self, _requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]"
+    ) -> None:
         async def read() -> Frame | None:
             frame = await context.read()
             return frame if isinstance(frame, Frame) else None  # EOF
@@ -162,10 +207,17 @@ class Listener(End):
             await context.write(refused_frame(reason_of(error), str(error), final=True))
             return
         assert hello is not None
-        session = Session(self.me, peer, self._traffic, read, context.write, self._on_letter, self._on_notice)
+        session = Session(
+            self.me, peer, self._traffic, read, context.write, self._on_letter, self._on_notice
+        )
         self._retire(peer, hello.hello.instance)
         try:
-            await self._hold(peer, Peer(session, hello.hello.instance, certificate), about, Frame(welcome=welcome))
+            await self._hold(
+                peer,
+                Peer(session, hello.hello.instance, certificate),
+                about,
+                Frame(welcome=welcome),
+            )
         except BROKEN:
             pass
         except Exception as error:
@@ -185,9 +237,13 @@ class Listener(End):
         self._security.refresh()
         objection = self._security.objection(certificate)
         if objection is not None:
-            raise Refused("certificate", f"the certificate of {identity_of(certificate)} {objection}")
+            raise Refused(
+                "certificate", f"the certificate of {identity_of(certificate)} {objection}"
+            )
 
-    def _greet(self, frame: Frame | None, certificate: Certificate | None) -> tuple[Actor, dict[str, Any], Welcome]:
+    def _greet(
+        self, frame: Frame | None, certificate: Certificate | None
+    ) -> tuple[Actor, dict[str, Any], Welcome]:
         """Check a Hello; who it is, what it says of itself, and the answer."""
         if frame is None or not frame.HasField("hello"):
             raise Refused("frame", "a connection begins with Hello")
@@ -197,10 +253,14 @@ class Listener(End):
         declared = Declared(tuple((tensor.name, tuple(tensor.shape)) for tensor in hello.model))
         difference = self._model.difference(declared)
         if difference is not None:
-            raise Refused("model", f"{hello.actor} works on another model than {self.me}: {difference}")
+            raise Refused(
+                "model", f"{hello.actor} works on another model than {self.me}: {difference}"
+            )
         about = parse_text(hello.about)
         self._welcomes(hello.actor, about)
-        welcome = Welcome(version=version, software=software(), actor=self.me, about=json.dumps(self._about()))
+        welcome = Welcome(
+            version=version, software=software(), actor=self.me, about=json.dumps(self._about())
+        )
         if isinstance(self._security, Credentials):
             assert certificate is not None
             welcome.certificate, welcome.signature = self._security.sign(hello.nonce, certificate)
@@ -210,11 +270,21 @@ class Listener(End):
         if certificate is not None:
             identity, home = identity_of(certificate), home_of(certificate)
             if hello.actor != identity:
-                raise Refused("identity", f"{identity} says that it is {hello.actor!r:.80}; a process acts as its certificate says")
+                raise Refused(
+                    "identity",
+                    f"{identity} says that it is {hello.actor!r:.80}; a process acts as its"
+                    " certificate says",
+                )
             if home not in (None, self.me):
-                raise Refused("identity", f"the certificate of {identity} is for {home}, not for {self.me}")
+                raise Refused(
+                    "identity", f"the certificate of {identity} is for {home}, not for {self.me}"
+                )
         if hello.to != self.me:
-            raise Refused("identity", f"{hello.actor!r:.80} wants {hello.to!r:.80}, but this is {self.me}; look at its addresses")
+            raise Refused(
+                "identity",
+                f"{hello.actor!r:.80} wants {hello.to!r:.80}, but this is {self.me}; look at its"
+                " addresses",
+            )
         if (kind_of(hello.actor), kind_of(self.me)) not in SAID:
             raise Refused("identity", f"{hello.actor!r:.80} has nothing to say to {self.me}")
 
@@ -226,14 +296,20 @@ class Listener(End):
         if old.instance == instance:
             old.session.end("reconnected", f"{peer} has connected anew")
             return
-        sentence = f"another process has connected as {peer} since; the newest wins, so this one must end"
+        sentence = (
+            f"another process has connected as {peer} since; the newest wins, so this one must end"
+        )
         self._end(peer, old, "replaced", sentence)
 
-    async def _answer_status(self, _request: StatusRequest, context: "grpc.aio.ServicerContext[Any, Any]") -> StatusReply:
+    async def _answer_status(
+        self, _request: StatusRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> StatusReply:
         await self._check_operator(context, "ask for status")
         return StatusReply(body=json.dumps(self._status()))
 
-    async def _answer_change(self, request: ChangeRequest, context: "grpc.aio.ServicerContext[Any, Any]") -> ChangeReply:
+    async def _answer_change(
+        self, request: ChangeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> ChangeReply:
         await self._check_operator(context, "change who belongs here")
         assert self._change is not None
         try:
@@ -242,13 +318,18 @@ class Listener(End):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise AssertionError from error  # abort has raised
 
-    async def _check_operator(self, context: "grpc.aio.ServicerContext[Any, Any]", what: str) -> None:
+    async def _check_operator(
+        self, context: "grpc.aio.ServicerContext[Any, Any]", what: str
+    ) -> None:
         """In plain text, which is for loopback only, whoever is on this machine may."""
         try:
             certificate = self._certificate(context)
             self._check_certificate(certificate)
             if certificate is not None and identity_of(certificate) != OPERATOR:
-                raise Refused("identity", f"{identity_of(certificate)} may not {what}; use the certificate of {OPERATOR}")
+                raise Refused(
+                    "identity",
+                    f"{identity_of(certificate)} may not {what}; use the certificate of {OPERATOR}",
+                )
         except (ProtocolError, CredentialsError) as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
 
@@ -260,7 +341,8 @@ def negotiate(hello: Hello, me: Actor) -> int:
         older = hello.newest < OLDEST
         raise Refused(
             "version",
-            f"{hello.actor!r:.80} (fedbcd {hello.software:.20}) speaks versions {hello.oldest} to {hello.newest} of the protocol, {me} "
-            f"(fedbcd {software()}) speaks {OLDEST} to {NEWEST}; upgrade {hello.actor if older else me}",
+            f"{hello.actor!r:.80} (fedbcd {hello.software:.20}) speaks versions {hello.oldest} to"
+            f" {hello.newest} of the protocol, {me} (fedbcd {software()}) speaks {OLDEST} to"
+            f" {NEWEST}; upgrade {hello.actor if older else me}",
         )
     return version

@@ -41,9 +41,18 @@ class Journal:
     def _say(self, level: str, what: str, fields: dict[str, Any]) -> None:
         if LEVELS.index(level) < self._least:
             return
-        line = {"time": _now(), "level": level, "actor": self.actor, "what": what, **{k: _clean(k, v) for k, v in fields.items()}}
+        line = {
+            "time": _now(),
+            "level": level,
+            "actor": self.actor,
+            "what": what,
+            **{k: _clean(k, v) for k, v in fields.items()},
+        }
         text = json.dumps(line, default=str)
-        with self._lock, contextlib.suppress(OSError):  # a full disk that logs lie on is no concern of the role
+        with (
+            self._lock,
+            contextlib.suppress(OSError),
+        ):  # a full disk that logs lie on is no concern of the role
             print(text, file=self._stream or sys.stderr, flush=True)
 
 

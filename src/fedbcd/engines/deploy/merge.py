@@ -1,7 +1,9 @@
-"""The logs of all roles as one event log in the simulation's format, with the digest of every x_i, x_prev and z_n at its end.
+"""The logs of all roles as one event log in the simulation's format, with the digest of every x_i,
+x_prev and z_n at its end.
 
-Causes come before effects (`order`). What a device did before it lost its disk is not in its store; as far as it counted, it follows from
-its server's log: which model it was sent, and that it uploaded.
+Causes come before effects (`order`). What a device did before it lost its disk is not in its store;
+as far as it counted, it follows from its server's log: which model it was sent, and that it
+uploaded.
 """
 
 import hashlib
@@ -48,19 +50,26 @@ from fedbcd.protocol.messages import (
 )
 
 
-def header_of(settings: Settings, federation: Federation, job: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def header_of(
+    settings: Settings, federation: Federation, job: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The head of a deployment's log: devices train one at a time, each by itself."""
     return {"identity": replace(settings, max_batch=1).identity(federation), "job": dict(job or {})}
 
 
-def merge(stores: Mapping[Actor, Store], blueprint: Blueprint, header: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Write the log of a deployment that has stopped to `out`; returns its end: transitions, rounds, clock, digest.
+def merge(
+    stores: Mapping[Actor, Store], blueprint: Blueprint, header: dict[str, Any], out: Path
+) -> dict[str, Any]:
+    """Write the log of a deployment that has stopped to `out`; returns its end: transitions,
+    rounds, clock, digest.
 
     A device without a store has not begun. Coordinator and servers must be there.
     """
     for actor in (COORDINATOR, *(server_actor(n) for n in range(len(blueprint.servers)))):
         if actor not in stores:
-            raise RecordError(f"the store of {actor} is missing; without it the run cannot be put together")
+            raise RecordError(
+                f"the store of {actor} is missing; without it the run cannot be put together"
+            )
     merger = Merger(blueprint)
     log = LogWriter(out, header)
     try:
@@ -78,9 +87,11 @@ def merge(stores: Mapping[Actor, Store], blueprint: Blueprint, header: dict[str,
 
 
 class Merger:
-    """One log, made step by step from those of all roles, in order of time; with what a lost disk has taken put back.
+    """One log, made step by step from those of all roles, in order of time; with what a lost disk
+    has taken put back.
 
-    All that it knows follows from the lines so far, so that it can go on with a log that was written before (`read`).
+    All that it knows follows from the lines so far, so that it can go on with a log that was
+    written before (`read`).
     """
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -90,15 +101,24 @@ class Merger:
         self._coordinator = blueprint.coordinator_machine()
         self._devices: dict[int, _Followed] = {}
         self._granted: dict[int, Activated] = {}
-        self._answers: dict[int, Acknowledged | Declined] = {}  # the latest that each device was sent
+        self._answers: dict[
+            int, Acknowledged | Declined
+        ] = {}  # the latest that each device was sent
         self._restored: dict[int, Restored] = {}  # what a device was last put in step with
-        self._admitted: dict[int, tuple[int, int]] = {}  # device -> server and transition, until it has taken over its start
+        self._admitted: dict[
+            int, tuple[int, int]
+        ] = {}  # device -> server and transition, until it has taken over its start
         self._numbers: dict[Actor, int] = {}
-        self._models = [blueprint.server_machine(n).model for n in range(len(blueprint.servers))]  # of each server, now
+        self._models = [
+            blueprint.server_machine(n).model for n in range(len(blueprint.servers))
+        ]  # of each server, now
 
-    # ------------------------------------------------------------------------------------------------------------------ lines
+    # ---------------------------------------------------------------------------------------------
+    # lines
     def take(self, step: Transition) -> list[Transition]:
-        """The lines that the next transition gives: itself; none, if it was undone; or others with it, which are missing."""
+        """The lines that the next transition gives: itself; none, if it was undone; or others with
+        it, which are missing.
+        """
         if step.actor.startswith("device/"):
             device = self._device(number_of(step.actor))
             return [self._noted(step)] if device.takes(step) else []
@@ -111,12 +131,16 @@ class Merger:
         device, counts = self._device(over.device), isinstance(over.answer, Acknowledged)
         if self.blueprint.algorithm.offline and counts:
             raise RecordError(
-                f"no log has the offline rounds that upload {over.upload} rests on: they went with a disk; this run cannot be replayed"
+                f"no log has the offline rounds that upload {over.upload} rests on: they went with"
+                " a disk; this run cannot be replayed"
             )
         device.is_back = False
         if self.blueprint.algorithm.offline:
             return [self._noted(step)]
-        before = [self._noted(line) for line in device.before(step.time, over, self._restored.get(over.device))]
+        before = [
+            self._noted(line)
+            for line in device.before(step.time, over, self._restored.get(over.device))
+        ]
         return [*before, self._noted(step), *map(self._noted, device.after(step.time, over.answer))]
 
     def read(self, line: Transition) -> None:
@@ -130,7 +154,9 @@ class Merger:
         self._noted(line)
 
     def lost(self, device: int) -> None:
-        """The store of a device is not the one that was there before, so what it says counts from when it is put in step."""
+        """The store of a device is not the one that was there before, so what it says counts from
+        when it is put in step.
+        """
         self._device(device).is_back = False
 
     def _device(self, device: int) -> "_Followed":
@@ -156,7 +182,9 @@ class Merger:
         return line
 
     def _over(self, step: Transition) -> "_Over | None":
-        """The activation that ends with this transition of a server: its upload is accepted, or it comes to nothing."""
+        """The activation that ends with this transition of a server: its upload is accepted, or it
+        comes to nothing.
+        """
         event, answers = step.event, list[Acknowledged | Declined]()
         for command in step.commands:
             match command:
@@ -172,14 +200,26 @@ class Merger:
         if sent is None or sent.activation != event.activation or not answers:
             return None
         del self._granted[event.device]
-        upload = event.model if isinstance(event, Uploaded) else upload_ref(event.device, event.activation, event.incarnation)
+        upload = (
+            event.model
+            if isinstance(event, Uploaded)
+            else upload_ref(event.device, event.activation, event.incarnation)
+        )
         before, self._answers[event.device] = self._answers.get(event.device), answers[0]
         return _Over(event.device, upload, sent, answers[0], before)
 
-    # -------------------------------------------------------------------------------------------------------------------- end
+    # ---------------------------------------------------------------------------------------------
+    # end
     def end(self, stores: Mapping[Actor, Store]) -> dict[str, Any]:
-        """What the last line of the log says, after every transition of these stores has been taken."""
-        return {"transitions": self.lines, "rounds": self._coordinator.round, "clock": self.clock, "digest": self._digest(stores)}
+        """What the last line of the log says, after every transition of these stores has been
+        taken.
+        """
+        return {
+            "transitions": self.lines,
+            "rounds": self._coordinator.round,
+            "clock": self.clock,
+            "digest": self._digest(stores),
+        }
 
     def _digest(self, stores: Mapping[Actor, Store]) -> str:
         """As `StackedNumbers.digest` forms it."""
@@ -194,7 +234,9 @@ class Merger:
         digest.update(repr((str(DTYPE), (servers, blueprint.size_F))).encode())
         for server in range(servers):
             store, model = stores[server_actor(server)], self._models[server]
-            digest.update(_bytes(store.tensor(model) if model in store.names() else blueprint.start))
+            digest.update(
+                _bytes(store.tensor(model) if model in store.names() else blueprint.start)
+            )
         return digest.hexdigest()
 
     def _personal(self, stores: Mapping[Actor, Store], device: int, name: str) -> Tensor:
@@ -204,11 +246,13 @@ class Merger:
             if start in copies.names():
                 return copies.tensor(start)
             raise RecordError(
-                f"device {device} joined and left again before it was heard, so its model is not known; let it join once more"
+                f"device {device} joined and left again before it was heard, so its model is not"
+                " known; let it join once more"
             )
         if not self._device(device).is_back:
             raise RecordError(
-                f"device {device} has lost its disk and has not been put in step; let it connect once more (if it has left, let it join)"
+                f"device {device} has lost its disk and has not been put in step; let it connect"
+                " once more (if it has left, let it join)"
             )
         own = stores.get(device_actor(device))
         return own.tensor(name) if own is not None and name in own.names() else self.blueprint.start
@@ -216,7 +260,9 @@ class Merger:
 
 @dataclass(frozen=True)
 class _Over:
-    """An activation that a server has ended: by which upload, what the device was sent for it, the answer, and the one before."""
+    """An activation that a server has ended: by which upload, what the device was sent for it, the
+    answer, and the one before.
+    """
 
     device: int
     upload: ModelRef
@@ -226,7 +272,9 @@ class _Over:
 
 
 class _Followed:
-    """A device, as its lines tell. If its log has a gap, what counted in it follows from its server's; all else was undone."""
+    """A device, as its lines tell. If its log has a gap, what counted in it follows from its
+    server's; all else was undone.
+    """
 
     def __init__(self, blueprint: Blueprint, device: int) -> None:
         self.actor = device_actor(device)
@@ -245,11 +293,16 @@ class _Followed:
         return self.is_back
 
     def before(self, time: float, over: _Over, restored: Restored | None) -> Iterator[Transition]:
-        """What it must have heard and done to upload, or to have nothing to upload: what was refused has changed nothing either."""
+        """What it must have heard and done to upload, or to have nothing to upload: what was
+        refused has changed nothing either.
+        """
         machine, granted = self._machine, over.granted
         if restored is not None and restored.incarnation > machine.incarnation:
             yield self.do(time, restored)
-        is_unanswered = machine.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING) and machine.activation < granted.activation
+        is_unanswered = (
+            machine.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING)
+            and machine.activation < granted.activation
+        )
         if is_unanswered and over.before is not None:
             yield self.do(time, over.before)
         if machine.state is DeviceState.IDLE:
@@ -259,7 +312,14 @@ class _Followed:
         (seed, device), (low, high) = self._steps
         steps = draws.steps(seed, device, machine.session, low, high)
         is_kept = isinstance(over.answer, Acknowledged)
-        yield self.do(time, Trained(activation=granted.activation, steps=steps) if is_kept else Failed(session=machine.session))
+        yield self.do(
+            time,
+            (
+                Trained(activation=granted.activation, steps=steps)
+                if is_kept
+                else Failed(session=machine.session)
+            ),
+        )
 
     def after(self, time: float, answer: Acknowledged | Declined) -> Iterator[Transition]:
         """What it must have heard."""
@@ -268,8 +328,13 @@ class _Followed:
     def do(self, time: float, event: Event) -> Transition:
         """Let the device handle an event."""
         commands = self._machine.handle(event)
-        if isinstance(event, Trained | Failed) and self._machine.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING):
-            self.made = upload_ref(self._device, self._machine.activation, self._machine.incarnation)
+        if isinstance(event, Trained | Failed) and self._machine.state in (
+            DeviceState.UPLOADING,
+            DeviceState.WITHDRAWING,
+        ):
+            self.made = upload_ref(
+                self._device, self._machine.activation, self._machine.incarnation
+            )
         return Transition(time, self.actor, event, tuple(commands))
 
 

@@ -1,4 +1,5 @@
-"""Child processes of one preloaded parent: forked, so that memory is shared; watched, and started again when they crash.
+"""Child processes of one preloaded parent: forked, so that memory is shared; watched, and started
+again when they crash.
 
 The parent has one thread, always: only then is a fork safe. Nothing here may start another.
 """
@@ -71,7 +72,11 @@ class Nursery:
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
-            log = os.open(self._logs / f"{actor.replace('/', '-')}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            log = os.open(
+                self._logs / f"{actor.replace('/', '-')}.log",
+                os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+                0o644,
+            )
             os.dup2(log, 1)
             os.dup2(log, 2)
             code = self._play(actor)
@@ -83,9 +88,12 @@ class Nursery:
                 sys.stderr.flush()
             os._exit(code)
 
-    # --------------------------------------------------------------------------------------------------------------- watching
+    # ---------------------------------------------------------------------------------------------
+    # watching
     def look(self) -> list[Child]:
-        """Take note of children that ended, start those again that are due; returns those that ended for good just now."""
+        """Take note of children that ended, start those again that are due; returns those that
+        ended for good just now.
+        """
         ended = []
         for child in self.children.values():
             if child.pid is not None and self._has_ended(child) and child.code is not None:
@@ -107,7 +115,9 @@ class Nursery:
             return True
         child.crashes = 1 if time.monotonic() - child.born > STEADY_S else child.crashes + 1
         first, longest = BACKOFF_S
-        child.due = time.monotonic() + min(first * 2 ** (child.crashes - 1), longest) * random.uniform(0.8, 1.2)
+        child.due = time.monotonic() + min(
+            first * 2 ** (child.crashes - 1), longest
+        ) * random.uniform(0.8, 1.2)
         return True
 
     @property
@@ -120,7 +130,8 @@ class Nursery:
         """Of all children together."""
         return sum(child.restarts for child in self.children.values())
 
-    # --------------------------------------------------------------------------------------------------------------- stopping
+    # ---------------------------------------------------------------------------------------------
+    # stopping
     def stop(self, actors: Iterable[Actor], patience_s: float = 20.0) -> dict[Actor, int]:
         """SIGTERM, wait, and SIGKILL for those that do not listen; their exit codes."""
         chosen = [self.children[actor] for actor in actors]
@@ -145,10 +156,19 @@ class Nursery:
             else:
                 time.sleep(0.01)
 
-    # ----------------------------------------------------------------------------------------------------------------- memory
+    # ---------------------------------------------------------------------------------------------
+    # memory
     def memory_bytes(self) -> int:
-        """What this process and its children use together; a page that several share counts once (PSS)."""
-        return sum(pss_bytes(pid) for pid in (os.getpid(), *(child.pid for child in self.running if child.pid is not None)))
+        """What this process and its children use together; a page that several share counts once
+        (PSS).
+        """
+        return sum(
+            pss_bytes(pid)
+            for pid in (
+                os.getpid(),
+                *(child.pid for child in self.running if child.pid is not None),
+            )
+        )
 
 
 def pss_bytes(pid: int) -> int:

@@ -22,19 +22,31 @@ except ImportError as missing:
     raise MissingExtra(missing.name or "grpcio") from None
 
 
-async def ask_status(peer: Actor, address: str, security: Security, timeout_s: float = 10.0) -> dict[str, Any]:
+async def ask_status(
+    peer: Actor, address: str, security: Security, timeout_s: float = 10.0
+) -> dict[str, Any]:
     """How a listener is doing."""
     async with _operator_channel(peer, address, security) as channel:
-        ask = channel.unary_unary(f"/{SERVICE}/Status", StatusRequest.SerializeToString, StatusReply.FromString)
+        ask = channel.unary_unary(
+            f"/{SERVICE}/Status", StatusRequest.SerializeToString, StatusReply.FromString
+        )
         reply: StatusReply = await _answered(ask(StatusRequest(), timeout=timeout_s), peer, address)
     return parse_text(reply.body)
 
 
-async def ask_change(peer: Actor, address: str, security: Security, what: str, device: int, timeout_s: float = 30.0) -> bool:
-    """Let a server admit or dismiss a device; whether that changed anything. Once it returns it is durable."""
+async def ask_change(
+    peer: Actor, address: str, security: Security, what: str, device: int, timeout_s: float = 30.0
+) -> bool:
+    """Let a server admit or dismiss a device; whether that changed anything. Once it returns it is
+    durable.
+    """
     async with _operator_channel(peer, address, security) as channel:
-        ask = channel.unary_unary(f"/{SERVICE}/Change", ChangeRequest.SerializeToString, ChangeReply.FromString)
-        reply: ChangeReply = await _answered(ask(ChangeRequest(what=what, device=device), timeout=timeout_s), peer, address)
+        ask = channel.unary_unary(
+            f"/{SERVICE}/Change", ChangeRequest.SerializeToString, ChangeReply.FromString
+        )
+        reply: ChangeReply = await _answered(
+            ask(ChangeRequest(what=what, device=device), timeout=timeout_s), peer, address
+        )
     return bool(reply.changed)
 
 
@@ -46,7 +58,9 @@ async def _answered(call: Awaitable[Any], peer: Actor, address: str) -> Any:
             raise RefusedForGood(str(error.details())) from None
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             raise Refused("change", str(error.details())) from None
-        raise Refused("unreachable", f"{peer} does not answer at {address}: {_reason(error)}") from None
+        raise Refused(
+            "unreachable", f"{peer} does not answer at {address}: {_reason(error)}"
+        ) from None
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
@@ -57,7 +71,10 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
 
 def _operator_channel(peer: Actor, address: str, security: Security) -> grpc.aio.Channel:
     host, _ = split_address(address)
-    options: list[tuple[str, int | str]] = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    options: list[tuple[str, int | str]] = [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    ]
     if isinstance(security, Plain):
         check_plain(host)
         return grpc.aio.insecure_channel(address, options=options)

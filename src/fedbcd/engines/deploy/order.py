@@ -1,7 +1,8 @@
 """The logs of several roles in one order: by time, and nothing is heard before it was said.
 
-Where clocks are right the first implies the second. A role whose clock is wrong says things at times that its peers have never seen; what
-is heard then brings with it what its sender did until it was said.
+Where clocks are right the first implies the second. A role whose clock is wrong says things at
+times that its peers have never seen; what is heard then brings with it what its sender did until it
+was said.
 """
 
 import math
@@ -34,21 +35,29 @@ from fedbcd.protocol.messages import (
     upload_ref,
 )
 
-REMEMBERED = 64  # messages of one role to another; what is heard later is a copy of what was heard before
+REMEMBERED = (
+    64  # messages of one role to another; what is heard later is a copy of what was heard before
+)
 
 
 class Order:
-    """Transitions go in by role, each role's in its own order, and come out as one sequence. `clock` is the time of the last one out.
+    """Transitions go in by role, each role's in its own order, and come out as one sequence.
+    `clock` is the time of the last one out.
 
-    `home` says which server a device belongs to; `more` reads on in the log of a role, if that can have grown.
+    `home` says which server a device belongs to; `more` reads on in the log of a role, if that can
+    have grown.
     """
 
-    def __init__(self, home: Callable[[int], int], more: Callable[[Actor], None] = lambda _: None) -> None:
+    def __init__(
+        self, home: Callable[[int], int], more: Callable[[Actor], None] = lambda _: None
+    ) -> None:
         self.clock = -math.inf
         self._home = home
         self._more = more
         self._waiting: dict[Actor, deque[Transition]] = {}
-        self._said: dict[tuple[Actor, Actor], dict[Event, None]] = {}  # by whom, to whom: the latest
+        self._said: dict[
+            tuple[Actor, Actor], dict[Event, None]
+        ] = {}  # by whom, to whom: the latest
         self._gone: set[Actor] = set()  # what the next of these has heard went with a disk
 
     def add(self, actor: Actor, steps: Iterable[Transition]) -> None:
@@ -66,7 +75,8 @@ class Order:
                     del said[next(iter(said))]
 
     def due(self, before: float, ahead: Collection[Actor] = ()) -> list[Transition]:
-        """What happened before this time, and what that follows from; the rest waits. No line is earlier than the one before it.
+        """What happened before this time, and what that follows from; the rest waits. No line is
+        earlier than the one before it.
 
         Of those who are `ahead`, everything has happened by then, whatever they say.
         """
@@ -75,13 +85,21 @@ class Order:
             self._free(blocked)
         return out
 
-    def _go_on(self, before: float, ahead: Collection[Actor], out: list[Transition]) -> Actor | None:
-        """By time, as far as what is heard has been said. One who still waits, if some wait for each other."""
+    def _go_on(
+        self, before: float, ahead: Collection[Actor], out: list[Transition]
+    ) -> Actor | None:
+        """By time, as far as what is heard has been said. One who still waits, if some wait for
+        each other.
+        """
 
         def is_due(step: Transition) -> bool:
             return step.time < before or step.actor in ahead
 
-        heads = [(steps[0].time, actor) for actor, steps in self._waiting.items() if steps and is_due(steps[0])]
+        heads = [
+            (steps[0].time, actor)
+            for actor, steps in self._waiting.items()
+            if steps and is_due(steps[0])
+        ]
         heapify(heads)
         known = {actor for _, actor in heads}
         later: dict[Actor, set[Actor]] = {}  # sender -> who waits for what it is to say
@@ -104,7 +122,9 @@ class Order:
         return next((actor for actors in later.values() for actor in actors), None)
 
     def _bring(self, actor: Actor, bound: float, out: list[Transition]) -> set[Actor]:
-        """Let the next of a role come out, and before it what that follows from, though it is not yet time for that; whose came out."""
+        """Let the next of a role come out, and before it what that follows from, though it is not
+        yet time for that; whose came out.
+        """
         touched: set[Actor] = set()
         while actor not in touched:
             chain = self._chain(actor)
@@ -122,26 +142,37 @@ class Order:
         self._gone.discard(actor)
         self.note(out[-1])
 
-    # ------------------------------------------------------------------------------------------------------------------ causes
+    # ---------------------------------------------------------------------------------------------
+    # causes
     def _chain(self, actor: Actor) -> list[Actor]:
-        """A role, whom its next waits for, whom the next of that one waits for, and so on; it ends before anybody comes twice."""
+        """A role, whom its next waits for, whom the next of that one waits for, and so on; it ends
+        before anybody comes twice.
+        """
         chain = [actor]
         while (cause := self._cause(chain[-1])) is not None and cause.actor not in chain:
             chain.append(cause.actor)
         return chain
 
     def _free(self, actor: Actor) -> None:
-        """Some wait for each other: a device has lost its disk, and said the same again later. Somebody heard it the first time."""
+        """Some wait for each other: a device has lost its disk, and said the same again later.
+        Somebody heard it the first time.
+        """
         chain = self._chain(actor)
         last = self._cause(chain[-1])
         assert last is not None
         circle = chain[chain.index(last.actor) :]
         waits_for = [*circle[1:], circle[0]]
-        devices = [one for one, sender in zip(circle, waits_for, strict=True) if sender.startswith("device/")]
+        devices = [
+            one
+            for one, sender in zip(circle, waits_for, strict=True)
+            if sender.startswith("device/")
+        ]
         self._gone.add(min(devices or circle, key=lambda one: self._waiting[one][0].time))
 
     def _cause(self, actor: Actor) -> Transition | None:
-        """What has to come out before the next of a role can have been heard. None: nothing, or it has gone with a disk."""
+        """What has to come out before the next of a role can have been heard. None: nothing, or it
+        has gone with a disk.
+        """
         step = self._waiting[actor][0]
         sender = self._speaker(step)
         if sender is None or actor in self._gone:
@@ -158,7 +189,14 @@ class Order:
         return found
 
     def _saying(self, sender: Actor, heard: Sequence[Send]) -> Transition | None:
-        return next((step for step in self._waiting.get(sender, ()) if any(send in step.commands for send in heard)), None)
+        return next(
+            (
+                step
+                for step in self._waiting.get(sender, ())
+                if any(send in step.commands for send in heard)
+            ),
+            None,
+        )
 
     def _speaker(self, step: Transition) -> Actor | None:
         """Who said what this role heard; None: it has heard nothing."""
@@ -175,7 +213,9 @@ class Order:
 
 
 def _heard(step: Transition) -> list[Send]:
-    """What may have been said to this role; where an upload was refused, that is what it noted, but not what it heard."""
+    """What may have been said to this role; where an upload was refused, that is what it noted, but
+    not what it heard.
+    """
     messages: list[Event] = [step.event]
     if isinstance(step.event, Withdrawn):
         device, activation = step.event.device, step.event.activation

@@ -1,7 +1,9 @@
-"""When a device can take part and how long its work takes: as it really is, or drawn, for experiments.
+"""When a device can take part and how long its work takes: as it really is, or drawn, for
+experiments.
 
-Drawn delays are the simulation's own (docs/determinism.md), times `scale` seconds: device i arrives in phase p at the same
-quantile as it does in a simulation with this seed. So a deployment and a simulation of one job can be laid side by side.
+Drawn delays are the simulation's own (docs/determinism.md), times `scale` seconds: device i arrives
+in phase p at the same quantile as it does in a simulation with this seed. So a deployment and a
+simulation of one job can be laid side by side.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +35,9 @@ class Pace(Protocol):
 
 @dataclass(frozen=True)
 class Real:
-    """A device as it is: it asks as soon as a phase opens and `available()` says yes, and takes as long as it takes."""
+    """A device as it is: it asks as soon as a phase opens and `available()` says yes, and takes as
+    long as it takes.
+    """
 
     available: Callable[[], bool] = lambda: True
 
@@ -63,21 +67,35 @@ class Drawn:
     scale: float
 
     def arrival(self, phase: int, round_: int) -> float | None:
-        """The addressed draw of this device and phase; with FedBCD-I only for devices that are available in this round."""
+        """The addressed draw of this device and phase; with FedBCD-I only for devices that are
+        available in this round.
+        """
         if isinstance(self.algorithm, FedBCDI) and not self._is_available(round_):
             return None
-        return self.scale * _quantile(self.clock.arrival, draws.unit_one(self.seed, draws.ARRIVAL, self.device, phase))
+        return self.scale * _quantile(
+            self.clock.arrival, draws.unit_one(self.seed, draws.ARRIVAL, self.device, phase)
+        )
 
     def work(self, activation: int, steps: int) -> float:
         """K_i steps of one drawn length each."""
-        return self.scale * steps * _quantile(self.clock.step, draws.unit_one(self.seed, draws.PROCESS, self.device, activation))
+        return (
+            self.scale
+            * steps
+            * _quantile(
+                self.clock.step, draws.unit_one(self.seed, draws.PROCESS, self.device, activation)
+            )
+        )
 
     def trains_offline(self, round_: int) -> bool:
-        """FedBCD-I: every available device takes one offline round in each round of the coordinator."""
+        """FedBCD-I: every available device takes one offline round in each round of the
+        coordinator.
+        """
         return isinstance(self.algorithm, FedBCDI) and self._is_available(round_)
 
     def _is_available(self, round_: int) -> bool:
-        """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the members and itself."""
+        """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
+        members and itself.
+        """
         assert isinstance(self.algorithm, FedBCDI)
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
         keep = max(self.algorithm.available_of(len(members)), min(self.active, len(members)))

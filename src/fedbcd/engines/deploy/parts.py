@@ -1,11 +1,14 @@
-"""Element-wise work on long vectors, a part at a time: what is computed on the way takes the memory of a part, not of several models."""
+"""Element-wise work on long vectors, a part at a time: what is computed on the way takes the memory
+of a part, not of several models.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-PART = 1 << 20  # values; a power of two, so that every value is computed by the same instructions as in one piece
+# values; a power of two, so that every value is computed by the same instructions as in one piece
+PART = 1 << 20
 
 
 def parts(size: int) -> Iterator[slice]:
@@ -22,7 +25,9 @@ def in_parts(size: int, dtype: torch.dtype, compute: Callable[[slice], Tensor]) 
     return whole
 
 
-def several_in_parts(size: int, compute: Callable[[slice], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def several_in_parts(
+    size: int, compute: Callable[[slice], Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
     """The same for several vectors by name."""
     whole: dict[str, Tensor] = {}
     for part in parts(size):

@@ -1,8 +1,9 @@
-"""A role as a process: one event loop, one worker thread that the role lives in, links to its peers, timers and watchers.
+"""A role as a process: one event loop, one worker thread that the role lives in, links to its
+peers, timers and watchers.
 
-Whatever happens (a letter, a timer, a finished computation) becomes one call of the role; calls are made one at a time, in order, in
-the role's thread. What has come while the disk was busy is handled together and shares the next write to it. Only when that is durable
-are letters handed to the links.
+Whatever happens (a letter, a timer, a finished computation) becomes one call of the role; calls are
+made one at a time, in order, in the role's thread. What has come while the disk was busy is handled
+together and shares the next write to it. Only when that is durable are letters handed to the links.
 """
 
 import asyncio
@@ -52,9 +53,13 @@ Call = Callable[[float], list[Letter]]  # of a role, at a time
 
 
 class Process(ABC):
-    """What the three kinds of processes share. Subclasses say whom to listen to or dial, and which timers run."""
+    """What the three kinds of processes share. Subclasses say whom to listen to or dial, and which
+    timers run.
+    """
 
-    AT_ONCE: ClassVar[frozenset[str]] = frozenset({"upload"})  # messages that a peer answers without waiting for anybody else
+    AT_ONCE: ClassVar[frozenset[str]] = frozenset(
+        {"upload"}
+    )  # messages that a peer answers without waiting for anybody else
 
     def __init__(self, role: Role, options: Deploy, declared: Declared, journal: Journal) -> None:
         self.clock = SteadyClock(options.epoch, partial(wall, role.actor))
@@ -62,7 +67,11 @@ class Process(ABC):
         self.role = role
         self.options = options
         self.declared = declared
-        self.security: Security = Plain() if options.plain else Credentials(options.certificates_of(role.actor), role.actor, journal)
+        self.security: Security = (
+            Plain()
+            if options.plain
+            else Credentials(options.certificates_of(role.actor), role.actor, journal)
+        )
         self.listener: Listener | None = None
         self.dialer: Dialer | None = None
         role.watch = self.seen
@@ -74,20 +83,32 @@ class Process(ABC):
         self.timeouts = Timeouts(options.retry_s, options.lost_s, options.peer_s)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="role")
         self._turn = asyncio.Lock()  # one group of events at a time
-        self._queue: deque[tuple[Call, asyncio.Future[None]]] = deque()  # of events, first come, first served
+        self._queue: deque[tuple[Call, asyncio.Future[None]]] = (
+            deque()
+        )  # of events, first come, first served
         self._ended: asyncio.Future[ExitCode] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: set[asyncio.Task[None]] = set()  # under way, or waiting for their turn
         self._timers: dict[object, asyncio.TimerHandle] = {}
-        self._unanswered: tuple[str, object] | None = None  # what was said last and has no answer yet: its kind, and which
+        self._unanswered: tuple[str, object] | None = (
+            None  # what was said last and has no answer yet: its kind, and which
+        )
         self._since = 0.0
         self._attempt = 0
         self._cause: tuple[str, float] | None = None  # what it waits for, since when
-        self._pings: dict[Actor, tuple[int, float]] = {}  # peer -> the ping that it has not answered, and when that went out
-        self._ponged: dict[Actor, float] = {}  # peers that have answered on this connection, and when that ping went out; older ones do not
+        self._pings: dict[
+            Actor, tuple[int, float]
+        ] = {}  # peer -> the ping that it has not answered, and when that went out
+        self._ponged: dict[
+            Actor,
+            float,
+            # peers that have answered on this connection, and when that ping went out; older ones
+            # do not
+        ] = {}
         self._beats = 0
 
-    # ---------------------------------------------------------------------------------------------------------- for subclasses
+    # ---------------------------------------------------------------------------------------------
+    # for subclasses
     @abstractmethod
     async def open_links(self) -> None:
         """Listen, dial."""
@@ -118,17 +139,27 @@ class Process(ABC):
     async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:  # noqa: B027
         """A peer tells something that is not part of the protocol."""
 
-    # ------------------------------------------------------------------------------------------------------------------- links
+    # ---------------------------------------------------------------------------------------------
+    # links
     async def listen(self, welcomes: Welcomes, change: Change | None = None) -> None:
         """Let peers dial in, and operators ask."""
         host, port = self.options.listens_at(self.role.actor)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.listener = Listener(self.role.actor, address, welcomes=welcomes, status=self.full_status, change=change, **self._common())
+        self.listener = Listener(
+            self.role.actor,
+            address,
+            welcomes=welcomes,
+            status=self.full_status,
+            change=change,
+            **self._common(),
+        )
         self.journal.info("listening", port=await self.listener.start())
 
     def dial(self, peer: Actor) -> None:
         """Keep a connection to a peer, for ever."""
-        self.dialer = Dialer(self.role.actor, peer, self.options.addresses_of(peer), **self._common())
+        self.dialer = Dialer(
+            self.role.actor, peer, self.options.addresses_of(peer), **self._common()
+        )
         self.spawn(self.dialer.run())
 
     def _common(self) -> dict[str, Any]:
@@ -159,7 +190,9 @@ class Process(ABC):
             self.say_again_now()
 
     async def greet(self, peer: Actor, greeting: Callable[[float], list[Letter]]) -> bool:
-        """Let the role look at who has dialled in; one that it does not accept is told why, and hung up on."""
+        """Let the role look at who has dialled in; one that it does not accept is told why, and
+        hung up on.
+        """
         try:
             await self.do(greeting)
         except ProtocolError as error:
@@ -169,7 +202,9 @@ class Process(ABC):
         return True
 
     async def disconnected(self, peer: Actor) -> None:
-        """A connection has ended; the dialler tries again by itself, as patiently as experience says."""
+        """A connection has ended; the dialler tries again by itself, as patiently as experience
+        says.
+        """
         self._forget_pings(peer)
         self.skews.forget(peer)
         self.metrics.connections.set(len(self.peers()))
@@ -182,12 +217,16 @@ class Process(ABC):
         return frozenset().union(*(end.connected for end in ends))
 
     async def send(self, letter: Letter) -> bool:
-        """Hand a letter to the link that leads to its receiver; False: dropped, and the machines will say it again."""
+        """Hand a letter to the link that leads to its receiver; False: dropped, and the machines
+        will say it again.
+        """
         end = self._end_of(letter.to)
         return end is not None and await end.send(letter)
 
     def _end_of(self, peer: Actor) -> Dialer | Listener | None:
-        return self.dialer if self.dialer is not None and peer == self.dialer.peer else self.listener
+        return (
+            self.dialer if self.dialer is not None and peer == self.dialer.peer else self.listener
+        )
 
     async def broadcast(self, kind: str, body: dict[str, Any]) -> None:
         """Tell all peers that have dialled in."""
@@ -199,7 +238,8 @@ class Process(ABC):
         if self.listener is not None:
             await self.listener.stop()
 
-    # ----------------------------------------------------------------------------------------------------------------- running
+    # ---------------------------------------------------------------------------------------------
+    # running
     def now(self) -> float:
         """Seconds since the run began; never less than before."""
         return self.clock.now()
@@ -231,7 +271,9 @@ class Process(ABC):
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has been told to stop, or has failed: what is asked of it now does not happen."""
+        """Whether it has been told to stop, or has failed: what is asked of it now does not
+        happen.
+        """
         return self._ended.done()
 
     async def _open(self, health: Health) -> None:
@@ -257,9 +299,12 @@ class Process(ABC):
         self._worker.shutdown(wait=True)
         self.role.close()
 
-    # -------------------------------------------------------------------------------------------------------------- one event
+    # ---------------------------------------------------------------------------------------------
+    # one event
     async def receive(self, letter: Letter) -> None:
-        """A letter came; raises a `ProtocolError`, so that the link can tell the peer why, also when that it came had consequences."""
+        """A letter came; raises a `ProtocolError`, so that the link can tell the peer why, also
+        when that it came had consequences.
+        """
         self.metrics.letters.labels(direction="in", event=type(letter.event).__name__).inc()
         self.skews.at_least(letter.sender, letter.clock - self.now())
         refused: list[CheckFailed] = []
@@ -267,7 +312,9 @@ class Process(ABC):
         for why in refused:
             raise why
 
-    def take(self, letter: Letter, now: float, refused: Callable[[CheckFailed], None]) -> list[Letter]:
+    def take(
+        self, letter: Letter, now: float, refused: Callable[[CheckFailed], None]
+    ) -> list[Letter]:
         """In the role's thread."""
         return self.role.receive(letter, now, refused)
 
@@ -278,8 +325,9 @@ class Process(ABC):
     async def do(self, call: Call) -> None:
         """One call of the role, in its turn and in its thread; then its letters go out.
 
-        Once begun it is brought to its end, also when the connection that brought the letter is gone meanwhile: what the role has
-        taken in must have its consequences (letters, timers, work), or nobody would ever see to them.
+        Once begun it is brought to its end, also when the connection that brought the letter is
+        gone meanwhile: what the role has taken in must have its consequences (letters, timers,
+        work), or nobody would ever see to them.
         """
         event = asyncio.get_running_loop().create_task(self._do(call))
         self._events.add(event)
@@ -311,7 +359,9 @@ class Process(ABC):
     async def _handle(self, group: Sequence[tuple[Call, "asyncio.Future[None]"]]) -> None:
         began, self._event_at = time.perf_counter(), self.role.earliest(self.now())
         calls = [partial(call, self.now()) for call, _ in group]
-        outcomes = await asyncio.get_running_loop().run_in_executor(self._worker, self.role.together, calls)
+        outcomes = await asyncio.get_running_loop().run_in_executor(
+            self._worker, self.role.together, calls
+        )
         took = time.perf_counter() - began
         for outcome, (_, handled) in zip(outcomes, group, strict=True):
             self.metrics.handling.observe(took)
@@ -330,7 +380,8 @@ class Process(ABC):
             await self.send(letter)
             hit(Failpoint.AFTER_SEND, type(letter.event).__name__)
 
-    # ------------------------------------------------------------------------------------------------------------------ timers
+    # ---------------------------------------------------------------------------------------------
+    # timers
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside; an error that nobody expects ends the process."""
         task = asyncio.get_running_loop().create_task(self._guarded(work))
@@ -351,7 +402,9 @@ class Process(ABC):
         if isinstance(error, FedBCDError):
             self.end(self._complain(error))
         else:
-            self.journal.error("bug", sentence=str(error), trace="".join(traceback.format_exception(error)))
+            self.journal.error(
+                "bug", sentence=str(error), trace="".join(traceback.format_exception(error))
+            )
             self.end(ExitCode.BUG)
 
     def _complain(self, error: FedBCDError) -> ExitCode:
@@ -379,9 +432,12 @@ class Process(ABC):
         """Whether a timer of this key runs."""
         return key in self._timers
 
-    # ------------------------------------------------------------------------------------------------- the first timeout: again
+    # ---------------------------------------------------------------------------------------------
+    # the first timeout: again
     def expect_answer(self, said: tuple[str, object] | None) -> None:
-        """What is unanswered now; called after every event. The wait for what is answered teaches the timeout."""
+        """What is unanswered now; called after every event. The wait for what is answered teaches
+        the timeout.
+        """
         if said == self._unanswered:
             return
         now = time.monotonic()
@@ -401,7 +457,11 @@ class Process(ABC):
         if self._unanswered is None:
             self.drop(RetryDue)
         else:
-            self.at(RetryDue, self.timeouts.retry(self._unanswered[0]).seconds(self._attempt), self._say_again)
+            self.at(
+                RetryDue,
+                self.timeouts.retry(self._unanswered[0]).seconds(self._attempt),
+                self._say_again,
+            )
 
     def _say_again(self) -> None:
         self._attempt += 1
@@ -409,9 +469,12 @@ class Process(ABC):
         self._arm_retry()
         self.spawn(self.tell(RetryDue()))
 
-    # ------------------------------------------------------------------------------------------------- the third timeout: gone
+    # ---------------------------------------------------------------------------------------------
+    # the third timeout: gone
     def beat(self) -> None:
-        """Now and then: ask every peer for an answer, and hang up on those that used to answer and did not this time."""
+        """Now and then: ask every peer for an answer, and hang up on those that used to answer and
+        did not this time.
+        """
         self.at(PING, self.timeouts.peer.seconds(), self.beat)
         self._refresh()
         self._beats += 1
@@ -426,12 +489,16 @@ class Process(ABC):
             if await end.notice(peer, PING, {"number": self._beats}):
                 self._pings[peer] = (self._beats, now)
             return
-        silent_s = now - max(waiting[1], end.moved_at(peer))  # a ping, or its answer, may wait behind a large model
+        silent_s = now - max(
+            waiting[1], end.moved_at(peer)
+        )  # a ping, or its answer, may wait behind a large model
         if peer in self._ponged and silent_s >= self._patience_s(peer, end):
             end.refuse(peer, "gone", f"{peer} has not answered for {silent_s:.0f} s")
 
     def _patience_s(self, peer: Actor, end: Dialer | Listener) -> float:
-        """How long a peer may be silent; longest while it may deal with a model of ours, since it hears nothing else meanwhile."""
+        """How long a peer may be silent; longest while it may deal with a model of ours, since it
+        hears nothing else meanwhile.
+        """
         is_busy = end.model_sent_at(peer) > self._ponged[peer]
         return self.timeouts.peer.most if is_busy else self.timeouts.peer.seconds()
 
@@ -447,7 +514,9 @@ class Process(ABC):
         elif kind == PONG and waiting is not None and waiting[0] == body["number"]:
             took = time.monotonic() - waiting[1]
             self.timeouts.peer.observe(took)
-            if is_time(body.get("clock")) and took < OFF_S:  # the older ones do not say; the slow ones cannot tell
+            if (
+                is_time(body.get("clock")) and took < OFF_S
+            ):  # the older ones do not say; the slow ones cannot tell
                 self.skews.measured(sender, body["clock"] - (self.now() - took / 2))
             self._ponged[sender] = waiting[1]
             del self._pings[sender]
@@ -456,7 +525,8 @@ class Process(ABC):
         self._pings.pop(peer, None)
         self._ponged.pop(peer, None)
 
-    # ---------------------------------------------------------------------------------------------------------------- watching
+    # ---------------------------------------------------------------------------------------------
+    # watching
     def _note_wait(self) -> None:
         cause, now = self.waits_for(), time.monotonic()
         if self._cause is not None:
@@ -466,10 +536,21 @@ class Process(ABC):
     def full_status(self) -> dict[str, Any]:
         """What /status and `fedbcd status` show."""
         self._refresh()
-        common = {"actor": self.role.actor, "ready": self.is_ready(), "waits_for": self.waits_for(), "clock": round(self.now(), 3)}
+        common = {
+            "actor": self.role.actor,
+            "ready": self.is_ready(),
+            "waits_for": self.waits_for(),
+            "clock": round(self.now(), 3),
+        }
         log = {"settled": self.settled(), "events": self.role.store.length, "pid": os.getpid()}
-        log["counting"] = log["settled"] > self.now() + OFF_S  # since what it has recorded is far ahead of its clock
-        told = {**self.skews.status(), "trouble": trouble_of(self.dialer, self.listener), "peers": len(self.peers())}
+        log["counting"] = (
+            log["settled"] > self.now() + OFF_S
+        )  # since what it has recorded is far ahead of its clock
+        told = {
+            **self.skews.status(),
+            "trouble": trouble_of(self.dialer, self.listener),
+            "peers": len(self.peers()),
+        }
         return {**common, **log, **told, **self.status(), "totals": totals(self.metrics)}
 
     def _metrics_text(self) -> bytes:
@@ -481,13 +562,19 @@ class Process(ABC):
         self._note_wait()
         self.skews.note_own(self.settled() - self.clock.on_the_wall())
         for direction, seen in (("in", self.counts.bytes_in), ("out", self.counts.bytes_out)):
-            self.metrics.bytes.labels(direction=direction).inc(seen - self.metrics.value("fedbcd_bytes_total", direction=direction))
+            self.metrics.bytes.labels(direction=direction).inc(
+                seen - self.metrics.value("fedbcd_bytes_total", direction=direction)
+            )
         for reason, seen in self.counts.refused.items():
-            self.metrics.refused.labels(reason=reason).inc(seen - self.metrics.value("fedbcd_refused_inputs_total", reason=reason))
+            self.metrics.refused.labels(reason=reason).inc(
+                seen - self.metrics.value("fedbcd_refused_inputs_total", reason=reason)
+            )
 
 
 def run_process(make: Callable[[], Process]) -> ExitCode:
-    """Run one process to its end; what goes wrong before it runs is a sentence and an exit code as well."""
+    """Run one process to its end; what goes wrong before it runs is a sentence and an exit code as
+    well.
+    """
 
     async def whole() -> ExitCode:
         return await make().run()
@@ -496,5 +583,15 @@ def run_process(make: Callable[[], Process]) -> ExitCode:
         return asyncio.run(whole())
     except FedBCDError as error:
         with contextlib.suppress(OSError):  # its disk may be the full one
-            sys.stderr.write(json.dumps({"level": "error", "what": "failed", "sentence": str(error), "code": error.exit_code}) + "\n")
+            sys.stderr.write(
+                json.dumps(
+                    {
+                        "level": "error",
+                        "what": "failed",
+                        "sentence": str(error),
+                        "code": error.exit_code,
+                    }
+                )
+                + "\n"
+            )
         return ExitCode(error.exit_code)

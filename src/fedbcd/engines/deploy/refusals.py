@@ -1,11 +1,16 @@
 """Saying no: what is refused and why, counted by reason, logged once per peer and reason.
 
-Refused            one letter or one connection; it changes nothing, and the peer is told the sentence
+Refused            one letter or one connection; it changes nothing, and the peer is told the
+sentence
 ├── ...reason      a word for the counter: version, model, identity, event, size, chunk, rate, ...
-RefusedForGood     the peer will not have this process: wrong version, model, membership or certificate      exit code 21
-Replaced           another process with this identity has connected since                                   exit code 20
-CredentialsError   certificates are missing, expired or not those of this role                              exit code 23
-MissingExtra       the packages of the deploy extra are not installed                                       exit code 24
+RefusedForGood     the peer will not have this process: wrong version, model, membership or
+certificate      exit code 21
+Replaced           another process with this identity has connected since
+exit code 20
+CredentialsError   certificates are missing, expired or not those of this role
+exit code 23
+MissingExtra       the packages of the deploy extra are not installed
+exit code 24
 
 `exits.py` has those that are not final: AddressError (22), DiskError (25).
 """
@@ -19,7 +24,9 @@ from fedbcd.protocol.messages import Actor
 
 
 class Refused(RemoteProtocolError):
-    """A peer's letter or connection is turned down; `reason` is a word for the counter, the text is for people."""
+    """A peer's letter or connection is turned down; `reason` is a word for the counter, the text is
+    for people.
+    """
 
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -27,7 +34,9 @@ class Refused(RemoteProtocolError):
 
 
 class Replaced(FedBCDError):
-    """Another process with this identity has connected since; the newest wins and this one must end."""
+    """Another process with this identity has connected since; the newest wins and this one must
+    end.
+    """
 
     exit_code = 20
 
@@ -50,12 +59,21 @@ class MissingExtra(ConfigError):
     exit_code = 24
 
     def __init__(self, package: str) -> None:
-        super().__init__(f"the package {package} is missing; a deployment needs the extra: pip install 'fedbcd[deploy]'")
+        super().__init__(
+            f"the package {package} is missing; a deployment needs the extra: pip install"
+            " 'fedbcd[deploy]'"
+        )
 
 
 def reason_of(error: FedBCDError) -> str:
     """The word under which an error is counted."""
-    return str(getattr(error, "reason", "protocol" if isinstance(error, ProtocolError) else type(error).__name__))
+    return str(
+        getattr(
+            error,
+            "reason",
+            "protocol" if isinstance(error, ProtocolError) else type(error).__name__,
+        )
+    )
 
 
 class Journal(Protocol):
@@ -98,14 +116,20 @@ class Counts:
     dropped: int = 0  # letters for a peer that was gone or too slow; the machines say them again
     connections: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # by reason: what this side turned down
-    refused_by_peer: Counter[str] = field(default_factory=Counter)  # by reason: what the other side turned down
+    refused_by_peer: Counter[str] = field(
+        default_factory=Counter
+    )  # by reason: what the other side turned down
 
 
-STORES = frozenset({"ahead", "older", "lost", "behind"})  # reasons that mean: somebody's store is not the newest, or is gone
+STORES = frozenset(
+    {"ahead", "older", "lost", "behind"}
+)  # reasons that mean: somebody's store is not the newest, or is gone
 
 
 class Refusals:
-    """Counts every refusal by its reason, and logs the first of each peer and reason; those about stores are errors, and `trouble`."""
+    """Counts every refusal by its reason, and logs the first of each peer and reason; those about
+    stores are errors, and `trouble`.
+    """
 
     REMEMBERED = 10_000  # pairs of peer and reason; beyond, refusals are counted only
     REASONS = 50  # that peers may invent; the others are counted together
@@ -122,8 +146,13 @@ class Refusals:
         self._once(peer, reason, "refused", sentence, reason in STORES)
 
     def note_from_peer(self, peer: Actor, reason: str, sentence: str) -> None:
-        """Take note that the peer has refused something of ours. Its reasons are its own invention, so their number is bounded."""
-        if reason not in self._counts.refused_by_peer and len(self._counts.refused_by_peer) >= self.REASONS:
+        """Take note that the peer has refused something of ours. Its reasons are its own invention,
+        so their number is bounded.
+        """
+        if (
+            reason not in self._counts.refused_by_peer
+            and len(self._counts.refused_by_peer) >= self.REASONS
+        ):
             reason = "other"
         self._counts.refused_by_peer[reason] += 1
         self._once(peer, f"by peer: {reason}", "refused_by_peer", sentence, reason in STORES)
@@ -133,4 +162,6 @@ class Refusals:
             self.trouble[peer] = sentence
         if (peer, reason) not in self._logged and len(self._logged) < self.REMEMBERED:
             self._logged.add((peer, reason))
-            (self._journal.error if is_error else self._journal.warning)(what, peer=peer, reason=reason, sentence=sentence)
+            (self._journal.error if is_error else self._journal.warning)(
+                what, peer=peer, reason=reason, sentence=sentence
+            )

@@ -1,8 +1,10 @@
-"""One actor of a deployment: its machine, its tensors and its store. No socket, no thread, no clock: time is passed in.
+"""One actor of a deployment: its machine, its tensors and its store. No socket, no thread, no
+clock: time is passed in.
 
-A role takes one event at a time: what came from the network is checked, the machine handles it, tensors are computed, all of it is
-made durable, and only then the letters go out; several events may share one wait for the disk (`together`). A refused event has
-changed nothing. After a crash the role is made again from its store: the machine by its latest snapshot and the events stored since,
+A role takes one event at a time: what came from the network is checked, the machine handles it,
+tensors are computed, all of it is made durable, and only then the letters go out; several events
+may share one wait for the disk (`together`). A refused event has changed nothing. After a crash the
+role is made again from its store: the machine by its latest snapshot and the events stored since,
 the tensors from the files that the last transaction names.
 """
 
@@ -15,7 +17,15 @@ from torch import Tensor
 
 from fedbcd.engines.deploy import snapshot
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
-from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_clock, check_model, check_numbers, check_sender, first_not_finite
+from fedbcd.engines.deploy.checks import (
+    CheckFailed,
+    Limits,
+    check_clock,
+    check_model,
+    check_numbers,
+    check_sender,
+    first_not_finite,
+)
 from fedbcd.engines.deploy.clock import HybridClock, said_at
 from fedbcd.engines.deploy.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.letter import Letter
@@ -30,10 +40,16 @@ __all__ = ["Letter", "Role"]
 
 
 class Role:
-    """What device, server and coordinator have in common. `watch` is shown every transition, `warn` every remark about a peer."""
+    """What device, server and coordinator have in common. `watch` is shown every transition, `warn`
+    every remark about a peer.
+    """
 
-    OWN: ClassVar[tuple[type[Event], ...]] = ()  # events that come from within: timers and operators
-    SNAPSHOT_EVERY: ClassVar[int] = 1000  # transitions: a recovery handles no more than so many again
+    OWN: ClassVar[
+        tuple[type[Event], ...]
+    ] = ()  # events that come from within: timers and operators
+    SNAPSHOT_EVERY: ClassVar[int] = (
+        1000  # transitions: a recovery handles no more than so many again
+    )
 
     machine: Device | Server | Coordinator
 
@@ -58,19 +74,34 @@ class Role:
         if "actor" not in facts:
             self.store.commit(facts=mine)
         elif facts["actor"] != self.actor:
-            raise RecordError(f"this store belongs to {facts['actor']}, not to {self.actor}; give each role a folder of its own")
+            raise RecordError(
+                f"this store belongs to {facts['actor']}, not to {self.actor}; give each role a"
+                " folder of its own"
+            )
         elif facts["run"] != mine["run"]:
-            there, here = ({"algorithm": json.loads(known.get("algorithm", "{}"))} for known in (facts, mine))
-            named = f" ({difference(there, here)})" if "algorithm" in facts and there != here else ""
-            raise RecordError(f"the store of {self.actor} belongs to a run with other settings{named}; use those, or another folder")
+            there, here = (
+                {"algorithm": json.loads(known.get("algorithm", "{}"))} for known in (facts, mine)
+            )
+            named = (
+                f" ({difference(there, here)})" if "algorithm" in facts and there != here else ""
+            )
+            raise RecordError(
+                f"the store of {self.actor} belongs to a run with other settings{named}; use those,"
+                " or another folder"
+            )
         elif "algorithm" not in facts:  # of version 0.1.0
             self.store.commit(facts=mine)
 
-    # ----------------------------------------------------------------------------------------------------------------- events
-    def receive(self, letter: Letter, now: float, refused: Callable[[CheckFailed], None] = lambda _: None) -> list[Letter]:
-        """Handle a letter from the network; raises a `ProtocolError` and changes nothing if it cannot be accepted.
+    # ---------------------------------------------------------------------------------------------
+    # events
+    def receive(
+        self, letter: Letter, now: float, refused: Callable[[CheckFailed], None] = lambda _: None
+    ) -> list[Letter]:
+        """Handle a letter from the network; raises a `ProtocolError` and changes nothing if it
+        cannot be accepted.
 
-        If what it says is refused, but that it came has consequences, they are handled, and `refused` is told why.
+        If what it says is refused, but that it came has consequences, they are handled, and
+        `refused` is told why.
         """
         check_sender(letter, self.actor, self._speakers())
         check_numbers(letter.event)
@@ -100,11 +131,18 @@ class Role:
     def tell(self, event: Event, now: float) -> list[Letter]:
         """Handle an event that comes from within: a timer, or an operator's wish."""
         if not isinstance(event, self.OWN):
-            raise LocalProtocolError(f"{self.actor} cannot be told {event}; it comes from the network or from its own work")
+            raise LocalProtocolError(
+                f"{self.actor} cannot be told {event}; it comes from the network or from its own"
+                " work"
+            )
         return self._handle(event, None, now)
 
-    def together(self, calls: Sequence[Callable[[], list[Letter]]]) -> list[list[Letter] | ProtocolError]:
-        """Several calls, one after the other, that become durable with one wait for the disk; each one's letters, or why it was refused."""
+    def together(
+        self, calls: Sequence[Callable[[], list[Letter]]]
+    ) -> list[list[Letter] | ProtocolError]:
+        """Several calls, one after the other, that become durable with one wait for the disk; each
+        one's letters, or why it was refused.
+        """
         outcomes: list[list[Letter] | ProtocolError] = []
         self._unseen = []
         try:
@@ -120,23 +158,34 @@ class Role:
 
     def hello(self) -> dict[str, Any]:
         """What it says of itself when it connects."""
-        return {"actor": self.actor, "store": self.store.id, "run": self.store.facts["run"], "size": self.blueprint.size_F}
+        return {
+            "actor": self.actor,
+            "store": self.store.id,
+            "run": self.store.facts["run"],
+            "size": self.blueprint.size_F,
+        }
 
     def close(self) -> None:
         """Give the store back; everything that was answered is durable already."""
         self.store.close()
 
     def earliest(self, now: float) -> float:
-        """The time that an event would have at local time `now`; no later one has an earlier time."""
+        """The time that an event would have at local time `now`; no later one has an earlier
+        time.
+        """
         return self._clock.at(now)
 
-    def _handle(self, event: Event, model: Tensor | None, now: float, sent: float | None = None) -> list[Letter]:
+    def _handle(
+        self, event: Event, model: Tensor | None, now: float, sent: float | None = None
+    ) -> list[Letter]:
         if self._broken:
             raise RecordError(f"{self.actor} could not write to its store and must be opened again")
         commands = self.machine.handle(event)
         time = self._clock.at(now) if sent is None else self._clock.after(sent, now)
         self._clock.last = time
-        if isinstance(event, RetryDue):  # says the last thing again and changes nothing, so it leaves no trace
+        if isinstance(
+            event, RetryDue
+        ):  # says the last thing again and changes nothing, so it leaves no trace
             return self._letters(commands, said_at(time, now))
         try:
             self._apply(event, model, commands)
@@ -161,7 +210,13 @@ class Role:
 
     def _letters(self, commands: Sequence[Command], clock: float) -> list[Letter]:
         letters = [
-            Letter(self.actor, command.to, command.message, self._tensor(command.to, command.message), clock)
+            Letter(
+                self.actor,
+                command.to,
+                command.message,
+                self._tensor(command.to, command.message),
+                clock,
+            )
             for command in commands
             if isinstance(command, Send)
         ]
@@ -169,29 +224,44 @@ class Role:
             hit(Failpoint.BEFORE_SEND, type(letter.event).__name__)
         return letters
 
-    # --------------------------------------------------------------------------------------------------------------- recovery
+    # ---------------------------------------------------------------------------------------------
+    # recovery
     def _recover(self) -> None:
-        """Bring the machine to where the store is, from the latest snapshot on, then the tensors."""
+        """Bring the machine to where the store is, from the latest snapshot on, then the
+        tensors.
+        """
         self._recovering = True
-        since, self._clock.last = snapshot.put_back(self._parts(), self.store.facts.get("snapshot", ""), self.store.length)
+        since, self._clock.last = snapshot.put_back(
+            self._parts(), self.store.facts.get("snapshot", ""), self.store.length
+        )
         for number, step in enumerate(self.store.transitions(since), start=since):
             commands = self.machine.handle(step.event)
             if tuple(commands) != step.commands:
-                raise RecordError(f"transition {number} of the store of {self.actor} is one that this fedbcd would not make")
+                raise RecordError(
+                    f"transition {number} of the store of {self.actor} is one that this fedbcd"
+                    " would not make"
+                )
             self._follow(number, step.event, commands)
             self._clock.last = step.time
         self._load()
         self._recovering = False
 
     def _save_computed(self, name: str, tensor: Tensor) -> None:
-        """Save what has been computed from others' models. With what is taken it is finite; if it is not, nothing becomes durable."""
+        """Save what has been computed from others' models. With what is taken it is finite; if it
+        is not, nothing becomes durable.
+        """
         place = first_not_finite(tensor)
         if place is not None:
-            raise NumericalError(f"value {place} of {name}, which {self.actor} has computed, is {float(tensor[place])}; it is not kept")
+            raise NumericalError(
+                f"value {place} of {name}, which {self.actor} has computed, is"
+                f" {float(tensor[place])}; it is not kept"
+            )
         self.store.save(name, tensor)
 
     def _drop(self, name: str) -> None:
-        """Forget a tensor with the next commit; what is followed after a crash was forgotten then."""
+        """Forget a tensor with the next commit; what is followed after a crash was forgotten
+        then.
+        """
         if not self._recovering:
             self.store.drop(name)
 
@@ -202,7 +272,8 @@ class Role:
     def _before_snapshot(self) -> None:
         """Save what recovery would need earlier events for."""
 
-    # ------------------------------------------------------------------------------------------------------- of each role
+    # ---------------------------------------------------------------------------------------------
+    # of each role
     def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
         """Which events may come from the network, and who may say them."""
         raise NotImplementedError

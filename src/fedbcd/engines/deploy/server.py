@@ -1,7 +1,9 @@
-"""A server: its machine, its global model z_n and one float64 sum. Devices' last contributions lie on disk, one file each.
+"""A server: its machine, its global model z_n and one float64 sum. Devices' last contributions lie
+on disk, one file each.
 
-Memory is O(parameters): an upload adds gamma_i (after - before) to the sum, `before` is read from its file. The sum is saved when a
-phase opens and when members change; after a crash the uploads since then are added again, in the same order, to the same bits.
+Memory is O(parameters): an upload adds gamma_i (after - before) to the sum, `before` is read from
+its file. The sum is saved when a phase opens and when members change; after a crash the uploads
+since then are added again, in the same order, to the same bits.
 """
 
 import weakref
@@ -14,7 +16,15 @@ from torch import Tensor
 
 from fedbcd.algorithm.cloud import absorb
 from fedbcd.engines.deploy.blueprint import DTYPE, Blueprint
-from fedbcd.engines.deploy.checks import CheckFailed, Limits, check_reach, check_run, check_within, is_counter, is_store_id
+from fedbcd.engines.deploy.checks import (
+    CheckFailed,
+    Limits,
+    check_reach,
+    check_run,
+    check_within,
+    is_counter,
+    is_store_id,
+)
 from fedbcd.engines.deploy.letter import Letter
 from fedbcd.engines.deploy.parts import in_parts, parts
 from fedbcd.engines.deploy.role import Role
@@ -59,7 +69,10 @@ from fedbcd.protocol.messages import (
     server_actor,
 )
 
-TOTAL, REPORT = "total", "report"  # names of the sum, and of one that was reported and has changed since
+TOTAL, REPORT = (
+    "total",
+    "report",
+)  # names of the sum, and of one that was reported and has changed since
 
 
 class ServerRole(Role):
@@ -76,17 +89,27 @@ class ServerRole(Role):
         self.z = blueprint.start
         self._weights = blueprint.weights()
         counts_members = blueprint.algorithm.counts == "members"
-        self._sum = Sum(blueprint.start, [self._weights[device] for device in self.machine.members], counts_members)
+        self._sum = Sum(
+            blueprint.start,
+            [self._weights[device] for device in self.machine.members],
+            counts_members,
+        )
         self._copies = Copies(store, blueprint)
         self._current = self._first = self.machine.model  # of z, and of x(0)
-        self._granted: dict[int, Activated] = {}  # sent to devices whose upload has not been accepted
+        self._granted: dict[
+            int, Activated
+        ] = {}  # sent to devices whose upload has not been accepted
         self._unstarted: set[int] = set()  # who joined and has not been sent what it starts from
         self._reported = False  # Sync-cloud: the sum is on its way
         self._report: Tensor | None = None  # what was reported, if the sum has changed since
-        self._again: list[tuple[float, str, str]] = []  # after a crash: weight, before and after of what is to be counted again
+        self._again: list[
+            tuple[float, str, str]
+        ] = []  # after a crash: weight, before and after of what is to be counted again
 
     @classmethod
-    def open(cls, store: Store, blueprint: Blueprint, server: int, limits: Limits | None = None) -> "ServerRole":
+    def open(
+        cls, store: Store, blueprint: Blueprint, server: int, limits: Limits | None = None
+    ) -> "ServerRole":
         """The server of this store, where it left off."""
         role = cls(store, blueprint.going_on(store.facts), server, limits or Limits())
         role._recover()
@@ -96,32 +119,47 @@ class ServerRole(Role):
         """Who it is, and how far."""
         return super().hello() | {"phase": self.machine.phase, "iteration": self.machine.iteration}
 
-    # --------------------------------------------------------------------------------------------------------------- identity
+    # ---------------------------------------------------------------------------------------------
+    # identity
     def check_guest(self, device: Actor, hello: Mapping[str, Any]) -> None:
-        """Refuse who does not belong here, and a device that is ahead of this server. Only reads, so it may run beside an event."""
+        """Refuse who does not belong here, and a device that is ahead of this server. Only reads,
+        so it may run beside an event.
+        """
         number = number_of(device)
         last = self.machine.last_of(number)
         if last is None and number in self.blueprint.servers[self.server]:
-            raise CheckFailed("not_admitted", f"{device} is no member of {self.actor} now; fedbcd admit makes it one")
+            raise CheckFailed(
+                "not_admitted",
+                f"{device} is no member of {self.actor} now; fedbcd admit makes it one",
+            )
         if last is None:
-            raise CheckFailed("membership", f"{device} is no member of {self.actor}; its members are {sorted(self.machine.members)[:20]}")
+            raise CheckFailed(
+                "membership",
+                f"{device} is no member of {self.actor}; its members are"
+                f" {sorted(self.machine.members)[:20]}",
+            )
         check_run(device, hello, self.store.facts)
         there, times = _Standing.of(device, hello), self.machine.incarnation_of(number)
         if there.activation > last + 1 or there.incarnation > times:
             raise CheckFailed(
                 "ahead",
-                f"{device} has finished {there.activation} activations and was put in step {there.incarnation} times, {self.actor} knows "
-                f"of {last + 1} and {times}: its store is empty or an old one. Put the newest store of {self.actor} back; until then "
-                f"{device} keeps its model and tries on",
+                f"{device} has finished {there.activation} activations and was put in step"
+                f" {there.incarnation} times, {self.actor} knows of {last + 1} and {times}: its"
+                f" store is empty or an old one. Put the newest store of {self.actor} back; until"
+                f" then {device} keeps its model and tries on",
             )
 
     def greet(self, device: Actor, hello: Mapping[str, Any], now: float) -> list[Letter]:
-        """A device has connected. One that has lost its memory, or brings an old one, is put in step with its last contribution."""
+        """A device has connected. One that has lost its memory, or brings an old one, is put in
+        step with its last contribution.
+        """
         self.check_guest(device, hello)
         number, there = number_of(device), _Standing.of(device, hello)
         known, last = self.store.facts.get(f"store/{number}"), self.machine.last_of(number)
         assert last is not None
-        here = _Standing(known or there.store, last + 1, self.machine.incarnation_of(number), uploading=False)
+        here = _Standing(
+            known or there.store, last + 1, self.machine.incarnation_of(number), uploading=False
+        )
         if self.machine.state is ServerState.NEW:  # neither has done anything yet
             self.store.commit(facts={f"store/{number}": there.store})
             return []
@@ -132,7 +170,9 @@ class ServerRole(Role):
         return self._reset(number, there.store, now)
 
     def welcome(self, now: float) -> list[Letter]:
-        """The coordinator has welcomed this server: a new one begins. Before, and without a history, it serves nobody."""
+        """The coordinator has welcomed this server: a new one begins. Before, and without a
+        history, it serves nobody.
+        """
         return self.tell(Started(), now) if self.machine.state is ServerState.NEW else []
 
     def _reset(self, device: int, store: str, now: float) -> list[Letter]:
@@ -143,30 +183,47 @@ class ServerRole(Role):
             self._facts = {}
 
     def tell(self, event: Event, now: float) -> list[Letter]:
-        """Handle an event that comes from within. One who joins is sent its server's model, and must confirm it."""
+        """Handle an event that comes from within. One who joins is sent its server's model, and
+        must confirm it.
+        """
         letters = super().tell(event, now)
         if isinstance(event, DeviceJoined) and event.device in self._unstarted:
             letters += super().tell(DeviceReset(device=event.device), now)
         return letters
 
-    # ---------------------------------------------------------------------------------------------------------------- uploads
+    # ---------------------------------------------------------------------------------------------
+    # uploads
     def _check(self, letter: Letter) -> str | None:
-        """An upload that is waited for must also be in X, and within reach of z_n; copies of earlier ones were looked at then."""
+        """An upload that is waited for must also be in X, and within reach of z_n; copies of
+        earlier ones were looked at then.
+        """
         remark, event, limits = super()._check(letter), letter.event, self.limits
-        if isinstance(event, Uploaded) and self.machine.is_waiting_for(event.device, event.activation):
+        if isinstance(event, Uploaded) and self.machine.is_waiting_for(
+            event.device, event.activation
+        ):
             assert letter.model is not None
             check_within(letter.model[: self.blueprint.size_P], self.blueprint.algorithm.projection)
             check_reach(letter.model, self.z, limits)
         return remark
 
     def _instead_of(self, event: Event, failed: CheckFailed) -> Event | None:
-        """An upload that is refused ends its activation: nobody waits for it, and the device is told to go on without it."""
-        if not isinstance(event, Uploaded) or not self.machine.is_waiting_for(event.device, event.activation):
+        """An upload that is refused ends its activation: nobody waits for it, and the device is
+        told to go on without it.
+        """
+        if not isinstance(event, Uploaded) or not self.machine.is_waiting_for(
+            event.device, event.activation
+        ):
             return None
         incarnation = incarnation_of(event.model)
-        return Withdrawn(device=event.device, activation=event.activation, incarnation=incarnation, reason=failed.reason)
+        return Withdrawn(
+            device=event.device,
+            activation=event.activation,
+            incarnation=incarnation,
+            reason=failed.reason,
+        )
 
-    # ------------------------------------------------------------------------------------------------------------ transitions
+    # ---------------------------------------------------------------------------------------------
+    # transitions
     def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
         return _SPEAKERS
 
@@ -186,7 +243,11 @@ class ServerRole(Role):
                     self._sum.open()
                 case Absorb():
                     weight, old, new = self._absorbed(command)
-                    self._sum.absorb(weight, self._copies.tensor(new), self._copies.tensor(old) if self._sum.members else None)
+                    self._sum.absorb(
+                        weight,
+                        self._copies.tensor(new),
+                        self._copies.tensor(old) if self._sum.members else None,
+                    )
                 case Admit() | Dismiss():
                     self._change(command)
             self._note(command)
@@ -201,7 +262,11 @@ class ServerRole(Role):
         mixed = model if isinstance(event, Mixed) and event.model == command.mixed else self.z
         assert mixed is not None
         algorithm, total, weight = self.blueprint.algorithm, self._sum.total, self._sum.weight
-        self.z = in_parts(len(mixed), DTYPE, lambda part: stepped(algorithm, mixed[part].double(), total[part], weight, DTYPE))
+        self.z = in_parts(
+            len(mixed),
+            DTYPE,
+            lambda part: stepped(algorithm, mixed[part].double(), total[part], weight, DTYPE),
+        )
         self._current = command.result
 
     def _change(self, command: Admit | Dismiss) -> None:
@@ -217,7 +282,9 @@ class ServerRole(Role):
             self._sum.change(-weight, self._copies.counted(command.device))
         else:
             members = sorted(self.machine.members)
-            self._sum.form((self._weights[device], self._copies.counted(device)) for device in members)
+            self._sum.form(
+                (self._weights[device], self._copies.counted(device)) for device in members
+            )
 
     def _checkpoint(self) -> None:
         """Save the sum; what only its making needed can go."""
@@ -225,9 +292,12 @@ class ServerRole(Role):
         self._facts["total_at"] = str(self.store.length)
         self._copies.let_go()
 
-    # ------------------------------------------------------------------------------------------------------- what is where
+    # ---------------------------------------------------------------------------------------------
+    # what is where
     def _note(self, command: Command) -> None:
-        """Take note of one command, live or after a crash: what was sent to whom, and which file is whose."""
+        """Take note of one command, live or after a crash: what was sent to whom, and which file is
+        whose.
+        """
         match command:
             case Send(message=Activated() as granted):
                 self._granted[number_of(command.to)] = granted
@@ -252,7 +322,10 @@ class ServerRole(Role):
         """Whether an upload is accepted now, for the first time."""
         granted = self._granted.get(device)
         return granted is not None and any(
-            isinstance(c, Send) and isinstance(c.message, Acknowledged) and c.message.activation == granted.activation for c in commands
+            isinstance(c, Send)
+            and isinstance(c.message, Acknowledged)
+            and c.message.activation == granted.activation
+            for c in commands
         )
 
     def _accepted(self, device: int, activation: int) -> None:
@@ -267,7 +340,9 @@ class ServerRole(Role):
 
     def _release(self, handle: ModelRef) -> None:
         """Forget a model that nobody can ask for any more."""
-        if handle != self._current and all(granted.model != handle for granted in self._granted.values()):
+        if handle != self._current and all(
+            granted.model != handle for granted in self._granted.values()
+        ):
             self._drop(handle)
 
     def _tensor(self, to: Actor, message: Event) -> Tensor | None:
@@ -287,7 +362,8 @@ class ServerRole(Role):
             return self.z
         return self.blueprint.start if handle == self._first else self.store.tensor(handle)
 
-    # --------------------------------------------------------------------------------------------------------------- recovery
+    # ---------------------------------------------------------------------------------------------
+    # recovery
     def _parts(self) -> Parts:
         return {
             **super()._parts(),
@@ -322,17 +398,25 @@ class ServerRole(Role):
         if TOTAL in names:
             self._sum.load(self.store.tensor(TOTAL))
         for weight, old, new in self._again:
-            self._sum.absorb(weight, self._copies.tensor(new), self._copies.tensor(old) if self._sum.members else None)
+            self._sum.absorb(
+                weight,
+                self._copies.tensor(new),
+                self._copies.tensor(old) if self._sum.members else None,
+            )
         self._again = []
         self._copies.look_around()
 
 
 class Sum:
-    """sum gamma_i x_i and sum gamma_i in float64, over the members (FedBCD) or over the active ones: as in simulation."""
+    """sum gamma_i x_i and sum gamma_i in float64, over the members (FedBCD) or over the active
+    ones: as in simulation.
+    """
 
     def __init__(self, start: Tensor, weights: Sequence[float], members: bool) -> None:
         self.members = members
-        self._vector: Callable[[], Tensor | None] = lambda: None  # the latest `vector`, as long as somebody holds it
+        self._vector: Callable[[], Tensor | None] = lambda: (
+            None
+        )  # the latest `vector`, as long as somebody holds it
         self.weight = float(sum(weights)) if members else 0.0
         self.total = start.double().mul_(self.weight)
 
@@ -369,7 +453,9 @@ class Sum:
                 self.change(weight, model)
 
     def vector(self) -> Tensor:
-        """Both as one float64 vector, the weight last; the same one while it is on its way, however often it is sent."""
+        """Both as one float64 vector, the weight last; the same one while it is on its way, however
+        often it is sent.
+        """
         vector = self._vector()
         if vector is None:
             vector = torch.cat([self.total, torch.tensor([self.weight], dtype=torch.float64)])
@@ -386,13 +472,17 @@ class Sum:
 
 
 class Copies:
-    """Which file holds the last contribution of which device. In memory there are names only, and the upload that has just come."""
+    """Which file holds the last contribution of which device. In memory there are names only, and
+    the upload that has just come.
+    """
 
     def __init__(self, store: Store, blueprint: Blueprint) -> None:
         self._store = store
         self._start = blueprint.start
         self._personal = blueprint.algorithm.personal
-        self._counted: dict[int, str] = {}  # device -> what its server's sum holds of it; missing: x(0)
+        self._counted: dict[
+            int, str
+        ] = {}  # device -> what its server's sum holds of it; missing: x(0)
         self._held: dict[int, str] = {}  # device -> an upload that is accepted and not yet counted
         self._obsolete: list[str] = []
         self._fresh: tuple[str, Tensor] = ("", self._start)
@@ -429,7 +519,9 @@ class Copies:
 
     def dismiss(self, device: int) -> None:
         """A member has gone."""
-        self._obsolete += [names.pop(device) for names in (self._counted, self._held) if device in names]
+        self._obsolete += [
+            names.pop(device) for names in (self._counted, self._held) if device in names
+        ]
 
     def counted(self, device: int) -> Tensor:
         """What the sum holds of a device."""
@@ -455,7 +547,11 @@ class Copies:
     def look_around(self) -> None:
         """After a crash: what can go when the sum is saved next."""
         needed = {*self._held.values(), *(self._counted.values() if self._personal else ())}
-        self._obsolete = [name for name in self._store.names() if name.startswith(("x/", "a/")) and name not in needed]
+        self._obsolete = [
+            name
+            for name in self._store.names()
+            if name.startswith(("x/", "a/")) and name not in needed
+        ]
 
 
 @dataclass(frozen=True)
@@ -469,22 +565,34 @@ class _Standing:
 
     @classmethod
     def of(cls, device: Actor, hello: Mapping[str, Any]) -> "_Standing":
-        there = cls(*(hello.get(name) for name in ("store", "activation", "incarnation", "uploading")))  # type: ignore[arg-type]
+        there = cls(
+            *(hello.get(name) for name in ("store", "activation", "incarnation", "uploading"))
+        )  # type: ignore[arg-type]
         counters = (there.activation, there.incarnation)
-        if not (is_store_id(there.store) and all(map(is_counter, counters)) and isinstance(there.uploading, bool)):
+        if not (
+            is_store_id(there.store)
+            and all(map(is_counter, counters))
+            and isinstance(there.uploading, bool)
+        ):
             raise CheckFailed("hello", f"{device} does not say how far it is ({there!r:.200})")
         return there
 
     def is_in_step_with(self, here: "_Standing", new: bool) -> bool:
-        """Whether it can go on: next to be activated, or with an upload whose acknowledgement was lost. A new one has done nothing."""
+        """Whether it can go on: next to be activated, or with an upload whose acknowledgement was
+        lost. A new one has done nothing.
+        """
         if (self.store, self.incarnation) != (here.store, here.incarnation):
             return False
         if new:
             return self.activation == here.activation == 0
-        return self.activation == here.activation or (self.activation == here.activation - 1 and self.uploading)
+        return self.activation == here.activation or (
+            self.activation == here.activation - 1 and self.uploading
+        )
 
 
 _SPEAKERS: Mapping[type[Event], Callable[[Any], Actor]] = {
-    **dict.fromkeys((UpdateRequested, Uploaded, Withdrawn, Resumed), lambda event: device_actor(event.device)),
+    **dict.fromkeys(
+        (UpdateRequested, Uploaded, Withdrawn, Resumed), lambda event: device_actor(event.device)
+    ),
     **dict.fromkeys((Mixed, GlobalUpdated, Isolated), lambda _: COORDINATOR),
 }

@@ -1,4 +1,6 @@
-"""A server as a process: devices dial it, it dials the coordinator, and it tells its devices how its phase stands."""
+"""A server as a process: devices dial it, it dials the coordinator, and it tells its devices how
+its phase stands.
+"""
 
 import time
 from collections.abc import Mapping
@@ -28,7 +30,10 @@ from fedbcd.protocol.messages import (
 from fedbcd.protocol.server import ServerState
 
 LOOK_S = 10.0  # how often a server that waits for the epoch looks at the clock
-CHANGES: Mapping[str, type[DeviceJoined | DeviceLeft]] = {"admit": DeviceJoined, "dismiss": DeviceLeft}
+CHANGES: Mapping[str, type[DeviceJoined | DeviceLeft]] = {
+    "admit": DeviceJoined,
+    "dismiss": DeviceLeft,
+}
 
 
 class ServerProcess(Process):
@@ -36,7 +41,9 @@ class ServerProcess(Process):
 
     role: ServerRole
 
-    def __init__(self, role: ServerRole, options: Deploy, declared: Declared, journal: Journal) -> None:
+    def __init__(
+        self, role: ServerRole, options: Deploy, declared: Declared, journal: Journal
+    ) -> None:
         super().__init__(role, options, declared, journal)
         self._is_welcome = False  # the coordinator has told it something
         self._round = 0  # of the coordinator, as it last told
@@ -44,8 +51,13 @@ class ServerProcess(Process):
         self._opened_at = time.monotonic()
         self._said: tuple[object, ...] = ()  # the latest notice
         self._activated_at: dict[tuple[int, int], float] = {}  # (device, activation) -> when
-        self._phase, self._is_open = role.machine.phase, False  # as of the last event that is durable; the machine may be ahead of the disk
-        self._tells_members = role.blueprint.algorithm.offline and options.time_scale is not None  # it is drawn which of them are available
+        self._phase, self._is_open = (
+            role.machine.phase,
+            False,
+        )  # as of the last event that is durable; the machine may be ahead of the disk
+        self._tells_members = (
+            role.blueprint.algorithm.offline and options.time_scale is not None
+        )  # it is drawn which of them are available
         self._members: list[int] = []  # likewise, if they are told
 
     async def open_links(self) -> None:
@@ -55,7 +67,9 @@ class ServerProcess(Process):
         self.dial(COORDINATOR)
 
     def begin(self) -> None:
-        """Go on, unless it is new; devices that were at work before a restart get a new time limit."""
+        """Go on, unless it is new; devices that were at work before a restart get a new time
+        limit.
+        """
         if self.role.machine.state is ServerState.NEW:
             return
         for device, activation in self.role.machine.working:
@@ -63,7 +77,9 @@ class ServerProcess(Process):
         self.after([])
 
     def after(self, letters: list[Letter]) -> None:
-        """Watch the devices that were let in, wait for the coordinator's answer, tell devices what has changed."""
+        """Watch the devices that were let in, wait for the coordinator's answer, tell devices what
+        has changed.
+        """
         machine = self.role.machine
         if machine.phase != self._phase:
             self._opened_at = time.monotonic()
@@ -80,25 +96,46 @@ class ServerProcess(Process):
     def waits_for(self) -> str:
         """Devices, or the coordinator."""
         state = self.role.machine.state
-        is_waiting = state is ServerState.WAITING or (state is ServerState.NEW and not self._is_welcome)
+        is_waiting = state is ServerState.WAITING or (
+            state is ServerState.NEW and not self._is_welcome
+        )
         return "coordinator" if is_waiting else "devices"
 
     def status(self) -> dict[str, Any]:
         """What the machine is doing."""
         machine = self.role.machine
-        numbers = {"phase": self._phase, "round": self._round, "received": machine.received, "active": machine.active}
+        numbers = {
+            "phase": self._phase,
+            "round": self._round,
+            "received": machine.received,
+            "active": machine.active,
+        }
         devices = sum(peer != COORDINATOR for peer in self.peers())
-        return {"state": machine.state.value, **numbers, "members": len(machine.members), "devices": devices}
+        return {
+            "state": machine.state.value,
+            **numbers,
+            "members": len(machine.members),
+            "devices": devices,
+        }
 
-    # -------------------------------------------------------------------------------------------------------------------- members
+    # ---------------------------------------------------------------------------------------------
+    # members
     async def change(self, what: str, device: int) -> bool:
-        """An operator admits or dismisses a device; False: it was so before. Durable once it returns."""
+        """An operator admits or dismisses a device; False: it was so before. Durable once it
+        returns.
+        """
         machine = self.role.machine
         if what not in CHANGES:
-            raise CheckFailed("event", f"{what!r:.80} is none of the changes that {self.role.actor} knows: {', '.join(CHANGES)}")
+            raise CheckFailed(
+                "event",
+                f"{what!r:.80} is none of the changes that {self.role.actor} knows:"
+                f" {', '.join(CHANGES)}",
+            )
         if device not in self.role.blueprint.servers[machine.server]:
             raise CheckFailed(
-                "membership", f"device {device} does not belong to {self.role.actor}, by the job file; look for its own server"
+                "membership",
+                f"device {device} does not belong to {self.role.actor}, by the job file; look for"
+                " its own server",
             )
         changed: list[str] = []
 
@@ -111,14 +148,27 @@ class ServerProcess(Process):
 
         await self.do(act)
         if self.is_ending:  # it may have come too late, or not have reached the disk
-            raise CheckFailed("ending", f"{self.role.actor} is ending, so this may not have happened; ask again once it runs")
+            raise CheckFailed(
+                "ending",
+                f"{self.role.actor} is ending, so this may not have happened; ask again once it"
+                " runs",
+            )
         if changed:
-            self.journal.info({"admit": "admitted", "dismiss": "dismissed"}[what], device=device, members=len(machine.members))
+            self.journal.info(
+                {"admit": "admitted", "dismiss": "dismissed"}[what],
+                device=device,
+                members=len(machine.members),
+            )
         if changed and what == "dismiss" and self.listener is not None:
-            self.listener.refuse(device_actor(device), "not_admitted", f"device {device} has been dismissed by the operator")
+            self.listener.refuse(
+                device_actor(device),
+                "not_admitted",
+                f"device {device} has been dismissed by the operator",
+            )
         return bool(changed)
 
-    # --------------------------------------------------------------------------------------------------------------- lost devices
+    # ---------------------------------------------------------------------------------------------
+    # lost devices
     async def receive(self, letter: Letter) -> None:
         """A letter came; an upload tells how long devices take, whether it is taken or not."""
         try:
@@ -128,7 +178,9 @@ class ServerProcess(Process):
                 self._heard_from(letter.event.device, letter.event.activation)
         if isinstance(letter.event, Withdrawn):
             event = letter.event
-            self.journal.warning("withdrawn", device=event.device, activation=event.activation, reason=event.reason)
+            self.journal.warning(
+                "withdrawn", device=event.device, activation=event.activation, reason=event.reason
+            )
 
     def _heard_from(self, device: int, activation: int) -> None:
         key = (device, activation)
@@ -140,7 +192,9 @@ class ServerProcess(Process):
     def _watch(self, device: int, activation: int) -> None:
         key = (device, activation)
         if key not in self._activated_at:
-            self._activated_at = {k: t for k, t in self._activated_at.items() if k[0] != device} | {key: time.monotonic()}
+            self._activated_at = {k: t for k, t in self._activated_at.items() if k[0] != device} | {
+                key: time.monotonic()
+            }
             self.at(key, self.timeouts.lost.seconds(device), lambda: self._lost(device, activation))
 
     def _lost(self, device: int, activation: int) -> None:
@@ -149,7 +203,8 @@ class ServerProcess(Process):
         self.journal.warning("device_lost", device=device, activation=activation)
         self.spawn(self.tell(DeviceLost(device=device, activation=activation)))
 
-    # ------------------------------------------------------------------------------------------------------------------- notices
+    # ---------------------------------------------------------------------------------------------
+    # notices
     async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
         """The coordinator tells its round."""
         if sender == COORDINATOR and kind == "round":
@@ -162,14 +217,18 @@ class ServerProcess(Process):
             self._tell_devices()
 
     def _start(self) -> None:
-        """A new server opens its first phase now, or when the clock of the run begins, which may be set right meanwhile."""
+        """A new server opens its first phase now, or when the clock of the run begins, which may be
+        set right meanwhile.
+        """
         if self.now() < 0:
             self.at(Started, min(-self.now(), LOOK_S), self._start)
         else:
             self.spawn(self.do(self.role.welcome))
 
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
-        """A device has dialled: put it in step if it has lost its memory, and tell it how the phase stands."""
+        """A device has dialled: put it in step if it has lost its memory, and tell it how the phase
+        stands.
+        """
         await super().connected(peer, about)
         if peer == COORDINATOR or self.listener is None:
             return
@@ -187,8 +246,16 @@ class ServerProcess(Process):
 
     def _tell_devices(self) -> None:
         notice = self._notice()
-        round_ = self._round if self.role.blueprint.algorithm.offline else 0  # only offline rounds follow the coordinator's
-        what = (notice["phase"], round_, notice["open"], notice["finished"], *notice.get("members", ()))
+        round_ = (
+            self._round if self.role.blueprint.algorithm.offline else 0
+        )  # only offline rounds follow the coordinator's
+        what = (
+            notice["phase"],
+            round_,
+            notice["open"],
+            notice["finished"],
+            *notice.get("members", ()),
+        )
         if what != self._said:
             self._said = what
             self.spawn(self.broadcast("phase", notice))

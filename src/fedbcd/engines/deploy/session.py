@@ -1,8 +1,10 @@
-"""One connection between two peers, after Hello and Welcome: letters and notices both ways, whoever dialled.
+"""One connection between two peers, after Hello and Welcome: letters and notices both ways, whoever
+dialled.
 
-Best effort, on purpose: the machines repeat themselves until they are answered. What is bounded: letters that wait for a slow peer
-(more are dropped), letters per second from a peer (more are refused), models under way to this process (more wait, and HTTP/2 flow
-control makes their senders wait too). A letter that is refused is answered with the reason and changes nothing.
+Best effort, on purpose: the machines repeat themselves until they are answered. What is bounded:
+letters that wait for a slow peer (more are dropped), letters per second from a peer (more are
+refused), models under way to this process (more wait, and HTTP/2 flow control makes their senders
+wait too). A letter that is refused is answered with the reason and changes nothing.
 """
 
 import asyncio
@@ -38,19 +40,30 @@ class LinkOptions:
     """How patient and how generous links are; times end in `_s` and are seconds."""
 
     gone_s: float = 20.0  # a peer that does not answer a ping, or a Hello, for this long is gone
-    keepalive_s: float = 20.0  # a ping after this long without traffic, so that no NAT forgets the connection
-    backoff_s: tuple[float, float] = (0.25, 30.0)  # the first and the longest pause between two attempts to connect
+    keepalive_s: float = (
+        20.0  # a ping after this long without traffic, so that no NAT forgets the connection
+    )
+    backoff_s: tuple[float, float] = (
+        0.25,
+        30.0,
+    )  # the first and the longest pause between two attempts to connect
     letters_per_s: float = 100.0  # from one peer, in the long run
     burst: int = 200  # letters from one peer at once
     queue: int = 16  # letters that wait for one peer; more are dropped
-    arriving_bytes: int = 1 << 28  # of models that arrive at the same time, over all peers (one always may); the others wait
+    arriving_bytes: int = (
+        1 << 28
+    )  # of models that arrive at the same time, over all peers (one always may); the others wait
     watch_s: float = 1.0  # how often certificates and revocation list are looked at
 
 
 class Traffic:
-    """What the sessions of one role share: counts, refusals, and the places for models under way."""
+    """What the sessions of one role share: counts, refusals, and the places for models under
+    way.
+    """
 
-    def __init__(self, limits: Limits, counts: Counts, refusals: Refusals, options: LinkOptions) -> None:
+    def __init__(
+        self, limits: Limits, counts: Counts, refusals: Refusals, options: LinkOptions
+    ) -> None:
         self.limits = limits
         self.counts = counts
         self.refusals = refusals
@@ -127,7 +140,14 @@ class Session:
     """The two streams of one connection."""
 
     def __init__(
-        self, me: Actor, peer: Actor, traffic: Traffic, read: Read, write: Write, on_letter: OnLetter, on_notice: OnNotice | None
+        self,
+        me: Actor,
+        peer: Actor,
+        traffic: Traffic,
+        read: Read,
+        write: Write,
+        on_letter: OnLetter,
+        on_notice: OnNotice | None,
     ) -> None:
         self.me, self.peer = me, peer
         self._traffic = traffic
@@ -142,16 +162,21 @@ class Session:
         self._ending: Closed | None = None
         self._number = 0
         self._room = 0  # bytes taken for the model that arrives
-        self.model_sent_at = -math.inf  # when a part of a model last went out, by the monotonic clock
+        self.model_sent_at = (
+            -math.inf
+        )  # when a part of a model last went out, by the monotonic clock
         self._heard_at = time.monotonic()
         self._is_listening = True
 
     @property
     def moved_at(self) -> float:
-        """When a frame last came, or a part of a model last went; now, while a frame is dealt with, since nobody listens meanwhile."""
+        """When a frame last came, or a part of a model last went; now, while a frame is dealt with,
+        since nobody listens meanwhile.
+        """
         return max(self._heard_at, self.model_sent_at) if self._is_listening else time.monotonic()
 
-    # ------------------------------------------------------------------------------------------------------------------ sending
+    # ---------------------------------------------------------------------------------------------
+    # sending
     def send(self, letter: Letter) -> bool:
         """Queue a letter; False if it is dropped since too many wait, or the session is ending."""
         if self._ending is not None or len(self._outgoing) >= self._traffic.options.queue:
@@ -194,7 +219,9 @@ class Session:
         self._number += 1
         for frame in encode(item, self._number):
             await self._write_counted(frame)
-            if frame.HasField("chunk"):  # those of a peer that does not read soon find no room; small frames always do
+            if frame.HasField(
+                "chunk"
+            ):  # those of a peer that does not read soon find no room; small frames always do
                 self.model_sent_at = time.monotonic()
             if self._ending is not None:
                 return  # the peer is told in the middle of a letter, not after it
@@ -204,7 +231,8 @@ class Session:
         await self.write(frame)
         self._traffic.counts.bytes_out += frame.ByteSize()
 
-    # ---------------------------------------------------------------------------------------------------------------- receiving
+    # ---------------------------------------------------------------------------------------------
+    # receiving
     async def _receive_all(self) -> None:
         while True:
             frame = await self._read_in_time()
@@ -214,7 +242,8 @@ class Session:
             self._is_listening = False
             try:
                 await self._receive(frame)
-            except ProtocolError as error:  # what the peer said cannot be; other errors are our own and end the session
+            # what the peer said cannot be; other errors are our own and end the session
+            except ProtocolError as error:
                 self._refuse(reason_of(error), str(error))
             finally:
                 self._heard_at, self._is_listening = time.monotonic(), True
@@ -222,7 +251,9 @@ class Session:
                     self._give_room_back()
 
     async def _read_in_time(self) -> Frame | None:
-        """The next frame; in the middle of a letter, which takes room, it has to come within the time of a peer that is gone."""
+        """The next frame; in the middle of a letter, which takes room, it has to come within the
+        time of a peer that is gone.
+        """
         if not self._assembler.is_open:
             return await self._read()
         try:
@@ -242,17 +273,27 @@ class Session:
         elif kind == "refused":
             self._receive_refused(frame.refused)
         else:
-            raise Refused("frame", f"a frame of kind {kind} came; after the Welcome it must be message, chunk, notice or refused")
+            raise Refused(
+                "frame",
+                f"a frame of kind {kind} came; after the Welcome it must be message, chunk, notice"
+                " or refused",
+            )
 
     async def _receive_message(self, message: Message) -> None:
         if not self._bucket.take():
             self._assembler.pass_over(message.number)
             pause_s = self._bucket.pause_s
-            self._refuse("rate", f"{self.peer} sends more than {self._traffic.options.letters_per_s:g} letters a second; slow down")
+            self._refuse(
+                "rate",
+                f"{self.peer} sends more than {self._traffic.options.letters_per_s:g} letters a"
+                " second; slow down",
+            )
             await asyncio.sleep(pause_s)
             return
         if message.bytes > 0 and self._room == 0:
-            self._room = await self._traffic.room.take(min(message.bytes, self._traffic.limits.largest_bytes))
+            self._room = await self._traffic.room.take(
+                min(message.bytes, self._traffic.limits.largest_bytes)
+            )
         await self._deliver(self._assembler.message(message))
 
     async def _deliver(self, letter: Letter | None) -> None:
@@ -263,7 +304,11 @@ class Session:
 
     async def _receive_notice(self, notice: Notice) -> None:
         if not self._bucket.take():
-            raise Refused("rate", f"{self.peer} sends more than {self._traffic.options.letters_per_s:g} notices a second; slow down")
+            raise Refused(
+                "rate",
+                f"{self.peer} sends more than {self._traffic.options.letters_per_s:g} notices a"
+                " second; slow down",
+            )
         body = parse_text(notice.body)
         self.has_heard = True
         if self._on_notice is not None:
@@ -286,10 +331,16 @@ class Session:
         self._traffic.room.give_back(self._room)
         self._room = 0
 
-    # ------------------------------------------------------------------------------------------------------------------ running
+    # ---------------------------------------------------------------------------------------------
+    # running
     async def run(self) -> Closed:
-        """Send and receive until the connection ends; why it did. Errors of gRPC, and bugs, come through."""
-        tasks = [asyncio.create_task(work) for work in (self._send_all(), self._receive_all(), self._cut.wait())]
+        """Send and receive until the connection ends; why it did. Errors of gRPC, and bugs, come
+        through.
+        """
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._send_all(), self._receive_all(), self._cut.wait())
+        ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -307,7 +358,9 @@ class Session:
 
 def refused_frame(reason: str, sentence: str, final: bool) -> Frame:
     """A frame that says no."""
-    return Frame(refused=RefusedFrame(reason=reason[:SENTENCE], sentence=sentence[:SENTENCE], final=final))
+    return Frame(
+        refused=RefusedFrame(reason=reason[:SENTENCE], sentence=sentence[:SENTENCE], final=final)
+    )
 
 
 def parse_text(text: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The state of a role as plain data, so that a recovery need not begin at the beginning: a snapshot, and the events after it.
+"""The state of a role as plain data, so that a recovery need not begin at the beginning: a
+snapshot, and the events after it.
 
-Events, enumerations and containers are written with their kind. A snapshot of another form than today's objects is not used; then all
-events are handled again, which gives the same.
+Events, enumerations and containers are written with their kind. A snapshot of another form than
+today's objects is not used; then all events are handled again, which gives the same.
 """
 
 import json
@@ -13,7 +14,9 @@ from fedbcd.eventlog import decode, encode
 from fedbcd.protocol.messages import Command, Event
 
 VERSION = 1
-Parts = Mapping[str, tuple[object, tuple[str, ...]]]  # name -> an object, and those of its attributes that change
+Parts = Mapping[
+    str, tuple[object, tuple[str, ...]]
+]  # name -> an object, and those of its attributes that change
 
 
 def names_of(machine: object) -> tuple[str, ...]:
@@ -23,14 +26,21 @@ def names_of(machine: object) -> tuple[str, ...]:
 
 def take(parts: Parts, number: int, time: float) -> str:
     """A snapshot after `number` transitions, the last at `time`."""
-    state = {part: {name: _packed(getattr(thing, name)) for name in names} for part, (thing, names) in parts.items()}
-    return json.dumps({"version": VERSION, "number": number, "time": time, "state": state}, separators=(",", ":"))
+    state = {
+        part: {name: _packed(getattr(thing, name)) for name in names}
+        for part, (thing, names) in parts.items()
+    }
+    return json.dumps(
+        {"version": VERSION, "number": number, "time": time, "state": state}, separators=(",", ":")
+    )
 
 
 def put_back(parts: Parts, snapshot: str, most: int) -> tuple[int, float]:
-    """Give these objects the state of a snapshot; how many transitions are in it, and the time of the last one.
+    """Give these objects the state of a snapshot; how many transitions are in it, and the time of
+    the last one.
 
-    One that does not fit, or is ahead of the `most` transitions that there are, changes nothing and counts none.
+    One that does not fit, or is ahead of the `most` transitions that there are, changes nothing and
+    counts none.
     """
     try:
         data = json.loads(snapshot)

@@ -1,8 +1,10 @@
-"""What a role must not lose: every transition and every fact in SQLite, every tensor in a checked file of its own.
+"""What a role must not lose: every transition and every fact in SQLite, every tensor in a checked
+file of its own.
 
-Tensor files come first: each is written under a temporary name, synced, renamed, and the folder synced. Then one transaction holds
-the transition, its time, the facts, and which files are current. Files that no transaction names are swept when a store is opened.
-Several transitions can become durable `together`: the disk is then waited for once, and nothing may be said of any before.
+Tensor files come first: each is written under a temporary name, synced, renamed, and the folder
+synced. Then one transaction holds the transition, its time, the facts, and which files are current.
+Files that no transaction names are swept when a store is opened. Several transitions can become
+durable `together`: the disk is then waited for once, and nothing may be said of any before.
 """
 
 import hashlib
@@ -26,7 +28,9 @@ Piece = bytes | memoryview
 
 
 class Store(Protocol):
-    """What a role needs of its memory. All that `commit` was given is there after a crash, or none of it."""
+    """What a role needs of its memory. All that `commit` was given is there after a crash, or none
+    of it.
+    """
 
     @property
     def id(self) -> str:
@@ -67,8 +71,12 @@ class Store(Protocol):
         """Forget a tensor with the next commit; one that is not there is fine."""
         ...
 
-    def commit(self, step: Transition | None = None, facts: Mapping[str, str] | None = None) -> None:
-        """Make one transition, new facts, and all saves and drops since the last commit durable, together."""
+    def commit(
+        self, step: Transition | None = None, facts: Mapping[str, str] | None = None
+    ) -> None:
+        """Make one transition, new facts, and all saves and drops since the last commit durable,
+        together.
+        """
         ...
 
     def together(self) -> AbstractContextManager[None]:
@@ -84,7 +92,9 @@ Saved = Mapping[str, tuple[str, bytes]]  # tensor -> its file, and the digest of
 
 
 class Files(Protocol):
-    """The folder of tensor files as the operating system offers it: what is not synced may be lost or torn by a crash."""
+    """The folder of tensor files as the operating system offers it: what is not synced may be lost
+    or torn by a crash.
+    """
 
     def write(self, file: str, pieces: Sequence[Piece]) -> None:
         """Write a new file, from these pieces in order."""
@@ -116,7 +126,9 @@ class Files(Protocol):
 
 
 class Ledger(Protocol):
-    """Where transitions, facts and the names of current files are kept: a `commit` is durable when it returns, or nothing of it is."""
+    """Where transitions, facts and the names of current files are kept: a `commit` is durable when
+    it returns, or nothing of it is.
+    """
 
     def tensors(self) -> dict[str, tuple[str, bytes]]:
         """Which file holds which tensor, with its digest."""
@@ -134,7 +146,14 @@ class Ledger(Protocol):
         """The transitions from number `since` on, in order."""
         ...
 
-    def commit(self, number: int, steps: Sequence[Transition], facts: Mapping[str, str], saved: Saved, dropped: Collection[str]) -> None:
+    def commit(
+        self,
+        number: int,
+        steps: Sequence[Transition],
+        facts: Mapping[str, str],
+        saved: Saved,
+        dropped: Collection[str],
+    ) -> None:
         """Write all of this, or nothing; `number` is that of the first step."""
         ...
 
@@ -144,9 +163,13 @@ class Ledger(Protocol):
 
 
 class StoreOn:
-    """A `Store` on given files and a given ledger: here is in which order things are written, synced, named and removed."""
+    """A `Store` on given files and a given ledger: here is in which order things are written,
+    synced, named and removed.
+    """
 
-    def __init__(self, files: Files, ledger: Ledger, place: str, *, read_only: bool = False) -> None:
+    def __init__(
+        self, files: Files, ledger: Ledger, place: str, *, read_only: bool = False
+    ) -> None:
         self._folder = files
         self._ledger = ledger
         self._place = place
@@ -156,8 +179,12 @@ class StoreOn:
         self._saved: dict[str, tuple[str, bytes]] = {}
         self._dropped: set[str] = set()
         self._unsynced: dict[str, str] = {}  # file -> under which name it lies until the commit
-        self._overwritten: list[str] = []  # files of tensors that were saved again before the commit
-        self._held: list[Transition] | None = None  # that become durable together; None: each at once
+        self._overwritten: list[
+            str
+        ] = []  # files of tensors that were saved again before the commit
+        self._held: list[Transition] | None = (
+            None  # that become durable together; None: each at once
+        )
         self._held_facts: dict[str, str] = {}
         self._serial = 1 + max((_serial(file) for file, _ in self._files.values()), default=-1)
         if not read_only:
@@ -189,19 +216,28 @@ class StoreOn:
     def tensor(self, name: str) -> Tensor:
         """A tensor by name, checked against its digest."""
         if name not in self._saved and name not in self._files:
-            raise RecordError(f"the store {self._place} has no tensor {name}; restore it from a backup")
+            raise RecordError(
+                f"the store {self._place} has no tensor {name}; restore it from a backup"
+            )
         file, digest = self._saved.get(name) or self._files[name]
         path = f"{self._place}/tensors/{file}"
         try:
             data = self._folder.read(self._unsynced.get(file, file))
             if _digest([data]) != digest:
-                raise RecordError(f"{path} is damaged: its digest is not the one that was recorded; restore the store from a backup")
+                raise RecordError(
+                    f"{path} is damaged: its digest is not the one that was recorded; restore the"
+                    " store from a backup"
+                )
             return _unpacked(data)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise RecordError(f"{path} is missing or damaged ({error}); restore the store from a backup") from None
+            raise RecordError(
+                f"{path} is missing or damaged ({error}); restore the store from a backup"
+            ) from None
 
     def save(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor to a new file; it is synced with the next commit, and current from then on."""
+        """Write a tensor to a new file; it is synced with the next commit, and current from then
+        on.
+        """
         try:
             self._save(name, tensor)
         except OSError as error:
@@ -234,8 +270,12 @@ class StoreOn:
         if name in self._files or name in self._saved:
             self._dropped.add(name)
 
-    def commit(self, step: Transition | None = None, facts: Mapping[str, str] | None = None) -> None:
-        """Make one transition, new facts, and all saves and drops since the last commit durable, together."""
+    def commit(
+        self, step: Transition | None = None, facts: Mapping[str, str] | None = None
+    ) -> None:
+        """Make one transition, new facts, and all saves and drops since the last commit durable,
+        together.
+        """
         steps = [] if step is None else [step]
         if self._held is None:
             self._make_durable(steps, facts or {})
@@ -246,7 +286,9 @@ class StoreOn:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Hold every commit within, and make all of them durable at its end; after an error the store must be opened again."""
+        """Hold every commit within, and make all of them durable at its end; after an error the
+        store must be opened again.
+        """
         self._held, self._held_facts = [], {}
         yield
         steps, facts = self._held, self._held_facts
@@ -283,10 +325,15 @@ class StoreOn:
 
     def _let_go(self) -> None:
         """After a commit: take over what is new, remove what nothing refers to."""
-        old = [*self._overwritten, *(self._files[name][0] for name in self._saved if name in self._files)]
+        old = [
+            *self._overwritten,
+            *(self._files[name][0] for name in self._saved if name in self._files),
+        ]
         self._files |= self._saved
         old += [self._files.pop(name)[0] for name in self._dropped]
-        kept = {file for name, (file, _) in self._saved.items() if name not in self._dropped}  # some under another name than before
+        kept = {
+            file for name, (file, _) in self._saved.items() if name not in self._dropped
+        }  # some under another name than before
         self._saved, self._dropped, self._overwritten = {}, set(), []
         for file in dict.fromkeys(old):
             if file not in kept:
@@ -294,7 +341,9 @@ class StoreOn:
                 hit(Failpoint.AFTER_REMOVE, file)
 
     def _sweep(self) -> None:
-        """Remove what a crash has left: files that were written but never committed, or replaced but not removed."""
+        """Remove what a crash has left: files that were written but never committed, or replaced
+        but not removed.
+        """
         current = {file for file, _ in self._files.values()}
         for file in self._folder.names():
             if file not in current:
@@ -314,7 +363,11 @@ def _digest(pieces: Sequence[Piece | bytearray]) -> bytes:
 
 def _packed(tensor: Tensor) -> list[Piece]:
     """A file in the safetensors format with one tensor, of which no copy is made."""
-    entry = {"dtype": _CODES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [0, tensor.nbytes]}
+    entry = {
+        "dtype": _CODES[tensor.dtype],
+        "shape": [*tensor.shape],
+        "data_offsets": [0, tensor.nbytes],
+    }
     header = json.dumps({"tensor": entry}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     return [len(header).to_bytes(8, "little"), header, tensor.numpy().reshape(-1).view("u1").data]
@@ -327,7 +380,11 @@ def _unpacked(data: bytearray) -> Tensor:
     dtype, shape = _DTYPES[entry["dtype"]], [int(length) for length in entry["shape"]]
     if start + entry["data_offsets"][1] != len(data) or entry["data_offsets"][0] != 0:
         raise ValueError("it is not as long as it says")
-    values = torch.frombuffer(data, dtype=dtype, offset=start) if len(data) > start else torch.empty(0, dtype=dtype)
+    values = (
+        torch.frombuffer(data, dtype=dtype, offset=start)
+        if len(data) > start
+        else torch.empty(0, dtype=dtype)
+    )
     return values.reshape(shape)
 
 

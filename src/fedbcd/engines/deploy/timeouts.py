@@ -1,8 +1,9 @@
 """The three timeouts, from what was observed: say it again, give a device up, call a peer gone.
 
-Each is a multiple of a high quantile of the latest durations, within bounds that the user may set. Before anything has been observed, to
-say it again and to call a peer gone take their time (a part of the upper bound); a device is given up from the lower bound on, since
-that costs little (its upload counts all the same), and waiting for one that is gone stops its phase.
+Each is a multiple of a high quantile of the latest durations, within bounds that the user may set.
+Before anything has been observed, to say it again and to call a peer gone take their time (a part
+of the upper bound); a device is given up from the lower bound on, since that costs little (its
+upload counts all the same), and waiting for one that is gone stops its phase.
 """
 
 from collections import deque
@@ -35,10 +36,11 @@ class Patience:
 
 
 class LostPatience:
-    """How long to wait for an activated device: by what all took of late, and by what this one took last.
+    """How long to wait for an activated device: by what all took of late, and by what this one took
+    last.
 
-    Twice as long after a device was given up that had been given all of the time, until an upload comes: if all are slow, whoever is let
-    in next has longer, and none is given up for ever.
+    Twice as long after a device was given up that had been given all of the time, until an upload
+    comes: if all are slow, whoever is let in next has longer, and none is given up for ever.
     """
 
     def __init__(self, least: float, most: float) -> None:
@@ -50,7 +52,10 @@ class LostPatience:
     def seconds(self, device: int) -> float:
         """For a device that is let in now."""
         self._given[device] = self._attempt
-        return max(self._all.seconds(self._attempt), min(MULTIPLE * self._last.get(device, 0.0), self._all.most))
+        return max(
+            self._all.seconds(self._attempt),
+            min(MULTIPLE * self._last.get(device, 0.0), self._all.most),
+        )
 
     def given_up(self, device: int) -> None:
         """It did not come in time."""
@@ -64,9 +69,13 @@ class LostPatience:
 
 
 class Timeouts:
-    """The three, by name; what is said again is timed for each kind of message apart, since an answer to a request may wait for a phase."""
+    """The three, by name; what is said again is timed for each kind of message apart, since an
+    answer to a request may wait for a phase.
+    """
 
-    def __init__(self, retry_s: tuple[float, float], lost_s: tuple[float, float], peer_s: tuple[float, float]) -> None:
+    def __init__(
+        self, retry_s: tuple[float, float], lost_s: tuple[float, float], peer_s: tuple[float, float]
+    ) -> None:
         self._retry_bounds = retry_s
         self._retry: dict[Hashable, Patience] = {}
         self.lost = LostPatience(*lost_s)

@@ -1,11 +1,15 @@
-"""Who is who: mutual TLS from a folder of certificates, read anew for every connection, with a list of those revoked.
+"""Who is who: mutual TLS from a folder of certificates, read anew for every connection, with a list
+of those revoked.
 
-The folder of a role holds `identity.pem` (its key and certificate in one file, so that both change at once), `ca.pem` and `crl.pem`.
-Identity is the certificate's URI name `fedbcd:device/7`. Peers look for the identity and not for the host, so a server may move.
+The folder of a role holds `identity.pem` (its key and certificate in one file, so that both change
+at once), `ca.pem` and `crl.pem`. Identity is the certificate's URI name `fedbcd:device/7`. Peers
+look for the identity and not for the host, so a server may move.
 
-gRPC does not show a dialler the certificate of its listener, and checks no revocation list. Therefore a listener looks at the
-certificate of its peer itself, and signs its Welcome: the dialler checks the signing certificate against CA, list and name. What is
-signed holds the dialler's nonce and certificate, so that nobody who lacks the dialler's key can have obtained it for this connection.
+gRPC does not show a dialler the certificate of its listener, and checks no revocation list.
+Therefore a listener looks at the certificate of its peer itself, and signs its Welcome: the dialler
+checks the signing certificate against CA, list and name. What is signed holds the dialler's nonce
+and certificate, so that nobody who lacks the dialler's key can have obtained it for this
+connection.
 """
 
 import hashlib
@@ -39,7 +43,9 @@ Certificate = x509.Certificate
 
 
 class Plain:
-    """No TLS: whoever connects is who it says it is. On loopback only, and only because somebody asked for it."""
+    """No TLS: whoever connects is who it says it is. On loopback only, and only because somebody
+    asked for it.
+    """
 
 
 def folder_name(actor: Actor) -> str:
@@ -54,17 +60,22 @@ def host_name(actor: Actor) -> str:
 
 def identity_of(certificate: Certificate) -> Actor:
     """The actor that a certificate is for."""
-    names = [uri for uri in _uris(certificate) if uri.startswith(SCHEME) and not uri.startswith(HOME)]
+    names = [
+        uri for uri in _uris(certificate) if uri.startswith(SCHEME) and not uri.startswith(HOME)
+    ]
     if len(names) != 1:
         raise CredentialsError(
-            f"the certificate with serial number {certificate.serial_number:x} holds {len(names)} fedbcd names; it must be one"
+            f"the certificate with serial number {certificate.serial_number:x} holds {len(names)}"
+            " fedbcd names; it must be one"
         )
     return names[0].removeprefix(SCHEME)
 
 
 def home_of(certificate: Certificate) -> Actor | None:
     """The only server at which a device may act, if its certificate names one."""
-    return next((uri.removeprefix(HOME) for uri in _uris(certificate) if uri.startswith(HOME)), None)
+    return next(
+        (uri.removeprefix(HOME) for uri in _uris(certificate) if uri.startswith(HOME)), None
+    )
 
 
 def _uris(certificate: Certificate) -> list[str]:
@@ -92,7 +103,9 @@ class _Files:
 
 
 class Credentials:
-    """The certificates of one role. Files that change are read anew; files that do not fit leave the last good ones in force."""
+    """The certificates of one role. Files that change are read anew; files that do not fit leave
+    the last good ones in force.
+    """
 
     def __init__(self, folder: Path, me: Actor, journal: Journal | None = None) -> None:
         """`folder` is the role's own, or the one that `fedbcd certs init` made, which holds it."""
@@ -105,9 +118,13 @@ class Credentials:
         self._stamp = self._look()
         self._files = self._read(None)
         if self._stamp[0] is not None and (self.folder / IDENTITY).stat().st_mode & 0o077:
-            self._journal.warning("key_readable", sentence=f"others can read the key in {self.folder / IDENTITY}; use chmod 600")
+            self._journal.warning(
+                "key_readable",
+                sentence=f"others can read the key in {self.folder / IDENTITY}; use chmod 600",
+            )
 
-    # ------------------------------------------------------------------------------------------------------------------ reading
+    # ---------------------------------------------------------------------------------------------
+    # reading
     def refresh(self) -> bool:
         """Read what has changed; True if anything that is in force has."""
         with self._lock:
@@ -118,7 +135,9 @@ class Credentials:
             try:
                 files = self._read(self._files.crl)
             except CredentialsError as error:
-                self._journal.warning("credentials_kept", sentence=f"{error}; the last good ones stay in force")
+                self._journal.warning(
+                    "credentials_kept", sentence=f"{error}; the last good ones stay in force"
+                )
                 return False
             changed, self._files = files != self._files, files
             self.generation += changed
@@ -130,20 +149,37 @@ class Credentials:
     def _read(self, last: x509.CertificateRevocationList | None) -> _Files:
         identity, ca_pem, crl_pem = (self._bytes(name) for name in (IDENTITY, CA, CRL))
         try:
-            certificate, ca = x509.load_pem_x509_certificate(identity), x509.load_pem_x509_certificate(ca_pem)
+            certificate, ca = (
+                x509.load_pem_x509_certificate(identity),
+                x509.load_pem_x509_certificate(ca_pem),
+            )
             crl = x509.load_pem_x509_crl(crl_pem)
             key = load_pem_private_key(identity, password=None)
         except (ValueError, TypeError):
-            raise CredentialsError(f"{self.folder} holds a file that is no PEM of its kind; issue {self.me} anew") from None
+            raise CredentialsError(
+                f"{self.folder} holds a file that is no PEM of its kind; issue {self.me} anew"
+            ) from None
         if key.public_key() != certificate.public_key():
-            raise CredentialsError(f"key and certificate in {self.folder / IDENTITY} do not belong together; issue {self.me} anew")
+            raise CredentialsError(
+                f"key and certificate in {self.folder / IDENTITY} do not belong together; issue"
+                f" {self.me} anew"
+            )
         if identity_of(certificate) != self.me:
-            raise CredentialsError(f"{self.folder / IDENTITY} is of {identity_of(certificate)}, but this process is {self.me}")
+            raise CredentialsError(
+                f"{self.folder / IDENTITY} is of {identity_of(certificate)}, but this process is"
+                f" {self.me}"
+            )
         _check_issued(certificate, ca, f"{self.folder / IDENTITY}")
         if not crl.is_signature_valid(ca.public_key()):  # type: ignore[arg-type]
-            raise CredentialsError(f"{self.folder / CRL} is not signed by {self.folder / CA}; copy both from the folder of the CA")
+            raise CredentialsError(
+                f"{self.folder / CRL} is not signed by {self.folder / CA}; copy both from the"
+                " folder of the CA"
+            )
         if last is not None and _number(crl) < _number(last):
-            raise CredentialsError(f"{self.folder / CRL} has number {_number(crl)}, older than {_number(last)} which is in force")
+            raise CredentialsError(
+                f"{self.folder / CRL} has number {_number(crl)}, older than {_number(last)} which"
+                " is in force"
+            )
         return _Files(identity, ca_pem, certificate, ca, crl)
 
     def _bytes(self, name: str) -> bytes:
@@ -151,10 +187,12 @@ class Credentials:
             return (self.folder / name).read_bytes()
         except OSError as error:
             raise CredentialsError(
-                f"{self.folder / name} cannot be read ({error.strerror}); 'fedbcd certs init' and 'fedbcd certs issue' make it"
+                f"{self.folder / name} cannot be read ({error.strerror}); 'fedbcd certs init' and"
+                " 'fedbcd certs issue' make it"
             ) from None
 
-    # ------------------------------------------------------------------------------------------------------------------ judging
+    # ---------------------------------------------------------------------------------------------
+    # judging
     @property
     def certificate(self) -> Certificate:
         """This role's own certificate."""
@@ -164,10 +202,14 @@ class Credentials:
         """Raise if this role's own certificate would be turned down."""
         objection = self.objection(self._files.certificate)
         if objection is not None:
-            raise CredentialsError(f"the certificate of {self.me} {objection}; use 'fedbcd certs rotate {self.me}'")
+            raise CredentialsError(
+                f"the certificate of {self.me} {objection}; use 'fedbcd certs rotate {self.me}'"
+            )
 
     def objection(self, certificate: Certificate) -> str | None:
-        """Why a certificate does not count (any more), as the end of a sentence; None if it does."""
+        """Why a certificate does not count (any more), as the end of a sentence; None if it
+        does.
+        """
         files, now = self._files, datetime.now(UTC)
         try:
             certificate.verify_directly_issued_by(files.ca)
@@ -176,17 +218,25 @@ class Credentials:
         if now > certificate.not_valid_after_utc:
             return f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
         if now < certificate.not_valid_before_utc:
-            return f"is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC only; look at the clocks"
-        if files.crl.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
+            return (
+                f"is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC only; look at"
+                " the clocks"
+            )
+        if (
+            files.crl.get_revoked_certificate_by_serial_number(certificate.serial_number)
+            is not None
+        ):
             return "has been revoked"
         return None
 
-    # ------------------------------------------------------------------------------------------------------------- for the links
+    # ---------------------------------------------------------------------------------------------
+    # for the links
     def for_listener(self) -> grpc.ServerCredentials:
         """Credentials that ask peers for certificates, and are looked at anew for every connection.
 
-        gRPC must hear of changes only: it replaces what handshakes of other connections are using at that moment, without a lock, and
-        a process in which that happened at every connection died of it now and then.
+        gRPC must hear of changes only: it replaces what handshakes of other connections are using
+        at that moment, without a lock, and a process in which that happened at every connection
+        died of it now and then.
         """
         told = self._files
 
@@ -208,7 +258,10 @@ class Credentials:
         self.refresh()
         self.check_own()
         files = self._files
-        return grpc.ssl_channel_credentials(files.ca_pem, files.identity_pem, files.identity_pem), files.certificate
+        return (
+            grpc.ssl_channel_credentials(files.ca_pem, files.identity_pem, files.identity_pem),
+            files.certificate,
+        )
 
     def sign(self, nonce: bytes, dialler: Certificate) -> tuple[bytes, bytes]:
         """The listener's certificate (DER), and its signature for this dialler and this nonce."""
@@ -218,16 +271,26 @@ class Credentials:
         signature = key.sign(_to_sign(nonce, dialler, files.certificate), ec.ECDSA(hashes.SHA256()))
         return files.certificate.public_bytes(Encoding.DER), signature
 
-    def check_signature(self, der: bytes, signature: bytes, nonce: bytes, listener: Actor, dialled_as: Certificate) -> Certificate:
-        """The listener's certificate, if it has signed and counts; `dialled_as` is our own, as it was when we dialled."""
+    def check_signature(
+        self, der: bytes, signature: bytes, nonce: bytes, listener: Actor, dialled_as: Certificate
+    ) -> Certificate:
+        """The listener's certificate, if it has signed and counts; `dialled_as` is our own, as it
+        was when we dialled.
+        """
         try:
             certificate = x509.load_der_x509_certificate(der)
             key = certificate.public_key()
             assert isinstance(key, ec.EllipticCurvePublicKey)
-            key.verify(signature, _to_sign(nonce, dialled_as, certificate), ec.ECDSA(hashes.SHA256()))
+            key.verify(
+                signature, _to_sign(nonce, dialled_as, certificate), ec.ECDSA(hashes.SHA256())
+            )
             name = identity_of(certificate)
         except (ValueError, AssertionError, InvalidSignature, CredentialsError):
-            raise Refused("certificate", f"{listener} has not proved who it is: its Welcome is not signed by its certificate") from None
+            raise Refused(
+                "certificate",
+                f"{listener} has not proved who it is: its Welcome is not signed by its"
+                " certificate",
+            ) from None
         objection = self.objection(certificate)
         if objection is not None:
             raise Refused("certificate", f"the certificate of {listener} {objection}")
@@ -240,7 +303,9 @@ Security = Credentials | Plain
 
 
 def _configuration(files: _Files) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(files.identity_pem, files.identity_pem)], root_certificates=files.ca_pem)
+    return grpc.ssl_server_certificate_configuration(
+        [(files.identity_pem, files.identity_pem)], root_certificates=files.ca_pem
+    )
 
 
 def _to_sign(nonce: bytes, dialler: Certificate, listener: Certificate) -> bytes:
@@ -259,18 +324,23 @@ def _check_issued(certificate: Certificate, ca: Certificate, where: str) -> None
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
-        raise CredentialsError(f"the certificate in {where} was not issued by the CA beside it; issue it anew") from None
+        raise CredentialsError(
+            f"the certificate in {where} was not issued by the CA beside it; issue it anew"
+        ) from None
 
 
 def _number(crl: x509.CertificateRevocationList) -> int:
     return crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
 
 
-# --------------------------------------------------------------------------------------------------------------------- loopback
+# ------------------------------------------------------------------------------------------------
+# loopback
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine and cannot be reached from another."""
     try:
-        return all(ipaddress.ip_address(info[4][0]).is_loopback for info in socket.getaddrinfo(host, None))
+        return all(
+            ipaddress.ip_address(info[4][0]).is_loopback for info in socket.getaddrinfo(host, None)
+        )
     except (OSError, ValueError):
         return False
 
@@ -278,4 +348,7 @@ def is_loopback(host: str) -> bool:
 def check_plain(host: str) -> None:
     """Plain text is for loopback."""
     if not is_loopback(host):
-        raise ConfigError(f"plain text at {host} would be readable on the network; use certificates (fedbcd certs init), or 127.0.0.1")
+        raise ConfigError(
+            f"plain text at {host} would be readable on the network; use certificates (fedbcd certs"
+            " init), or 127.0.0.1"
+        )

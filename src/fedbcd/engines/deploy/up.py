@@ -1,4 +1,6 @@
-"""A whole deployment on this machine: coordinator, servers and devices as children of this process, watched until the rounds are done."""
+"""A whole deployment on this machine: coordinator, servers and devices as children of this process,
+watched until the rounds are done.
+"""
 
 import math
 import random
@@ -24,7 +26,10 @@ from fedbcd.engines.deploy.process import run_process
 from fedbcd.errors import ConfigError, FedBCDError
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
 
-PORTS = (20_000, 30_000)  # below the ports that outgoing connections take, so that a restarted server finds its own free
+PORTS = (
+    20_000,
+    30_000,
+)  # below the ports that outgoing connections take, so that a restarted server finds its own free
 LOOK_S = 1.0  # between two looks at the children
 WEIGH_S = 30.0  # between two looks at their memory, which take longer
 SETTLE_S = 15.0  # how long the servers of the last mix have to take its answer, ...
@@ -48,8 +53,13 @@ class View:
         """Whether the last round is over and every server of its mix has taken the answer."""
         if not self.coordinator.get("finished"):
             return False
-        released = {int(server): phase for server, phase in self.coordinator.get("released", {}).items()}
-        return all(self.servers.get(server, {}).get("phase", -1) > phase for server, phase in released.items())
+        released = {
+            int(server): phase for server, phase in self.coordinator.get("released", {}).items()
+        }
+        return all(
+            self.servers.get(server, {}).get("phase", -1) > phase
+            for server, phase in released.items()
+        )
 
 
 def actors_of(blueprint: Blueprint) -> list[Actor]:
@@ -63,12 +73,18 @@ def make_certificates(folder: Path, blueprint: Blueprint) -> None:
     authority = Authority.create(folder)
     authority.issue("operator")
     for actor in actors_of(blueprint):
-        home = server_actor(blueprint.home_of(int(actor.rpartition("/")[2]))) if actor.startswith("device/") else None
+        home = (
+            server_actor(blueprint.home_of(int(actor.rpartition("/")[2])))
+            if actor.startswith("device/")
+            else None
+        )
         authority.issue(actor, at=home)
 
 
 def make_stores(options: Deploy, blueprint: Blueprint) -> None:
-    """Begin the stores of a fresh deployment: a child that is started, or started again, never begins that of a server or coordinator."""
+    """Begin the stores of a fresh deployment: a child that is started, or started again, never
+    begins that of a server or coordinator.
+    """
     for actor in actors_of(blueprint):
         if not actor.startswith("device/"):
             FileStore(options.folder_of(actor), begin=True).close()
@@ -95,7 +111,10 @@ def free_ports(number: int) -> list[int]:
                 continue
             found.append(port)
     if len(found) < number:
-        raise ConfigError(f"fewer than {number} of the ports {PORTS[0]} to {PORTS[1]} are free on this machine; stop what uses them")
+        raise ConfigError(
+            f"fewer than {number} of the ports {PORTS[0]} to {PORTS[1]} are free on this machine;"
+            " stop what uses them"
+        )
     return found
 
 
@@ -115,7 +134,9 @@ class Up:
         self._settled: dict[Actor, tuple[int, Settled]] = {}  # with the process that said so
         self._turn = 0  # of the devices that are asked next
         self._options = deployment.options
-        self._clock = SteadyClock(deployment.options.epoch)  # of all children: one that starts later begins where the others are
+        self._clock = SteadyClock(
+            deployment.options.epoch
+        )  # of all children: one that starts later begins where the others are
         self._actors = actors_of(deployment.blueprint)
         self.nursery = Nursery(self._play, out / "logs")
         self._memory = 0
@@ -123,7 +144,9 @@ class Up:
         self._weighed_at = -WEIGH_S
 
     def _play(self, actor: Actor) -> int:
-        return int(run_process(lambda: replace(self._deployment, not_before=self._now()).process(actor)))
+        return int(
+            run_process(lambda: replace(self._deployment, not_before=self._now()).process(actor))
+        )
 
     def _now(self) -> float:
         """By this process's clock, after what the log tells."""
@@ -143,7 +166,10 @@ class Up:
             view = self.look(crashed)
             yield view
             if view.coordinator.get("finished"):
-                settled_by = settled_by or time.monotonic() + SETTLE_S + self._deployment.blueprint.start.nbytes / SLOW
+                settled_by = (
+                    settled_by
+                    or time.monotonic() + SETTLE_S + self._deployment.blueprint.start.nbytes / SLOW
+                )
             if view.finished or (settled_by is not None and time.monotonic() > settled_by):
                 return
             if any(not child.actor.startswith("device/") for child in crashed):
@@ -154,11 +180,22 @@ class Up:
         """Ask the coordinator and the servers."""
         self._now()
         servers = len(self._deployment.blueprint.servers)
-        found = {n: ask_status(self._options.folder_of(server_actor(n))) or {} for n in range(servers)}
+        found = {
+            n: ask_status(self._options.folder_of(server_actor(n))) or {} for n in range(servers)
+        }
         coordinator = ask_status(self._options.folder_of(COORDINATOR)) or {}
-        self._grow({COORDINATOR: coordinator, **{server_actor(n): status for n, status in found.items()}})
+        self._grow(
+            {COORDINATOR: coordinator, **{server_actor(n): status for n, status in found.items()}}
+        )
         self._weigh()
-        return View(coordinator, found, len(self.nursery.running), self.nursery.restarts, self._memory, crashed)
+        return View(
+            coordinator,
+            found,
+            len(self.nursery.running),
+            self.nursery.restarts,
+            self._memory,
+            crashed,
+        )
 
     def _grow(self, statuses: dict[Actor, dict[str, Any]], until: float = math.inf) -> None:
         """Let the log grow by what is certain now."""
@@ -171,20 +208,31 @@ class Up:
         for actor, status in {**statuses, **{actor: self._ask(actor) for actor in chosen}}.items():
             pid, said = self.nursery.children[actor].pid, Settled.of(status)
             if said is not None and pid is not None and status.get("pid") == pid:
-                is_new = self._settled.get(actor, (None, said))[0] != pid  # its store may be another one, with as many events
+                is_new = (
+                    self._settled.get(actor, (None, said))[0] != pid
+                )  # its store may be another one, with as many events
                 self._settled[actor] = (pid, said._replace(events=-1) if is_new else said)
         known: dict[Actor, Settled] = {}
         for child in self.nursery.running:
             pid, said = self._settled.get(child.actor, (None, None))
-            known[child.actor] = said if said is not None and pid == child.pid else Settled(self._log.clock, -1)
+            known[child.actor] = (
+                said if said is not None and pid == child.pid else Settled(self._log.clock, -1)
+            )
         try:
             self._log.grow(known, until)
-        except (FedBCDError, OSError) as error:  # the run is worth more than its log, which can be made from the stores later
+        except (
+            FedBCDError,
+            OSError,
+        ) as error:  # the run is worth more than its log, which can be made from the stores later
             sys.stderr.write(f"the log does not grow any more: {error}\n")
             self._grows = False
 
     def _ask(self, actor: Actor) -> dict[str, Any]:
-        return {} if self.nursery.children[actor].pid is None else ask_status(self._options.folder_of(actor)) or {}
+        return (
+            {}
+            if self.nursery.children[actor].pid is None
+            else ask_status(self._options.folder_of(actor)) or {}
+        )
 
     def _weigh(self) -> None:
         if time.monotonic() >= self._weighed_at + WEIGH_S:
@@ -193,14 +241,24 @@ class Up:
             self._peak = max(self._peak, self._memory)
 
     def facts(self) -> dict[str, Any]:
-        """What is worth keeping of a deployment before it is stopped: processes, memory, restarts, bytes.
+        """What is worth keeping of a deployment before it is stopped: processes, memory, restarts,
+        bytes.
 
-        Memory is the most that all processes together used at any look (PSS: shared pages count once). Bytes are those of frames on the
-        links between devices and servers, per two models that travelled; the least that an activation needs is one down and one up.
+        Memory is the most that all processes together used at any look (PSS: shared pages count
+        once). Bytes are those of frames on the links between devices and servers, per two models
+        that travelled; the least that an activation needs is one down and one up.
         """
-        seen = [ask_status(self._options.folder_of(actor)) or {} for actor in self._actors if actor.startswith("device/")]
+        seen = [
+            ask_status(self._options.folder_of(actor)) or {}
+            for actor in self._actors
+            if actor.startswith("device/")
+        ]
         models = sum(status.get("models", 0) for status in seen)
-        sent = sum(status.get("totals", {}).get(key, 0.0) for status in seen for key in ("bytes_in", "bytes_out"))
+        sent = sum(
+            status.get("totals", {}).get(key, 0.0)
+            for status in seen
+            for key in ("bytes_in", "bytes_out")
+        )
         least = 2 * self._deployment.blueprint.start.nbytes
         each = 2 * sent / models if models else 0.0
         return {

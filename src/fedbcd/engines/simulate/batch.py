@@ -1,4 +1,6 @@
-"""Training many devices at once: gather their mini-batches, run the algorithm on the stack, one vectorised gradient per step."""
+"""Training many devices at once: gather their mini-batches, run the algorithm on the stack, one
+vectorised gradient per step.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,8 +23,12 @@ from fedbcd.engines.simulate.workers import OneWorker, Workers
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.protocol.messages import ModelRef
 
-IN_CACHE = 2**20  # parameters of the models that train together on a CPU: few enough for its cache, enough to share the overhead
-IN_ONE_CALL = 2**24  # the same of compiled code, which has one of them in the cache at a time: so many as memory for the new ones allows
+# parameters of the models that train together on a CPU: few enough for its cache, enough to share
+# the overhead
+IN_CACHE = 2**20
+# the same of compiled code, which has one of them in the cache at a time: so many as memory for the
+# new ones allows
+IN_ONE_CALL = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,9 @@ class Job:
 
 
 class Batches(NamedTuple):
-    """Mini-batches of all steps: positions in the pool and, for augmentation, one hash per slot; (jobs, steps, R) each."""
+    """Mini-batches of all steps: positions in the pool and, for augmentation, one hash per slot;
+    (jobs, steps, R) each.
+    """
 
     positions: Tensor
     hashes: Tensor | None
@@ -65,7 +73,9 @@ class TrainingData(Protocol):
 
 
 class Trainer:
-    """Runs jobs of one kind together. `max_batch` bounds how many; 1 means one at a time, and no result depends on another."""
+    """Runs jobs of one kind together. `max_batch` bounds how many; 1 means one at a time, and no
+    result depends on another.
+    """
 
     def __init__(
         self,
@@ -77,7 +87,10 @@ class Trainer:
         max_batch: int | None,
     ) -> None:
         if max_batch is not None and max_batch < 1:
-            raise ConfigError(f"max_batch={max_batch} must be 1 or more; leave it out to train all that is due together")
+            raise ConfigError(
+                f"max_batch={max_batch} must be 1 or more; leave it out to train all that is due"
+                " together"
+            )
         where = start.device
         self.algorithm = algorithm
         self.objective = objective.to(where)
@@ -88,10 +101,17 @@ class Trainer:
         self.together = max(1, IN_CACHE // objective.layout.size_P) if where.type == "cpu" else None
         self._transform = federation.transform
         self._augment = federation.augment
-        self._inputs, self._targets = federation.pool.inputs.to(where), federation.pool.targets.to(where)
+        self._inputs, self._targets = (
+            federation.pool.inputs.to(where),
+            federation.pool.targets.to(where),
+        )
         self._positions, self._starts = federation.positions.to(where), federation.starts.to(where)
         self._sizes = torch.tensor(federation.sizes, device=where)
-        self._grid = None if algorithm.batch == "all" else draws.grid(algorithm.steps[1], algorithm.batch, where)
+        self._grid = (
+            None
+            if algorithm.batch == "all"
+            else draws.grid(algorithm.steps[1], algorithm.batch, where)
+        )
         gamma = penalties(algorithm, federation.devices)
         self._same_penalty = float(gamma[0]) if bool((gamma == gamma[0]).all()) else None
         self._penalty_N1 = gamma.to(start)[:, None]
@@ -100,8 +120,12 @@ class Trainer:
         self._pool: Pool | None = None  # what it can take samples from
 
     def check_vectorised(self, start: Tensor) -> str | None:
-        """Try a gradient. Fall back to one device at a time when the model cannot be vectorised; returns the reason, if so."""
-        inputs, targets = self._fetch(self._positions[[0, min(1, self._size_list[0] - 1)]], start.dtype)
+        """Try a gradient. Fall back to one device at a time when the model cannot be vectorised;
+        returns the reason, if so.
+        """
+        inputs, targets = self._fetch(
+            self._positions[[0, min(1, self._size_list[0] - 1)]], start.dtype
+        )
         self._check_fit(start, inputs, targets)
         if self.one_by_one:
             return None
@@ -114,10 +138,19 @@ class Trainer:
 
     def _fuse(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
         """Let compiled code do the work, if it can."""
-        self._pool = pool_of(self._inputs, self._targets, None if self._augment is not None else self._transform)
+        self._pool = pool_of(
+            self._inputs, self._targets, None if self._augment is not None else self._transform
+        )
         batch = self.algorithm.batch
         samples = max(self._size_list) if batch == "all" else batch
-        self.fused = fused_for(self.objective, self.algorithm.projection, start, (inputs, targets), self._targets, samples)
+        self.fused = fused_for(
+            self.objective,
+            self.algorithm.projection,
+            start,
+            (inputs, targets),
+            self._targets,
+            samples,
+        )
         if self.works_together:
             self.together = max(1, IN_ONE_CALL // self.objective.layout.size_P)
 
@@ -125,17 +158,21 @@ class Trainer:
         p = self.objective.layout.size_P
         try:
             with torch.random.fork_rng(devices=[]):
-                self.objective.gradients_one_by_one(start[None, :p], start[None, p:], inputs[None], targets[None])
+                self.objective.gradients_one_by_one(
+                    start[None, :p], start[None, p:], inputs[None], targets[None]
+                )
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(
-                f"model or loss fail on inputs of shape {tuple(inputs.shape)} and targets of {targets.dtype} ({reason}); "
-                "use a model and a loss that fit the data"
+                f"model or loss fail on inputs of shape {tuple(inputs.shape)} and targets of"
+                f" {targets.dtype} ({reason}); use a model and a loss that fit the data"
             ) from error
 
     @property
     def divisible(self) -> bool:
-        """Whether parts may run at the same time; not if they draw from torch's one generator on the way."""
+        """Whether parts may run at the same time; not if they draw from torch's one generator on
+        the way.
+        """
         return not (self.objective.stochastic or self.one_by_one)
 
     @property
@@ -146,31 +183,57 @@ class Trainer:
     def parts(self, jobs: list[Job]) -> list[list[Job]]:
         """Split jobs into batches that can run together, in descending order of steps.
 
-        Exact gradients need equal data sizes. Where there are several batches anyway, equal numbers of steps in each save putting
-        rows together that finish apart.
+        Exact gradients need equal data sizes. Where there are several batches anyway, equal numbers
+        of steps in each save putting rows together that finish apart.
         """
         groups: dict[tuple[int, int], list[Job]] = {}
-        exact, alike = self.algorithm.batch == "all", self.together is not None and self.fused is None and len(jobs) > self.together
+        exact, alike = (
+            self.algorithm.batch == "all",
+            self.together is not None and self.fused is None and len(jobs) > self.together,
+        )
         for job in sorted(jobs, key=lambda job: -job.steps):
-            groups.setdefault((self._size_list[job.device] if exact else 0, job.steps if alike else 0), []).append(job)
+            groups.setdefault(
+                (self._size_list[job.device] if exact else 0, job.steps if alike else 0), []
+            ).append(job)
         size = self.max_batch or self.together or len(jobs)
-        return [group[k : k + size] for group in groups.values() for k in range(0, len(group), size)]
+        return [
+            group[k : k + size] for group in groups.values() for k in range(0, len(group), size)
+        ]
 
     def run(
-        self, jobs: list[Job], x_NF: Tensor, prev_NP: Tensor, anchor_NP: Tensor | None, workers: Workers | None = None
+        self,
+        jobs: list[Job],
+        x_NF: Tensor,
+        prev_NP: Tensor,
+        anchor_NP: Tensor | None,
+        workers: Workers | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """New (x, x_prev) of these devices. Rows are in the order of `jobs`, which is descending in steps."""
+        """New (x, x_prev) of these devices. Rows are in the order of `jobs`, which is descending in
+        steps.
+        """
         p = self.objective.layout.size_P
         session = _Session(self, jobs, x_NF[:, p:])
         fused = self._fused_session(jobs, workers or OneWorker())
-        rows = self._round(jobs, Rows(x_NF[:, :p], prev_NP), self._work(jobs, session, anchor_NP, fused))
+        rows = self._round(
+            jobs, Rows(x_NF[:, :p], prev_NP), self._work(jobs, session, anchor_NP, fused)
+        )
         if fused is None or fused.went_wrong(session.losses):
             session.check(rows.x_NP)
-        x_NF = torch.cat([rows.x_NP, session.buffers_NB], dim=1) if session.buffers_NB.shape[1] else rows.x_NP
+        x_NF = (
+            torch.cat([rows.x_NP, session.buffers_NB], dim=1)
+            if session.buffers_NB.shape[1]
+            else rows.x_NP
+        )
         return x_NF, rows.prev_NP
 
     def run_in_place(
-        self, jobs: list[Job], x_NP: Tensor, prev_NP: Tensor, anchor_NP: Tensor | None, workers: Workers, copies: InPlace
+        self,
+        jobs: list[Job],
+        x_NP: Tensor,
+        prev_NP: Tensor,
+        anchor_NP: Tensor | None,
+        workers: Workers,
+        copies: InPlace,
     ) -> None:
         """The same by compiled code in the memory of all models."""
         session, fused = _Session(self, jobs, x_NP[:0]), self._fused_session(jobs, workers)
@@ -186,16 +249,34 @@ class Trainer:
         assert isinstance(self.algorithm, FedBCDI)
         return self.algorithm.offline_round(rows, work)
 
-    def _work(self, jobs: list[Job], session: "_Session", anchor_NP: Tensor | None, fused: FusedSession | None) -> Work:
-        penalty = self.penalty_of(torch.tensor([job.device for job in jobs], device=self._starts.device))
+    def _work(
+        self,
+        jobs: list[Job],
+        session: "_Session",
+        anchor_NP: Tensor | None,
+        fused: FusedSession | None,
+    ) -> Work:
+        penalty = self.penalty_of(
+            torch.tensor([job.device for job in jobs], device=self._starts.device)
+        )
         return Work([job.steps for job in jobs], session.gradient, anchor_NP, penalty, fused)
 
     def _fused_session(self, jobs: list[Job], workers: Workers) -> FusedSession | None:
         if self.fused is None:
             return None
         penalty = self.penalty_of(torch.tensor([job.device for job in jobs]))
-        penalty_N = penalty[:, 0] if isinstance(penalty, Tensor) else torch.tensor([penalty]).expand(len(jobs))
-        return FusedSession(self.fused, [job.steps for job in jobs], lambda: self._sessions(jobs), penalty_N, workers)
+        penalty_N = (
+            penalty[:, 0]
+            if isinstance(penalty, Tensor)
+            else torch.tensor([penalty]).expand(len(jobs))
+        )
+        return FusedSession(
+            self.fused,
+            [job.steps for job in jobs],
+            lambda: self._sessions(jobs),
+            penalty_N,
+            workers,
+        )
 
     def _sessions(self, jobs: list[Job]) -> Sessions:
         """Steps and mini-batches of these jobs for compiled code."""
@@ -217,7 +298,9 @@ class Trainer:
         session = torch.tensor([job.session for job in jobs], device=device.device)
         steps = jobs[0].steps
         if self.algorithm.batch == "all":
-            within = torch.arange(self._size_list[jobs[0].device], device=device.device).expand(len(jobs), steps, -1)
+            within = torch.arange(self._size_list[jobs[0].device], device=device.device).expand(
+                len(jobs), steps, -1
+            )
             return Batches(self._positions[self._starts[device][:, None, None] + within], None)
         return self.batches_of(device, session, steps)
 
@@ -226,7 +309,11 @@ class Trainer:
         assert self._grid is not None
         grid = self._grid.of(steps)
         within = draws.batch_positions(self.seed, device_N, session_N, self._sizes[device_N], grid)
-        hashes = None if self._augment is None else draws.slots(self.seed, draws.AUGMENT, device_N, session_N, grid)
+        hashes = (
+            None
+            if self._augment is None
+            else draws.slots(self.seed, draws.AUGMENT, device_N, session_N, grid)
+        )
         return Batches(self._positions[self._starts[device_N][:, None, None] + within], hashes)
 
     def positions_of(self, device: int) -> Tensor:
@@ -234,43 +321,67 @@ class Trainer:
         start = int(self._starts[device])
         return self._positions[start : start + self._size_list[device]]
 
-    def gradients(self, params: Tensor, buffers: Tensor, positions: Tensor, hashes: Tensor | None) -> Gradients:
+    def gradients(
+        self, params: Tensor, buffers: Tensor, positions: Tensor, hashes: Tensor | None
+    ) -> Gradients:
         """Gradient, loss and new buffers of some devices on the mini-batches at these positions."""
         inputs, targets = self._fetch(positions, params.dtype, hashes)
         call = self.objective.gradients_one_by_one if self.one_by_one else self.objective.gradients
         return call(params, buffers, inputs, targets)
 
-    def traced_gradients(self, jobs: int) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Gradients]:
-        """`gradients` for so many devices at once, as plain operations if the model can be traced."""
+    def traced_gradients(
+        self, jobs: int
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Gradients]:
+        """`gradients` for so many devices at once, as plain operations if the model can be
+        traced.
+        """
         p, batch = self.objective.layout.size_P, self.algorithm.batch
         assert batch != "all"
         inputs, targets = self._fetch(self._positions[:1].expand(jobs, batch), self._start.dtype)
         start_NF = self._start.repeat(jobs, 1)
-        call = self.objective.operations(start_NF[:, :p].contiguous(), start_NF[:, p:].contiguous(), inputs, targets)
+        call = self.objective.operations(
+            start_NF[:, :p].contiguous(), start_NF[:, p:].contiguous(), inputs, targets
+        )
 
-        def gradients(params: Tensor, buffers: Tensor, positions: Tensor, hashes: Tensor | None) -> Gradients:
-            *parts, loss, after = call(params, buffers, *self._fetch(positions, params.dtype, hashes))
+        def gradients(
+            params: Tensor, buffers: Tensor, positions: Tensor, hashes: Tensor | None
+        ) -> Gradients:
+            *parts, loss, after = call(
+                params, buffers, *self._fetch(positions, params.dtype, hashes)
+            )
             return Gradients(tuple(parts), loss, after)
 
         return gradients
 
     def exact_gradient(self, x: Tensor, positions: Tensor) -> Tensor:
-        """The gradient of one model on its own samples; asked for now and then, so by ordinary autograd and never traced."""
+        """The gradient of one model on its own samples; asked for now and then, so by ordinary
+        autograd and never traced.
+        """
         inputs, targets = self._fetch(positions[None], x.dtype)
         p = self.objective.layout.size_P
-        return self.objective.gradients_one_by_one(x[None, :p], x[None, p:], inputs, targets).gradient_NP[0]
+        return self.objective.gradients_one_by_one(
+            x[None, :p], x[None, p:], inputs, targets
+        ).gradient_NP[0]
 
-    def _fetch(self, positions: Tensor, dtype: torch.dtype, hashes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Samples as the model wants them: gathered in their small dtype, augmented, then transformed."""
+    def _fetch(
+        self, positions: Tensor, dtype: torch.dtype, hashes: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Samples as the model wants them: gathered in their small dtype, augmented, then
+        transformed.
+        """
         inputs, targets = (take(samples, positions) for samples in (self._inputs, self._targets))
         if hashes is not None and self._augment is not None:
             inputs = self._augment.apply(inputs, hashes)
-        return self._transform(inputs, dtype), targets.to(dtype) if targets.is_floating_point() else targets
+        return self._transform(inputs, dtype), (
+            targets.to(dtype) if targets.is_floating_point() else targets
+        )
 
 
 def take(samples: Tensor, positions: Tensor) -> Tensor:
     """samples[positions], in a third of the time."""
-    return samples.index_select(0, positions.reshape(-1)).reshape(*positions.shape, *samples.shape[1:])
+    return samples.index_select(0, positions.reshape(-1)).reshape(
+        *positions.shape, *samples.shape[1:]
+    )
 
 
 class _Session:
@@ -289,7 +400,9 @@ class _Session:
         if self._batches is None:
             self._batches = self.trainer.batches(self.jobs)
         positions, hashes = self._batches.of_step(k, n)
-        seeded = self.trainer.objective.stochastic or self.trainer.one_by_one  # one by one, nobody has asked whether it is
+        seeded = (
+            self.trainer.objective.stochastic or self.trainer.one_by_one
+        )  # one by one, nobody has asked whether it is
         with self._own_randomness(k, ex) if seeded else nullcontext():
             gradients = self.trainer.gradients(ex, self.buffers_NB[:n], positions, hashes)
         self.buffers_NB[:n] = gradients.buffers_NB
@@ -301,27 +414,33 @@ class _Session:
         """Dropout and the like draw from a generator that is seeded by the address of this step."""
         first = self.jobs[0]
         with torch.random.fork_rng(devices=[ex.device] if ex.is_cuda else []):
-            torch.manual_seed(draws.address_one(self.trainer.seed, draws.BATCH, first.device, first.session, k) >> 1)
+            torch.manual_seed(
+                draws.address_one(self.trainer.seed, draws.BATCH, first.device, first.session, k)
+                >> 1
+            )
             yield
 
     def check(self, x_NP: Tensor) -> None:
         """Refuse values that are not finite, and say where the first one came from."""
         total = torch.stack([x_NP.sum(), *(loss.sum() for loss in self.losses)]).sum()
-        if bool(torch.isfinite(total)):  # a sum of finite values can overflow, so only a finite one decides
+        if bool(
+            torch.isfinite(total)
+        ):  # a sum of finite values can overflow, so only a finite one decides
             return
         for k, loss in enumerate(self.losses):
             bad = (~torch.isfinite(loss)).nonzero()
             if len(bad):
                 job = self.jobs[int(bad[0])]
                 raise NumericalError(
-                    f"the loss of device {job.device} is {float(loss[int(bad[0])])} in step {k + 1} of {job.steps} of its session "
-                    f"{job.session}; check its data, or use a smaller device_step (now {self.trainer.algorithm.device_step:g})"
+                    f"the loss of device {job.device} is {float(loss[int(bad[0])])} in step {k + 1}"
+                    f" of {job.steps} of its session {job.session}; check its data, or use a"
+                    f" smaller device_step (now {self.trainer.algorithm.device_step:g})"
                 )
         rows = (~torch.isfinite(x_NP)).any(1).nonzero()
         if not len(rows):
             return
         job = self.jobs[int(rows[0])]
         raise NumericalError(
-            f"the model of device {job.device} is no longer finite after its session {job.session}; "
-            f"use a smaller device_step (now {self.trainer.algorithm.device_step:g})"
+            f"the model of device {job.device} is no longer finite after its session {job.session};"
+            f" use a smaller device_step (now {self.trainer.algorithm.device_step:g})"
         )

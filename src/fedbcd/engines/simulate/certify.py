@@ -1,7 +1,9 @@
-"""Certificates while training: how far the models of this moment are from a stationary point (Theorem 1), at a price that is kept small.
+"""Certificates while training: how far the models of this moment are from a stationary point
+(Theorem 1), at a price that is kept small.
 
-The pull and the spread follow from sums that the servers keep anyway. The first-order gap needs exact gradients, so it is taken on a
-sample of devices, always the same ones, evenly spaced over all. The present zbar is used, one cloud step newer than in the theorem.
+The pull and the spread follow from sums that the servers keep anyway. The first-order gap needs
+exact gradients, so it is taken on a sample of devices, always the same ones, evenly spaced over
+all. The present zbar is used, one cloud step newer than in the theorem.
 """
 
 import math
@@ -20,8 +22,12 @@ from fedbcd.theory import certificates as theory
 
 DEVICES = 8  # devices in the sample by default
 SAMPLES = 2000  # samples in one exact gradient call
-SHARE = 0.04  # of the work of training that certificates may add where the user has not said how many there are to be
-CALL = 200  # a call for a gradient or a step costs as much as so many samples, however few it is given
+# of the work of training that certificates may add where the user has not said how many there are
+# to be
+SHARE = 0.04
+CALL = (
+    200  # a call for a gradient or a step costs as much as so many samples, however few it is given
+)
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,11 @@ class Certificates:
 
 @dataclass(frozen=True)
 class Ration:
-    """How many certificates a run can afford: counted in samples, not timed, so that it is the same everywhere.
+    """How many certificates a run can afford: counted in samples, not timed, so that it is the same
+    everywhere.
 
-    A sample in an exact gradient counts as one trained on, though it is cheaper, and every call counts as `CALL` samples more.
+    A sample in an exact gradient counts as one trained on, though it is cheaper, and every call
+    counts as `CALL` samples more.
     """
 
     sizes: Sequence[int]  # samples of every device
@@ -49,23 +57,31 @@ class Ration:
         return sum(CALL + self.sizes[device] for device in sample_of(members, devices))
 
     def devices(self, members: Sequence[int], rounds: int, certified: int) -> int:
-        """How many devices a row takes after so many rounds and certified rows: the whole sample or none.
+        """How many devices a row takes after so many rounds and certified rows: the whole sample or
+        none.
 
-        Only what has been trained counts, not how long the run is to go on: a run that is extended later has the same rows.
+        Only what has been trained counts, not how long the run is to go on: a run that is extended
+        later has the same rows.
         """
         return DEVICES if self.cost(members) <= self._left(members, rounds, certified) else 0
 
     def devices_at_the_end(self, members: Sequence[int], rounds: int, certified: int) -> int:
         """How many devices the summary of a run takes: what is left, but at least 1."""
         left = self._left(members, rounds, certified)
-        return max(count for count in range(1, DEVICES + 1) if count == 1 or self.cost(members, count) <= left)
+        return max(
+            count
+            for count in range(1, DEVICES + 1)
+            if count == 1 or self.cost(members, count) <= left
+        )
 
     def _left(self, members: Sequence[int], rounds: int, certified: int) -> float:
         return SHARE * rounds * self.per_round - certified * self.cost(members)
 
 
 class Certifier:
-    """Computes certificates of a run on demand and keeps the time that went into them. It changes nothing."""
+    """Computes certificates of a run on demand and keeps the time that went into them. It changes
+    nothing.
+    """
 
     def __init__(self, numbers: StackedNumbers, sizes: Sequence[int]) -> None:
         """`sizes` has the number of samples of every device."""
@@ -99,7 +115,9 @@ class Certifier:
         return found
 
     def _weighted_sum(self, present: Tensor, gamma: Tensor) -> Tensor:
-        """sum gamma_i x_i: with FedBCD the servers' own sums; otherwise added up, a few models at a time."""
+        """sum gamma_i x_i: with FedBCD the servers' own sums; otherwise added up, a few models at a
+        time.
+        """
         numbers, p = self.numbers, self.numbers.size_P
         if numbers.algorithm.counts == "members":
             return numbers.total_VF[:, :p].sum(0)
@@ -112,7 +130,8 @@ class Certifier:
     def gaps(self, devices: Sequence[int], mean_z: Tensor) -> list[float]:
         """The first-order gap of some personal models, with exact gradients.
 
-        A device whose exact gradient does not exist is left out, such as one with a single sample under batch normalisation.
+        A device whose exact gradient does not exist is left out, such as one with a single sample
+        under batch normalisation.
         """
         numbers, p = self.numbers, self.numbers.size_P
         found = []
@@ -122,8 +141,17 @@ class Certifier:
                 gradient = self._gradient(device, x)
             except ValueError:
                 continue
-            full = theory.penalised_gradient(gradient.double(), x[:p].double(), mean_z, float(self._penalty_N[device]))
-            found.append(gap(numbers.algorithm.projection, full, x[:p].double(), numbers.algorithm.device_step))
+            full = theory.penalised_gradient(
+                gradient.double(), x[:p].double(), mean_z, float(self._penalty_N[device])
+            )
+            found.append(
+                gap(
+                    numbers.algorithm.projection,
+                    full,
+                    x[:p].double(),
+                    numbers.algorithm.device_step,
+                )
+            )
         return found
 
     def _gradient(self, device: int, x: Tensor) -> Tensor:
@@ -131,15 +159,23 @@ class Certifier:
         trainer, p = self.numbers.trainer, self.numbers.size_P
         positions = trainer.positions_of(device)
         total = torch.zeros(p, dtype=torch.float64, device=x.device)
-        seeded = trainer.objective.stochastic or trainer.one_by_one  # a model with dropout must not draw from the user's generator
-        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []) if seeded else nullcontext():
+        seeded = (
+            trainer.objective.stochastic or trainer.one_by_one
+        )  # a model with dropout must not draw from the user's generator
+        with (
+            torch.random.fork_rng(devices=[x.device] if x.is_cuda else [])
+            if seeded
+            else nullcontext()
+        ):
             for part in torch.chunk(positions, math.ceil(len(positions) / SAMPLES)):
                 total += trainer.exact_gradient(x, part).double() * (len(part) / len(positions))
         return total
 
 
 def gap(projection: Projection, gradient: Tensor, x: Tensor, step: float) -> float:
-    """The first-order gap on compact sets with a closed form; on others the norm of the gradient mapping, which is 0 with it."""
+    """The first-order gap on compact sets with a closed form; on others the norm of the gradient
+    mapping, which is 0 with it.
+    """
     if math.isfinite(diameter(projection, len(x)) or math.inf):
         match projection:
             case Box():

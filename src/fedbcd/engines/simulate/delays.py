@@ -1,4 +1,6 @@
-"""How long things take. Each distribution is a frozen value with a quantile function, so that delays can be addressed draws."""
+"""How long things take. Each distribution is a frozen value with a quantile function, so that
+delays can be addressed draws.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -67,13 +69,17 @@ class LogNormal:
 
     def quantile(self, u: Floats) -> Floats:
         """F^-1(u)."""
-        normal: Floats = torch.special.ndtri(torch.from_numpy(np.asarray(u, dtype=np.float64))).numpy()
+        normal: Floats = torch.special.ndtri(
+            torch.from_numpy(np.asarray(u, dtype=np.float64))
+        ).numpy()
         return np.asarray(self.median * np.exp(self.sigma * normal))
 
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """F^-1(u) = scale x, where x solves P(shape, x) = u; P is the regularised incomplete gamma function."""
+    """F^-1(u) = scale x, where x solves P(shape, x) = u; P is the regularised incomplete gamma
+    function.
+    """
 
     shape: float
     scale: float = 1.0
@@ -84,7 +90,9 @@ class Gamma:
 
     def quantile(self, u: Floats) -> Floats:
         """F^-1(u)."""
-        return np.asarray(self.scale * _inverse_gamma(self.shape, np.ascontiguousarray(u, dtype=np.float64)))
+        return np.asarray(
+            self.scale * _inverse_gamma(self.shape, np.ascontiguousarray(u, dtype=np.float64))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,9 @@ class Uniform:
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high < math.inf:
-            raise ConfigError(f"uniform low={self.low}, high={self.high} must satisfy 0 <= low < high")
+            raise ConfigError(
+                f"uniform low={self.low}, high={self.high} must satisfy 0 <= low < high"
+            )
 
     def quantile(self, u: Floats) -> Floats:
         """F^-1(u)."""
@@ -145,14 +155,17 @@ class Trace:
 class Clock:
     """The clock model of the experiments: when a device asks, and how long one of its steps takes.
 
-    tau_i = arrival + K_i * step (one draw, times K_i); a server takes its q earliest arrivals; tau_n is the largest tau_i of those.
+    tau_i = arrival + K_i * step (one draw, times K_i); a server takes its q earliest arrivals;
+    tau_n is the largest tau_i of those.
     """
 
     arrival: Delay = field(default_factory=lambda: Exponential(2.0))
     step: Delay = field(default_factory=lambda: Exponential(1.0))
 
 
-DELAYS: dict[str, type[Delay]] = {kind.name: kind for kind in (Exponential, Weibull, LogNormal, Gamma, Uniform, Constant, Trace)}
+DELAYS: dict[str, type[Delay]] = {
+    kind.name: kind for kind in (Exponential, Weibull, LogNormal, Gamma, Uniform, Constant, Trace)
+}
 
 
 def _above_zero(name: str, **values: float) -> None:
@@ -162,12 +175,20 @@ def _above_zero(name: str, **values: float) -> None:
 
 
 def _inverse_gamma(shape: float, u: Floats) -> Floats:
-    """x with P(shape, x) = u, by Newton steps where the curve is near straight: ln P in ln x (lower half), ln(1 - P) in x (upper half)."""
+    """x with P(shape, x) = u, by Newton steps where the curve is near straight: ln P in ln x (lower
+    half), ln(1 - P) in x (upper half).
+    """
     normal = torch.special.ndtri(torch.from_numpy(u)).numpy()
-    bulk = shape * np.maximum(1 - 1 / (9 * shape) + normal / (3 * math.sqrt(shape)), 0.0) ** 3  # Wilson and Hilferty
-    foot = np.exp((np.log(u) + math.lgamma(shape + 1)) / shape)  # P is x^shape / Gamma(shape + 1) near 0
+    bulk = (
+        shape * np.maximum(1 - 1 / (9 * shape) + normal / (3 * math.sqrt(shape)), 0.0) ** 3
+    )  # Wilson and Hilferty
+    foot = np.exp(
+        (np.log(u) + math.lgamma(shape + 1)) / shape
+    )  # P is x^shape / Gamma(shape + 1) near 0
     x: Floats = np.maximum(np.maximum(bulk, foot), 1e-300)
-    settled = np.zeros(u.shape, dtype=np.bool_)  # each value stops on its own, so that a draw does not depend on its batch
+    settled = np.zeros(
+        u.shape, dtype=np.bool_
+    )  # each value stops on its own, so that a draw does not depend on its batch
     for _ in range(20):
         found = _newton(shape, u, x)
         step, x = np.abs(found - x), np.where(settled, x, found)
@@ -187,7 +208,9 @@ def _newton(shape: float, u: Floats, x: Floats) -> Floats:
 
 
 def _incomplete_gamma(shape: float, x: Floats) -> tuple[Floats, Floats]:
-    """P(shape, x) and 1 - P. Filled up to whole blocks: torch rounds what is left over after the last block differently."""
+    """P(shape, x) and 1 - P. Filled up to whole blocks: torch rounds what is left over after the
+    last block differently.
+    """
     filled = np.ones(-(-x.size // 64) * 64)
     filled[: x.size] = x.ravel()
     a, at = torch.tensor(shape, dtype=torch.float64), torch.from_numpy(filled)

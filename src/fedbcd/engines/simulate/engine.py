@@ -1,4 +1,5 @@
-"""The virtual clock: who asks when, how long work takes, who is first. Handles only; a schedule costs no tensor work.
+"""The virtual clock: who asks when, how long work takes, who is first. Handles only; a schedule
+costs no tensor work.
 
 docs/determinism.md says in which order things happen; this file is that page as code.
 """
@@ -49,7 +50,9 @@ class Schedule:
     clock: Clock
     seed: int
     active: int
-    joins: Mapping[int, int] = field(default_factory=dict)  # device -> round at whose start it joins
+    joins: Mapping[int, int] = field(
+        default_factory=dict
+    )  # device -> round at whose start it joins
     leaves: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -67,13 +70,17 @@ class Simulation:
         self._inbox: deque[tuple[Actor, Event]] = deque()
         self._opened: list[int] = []  # servers whose phase has just begun
         self._arrivals: dict[int, _Arrivals] = {}  # server -> of its present phase
-        self._members: dict[int, Devices] = {}  # server -> its members as an array, until they change
+        self._members: dict[
+            int, Devices
+        ] = {}  # server -> its members as an array, until they change
         self._expected: dict[int, int] = {}  # chosen device that has not uploaded -> its server
         self._arrived: set[int] = set()  # of the devices that join late
         self._gone: set[int] = set()
 
     def play_round(self) -> None:
-        """Go on until the coordinator has mixed once more and the servers it released have stepped."""
+        """Go on until the coordinator has mixed once more and the servers it released have
+        stepped.
+        """
         if self.round == 0:
             for n in range(len(self.machines.servers)):
                 self._deliver(server_actor(n), Started())
@@ -92,7 +99,8 @@ class Simulation:
         """Uploads so far."""
         return sum(device.activation for device in self.machines.devices.values())
 
-    # --------------------------------------------------------------------------------------------------------------- delivery
+    # ---------------------------------------------------------------------------------------------
+    # delivery
     def _on_time(self, actor: Actor, event: Event) -> None:
         device = number_of(actor)
         if device in self._gone:
@@ -116,7 +124,9 @@ class Simulation:
             case Train() | Pull():
                 self._start_work(actor, command)
             case TrainOffline():
-                trained = OfflineTrained(session=command.session, steps=self._steps(number_of(actor), command.session))
+                trained = OfflineTrained(
+                    session=command.session, steps=self._steps(number_of(actor), command.session)
+                )
                 self._inbox.append((actor, trained))
             case OpenPhase():
                 self._opened.append(number_of(actor))
@@ -124,14 +134,17 @@ class Simulation:
     def _at(self, time: float, actor: Actor, event: Event) -> None:
         heapq.heappush(self._agenda, (time, next(self._order), actor, event))
 
-    # ------------------------------------------------------------------------------------------------------------------- time
+    # ---------------------------------------------------------------------------------------------
+    # time
     def _start_work(self, actor: Actor, work: Train | Pull) -> None:
         """The clock model: K_i steps of one drawn length each."""
         device = number_of(actor)
         steps = self._steps(device, work.session)
         u = draws.unit_one(self.schedule.seed, draws.PROCESS, device, work.activation)
         one_step = float(self.schedule.clock.step.quantile(np.array([u]))[0])
-        self._at(self.now + steps * one_step, actor, Trained(activation=work.activation, steps=steps))
+        self._at(
+            self.now + steps * one_step, actor, Trained(activation=work.activation, steps=steps)
+        )
 
     def _steps(self, device: int, session: int) -> int:
         return draws.steps(self.schedule.seed, device, session, *self.schedule.algorithm.steps)
@@ -142,7 +155,9 @@ class Simulation:
             candidates = self._available(server)
             phase = np.array([self.machines.servers[server].phase])
             u = draws.unit(draws.address(self.schedule.seed, draws.ARRIVAL, candidates, phase))
-            self._arrivals[server] = arrivals = _Arrivals(self.now, self.schedule.clock.arrival.quantile(u), candidates)
+            self._arrivals[server] = arrivals = _Arrivals(
+                self.now, self.schedule.clock.arrival.quantile(u), candidates
+            )
             for time, device in arrivals.take(self.schedule.active):
                 self._invite(server, time, device)
         self._opened.clear()
@@ -161,16 +176,24 @@ class Simulation:
         members = self._members_of(server)
         if not isinstance(self.schedule.algorithm, FedBCDI):
             return members
-        keep = max(self.schedule.algorithm.available_of(len(members)), min(self.schedule.active, len(members)))
-        u = draws.unit(draws.address(self.schedule.seed, draws.AVAILABLE, members, np.array([self.round])))
+        keep = max(
+            self.schedule.algorithm.available_of(len(members)),
+            min(self.schedule.active, len(members)),
+        )
+        u = draws.unit(
+            draws.address(self.schedule.seed, draws.AVAILABLE, members, np.array([self.round]))
+        )
         return members[np.lexsort((members, u))[:keep]]
 
     def _train_offline(self, server: int) -> None:
-        """FedBCD-I: every available device takes one offline round; a busy or suspended one ignores the call."""
+        """FedBCD-I: every available device takes one offline round; a busy or suspended one ignores
+        the call.
+        """
         for device in sorted(self._available(server).tolist()):
             self._deliver(device_actor(device), OfflineDue())
 
-    # ------------------------------------------------------------------------------------------------------------- membership
+    # ---------------------------------------------------------------------------------------------
+    # membership
     def _change_members(self) -> None:
         for device in self._due(self.schedule.joins, self._arrived):
             server = self.machines.home[device]
@@ -183,8 +206,12 @@ class Simulation:
             self._replace(device, server)
 
     def _due(self, changes: Mapping[int, int], done: set[int]) -> list[int]:
-        """Devices whose time has come; also those of a round that was skipped because two mixes fell together."""
-        due = sorted(device for device, when in changes.items() if when <= self.round and device not in done)
+        """Devices whose time has come; also those of a round that was skipped because two mixes
+        fell together.
+        """
+        due = sorted(
+            device for device, when in changes.items() if when <= self.round and device not in done
+        )
         done.update(due)
         return due
 
@@ -200,7 +227,9 @@ class Simulation:
 
 
 class _Arrivals:
-    """Who asks when in one phase of a server, the earliest first. Only those that are taken are put in order; the rest stay arrays."""
+    """Who asks when in one phase of a server, the earliest first. Only those that are taken are put
+    in order; the rest stay arrays.
+    """
 
     def __init__(self, start: float, delay: Floats, devices: Devices) -> None:
         self._start = start
@@ -209,7 +238,9 @@ class _Arrivals:
         self._left = len(delay)
 
     def take(self, number: int) -> list[tuple[float, int]]:
-        """The next arrivals, at most `number`: (time, device). Of equal delays the device with the smaller number comes first."""
+        """The next arrivals, at most `number`: (time, device). Of equal delays the device with the
+        smaller number comes first.
+        """
         number = min(number, self._left)
         if number == 0:
             return []
@@ -235,7 +266,10 @@ def places_of_smallest(values: Floats, number: int) -> Devices:
     near = np.arange(len(values))
     if len(values) > SAMPLED * number:
         sample = np.sort(values[:: len(values) // (SAMPLED * number) + 1])
-        close = np.flatnonzero(values <= sample[min(2 * number * len(sample) // len(values) + SAMPLED, len(sample) - 1)])
+        close = np.flatnonzero(
+            values
+            <= sample[min(2 * number * len(sample) // len(values) + SAMPLED, len(sample) - 1)]
+        )
         near = close if len(close) >= number else near
     bound = np.partition(values[near], number - 1)[number - 1]
     found: Devices = near[values[near] <= bound]

@@ -1,8 +1,10 @@
-"""The numbers of a run: personal models as rows of stacked tensors, global models by handle, server sums in float64.
+"""The numbers of a run: personal models as rows of stacked tensors, global models by handle, server
+sums in float64.
 
-Decision 3 of the architecture: a server needs sums, not models. It keeps sum gamma_i x_i over its members (FedBCD) or over the active
-ones (FedBCD-I and the baselines); an upload replaces the device's own last contribution. So a round's cost follows the active
-devices, not the population. Training is due only when its result is read: all that is pending then runs as one batch.
+Decision 3 of the architecture: a server needs sums, not models. It keeps sum gamma_i x_i over its
+members (FedBCD) or over the active ones (FedBCD-I and the baselines); an upload replaces the
+device's own last contribution. So a round's cost follows the active devices, not the population.
+Training is due only when its result is read: all that is pending then runs as one batch.
 """
 
 import hashlib
@@ -20,7 +22,16 @@ from fedbcd.algorithm.variants import Algorithm, cloud_weights
 from fedbcd.data.federation import Federation
 from fedbcd.engines.simulate.batch import Job, Trainer
 from fedbcd.engines.simulate.fused import InPlace
-from fedbcd.engines.simulate.rows import TOGETHER, MakeRows, ManyModels, Rows, SomeRows, in_turn, state_of, total_distance
+from fedbcd.engines.simulate.rows import (
+    TOGETHER,
+    MakeRows,
+    ManyModels,
+    Rows,
+    SomeRows,
+    in_turn,
+    state_of,
+    total_distance,
+)
 from fedbcd.engines.simulate.steps import mixed_models, mixing_matrices, stepped, stepped_globally
 from fedbcd.engines.simulate.workers import OneWorker, Workers
 from fedbcd.protocol.clouds import Cloud
@@ -77,9 +88,11 @@ class StackedNumbers:
         storage: torch.dtype,
         make_rows: MakeRows | None = None,
     ) -> None:
-        """`start` is x(0); devices in `late` join later and are not counted before; personal models are kept as `storage`.
+        """`start` is x(0); devices in `late` join later and are not counted before; personal models
+        are kept as `storage`.
 
-        `make_rows` keeps them elsewhere than in a tensor. A device rounds its model at the end of a session, and uploads what it keeps.
+        `make_rows` keeps them elsewhere than in a tensor. A device rounds its model at the end of a
+        session, and uploads what it keeps.
         """
         self.workers: Workers = OneWorker()
         self.algorithm = algorithm
@@ -93,25 +106,43 @@ class StackedNumbers:
         self.dtype = start.dtype
         first = start.to(storage)
         in_tensor = rows if make_rows is None else 0
-        self.with_nobody = first.repeat(in_tensor + 1, 1)  # one row more, for work of nobody that fills a fixed shape
+        self.with_nobody = first.repeat(
+            in_tensor + 1, 1
+        )  # one row more, for work of nobody that fills a fixed shape
         self.prev_with_nobody = self.with_nobody[:, : self.size_P].clone()
         self.x_NF: ManyModels = self.with_nobody[:in_tensor]
         self.prev_NP: ManyModels = self.prev_with_nobody[:in_tensor]
         if make_rows is not None and rows:
-            self.x_NF, self.prev_NP = make_rows("x", rows, first), make_rows("x_prev", rows, first[: self.size_P])
+            self.x_NF, self.prev_NP = (
+                make_rows("x", rows, first),
+                make_rows("x_prev", rows, first[: self.size_P]),
+            )
         self.weights: list[float] = cloud_weights(algorithm, federation.sizes).tolist()
         self.mixing = mixing_matrices(cloud, start.device)
         self._set_start(start)
-        self._homes, self._absent = federation.servers, set(late)  # devices of each server, and those that are no members now
-        self._stale: set[int] = set()  # servers whose sums are to be formed anew before they are used
-        self._undone: Collection[tuple[int, int]] = ()  # (device, activation) of those that come to nothing
+        self._homes, self._absent = (
+            federation.servers,
+            set(late),
+        )  # devices of each server, and those that are no members now
+        self._stale: set[int] = (
+            set()
+        )  # servers whose sums are to be formed anew before they are used
+        self._undone: Collection[
+            tuple[int, int]
+        ] = ()  # (device, activation) of those that come to nothing
         self._count_members(federation, start.to(storage), late)
         self._at_work: dict[int, Train | Pull] = {}
-        self._granted: dict[int, Activated] = {}  # until the upload is accepted: a device may begin late, or begin again
+        self._granted: dict[
+            int, Activated
+        ] = {}  # until the upload is accepted: a device may begin late, or begin again
         self._awaited: Counter[ModelRef] = Counter()  # w_n -> servers that have not stepped from it
         self._reported: set[int] = set()  # Sync-cloud: servers whose sums are on their way
-        self._sent: dict[int, tuple[Tensor, float]] = {}  # of those, the sums that have changed since
-        self._contribution: dict[int, Tensor] = {}  # last accepted models, of devices that are to be remembered
+        self._sent: dict[
+            int, tuple[Tensor, float]
+        ] = {}  # of those, the sums that have changed since
+        self._contribution: dict[
+            int, Tensor
+        ] = {}  # last accepted models, of devices that are to be remembered
         self._incarnation: dict[int, int] = {}
         self._pending: list[Job] = []
         self._absorbing: list[tuple[int, int]] = []  # (server, device) in order of upload
@@ -124,7 +155,9 @@ class StackedNumbers:
             self.server_models.append(handle)
 
     def _count_members(self, federation: Federation, start: Tensor, late: set[int]) -> None:
-        self.total_VF = torch.zeros(self.servers, len(start), dtype=torch.float64, device=start.device)
+        self.total_VF = torch.zeros(
+            self.servers, len(start), dtype=torch.float64, device=start.device
+        )
         self.weight_V = [0.0] * self.servers
         if self.algorithm.counts == "members":
             for n, members in enumerate(federation.servers):
@@ -132,15 +165,18 @@ class StackedNumbers:
                 self.total_VF[n] = self.weight_V[n] * start.double()
 
     def remember(self, devices: Iterable[int], undone: Collection[tuple[int, int]] = ()) -> None:
-        """Keep the last accepted model of these devices, from the start: they will be put in step by `Restored`.
+        """Keep the last accepted model of these devices, from the start: they will be put in step
+        by `Restored`.
 
-        Activations that will be `undone`, (device, number), change nothing, so they are not computed.
+        Activations that will be `undone`, (device, number), change nothing, so they are not
+        computed.
         """
         self._undone = undone
         if self.algorithm.personal:
             self._contribution = {device: self.x_NF[device].clone() for device in devices}
 
-    # ------------------------------------------------------------------------------------------------------------ transitions
+    # ---------------------------------------------------------------------------------------------
+    # transitions
     def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
         """Take note of one transition."""
         if isinstance(event, Trained):
@@ -148,7 +184,9 @@ class StackedNumbers:
         elif isinstance(event, Failed):
             self._at_work.pop(number_of(actor), None)
         elif isinstance(event, OfflineTrained):
-            self._pending.append(Job(number_of(actor), event.session, event.steps, None, offline=True))
+            self._pending.append(
+                Job(number_of(actor), event.session, event.steps, None, offline=True)
+            )
         elif isinstance(event, Restored):
             self._restore(number_of(actor), event)
         for command in commands:
@@ -173,7 +211,9 @@ class StackedNumbers:
                     self._release_granted(number_of(command.to), declined.activation)
                 case Send(message=Acknowledged() as acknowledged):
                     self._accept(number_of(command.to), acknowledged.activation)
-                case Send(message=ServerReady()) if self.cloud.sync and not isinstance(event, RetryDue):
+                case Send(message=ServerReady()) if self.cloud.sync and not isinstance(
+                    event, RetryDue
+                ):
                     self._reported.add(number_of(actor))
                 case Admit():
                     self._admit(number_of(actor), command)
@@ -183,23 +223,37 @@ class StackedNumbers:
     def _finished(self, device: int, event: Trained) -> None:
         work = self._at_work.pop(device)
         if (device, event.activation) not in self._undone:
-            self._pending.append(Job(device, work.session, event.steps, work.model, offline=False, activation=event.activation))
+            self._pending.append(
+                Job(
+                    device,
+                    work.session,
+                    event.steps,
+                    work.model,
+                    offline=False,
+                    activation=event.activation,
+                )
+            )
 
     def _open(self, server: int) -> None:
         if self.algorithm.counts == "active":
             self.total_VF[server] = 0.0
             self.weight_V[server] = 0.0
 
-    # -------------------------------------------------------------------------------------------------------------- the cloud
+    # ---------------------------------------------------------------------------------------------
+    # the cloud
     def _step(self, server: int, command: StepModel) -> None:
         self.flush()
         mixed = self.models[command.mixed].double()
-        self.models[command.result] = stepped(self.algorithm, mixed, self.total_VF[server], self.weight_V[server], self.dtype)
+        self.models[command.result] = stepped(
+            self.algorithm, mixed, self.total_VF[server], self.weight_V[server], self.dtype
+        )
         self._stepped_from(command.mixed)
         self._replace(server, command.result)
 
     def _stepped_from(self, handle: ModelRef) -> None:
-        """One server fewer needs this w_n; on a real network another mix may come before the last of them has stepped."""
+        """One server fewer needs this w_n; on a real network another mix may come before the last
+        of them has stepped.
+        """
         if handle in self._awaited:
             self._awaited[handle] -= 1
             if self._awaited[handle] == 0:
@@ -209,10 +263,16 @@ class StackedNumbers:
         self.flush()
         total_VF, weights = self.total_VF, self.weight_V
         if self._sent:
-            total_VF = torch.stack([self._sent[n][0] if n in self._sent else row for n, row in enumerate(total_VF)])
-            weights = [self._sent[n][1] if n in self._sent else weight for n, weight in enumerate(weights)]
+            total_VF = torch.stack(
+                [self._sent[n][0] if n in self._sent else row for n, row in enumerate(total_VF)]
+            )
+            weights = [
+                self._sent[n][1] if n in self._sent else weight for n, weight in enumerate(weights)
+            ]
         z = self.models[command.model]
-        self.models[command.result] = stepped_globally(self.algorithm, z, total_VF, weights, command.iterations, self.dtype)
+        self.models[command.result] = stepped_globally(
+            self.algorithm, z, total_VF, weights, command.iterations, self.dtype
+        )
         self._reported.clear()
         self._sent.clear()
 
@@ -223,18 +283,27 @@ class StackedNumbers:
 
     def _replace(self, server: int, handle: ModelRef) -> None:
         self.server_models[server] = handle
-        needed = {*self.server_models, *(work.model for work in self._at_work.values()), *(sent.model for sent in self._granted.values())}
+        needed = {
+            *self.server_models,
+            *(work.model for work in self._at_work.values()),
+            *(sent.model for sent in self._granted.values()),
+        }
         needed |= {job.model for job in self._pending if job.model is not None}
-        for old in [h for h in self.models if h.startswith("z/") and h not in needed and h != handle]:
+        for old in [
+            h for h in self.models if h.startswith("z/") and h not in needed and h != handle
+        ]:
             del self.models[old]
 
-    # ------------------------------------------------------------------------------------------------------------- membership
+    # ---------------------------------------------------------------------------------------------
+    # membership
     def _admit(self, server: int, command: Admit) -> None:
         self.flush()
         z = self.models[command.model]
         self._absent.discard(command.device)
         if self.algorithm.personal:
-            self.forget_upload(command.device)  # with a baseline, one who comes back may finish what it was at
+            self.forget_upload(
+                command.device
+            )  # with a baseline, one who comes back may finish what it was at
             self._set_device(command.device, z)
         if command.device in self._contribution:
             self._contribution[command.device] = z.to(self.x_NF.dtype)
@@ -254,11 +323,17 @@ class StackedNumbers:
             self._count(server, command.device, last, -1.0)
 
     def _form_anew(self) -> None:
-        """Sums from the contributions of those who are members, in order, whatever was lost by rounding before."""
+        """Sums from the contributions of those who are members, in order, whatever was lost by
+        rounding before.
+        """
         for server in sorted(self._stale):
-            members = [device for device in sorted(self._homes[server]) if device not in self._absent]
+            members = [
+                device for device in sorted(self._homes[server]) if device not in self._absent
+            ]
             self.total_VF[server] = self.sum_counted(members)
-            self.weight_V[server] = reduce(operator.add, (self.weights[device] for device in members), 0.0)  # one by one
+            self.weight_V[server] = reduce(
+                operator.add, (self.weights[device] for device in members), 0.0
+            )  # one by one
         self._stale.clear()
 
     def sum_counted(self, devices: Iterable[int]) -> Tensor:
@@ -277,7 +352,9 @@ class StackedNumbers:
         self._uploads.pop(device, None)
 
     def last_counted(self, device: int) -> Tensor:
-        """What this device contributes to its server's sum at present; an upload that waits is forgotten."""
+        """What this device contributes to its server's sum at present; an upload that waits is
+        forgotten.
+        """
         found = self._counted(device)
         self.forget_upload(device)
         return found
@@ -308,13 +385,17 @@ class StackedNumbers:
         return True
 
     def _restore(self, device: int, event: Restored) -> None:
-        """A device that had lost its memory: x = x_prev = its last accepted model; what it was doing has not happened."""
+        """A device that had lost its memory: x = x_prev = its last accepted model; what it was
+        doing has not happened.
+        """
         if event.incarnation <= self._incarnation.get(device, 0):
             return  # a copy
         self.flush()
         self._incarnation[device] = event.incarnation
         self._at_work.pop(device, None)
-        if device in self._uploads and event.model != ref("x", device, self._uploads[device].activation):  # it was not accepted
+        if device in self._uploads and event.model != ref(
+            "x", device, self._uploads[device].activation
+        ):  # it was not accepted
             del self._uploads[device]
         if self.algorithm.personal:
             self._set_device(device, self._contribution[device])
@@ -323,7 +404,8 @@ class StackedNumbers:
         self.x_NF[device] = model
         self.prev_NP[device] = model[: self.size_P]
 
-    # ---------------------------------------------------------------------------------------------------------------- batches
+    # ---------------------------------------------------------------------------------------------
+    # batches
     def flush(self) -> None:
         """Run all pending work: per device in order, over devices together."""
         self._form_anew()
@@ -359,7 +441,9 @@ class StackedNumbers:
                 models.will_need(devices)
 
     def _run(self, jobs: list[Job]) -> None:
-        """Train these devices, each once; parts share nothing, so workers take them as they come."""
+        """Train these devices, each once; parts share nothing, so workers take them as they
+        come.
+        """
         parts = self.trainer.parts(jobs)
         if self.trainer.works_together:
             found = [self._run_part(part, self.workers) for part in parts]
@@ -379,34 +463,53 @@ class StackedNumbers:
             before, after = self._run_copies(jobs, rows, anchor_NF, workers)
         if after is None:
             return {}
-        return {job.device: _Upload(job.activation, None if before is None else before[k], after[k]) for k, job in enumerate(jobs)}
+        return {
+            job.device: _Upload(job.activation, None if before is None else before[k], after[k])
+            for k, job in enumerate(jobs)
+        }
 
     def _run_copies(
         self, jobs: list[Job], rows: Tensor, anchor_NF: Tensor | None, workers: Workers | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """What is uploaded, and what it replaces in the sum of a server."""
         before, prev = self.x_NF.index_select(0, rows), self.prev_NP.index_select(0, rows)
-        after, prev = self.trainer.run(jobs, before.to(self.dtype), prev.to(self.dtype), self._parameters(anchor_NF), workers)
+        after, prev = self.trainer.run(
+            jobs, before.to(self.dtype), prev.to(self.dtype), self._parameters(anchor_NF), workers
+        )
         after = after.to(self.x_NF.dtype)
         self.x_NF.index_copy_(0, rows, after)
         self.prev_NP.index_copy_(0, rows, prev.to(self.prev_NP.dtype))
-        return (None, None) if jobs[0].offline else (before if self.algorithm.counts == "members" else None, after)
+        return (
+            (None, None)
+            if jobs[0].offline
+            else (before if self.algorithm.counts == "members" else None, after)
+        )
 
     def _run_in_place(
         self, jobs: list[Job], rows: Tensor, anchor_NF: Tensor | None, workers: Workers
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The same by compiled code, which needs no copies but what is uploaded, and what that replaces."""
+        """The same by compiled code, which needs no copies but what is uploaded, and what that
+        replaces.
+        """
         assert isinstance(self.x_NF, Tensor)
         assert isinstance(self.prev_NP, Tensor)
         after = None if jobs[0].offline else self.x_NF.new_empty(len(jobs), self.size_P)
-        before = None if after is None or self.algorithm.counts != "members" else torch.empty_like(after)
-        self.trainer.run_in_place(jobs, self.x_NF, self.prev_NP, anchor_NF, workers, InPlace(rows, before, after))
+        before = (
+            None if after is None or self.algorithm.counts != "members" else torch.empty_like(after)
+        )
+        self.trainer.run_in_place(
+            jobs, self.x_NF, self.prev_NP, anchor_NF, workers, InPlace(rows, before, after)
+        )
         return before, after
 
-    def _run_from_anchor(self, jobs: list[Job], anchor_NF: Tensor | None, workers: Workers | None) -> dict[int, _Upload]:
+    def _run_from_anchor(
+        self, jobs: list[Job], anchor_NF: Tensor | None, workers: Workers | None
+    ) -> dict[int, _Upload]:
         """FedAvg and FedProx: no device has a model of its own; all start from z."""
         assert anchor_NF is not None
-        after, _ = self.trainer.run(jobs, anchor_NF, anchor_NF[:, : self.size_P], self._parameters(anchor_NF), workers)
+        after, _ = self.trainer.run(
+            jobs, anchor_NF, anchor_NF[:, : self.size_P], self._parameters(anchor_NF), workers
+        )
         return {job.device: _Upload(job.activation, None, after[k]) for k, job in enumerate(jobs)}
 
     def _parameters(self, models_NF: Tensor | None) -> Tensor | None:
@@ -444,14 +547,19 @@ class StackedNumbers:
             self.total_VF[server] = 0.0
             self.weight_V[server] = 0.0
 
-    # --------------------------------------------------------------------------------------------------------------- the state
+    # ---------------------------------------------------------------------------------------------
+    # the state
     def global_NF(self) -> Tensor:
         """z_n of every server, stacked."""
         return torch.stack([self.models[handle] for handle in self.server_models])
 
     def personal(self, device: int, server: int) -> Tensor:
         """x_i; with a consensus algorithm that is z."""
-        return self.x_NF[device].to(self.dtype) if self.algorithm.personal else self.models[self.server_models[server]]
+        return (
+            self.x_NF[device].to(self.dtype)
+            if self.algorithm.personal
+            else self.models[self.server_models[server]]
+        )
 
     def distance(self, members: Sequence[tuple[int, int]]) -> float:
         """The mean of ||x_i - z_n|| over (device, server)."""
@@ -462,9 +570,15 @@ class StackedNumbers:
         return sum(total_distance(self.x_NF, z_VF, part) for part in parts) / len(members)
 
     def state(self) -> dict[str, Tensor | SomeRows]:
-        """Everything that a checkpoint needs. Only valid between rounds, when nothing is pending."""
+        """Everything that a checkpoint needs. Only valid between rounds, when nothing is
+        pending.
+        """
         self.flush()
-        state: dict[str, Tensor | SomeRows] = {**state_of("x", self.x_NF), **state_of("x_prev", self.prev_NP), "total": self.total_VF}
+        state: dict[str, Tensor | SomeRows] = {
+            **state_of("x", self.x_NF),
+            **state_of("x_prev", self.prev_NP),
+            "total": self.total_VF,
+        }
         state["weight"] = torch.tensor(self.weight_V, dtype=torch.float64)
         return state | {f"model:{handle}": model for handle, model in self.models.items()}
 
@@ -476,17 +590,30 @@ class StackedNumbers:
         self.total_VF.copy_(state["total"])
         self.weight_V = [float(w) for w in state["weight"]]
         where = self.x_NF.device
-        self.models = {k.removeprefix("model:"): v.to(where) for k, v in state.items() if k.startswith("model:")}
+        self.models = {
+            k.removeprefix("model:"): v.to(where)
+            for k, v in state.items()
+            if k.startswith("model:")
+        }
 
-    def resume_at(self, server_models: list[ModelRef], at_work: dict[int, Train | Pull], absent: Iterable[int]) -> None:
-        """After `load_state`: which handle each server holds, which devices are busy with what, and which are no members."""
+    def resume_at(
+        self, server_models: list[ModelRef], at_work: dict[int, Train | Pull], absent: Iterable[int]
+    ) -> None:
+        """After `load_state`: which handle each server holds, which devices are busy with what, and
+        which are no members.
+        """
         self.server_models = list(server_models)
         self._at_work = dict(at_work)
         self._absent = set(absent)
 
     def rename_models(self, server_models: list[ModelRef]) -> None:
-        """The same z_n under other handles, one for each server; others are forgotten. For numbers that no transition has led."""
-        self.models = {new: self.models[old] for new, old in zip(server_models, self.server_models, strict=True)}
+        """The same z_n under other handles, one for each server; others are forgotten. For numbers
+        that no transition has led.
+        """
+        self.models = {
+            new: self.models[old]
+            for new, old in zip(server_models, self.server_models, strict=True)
+        }
         self.server_models = server_models
 
     def digest(self) -> str:

@@ -1,8 +1,10 @@
-"""The schedule of a run as arrays, many rounds ahead: the same draws and clock as `engine.Simulation`, without its events.
+"""The schedule of a run as arrays, many rounds ahead: the same draws and clock as
+`engine.Simulation`, without its events.
 
-Time does not depend on numbers, and messages take no time; so where every phase has its q devices, who works when follows from the
-draws alone: the q earliest arrivals of a server's phase, K_i steps each, and the phase ends with the slowest of them.
-`tests/engines/test_outline.py` compares every round with the event loop's.
+Time does not depend on numbers, and messages take no time; so where every phase has its q devices,
+who works when follows from the draws alone: the q earliest arrivals of a server's phase, K_i steps
+each, and the phase ends with the slowest of them. `tests/engines/test_outline.py` compares every
+round with the event loop's.
 """
 
 import heapq
@@ -41,7 +43,9 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRound:
-    """One round of the coordinator: what the devices of the servers it mixes have done since those servers' last mix."""
+    """One round of the coordinator: what the devices of the servers it mixes have done since those
+    servers' last mix.
+    """
 
     clock: float
     servers: Ints  # in the order in which they were ready
@@ -73,7 +77,10 @@ def why_not_ahead(servers: Sequence[Sequence[int]], schedule: Schedule, cloud: C
         return "FedBCD-I trains offline between the mixes of an asynchronous cloud"
     if len({len(members) for members in servers}) > 1:
         return "servers have different numbers of devices"
-    if any(isinstance(delay, Constant | Trace) for delay in (schedule.clock.arrival, schedule.clock.step)):
+    if any(
+        isinstance(delay, Constant | Trace)
+        for delay in (schedule.clock.arrival, schedule.clock.step)
+    ):
         return "delays that repeat make events fall together"
     return None
 
@@ -92,7 +99,9 @@ class Outline:
         self._ahead = max(1, DRAWN_AHEAD // self._members.size)
         self._counts = np.zeros_like(self._members)  # activations so far, in what has been drawn
         self._sessions = np.zeros_like(self._members)  # FedBCD-I
-        self._offline = np.zeros_like(self._members)  # FedBCD-I: offline rounds since the last contact
+        self._offline = np.zeros_like(
+            self._members
+        )  # FedBCD-I: offline rounds since the last contact
         self._blocks: dict[int, _Block] = {}
         self._phase = [0] * len(servers) if self._first else []  # Sync-cloud: the round
         self._all = np.arange(len(servers))
@@ -127,37 +136,53 @@ class Outline:
         return PlannedRound(self.now, np.array(servers, dtype=np.int64), jobs, None)
 
     def go_to(self, round_: int) -> None:
-        """Be where the models of a checkpoint are: after so many rounds, with all uploads until then counted."""
+        """Be where the models of a checkpoint are: after so many rounds, with all uploads until
+        then counted.
+        """
         while self.round < round_:
             self.next_round()
         self.settle()
 
     def _next_of_all(self) -> PlannedRound:
-        """Sync-cloud: all servers open their phases at the same time, and the round ends with the last of them."""
+        """Sync-cloud: all servers open their phases at the same time, and the round ends with the
+        last of them.
+        """
         drawn, row = self._drawn(self.round)
         self.now = float(((self.now + drawn.delay[row]) + drawn.work[row]).max())
         self.round += 1
         self.activations += self.most_jobs
-        jobs = Jobs(drawn.device[row].ravel(), drawn.session[row].ravel(), drawn.steps[row].ravel(), self._server_of_job)
+        jobs = Jobs(
+            drawn.device[row].ravel(),
+            drawn.session[row].ravel(),
+            drawn.steps[row].ravel(),
+            self._server_of_job,
+        )
         return PlannedRound(self.now, self._all, jobs, None)
 
     def settle(self) -> Jobs | None:
-        """What devices of unfinished phases have uploaded by now; it will come with 0 steps in its round."""
+        """What devices of unfinished phases have uploaded by now; it will come with 0 steps in its
+        round.
+        """
         chosen = {}
         for server, phase in self._open.items():
             late = (phase.ends <= self.now) & ~phase.done
             if late.any():
-                chosen[server] = _Phase(phase.device, phase.session, np.where(late, phase.steps, 0), phase.ends)
+                chosen[server] = _Phase(
+                    phase.device, phase.session, np.where(late, phase.steps, 0), phase.ends
+                )
                 phase.done |= late
                 self.activations += int(late.sum())
         return _together(chosen) if chosen else None
 
-    # ------------------------------------------------------------------------------------------------------------ FedBCD and baselines
+    # ---------------------------------------------------------------------------------------------
+    # FedBCD and baselines
     def _open_phase(self, server: int) -> None:
         drawn, row = self._drawn(self._phase[server])
         self._phase[server] += 1
         ends = (self.now + drawn.delay[row, server]) + drawn.work[row, server]
-        self._open[server] = phase = _Phase(drawn.device[row, server], drawn.session[row, server], drawn.steps[row, server], ends)
+        self._open[server] = phase = _Phase(
+            drawn.device[row, server], drawn.session[row, server], drawn.steps[row, server], ends
+        )
         heapq.heappush(self._ready, (phase.end, server))
 
     def _drawn(self, phase: int) -> tuple["_Block", int]:
@@ -165,7 +190,9 @@ class Outline:
         block, row = divmod(phase, self._ahead)
         if block not in self._blocks:
             self._blocks[block] = self._draw(block)
-            for old in [k for k in self._blocks if k < min(self._phase, default=phase) // self._ahead]:
+            for old in [
+                k for k in self._blocks if k < min(self._phase, default=phase) // self._ahead
+            ]:
                 del self._blocks[old]
         return self._blocks[block], row
 
@@ -180,25 +207,42 @@ class Outline:
             row[:] = np.take_along_axis(self._counts, members, -1)
             np.put_along_axis(self._counts, members, row + 1, -1)
         steps = self._steps(device, activation)
-        return _Block(device, activation, steps, np.take_along_axis(delay, chosen, -1), self._work(device, activation, steps))
+        return _Block(
+            device,
+            activation,
+            steps,
+            np.take_along_axis(delay, chosen, -1),
+            self._work(device, activation, steps),
+        )
 
     def _arrival_delay(self, members: Ints, phase: Ints) -> Floats:
-        return self._schedule.clock.arrival.quantile(draws.unit(draws.address(self._schedule.seed, draws.ARRIVAL, members, phase)))
+        return self._schedule.clock.arrival.quantile(
+            draws.unit(draws.address(self._schedule.seed, draws.ARRIVAL, members, phase))
+        )
 
     def _steps(self, device: Ints, session: Ints) -> Ints:
         low, high = self._schedule.algorithm.steps
-        return low + draws.below(draws.address(self._schedule.seed, draws.STEPS, device, session), high - low + 1)
+        return low + draws.below(
+            draws.address(self._schedule.seed, draws.STEPS, device, session), high - low + 1
+        )
 
     def _work(self, device: Ints, activation: Ints, steps: Ints) -> Floats:
         """K_i steps of one drawn length each."""
         u = draws.unit(draws.address(self._schedule.seed, draws.PROCESS, device, activation))
         return np.asarray(steps * self._schedule.clock.step.quantile(u))
 
-    # ------------------------------------------------------------------------------------------------------------------------ FedBCD-I
+    # ---------------------------------------------------------------------------------------------
+    # FedBCD-I
     def _next_with_offline(self, algorithm: FedBCDI) -> PlannedRound:
-        """Sync-cloud: all available devices train offline, then the q earliest of each server are pulled towards z."""
+        """Sync-cloud: all available devices train offline, then the q earliest of each server are
+        pulled towards z.
+        """
         keep = max(algorithm.available_of(self._members.shape[1]), self._q)
-        u = draws.unit(draws.address(self._schedule.seed, draws.AVAILABLE, self._members, np.array([self.round])))
+        u = draws.unit(
+            draws.address(
+                self._schedule.seed, draws.AVAILABLE, self._members, np.array([self.round])
+            )
+        )
         available = np.sort(_earliest(u, keep), axis=-1)  # (V, M') places among the members
         offline = self._train_offline(available, algorithm.offline_limit)
         members = np.take_along_axis(self._members, available, -1)
@@ -206,14 +250,23 @@ class Outline:
         chosen = _earliest(delay, self._q)
         places = np.take_along_axis(available, chosen, -1)
         device = np.take_along_axis(members, chosen, -1)
-        activation, session = (np.take_along_axis(table, places, -1) for table in (self._counts, self._sessions))
+        activation, session = (
+            np.take_along_axis(table, places, -1) for table in (self._counts, self._sessions)
+        )
         session = np.maximum(session - 1, 0)
         steps = self._steps(device, session)
-        ends = (self.now + np.take_along_axis(delay, chosen, -1)) + self._work(device, activation, steps)
+        ends = (self.now + np.take_along_axis(delay, chosen, -1)) + self._work(
+            device, activation, steps
+        )
         np.put_along_axis(self._counts, places, activation + 1, -1)
         np.put_along_axis(self._offline, places, 0, -1)
         servers = np.argsort(ends.max(-1), kind="stable")
-        jobs = Jobs(device[servers].ravel(), session[servers].ravel(), steps[servers].ravel(), np.repeat(servers, self._q))
+        jobs = Jobs(
+            device[servers].ravel(),
+            session[servers].ravel(),
+            steps[servers].ravel(),
+            np.repeat(servers, self._q),
+        )
         self.now = float(ends.max())
         self.round += 1
         self.activations += device.size
@@ -257,7 +310,12 @@ def _earliest(delay: Floats, number: int) -> Ints:
 
 def _together(phases: dict[int, _Phase]) -> Jobs:
     steps = [np.where(phase.done, 0, phase.steps) for phase in phases.values()]
-    server = np.repeat(np.array([*phases], dtype=np.int64), [len(phase.device) for phase in phases.values()])
-    columns = (np.concatenate([getattr(phase, name) for phase in phases.values()]) for name in ("device", "session"))
+    server = np.repeat(
+        np.array([*phases], dtype=np.int64), [len(phase.device) for phase in phases.values()]
+    )
+    columns = (
+        np.concatenate([getattr(phase, name) for phase in phases.values()])
+        for name in ("device", "session")
+    )
     device, session = columns
     return Jobs(device, session, np.concatenate(steps), server)

@@ -1,6 +1,8 @@
-"""Rows of models that are not one tensor in memory: on disk (`store.py`), or on other machines (`engines/cluster`).
+"""Rows of models that are not one tensor in memory: on disk (`store.py`), or on other machines
+(`engines/cluster`).
 
-`Rows` speaks the few words of `Tensor` that the numbers of a run need, so that the same code runs on either.
+`Rows` speaks the few words of `Tensor` that the numbers of a run need, so that the same code runs
+on either.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +16,9 @@ TOGETHER = 256  # models that are compared with their servers' together
 
 
 class Rows(ABC):
-    """One model per device. `device` is where rows are handed out and taken, wherever they are kept."""
+    """One model per device. `device` is where rows are handed out and taken, wherever they are
+    kept.
+    """
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -29,7 +33,9 @@ class Rows(ABC):
         """Replace some rows."""
 
     def written(self) -> Tensor:
-        """Numbers of the rows that a checkpoint must hold; the others are as they were at the start."""
+        """Numbers of the rows that a checkpoint must hold; the others are as they were at the
+        start.
+        """
         return torch.arange(len(self))
 
     def will_need(self, devices: Iterable[int]) -> None:  # noqa: B027
@@ -77,17 +83,25 @@ class Rows(ABC):
 
 
 ManyModels = Tensor | Rows
-MakeRows = Callable[[str, int, Tensor], Rows]  # by name (x, x_prev): so many rows, all like this model
+MakeRows = Callable[
+    [str, int, Tensor], Rows
+]  # by name (x, x_prev): so many rows, all like this model
 
 
 def total_distance(models: ManyModels, z_VF: Tensor, members: Sequence[tuple[int, int]]) -> float:
     """The sum of ||x_i - z_n|| over a few (device, server)."""
-    device, server = (torch.tensor(column, device=z_VF.device) for column in zip(*members, strict=True))
-    return float((models.index_select(0, device).to(z_VF.dtype) - z_VF[server]).norm(dim=1).double().sum())
+    device, server = (
+        torch.tensor(column, device=z_VF.device) for column in zip(*members, strict=True)
+    )
+    return float(
+        (models.index_select(0, device).to(z_VF.dtype) - z_VF[server]).norm(dim=1).double().sum()
+    )
 
 
 def in_turn(models: ManyModels) -> Iterator[Tensor]:
-    """All rows in order, a few at a time where they are not in memory, each few valid until the next."""
+    """All rows in order, a few at a time where they are not in memory, each few valid until the
+    next.
+    """
     return models.in_turn() if isinstance(models, Rows) else iter((models,))
 
 

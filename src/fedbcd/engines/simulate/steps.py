@@ -1,4 +1,6 @@
-"""The steps of the cloud from sums and models: eqs. (5) and (6) in float64, rounded once. Simulation and deployment compute with these."""
+"""The steps of the cloud from sums and models: eqs. (5) and (6) in float64, rounded once.
+Simulation and deployment compute with these.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +13,9 @@ from fedbcd.protocol.clouds import Cloud, GraphCloud
 from fedbcd.protocol.messages import MixModels, ModelRef
 
 
-def stepped(algorithm: Algorithm, mixed: Tensor, total: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
+def stepped(
+    algorithm: Algorithm, mixed: Tensor, total: Tensor, weight: float, dtype: torch.dtype
+) -> Tensor:
     """Eqs. (5) and (6b) in float64, rounded once. With nobody to count, z = w."""
     if weight == 0.0:
         return mixed.to(dtype)
@@ -23,9 +27,16 @@ def stepped(algorithm: Algorithm, mixed: Tensor, total: Tensor, weight: float, d
 
 
 def stepped_globally(
-    algorithm: Algorithm, z: Tensor, total_VF: Tensor, weights: Sequence[float], iterations: int, dtype: torch.dtype
+    algorithm: Algorithm,
+    z: Tensor,
+    total_VF: Tensor,
+    weights: Sequence[float],
+    iterations: int,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """Sync-cloud, eq. (5): K_z steps of the one global model towards all servers' devices together."""
+    """Sync-cloud, eq. (5): K_z steps of the one global model towards all servers' devices
+    together.
+    """
     total, weight = total_VF.sum(0), sum(weights)
     z = z.double()
     for _ in range(iterations):
@@ -35,10 +46,16 @@ def stepped_globally(
 
 def mixing_matrices(cloud: Cloud, device: torch.device) -> list[Tensor]:
     """The matrices a_nm that are used in turn; none for clouds that take plain means."""
-    return [torch.tensor(m, dtype=torch.float64, device=device) for m in cloud.mixing] if isinstance(cloud, GraphCloud) else []
+    return (
+        [torch.tensor(m, dtype=torch.float64, device=device) for m in cloud.mixing]
+        if isinstance(cloud, GraphCloud)
+        else []
+    )
 
 
-def mixed_models(command: MixModels, models: Sequence[Tensor], mixing: Sequence[Tensor]) -> dict[ModelRef, Tensor]:
+def mixed_models(
+    command: MixModels, models: Sequence[Tensor], mixing: Sequence[Tensor]
+) -> dict[ModelRef, Tensor]:
     """Eq. (6a): w_n for the servers of a mix, by handle."""
     z_BF = torch.stack([*models]).double()
     if mixing:

@@ -1,8 +1,10 @@
-"""Personal models of a population larger than memory: memory-mapped shards on disk, of which only active rows are resident.
+"""Personal models of a population larger than memory: memory-mapped shards on disk, of which only
+active rows are resident.
 
-A row that nobody has written is x(0), and takes no room: shards are sparse files. They are scratch space without a name, which the
-system frees when the run ends, however it ends; what lasts is the checkpoint. Who works next is known ahead (time does not depend on
-numbers), so the rows of the next round are read from disk while the present one is computed.
+A row that nobody has written is x(0), and takes no room: shards are sparse files. They are scratch
+space without a name, which the system frees when the run ends, however it ends; what lasts is the
+checkpoint. Who works next is known ahead (time does not depend on numbers), so the rows of the next
+round are read from disk while the present one is computed.
 """
 
 import mmap
@@ -36,8 +38,12 @@ class StoredRows(Rows):
         self._is_written = torch.zeros(rows, dtype=torch.bool)
         sizes = [min(self._per_shard, rows - first) for first in range(0, rows, self._per_shard)]
         self._maps = [_mapped(folder, size * self._row_bytes) for size in sizes]
-        self._shards = [torch.frombuffer(m, dtype=start.dtype).view(-1, len(start)) for m in self._maps]
-        self._resident: set[int] = set()  # shards that have been read or written since the last release
+        self._shards = [
+            torch.frombuffer(m, dtype=start.dtype).view(-1, len(start)) for m in self._maps
+        ]
+        self._resident: set[int] = (
+            set()
+        )  # shards that have been read or written since the last release
 
     def index_select(self, dim: int, index: Tensor, /) -> Tensor:
         """Copies of some rows."""
@@ -75,7 +81,9 @@ class StoredRows(Rows):
             if self._is_written[device]:
                 shard, row = divmod(device, self._per_shard)
                 first = row * self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-                self._maps[shard].madvise(mmap.MADV_WILLNEED, first, (row + 1) * self._row_bytes - first)
+                self._maps[shard].madvise(
+                    mmap.MADV_WILLNEED, first, (row + 1) * self._row_bytes - first
+                )
 
     def release(self) -> None:
         """Give back the memory of all rows; the system writes them out in its own time."""
@@ -84,7 +92,9 @@ class StoredRows(Rows):
         self._resident.clear()
 
     def in_turn(self) -> Iterator[Tensor]:
-        """All rows in order; in one piece of memory, which is x(0) but for the rows that were written."""
+        """All rows in order; in one piece of memory, which is x(0) but for the rows that were
+        written.
+        """
         size = max(1, AT_ONCE // max(1, self.shape[1]))
         buffer = self._start.repeat(min(size, len(self)), 1)
         for first in range(0, len(self), size):
@@ -101,7 +111,9 @@ class StoredRows(Rows):
         norm_N = (start_VF - z_VF[torch.arange(len(start_VF)) % len(z_VF)]).norm(dim=1)[server_N]
         written = self._is_written[device_N].nonzero()[:, 0]
         for part in torch.split(written, TOGETHER):
-            pair = part.repeat(2)[: max(2, len(part))]  # one row alone would be summed up in another order
+            pair = part.repeat(2)[
+                : max(2, len(part))
+            ]  # one row alone would be summed up in another order
             rows = self.index_select(0, device_N[pair]).to(z_VF.dtype)
             norm_N[pair] = (rows - z_VF[server_N[pair]]).norm(dim=1)
             self.release()
@@ -114,11 +126,18 @@ def _mapped(folder: Path, size: int) -> mmap.mmap:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.truncate(size)
-            shared = mmap.mmap(file.fileno(), size)  # what does not fit into memory goes to the file
-            shared.madvise(mmap.MADV_RANDOM)  # who touches a row wants that row, not megabytes around it
+            shared = mmap.mmap(
+                file.fileno(), size
+            )  # what does not fit into memory goes to the file
+            shared.madvise(
+                mmap.MADV_RANDOM
+            )  # who touches a row wants that row, not megabytes around it
             return shared
     except OSError as error:
-        raise RecordError(f"cannot keep {size} bytes of models in {folder}: {error.strerror}; choose another folder for `state`") from None
+        raise RecordError(
+            f"cannot keep {size} bytes of models in {folder}: {error.strerror}; choose another"
+            " folder for `state`"
+        ) from None
 
 
 def stored_in(folder: Path) -> MakeRows:
@@ -134,14 +153,21 @@ class _Watcher:
 
     def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
         """Take note of one transition."""
-        if isinstance(event, OfflineTrained) or any(isinstance(command, Train | Pull) for command in commands):
+        if isinstance(event, OfflineTrained) or any(
+            isinstance(command, Train | Pull) for command in commands
+        ):
             self.devices.add(number_of(actor))
 
 
 def workers_ahead(
-    servers: Sequence[Sequence[int]], machines: Callable[[], Machines], schedule: Schedule, cloud: Cloud
+    servers: Sequence[Sequence[int]],
+    machines: Callable[[], Machines],
+    schedule: Schedule,
+    cloud: Cloud,
 ) -> Iterator[Collection[int]]:
-    """The devices that begin work in each round, from the first on: as arrays where that can be, else by a second event loop."""
+    """The devices that begin work in each round, from the first on: as arrays where that can be,
+    else by a second event loop.
+    """
     if why_not_ahead(servers, schedule, cloud) is None:
         outline = Outline(servers, schedule, cloud)
         while True:

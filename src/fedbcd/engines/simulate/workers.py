@@ -1,6 +1,7 @@
 """Several parts of a batch at the same time, on CPU: one thread each and none inside an operation.
 
-Operations on small models are too short to share between threads; whole devices are not. Results do not depend on who does what.
+Operations on small models are too short to share between threads; whole devices are not. Results do
+not depend on who does what.
 """
 
 from collections.abc import Callable, Iterable, Iterator
