@@ -27,9 +27,9 @@ from harness import finish, options
 
 import fedbcd as fb
 from fedbcd.algorithm.params import Layout
+from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.data.partition import Partition
 from fedbcd.engines.cluster.engine import actors_kept, ray_for
-from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.models import logistic, mlp
 
 SERVERS, SAMPLES, POOL = 10, 60, 20_000

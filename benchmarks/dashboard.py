@@ -25,17 +25,17 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.dashboard.app import make_app
 from fedbcd.dashboard.library import Library
-from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.environment import environment
 from fedbcd.engines.result import notes_of
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.engine import Schedule, Simulation
-from fedbcd.history import Row
+from fedbcd.record.history import Row
+from fedbcd.record.runfolder import Checkpoint, RunFolder
 from fedbcd.report.page import page, view_of
 from fedbcd.report.view import read_run
-from fedbcd.runfolder import Checkpoint, RunFolder
-from waiting import wait_for
-from web_helpers import complaints, start_browser, text_of
+from fedbcd.schedule.driver import Driver, NoNumbers
+from fedbcd.schedule.events import Schedule, Simulation
+from support.waiting import wait_for
+from support.web import complaints, start_browser, text_of
 
 DEVICES, SERVERS = 10_000, 100
 

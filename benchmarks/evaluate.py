@@ -17,9 +17,9 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.algorithm.objective import Objective
+from fedbcd.compute.evaluate import Evaluator
+from fedbcd.compute.workers import workers
 from fedbcd.data.partition import Partition
-from fedbcd.engines.simulate.evaluate import Evaluator
-from fedbcd.engines.simulate.workers import workers
 from fedbcd.models import mlp, resnet20
 
 LABELS = 3

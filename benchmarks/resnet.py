@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 import fedbcd as fb
 from fedbcd.algorithm.augment import FlipCrop
+from fedbcd.compute.ahead import Ahead
 from fedbcd.data.partition import Partition
 from fedbcd.engines.settings import products_in
-from fedbcd.engines.simulate.ahead import Ahead
-from fedbcd.engines.simulate.engine import Schedule
-from fedbcd.engines.simulate.outline import Outline
 from fedbcd.models import resnet20
+from fedbcd.schedule.arrays import Outline
+from fedbcd.schedule.events import Schedule
 
 BATCH, STEPS, SERVERS, SAMPLES = 32, 5, 10, 250
 OPERATIONS = (

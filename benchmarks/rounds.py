@@ -25,16 +25,16 @@ from harness import (
 from plain import PlainLoop
 
 import fedbcd as fb
+from fedbcd.compute.ahead import Ahead, AheadWithEvents
+from fedbcd.compute.allocator import keep_freed_memory
+from fedbcd.compute.workers import workers
 from fedbcd.data.partition import Partition
-from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.settings import products_in
-from fedbcd.engines.simulate.ahead import Ahead, AheadWithEvents
-from fedbcd.engines.simulate.allocator import keep_freed_memory
-from fedbcd.engines.simulate.engine import Schedule, Simulation
-from fedbcd.engines.simulate.outline import Outline
-from fedbcd.engines.simulate.workers import workers
-from fedbcd.eventlog import LogWriter
 from fedbcd.models import mlp
+from fedbcd.record.eventlog import LogWriter
+from fedbcd.schedule.arrays import Outline
+from fedbcd.schedule.driver import Driver, NoNumbers
+from fedbcd.schedule.events import Schedule, Simulation
 
 ALGORITHMS = {"fedbcd": fb.FedBCD, "fedbcd-i": fb.FedBCDI, "fedprox": fb.FedProx}
 BATCH = 32

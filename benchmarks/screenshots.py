@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fedbcd.dashboard.app import make_app
 from fedbcd.dashboard.library import Library
 from fedbcd.report.page import write_report
-from waiting import wait_for
-from web_helpers import serving, start_browser
+from support.waiting import wait_for
+from support.web import serving, start_browser
 
 CHOOSE = """const s = document.querySelector('#protocol select');
 const i = document.querySelector('#protocol input');

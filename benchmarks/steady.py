@@ -16,7 +16,7 @@ import torch
 from harness import Contestant, alternate, finish, options
 from rounds import Setting, ours
 
-from fedbcd.engines.simulate.allocator import keep_freed_memory
+from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.models import mlp
 
 POPULATIONS = (100, 500, 2_000)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 import fedbcd as fb
-from fedbcd.engines.driver import Driver, Machines, NoNumbers
-from fedbcd.engines.simulate.engine import Schedule, Simulation
+from fedbcd.schedule.driver import Driver, Machines, NoNumbers
+from fedbcd.schedule.events import Schedule, Simulation
 
 PER_SERVER = 1000  # devices
 SHARE = 0.3  # of the servers are waited for, B / N

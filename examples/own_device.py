@@ -69,7 +69,7 @@ def readings(number: int, samples: int = 80) -> tuple[Tensor, Tensor]:
 
 
 def everything(folder: Path) -> None:
-    from fedbcd.engines.deploy.up import free_ports
+    from fedbcd.engines.deploy.local.up import free_ports
 
     (folder / "job.toml").write_text(JOB.format(*free_ports(2)))
     fedbcd = [sys.executable, "-c", "from fedbcd.cli import main; main()"]

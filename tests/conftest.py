@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if NOTES in os.environ:
         config.pluginmanager.register(Notes(Path(os.environ[NOTES])))
     if "FEDBCD_EXPLORE" in os.environ:
-        import exploring
+        from support import exploring
 
         config.pluginmanager.register(exploring)
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
@@ -49,7 +49,7 @@ def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     from fedbcd.algorithm.fused.library import library
 
     if request.param == "torch":
-        monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
+        monkeypatch.setattr("fedbcd.compute.fused.library", lambda: None)
     elif library() is None:
         pytest.skip("the compiled code was not built")
     return str(request.param)

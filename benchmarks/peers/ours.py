@@ -19,12 +19,12 @@ from workload import (
 )
 
 import fedbcd as fb
+from fedbcd.compute.allocator import keep_freed_memory
+from fedbcd.compute.workers import workers
 from fedbcd.data.partition import Partition
-from fedbcd.engines.driver import Driver
-from fedbcd.engines.simulate.allocator import keep_freed_memory
-from fedbcd.engines.simulate.engine import Schedule, Simulation
-from fedbcd.engines.simulate.workers import workers
 from fedbcd.models import mlp
+from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.events import Schedule, Simulation
 
 SERVERS = 10
 

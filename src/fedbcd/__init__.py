@@ -24,7 +24,9 @@ from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress, Run
 from fedbcd.engines.run import train
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.delays import (
+from fedbcd.protocol.clouds import AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
+from fedbcd.record.history import History, Row
+from fedbcd.schedule.delays import (
     Clock,
     Constant,
     Exponential,
@@ -34,8 +36,6 @@ from fedbcd.engines.simulate.delays import (
     Uniform,
     Weibull,
 )
-from fedbcd.history import History, Row
-from fedbcd.protocol.clouds import AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
 
 __version__ = "0.1.0"
 __all__ = [

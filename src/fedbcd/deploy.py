@@ -18,10 +18,10 @@ from torch import nn
 from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.objective import Loss
 from fedbcd.data.federation import DeviceData, Federation, Transform, as_dtype
-from fedbcd.engines.deploy.assemble import make_module
-from fedbcd.engines.deploy.blueprint import OwnData
-from fedbcd.engines.deploy.exits import ExitCode
-from fedbcd.engines.deploy.process import run_process
+from fedbcd.engines.deploy.processes.assemble import make_module
+from fedbcd.engines.deploy.processes.base import run_process
+from fedbcd.engines.deploy.processes.exit_codes import ExitCode
+from fedbcd.engines.deploy.roles.blueprint import OwnData
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.deployed import deployment_of, read_job
 from fedbcd.protocol.messages import device_actor
@@ -75,7 +75,7 @@ def personal_model(
 ) -> nn.Module:
     """The personal model x_i of a device as a module, from its store; the device may be running."""
     from fedbcd.algorithm.params import Layout
-    from fedbcd.engines.deploy.filestore import FileStore
+    from fedbcd.engines.deploy.roles.filestore import FileStore
 
     parsed, settled = read_job(Path(job), options)
     module = make_module(model or parsed.model.factory(None), parsed.run.seed)

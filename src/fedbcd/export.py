@@ -18,10 +18,10 @@ from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_in, sample_weights
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, NumericalError, RecordError
-from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import parse
 from fedbcd.experiments.pool import without_none
-from fedbcd.runfolder import read_tensors, write_tensors, write_whole
+from fedbcd.record.eventlog import LogReader
+from fedbcd.record.runfolder import read_tensors, write_tensors, write_whole
 
 FORMATS = ("safetensors", "onnx")
 SAMPLES = 64  # on which outputs are compared

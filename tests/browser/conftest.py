@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from web_helpers import start_browser
+from support.web import start_browser
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ pytest.importorskip("starlette", reason="the dashboard is tested with the extra 
 from fedbcd.dashboard.app import make_app
 from fedbcd.dashboard.deployment import Deployment
 from fedbcd.dashboard.library import Library
-from role_helpers import Roles, over
-from run_helpers import train
-from waiting import wait_for
-from web_helpers import complaints, serving, text_of
+from support.roles import Roles, over
+from support.runs import train
+from support.waiting import wait_for
+from support.web import complaints, serving, text_of
 
 TOKEN = "a-token-of-some-length"
 

@@ -15,9 +15,9 @@ from fedbcd.report.page import view_of, write_report
 from fedbcd.report.runs import Extras
 from fedbcd.report.story import ServerState, Story
 from fedbcd.report.view import RunRecord
-from run_helpers import fedbcd, train, write_job
-from waiting import wait_for
-from web_helpers import complaints, text_of
+from support.runs import fedbcd, train, write_job
+from support.waiting import wait_for
+from support.web import complaints, text_of
 
 SECTIONS = (
     "summary",

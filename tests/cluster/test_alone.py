@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from cluster_helpers import QUIET, TWO
 from fedbcd.experiments.job import parse
-from run_helpers import fedbcd, job_table, log_lines, write_job
-from waiting import LIMIT_S, wait_for
+from support.clusters import QUIET, TWO
+from support.runs import fedbcd, job_table, log_lines, write_job
+from support.waiting import LIMIT_S, wait_for
 
 pytestmark = QUIET
 ON_TWO = ("--engine", "cluster", "--actors", "2")

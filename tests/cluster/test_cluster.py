@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import fedbcd as fb
-from cluster_helpers import QUIET, TWO
+from fedbcd.compute.rows import Rows
 from fedbcd.engines.cluster import engine, options
 from fedbcd.engines.cluster.actors import part_of
 from fedbcd.engines.cluster.options import expected_work, shards_of
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.rows import Rows
 from fedbcd.errors import ConfigError, NumericalError
-from run_helpers import (
+from support.clusters import QUIET, TWO
+from support.runs import (
     BCD,
     CASES,
     LOGISTIC,

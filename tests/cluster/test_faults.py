@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import fedbcd as fb
-from cluster_helpers import QUIET, TWO
 from fedbcd.engines.cluster.engine import Shards
 from fedbcd.errors import RecordError
-from run_helpers import federation, log_lines, train
+from support.clusters import QUIET, TWO
+from support.runs import federation, log_lines, train
 
 pytestmark = QUIET
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy_helpers import Town
-from fedbcd.engines.deploy import failpoints
-from fedbcd.engines.deploy.role import Role
+from fedbcd.engines.deploy.processes import failpoints
+from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.engines.replay import one_thread
+from support.deployments import Town
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from cryptography import x509
 from typer.testing import CliRunner
 
 from fedbcd.cli import app
-from fedbcd.cli_certs import expand
-from fedbcd.engines.deploy.certs import Authority
-from fedbcd.engines.deploy.refusals import CredentialsError
-from fedbcd.engines.deploy.tls import Credentials, home_of, identity_of
+from fedbcd.cli.certs import expand
+from fedbcd.engines.deploy.links.certs import Authority
+from fedbcd.engines.deploy.links.refusals import CredentialsError
+from fedbcd.engines.deploy.links.tls import Credentials, home_of, identity_of
 from fedbcd.errors import ConfigError
 
 

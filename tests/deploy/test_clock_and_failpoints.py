@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from fedbcd.engines.deploy import failpoints
-from fedbcd.engines.deploy.clock import AHEAD_S, TICK, HybridClock
-from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
+from fedbcd.engines.deploy.processes import failpoints
+from fedbcd.engines.deploy.processes.clock import AHEAD_S, TICK, HybridClock
+from fedbcd.engines.deploy.processes.failpoints import Failpoint, Stopped
 from fedbcd.errors import ConfigError
 
 

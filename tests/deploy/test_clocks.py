@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 import fedbcd as fb
-from deploy_helpers import BCD, CASES, Town, Unkind, federation
-from fedbcd.engines.deploy.clock import (
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.local.growing_log import GrowingLog, Settled
+from fedbcd.engines.deploy.local.log_order import Order
+from fedbcd.engines.deploy.local.merged_log import header_of
+from fedbcd.engines.deploy.processes.clock import (
     AHEAD_S,
     FALSE_CLOCKS,
     LASTING_S,
@@ -23,15 +26,10 @@ from fedbcd.engines.deploy.clock import (
     said_at,
     wall,
 )
-from fedbcd.engines.deploy.growing import GrowingLog, Settled
-from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.logs import Journal
-from fedbcd.engines.deploy.merge import header_of
-from fedbcd.engines.deploy.metrics import Metrics
-from fedbcd.engines.deploy.order import Order
-from fedbcd.engines.deploy.skew import Skews
+from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.metrics import Metrics
+from fedbcd.engines.deploy.processes.skew import Skews
 from fedbcd.engines.settings import Settings
-from fedbcd.eventlog import LogReader, Transition
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Acknowledged,
@@ -42,7 +40,9 @@ from fedbcd.protocol.messages import (
     Uploaded,
     Woke,
 )
-from process_helpers import (
+from fedbcd.record.eventlog import LogReader, Transition
+from support.deployments import BCD, CASES, Town, Unkind, federation
+from support.processes import (
     ENDLESS,
     finish_log,
     job,
@@ -55,7 +55,7 @@ from process_helpers import (
     stop,
     write_job,
 )
-from waiting import wait_for
+from support.waiting import wait_for
 
 MINUTES, DAYS, YEARS = 300.0, 2 * 86_400.0, 30 * 365.25 * 86_400.0
 JUMPS = [sign * jump for jump in (MINUTES, DAYS, YEARS) for sign in (1, -1)]

@@ -13,13 +13,20 @@ from google.protobuf.message import DecodeError
 from safetensors.torch import load
 
 from fedbcd.algorithm.params import Layout
-from fedbcd.engines.deploy import fedbcd_pb2
-from fedbcd.engines.deploy.codec import CHUNK_BYTES, Assembler, Declared, Limits, decode, encode
-from fedbcd.engines.deploy.fedbcd_pb2 import Frame
-from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.refusals import Refused
+from fedbcd.engines.deploy.links import fedbcd_pb2
+from fedbcd.engines.deploy.links.codec import (
+    CHUNK_BYTES,
+    Assembler,
+    Declared,
+    Limits,
+    decode,
+    encode,
+)
+from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.links.refusals import Refused
 from fedbcd.protocol.messages import DeviceLost, Event, ServerReady, UpdateRequested, Uploaded
-from wire_helpers import DEVICE, SERVER, declared, up
+from support.wire import DEVICE, SERVER, declared, up
 
 SIZE = 3 * CHUNK_BYTES // 4 + 5  # floats: a bit more than three chunks
 MODEL = torch.arange(SIZE, dtype=torch.float32)
@@ -35,7 +42,7 @@ def _frames() -> list[Frame]:
 
 def test_the_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
     here = Path(str(fedbcd_pb2.__file__))
-    source = here.parents[3]
+    source = here.parents[4]
     command = [
         sys.executable,
         "-m",
@@ -45,7 +52,7 @@ def test_the_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
         f"--python_out={tmp_path}",
         f"--pyi_out={tmp_path}",
     ]
-    subprocess.run([*command, "fedbcd/engines/deploy/fedbcd.proto"], check=True, cwd=source)
+    subprocess.run([*command, "fedbcd/engines/deploy/links/fedbcd.proto"], check=True, cwd=source)
     for suffix in (".py", ".pyi"):
         fresh = tmp_path / "fedbcd/engines/deploy" / f"fedbcd_pb2{suffix}"
         assert fresh.read_text() == here.with_suffix(suffix).read_text(), (

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from fedbcd.algorithm import draws
-from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job, parse
 from fedbcd.planner.record import Record, read_record
-from fedbcd.runfolder import read_tensors
-from process_helpers import job, run, write_job
+from fedbcd.record.eventlog import LogReader
+from fedbcd.record.runfolder import read_tensors
+from support.processes import job, run, write_job
 
 ROUNDS = 3
 SCALES = (0.4, 0.8, 1.6, 3.2, 6.4, 12.8)  # seconds per unit of the clock

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fedbcd.engines.deploy.ask import ask_status
-from fedbcd.engines.deploy.exits import AddressError, ExitCode
-from fedbcd.engines.deploy.health import Health
-from fedbcd.engines.deploy.refusals import Counts, Refusals, Silence
-from fedbcd.engines.deploy.up import free_ports
-from process_helpers import MAIN, job, running, state_folder, write_job
-from waiting import LIMIT_S, ended, wait_for
+from fedbcd.engines.deploy.links.refusals import Counts, Refusals, Silence
+from fedbcd.engines.deploy.local.status_client import ask_status
+from fedbcd.engines.deploy.local.up import free_ports
+from fedbcd.engines.deploy.processes.exit_codes import AddressError, ExitCode
+from fedbcd.engines.deploy.processes.health import Health
+from support.processes import MAIN, job, running, state_folder, write_job
+from support.waiting import LIMIT_S, ended, wait_for
 
 WITHOUT = """
 import sys

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 import fedbcd as fb
-from deploy_helpers import BCD, Town, federation
-from fedbcd.engines.deploy.ask import pid_in
-from fedbcd.engines.deploy.exits import DiskError, ExitCode, is_of_the_disk
-from fedbcd.engines.deploy.filestore import FileStore
-from fedbcd.engines.deploy.letter import Letter
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.local.status_client import pid_in
+from fedbcd.engines.deploy.processes.exit_codes import DiskError, ExitCode, is_of_the_disk
+from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import COORDINATOR, Actor, RetryDue, Woke
-from process_helpers import (
+from support.deployments import BCD, Town, federation
+from support.processes import (
     ENDLESS,
     finish_log,
     go_on,
@@ -36,7 +36,7 @@ from process_helpers import (
     stop,
     write_job,
 )
-from waiting import wait_for
+from support.waiting import wait_for
 
 ROLES = (COORDINATOR, "server/0", "device/0")
 

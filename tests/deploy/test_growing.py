@@ -10,21 +10,21 @@ from unittest.mock import Mock
 import pytest
 
 import fedbcd as fb
-from deploy_helpers import CASES, Town, Unkind, federation
-from fedbcd.engines.deploy.assemble import Deployment
-from fedbcd.engines.deploy.blueprint import Blueprint
-from fedbcd.engines.deploy.filestore import FileStore
-from fedbcd.engines.deploy.growing import GrowingLog, Onlooker, Settled, stores_in
-from fedbcd.engines.deploy.merge import header_of, merge
-from fedbcd.engines.deploy.nursery import Child
-from fedbcd.engines.deploy.options import Deploy
-from fedbcd.engines.deploy.up import Up, actors_of
+from fedbcd.engines.deploy.local.growing_log import GrowingLog, Onlooker, Settled, stores_in
+from fedbcd.engines.deploy.local.merged_log import header_of, merge
+from fedbcd.engines.deploy.local.supervisor import Child
+from fedbcd.engines.deploy.local.up import Up, actors_of
+from fedbcd.engines.deploy.processes.assemble import Deployment
+from fedbcd.engines.deploy.processes.options import Deploy
+from fedbcd.engines.deploy.roles.blueprint import Blueprint
+from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import LocalProtocolError, RecordError
-from fedbcd.eventlog import LogReader
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Actor, device_actor
-from process_helpers import (
+from fedbcd.record.eventlog import LogReader
+from support.deployments import CASES, Town, Unkind, federation
+from support.processes import (
     ENDLESS,
     finish_log,
     go_on,
@@ -37,7 +37,7 @@ from process_helpers import (
     stop,
     write_job,
 )
-from waiting import ended, wait_for
+from support.waiting import ended, wait_for
 
 
 class Watched(Unkind):
@@ -189,7 +189,7 @@ def test_two_do_not_write_the_same_log(
     world = watched(folder, towns, "fedbcd-sync", 11)
     half = world.path.read_bytes()[:-5]
     world.path.write_bytes(half)  # the other one is in the middle of a line
-    monkeypatch.setattr("fedbcd.engines.deploy.growing.ALONE_S", 0.1)
+    monkeypatch.setattr("fedbcd.engines.deploy.local.growing_log.ALONE_S", 0.1)
     with pytest.raises(RecordError, match="another process writes"):
         world._opened()
     assert world.path.read_bytes() == half

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 import fedbcd as fb
-from deploy_helpers import CASES, Town, Unkind, federation
-from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
-from fedbcd.engines.deploy.checks import CheckFailed, Limits
-from fedbcd.engines.deploy.coordinator import CoordinatorRole
-from fedbcd.engines.deploy.device import DeviceRole
-from fedbcd.engines.deploy.filestore import FileStore
-from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.server import ServerRole
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
+from fedbcd.engines.deploy.roles.checks import CheckFailed, Limits
+from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
+from fedbcd.engines.deploy.roles.device import DeviceRole
+from fedbcd.engines.deploy.roles.filestore import FileStore
+from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError, DataError, LocalProtocolError, ProtocolError, RecordError
 from fedbcd.protocol import DeviceState
@@ -36,6 +35,7 @@ from fedbcd.protocol.messages import (
     Uploaded,
     Woke,
 )
+from support.deployments import CASES, Town, Unkind, federation
 
 
 @pytest.fixture

@@ -15,17 +15,17 @@ import grpc
 import pytest
 import torch
 
-from fedbcd.engines.deploy.codec import CHUNK_BYTES, encode
-from fedbcd.engines.deploy.fedbcd_pb2 import Frame, Hello, TensorShape
-from fedbcd.engines.deploy.link import split_address
-from fedbcd.engines.deploy.listener import Listener
-from fedbcd.engines.deploy.operator import ask_status
-from fedbcd.engines.deploy.refusals import Refused, RefusedForGood
-from fedbcd.engines.deploy.session import Room
-from fedbcd.engines.deploy.tls import Credentials, Plain, host_name
+from fedbcd.engines.deploy.links.codec import CHUNK_BYTES, encode
+from fedbcd.engines.deploy.links.connection import Room
+from fedbcd.engines.deploy.links.endpoint import split_address
+from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, TensorShape
+from fedbcd.engines.deploy.links.listener import Listener
+from fedbcd.engines.deploy.links.operator_client import ask_status
+from fedbcd.engines.deploy.links.refusals import Refused, RefusedForGood
+from fedbcd.engines.deploy.links.tls import Credentials, Plain, host_name
 from fedbcd.errors import ConfigError, RemoteProtocolError
-from waiting import LIMIT_S, eventually
-from wire_helpers import (
+from support.waiting import LIMIT_S, eventually
+from support.wire import (
     DEVICE,
     QUICK,
     SERVER,

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedbcd.engines.deploy.refusals import Refused, RefusedForGood, Replaced
-from fedbcd.engines.deploy.tls import Credentials
-from waiting import eventually
-from wire_helpers import (
+from fedbcd.engines.deploy.links.refusals import Refused, RefusedForGood, Replaced
+from fedbcd.engines.deploy.links.tls import Credentials
+from support.waiting import eventually
+from support.wire import (
     DEVICE,
     QUICK,
     SERVER,
@@ -400,7 +400,7 @@ def test_pauses_between_attempts_grow_and_vary(
                 raise asyncio.CancelledError
             await sleep(0)
 
-        monkeypatch.setattr("fedbcd.engines.deploy.dialer.asyncio.sleep", note)
+        monkeypatch.setattr("fedbcd.engines.deploy.links.dialer.asyncio.sleep", note)
         with pytest.raises(asyncio.CancelledError):
             await device.run()
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedbcd.engines.deploy.ask import ask_status
-from fedbcd.engines.deploy.timeouts import MULTIPLE, LostPatience
-from fedbcd.engines.deploy.up import free_ports
-from process_helpers import job, running, write_job
-from waiting import wait_for
+from fedbcd.engines.deploy.local.status_client import ask_status
+from fedbcd.engines.deploy.local.up import free_ports
+from fedbcd.engines.deploy.processes.timeouts import MULTIPLE, LostPatience
+from support.processes import job, running, write_job
+from support.waiting import wait_for
 
 LEAST, MOST = 10.0, 3600.0
 

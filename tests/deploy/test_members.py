@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 
 from fedbcd.cli import app
 from fedbcd.config import read_toml
-from fedbcd.engines.deploy.operator import ask_change
-from fedbcd.engines.deploy.options import Deploy, settle
-from fedbcd.engines.deploy.refusals import Refused, RefusedForGood
-from fedbcd.engines.deploy.tls import Credentials
+from fedbcd.engines.deploy.links.operator_client import ask_change
+from fedbcd.engines.deploy.links.refusals import Refused, RefusedForGood
+from fedbcd.engines.deploy.links.tls import Credentials
+from fedbcd.engines.deploy.processes.options import Deploy, settle
 from fedbcd.errors import ConfigError
-from fedbcd.eventlog import LogReader, Transition
 from fedbcd.experiments.deployed import one_job, settings_of
 from fedbcd.protocol.messages import DeviceJoined, DeviceLeft, Restored, Uploaded
-from process_helpers import (
+from fedbcd.record.eventlog import LogReader, Transition
+from support.processes import (
     ENDLESS,
     finish_log,
     go_on,
@@ -31,7 +31,7 @@ from process_helpers import (
     stop,
     write_job,
 )
-from waiting import wait_for
+from support.waiting import wait_for
 
 
 def members(out: Path, server: int) -> int:

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 import fedbcd as fb
-from deploy_helpers import Town, Unkind, federation
-from fedbcd.engines.deploy.blueprint import Blueprint
-from fedbcd.engines.deploy.filestore import FileStore
-from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.server import ServerRole
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.roles.blueprint import Blueprint
+from fedbcd.engines.deploy.roles.filestore import FileStore
+from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import (
     DeviceLost,
@@ -24,6 +23,7 @@ from fedbcd.protocol.messages import (
     Uploaded,
     upload_ref,
 )
+from support.deployments import Town, Unkind, federation
 
 ALGORITHM = fb.FedBCD(device_step=0.05, batch=4)
 

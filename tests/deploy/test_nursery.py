@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from waiting import LIMIT_S, wait_for
+from support.waiting import LIMIT_S, wait_for
 
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from fedbcd.engines.deploy.nursery import Nursery
+from fedbcd.engines.deploy.local.supervisor import Nursery
 folder = Path(sys.argv[1])
 def play(actor):
     with open(folder / actor.replace('/', '-'), 'a') as file:

@@ -4,8 +4,8 @@ remedy.
 
 import pytest
 
-from fedbcd import cli_deploy
-from fedbcd.engines.deploy.options import Deploy, settle, split_address
+from fedbcd.cli import deploy as cli_deploy
+from fedbcd.engines.deploy.processes.options import Deploy, settle, split_address
 from fedbcd.errors import ConfigError
 
 

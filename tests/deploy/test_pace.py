@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fedbcd.engines.deploy.account import account
-from fedbcd.engines.deploy.options import Deploy
-from fedbcd.engines.deploy.pace import Drawn, Real
-from fedbcd.eventlog import LogReader, Transition
+from fedbcd.engines.deploy.local.account import account
+from fedbcd.engines.deploy.processes.options import Deploy
+from fedbcd.engines.deploy.processes.pace import Drawn, Real
 from fedbcd.experiments.job import Job, parse
 from fedbcd.protocol.messages import Activated, OfflineDue, OpenPhase, Trained, Woke, number_of
-from process_helpers import job
+from fedbcd.record.eventlog import LogReader, Transition
+from support.processes import job
 
 SCALE = 0.25
 

@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 
 import fedbcd as fb
-from deploy_helpers import BCD, federation
-from fedbcd.engines.deploy.assemble import Deployment
-from fedbcd.engines.deploy.checks import CheckFailed
-from fedbcd.engines.deploy.coordinator_process import CoordinatorProcess
-from fedbcd.engines.deploy.device import Done
-from fedbcd.engines.deploy.device_process import DeviceProcess
-from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.metrics import Metrics, Mixing
-from fedbcd.engines.deploy.options import Deploy
-from fedbcd.engines.deploy.process import Process
-from fedbcd.engines.deploy.server_process import ServerProcess
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.processes.assemble import Deployment
+from fedbcd.engines.deploy.processes.base import Process
+from fedbcd.engines.deploy.processes.coordinator import CoordinatorProcess
+from fedbcd.engines.deploy.processes.device import DeviceProcess
+from fedbcd.engines.deploy.processes.metrics import Metrics, Mixing
+from fedbcd.engines.deploy.processes.options import Deploy
+from fedbcd.engines.deploy.processes.server import ServerProcess
+from fedbcd.engines.deploy.roles.checks import CheckFailed
+from fedbcd.engines.deploy.roles.device import Done
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.protocol.messages import (
@@ -34,7 +33,8 @@ from fedbcd.protocol.messages import (
     Started,
     Woke,
 )
-from waiting import LIMIT_S, eventually
+from support.deployments import BCD, federation
+from support.waiting import LIMIT_S, eventually
 
 
 def play(
@@ -254,7 +254,7 @@ def test_listeners_learn_how_long_peers_take_to_answer_and_hang_up_on_those_that
 ) -> None:
     async def scene(process: Any) -> None:
         now = 1000.0
-        monkeypatch.setattr("fedbcd.engines.deploy.process.time.monotonic", lambda: now)
+        monkeypatch.setattr("fedbcd.engines.deploy.processes.base.time.monotonic", lambda: now)
         process.listener = links = FakeListener(*peers)
         new = peers[1]  # the other is one of software that does not answer
         before = process.timeouts.peer.seconds()
@@ -298,7 +298,7 @@ def test_nobody_is_hung_up_on_while_a_model_is_under_way_or_dealt_with(
 
     async def scene(process: ServerProcess) -> None:
         now = 1000.0
-        monkeypatch.setattr("fedbcd.engines.deploy.process.time.monotonic", lambda: now)
+        monkeypatch.setattr("fedbcd.engines.deploy.processes.base.time.monotonic", lambda: now)
         process.listener = links = FakeListener("device/0")  # type: ignore[assignment]
 
         async def beat() -> None:

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from fedbcd.cli import app
 from fedbcd.config import read_toml
-from fedbcd.engines.deploy.ask import ask_status
-from fedbcd.engines.deploy.certs import Authority
-from fedbcd.engines.deploy.exits import ExitCode
-from fedbcd.engines.deploy.up import free_ports
-from process_helpers import job, metrics_of, run, running, status_of, write_job
-from waiting import ended, wait_for
+from fedbcd.engines.deploy.links.certs import Authority
+from fedbcd.engines.deploy.local.status_client import ask_status
+from fedbcd.engines.deploy.local.up import free_ports
+from fedbcd.engines.deploy.processes.exit_codes import ExitCode
+from support.processes import job, metrics_of, run, running, status_of, write_job
+from support.waiting import ended, wait_for
 
 Processes = dict[str, Popen[str]]
 

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 import fedbcd as fb
-from deploy_helpers import CASES, MODEL, Normed, Town, federation
-from fedbcd.engines.deploy.checks import Limits
+from fedbcd.engines.deploy.roles.checks import Limits
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import RecordError
-from fedbcd.eventlog import LogReader, Transition
 from fedbcd.protocol.messages import (
     DeviceJoined,
     DeviceLeft,
@@ -30,7 +28,9 @@ from fedbcd.protocol.messages import (
     Woke,
     device_actor,
 )
-from run_helpers import OUTGROWN, outgrown
+from fedbcd.record.eventlog import LogReader, Transition
+from support.deployments import CASES, MODEL, Normed, Town, federation
+from support.runs import OUTGROWN, outgrown
 
 
 def simulate(settings: Settings, data: fb.Federation, rounds: int, out: Path) -> fb.Run:

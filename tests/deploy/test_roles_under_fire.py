@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from deploy_helpers import CASES, Town, Unkind, federation
-from fedbcd.engines.deploy.failpoints import Failpoint
+from fedbcd.engines.deploy.processes.failpoints import Failpoint
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import RecordError
-from fedbcd.eventlog import LogReader
 from fedbcd.protocol.messages import Absorb, Acknowledged, MixModels, Restored, StepGlobal, Trained
+from fedbcd.record.eventlog import LogReader
+from support.deployments import CASES, Town, Unkind, federation
 
 ROUNDS = 5
 ONLINE = [

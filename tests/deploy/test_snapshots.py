@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from deploy_helpers import CASES, AnyRole, Town, Unkind, federation
-from fedbcd.engines.deploy import snapshot
-from fedbcd.engines.deploy.filestore import FileStore
-from fedbcd.engines.deploy.role import Role
-from fedbcd.engines.deploy.server import ServerRole
+from fedbcd.engines.deploy.roles import snapshot
+from fedbcd.engines.deploy.roles.base import Role
+from fedbcd.engines.deploy.roles.filestore import FileStore
+from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.engines.settings import Settings
 from fedbcd.protocol import Server
 from fedbcd.protocol.messages import Started, UpdateRequested
+from support.deployments import CASES, AnyRole, Town, Unkind, federation
 
 
 def state(role: AnyRole) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from random import Random
 import pytest
 import torch
 
-from fedbcd.engines.deploy import failpoints
-from fedbcd.engines.deploy.exits import ExitCode
-from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
-from fedbcd.engines.deploy.filestore import FileStore, NoStore, Tail, read_tail
+from fedbcd.engines.deploy.processes import failpoints
+from fedbcd.engines.deploy.processes.exit_codes import ExitCode
+from fedbcd.engines.deploy.processes.failpoints import Failpoint, Stopped
+from fedbcd.engines.deploy.roles.filestore import FileStore, NoStore, Tail, read_tail
 from fedbcd.errors import RecordError
-from fedbcd.eventlog import Transition
 from fedbcd.protocol.messages import Started, TrainOffline, Woke
+from fedbcd.record.eventlog import Transition
 
 STEP = Transition(0.1 + 0.2, "device/3", Woke(), (TrainOffline(session=4),))
 MODEL = torch.arange(5, dtype=torch.float32) / 3

@@ -18,15 +18,15 @@ from typing import Any
 import grpc
 import pytest
 
-from fedbcd.engines.deploy import certs as certs_module
-from fedbcd.engines.deploy.certs import Authority
-from fedbcd.engines.deploy.dialer import Dialer
-from fedbcd.engines.deploy.fedbcd_pb2 import Frame
-from fedbcd.engines.deploy.listener import Listener
-from fedbcd.engines.deploy.refusals import CredentialsError, Refused, RefusedForGood
-from fedbcd.engines.deploy.tls import Credentials, host_name, identity_of, is_loopback
-from waiting import LIMIT_S, eventually
-from wire_helpers import (
+from fedbcd.engines.deploy.links import certs as certs_module
+from fedbcd.engines.deploy.links.certs import Authority
+from fedbcd.engines.deploy.links.dialer import Dialer
+from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
+from fedbcd.engines.deploy.links.listener import Listener
+from fedbcd.engines.deploy.links.refusals import CredentialsError, Refused, RefusedForGood
+from fedbcd.engines.deploy.links.tls import Credentials, host_name, identity_of, is_loopback
+from support.waiting import LIMIT_S, eventually
+from support.wire import (
     DEVICE,
     SERVER,
     Ear,
@@ -484,7 +484,7 @@ def test_grpc_hears_of_certificates_only_when_they_change(
 LISTENER = """
 import asyncio, sys, grpc
 from pathlib import Path
-from fedbcd.engines.deploy.tls import Credentials
+from fedbcd.engines.deploy.links.tls import Credentials
 
 async def main():
     server = grpc.aio.server()

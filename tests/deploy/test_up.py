@@ -10,10 +10,10 @@ import torch
 from typer.testing import CliRunner
 
 from fedbcd.cli import app
-from fedbcd.engines.deploy.exits import ExitCode
+from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.experiments.job import parse
-from fedbcd.runfolder import read_tensors
-from process_helpers import (
+from fedbcd.record.runfolder import read_tensors
+from support.processes import (
     ENDLESS,
     end_soon,
     go_on,
@@ -26,7 +26,7 @@ from process_helpers import (
     summary_of,
     write_job,
 )
-from waiting import ended
+from support.waiting import ended
 
 
 def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: Path) -> None:

@@ -11,21 +11,19 @@ import torch
 from torch import Tensor, nn
 
 import fedbcd as fb
-from deploy_helpers import BCD, BCDI, Town, Unkind, federation
-from fedbcd.engines.deploy.checks import (
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.roles.checks import (
     CheckFailed,
     Limits,
     check_reach,
     check_weight,
     check_within,
 )
-from fedbcd.engines.deploy.coordinator import CoordinatorRole
-from fedbcd.engines.deploy.device import DeviceRole
-from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.server import ServerRole
+from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
+from fedbcd.engines.deploy.roles.device import DeviceRole
+from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import NumericalError
-from fedbcd.eventlog import LogReader
 from fedbcd.protocol import DeviceState
 from fedbcd.protocol.messages import (
     Absorb,
@@ -44,6 +42,8 @@ from fedbcd.protocol.messages import (
     Withdrawn,
     Woke,
 )
+from fedbcd.record.eventlog import LogReader
+from support.deployments import BCD, BCDI, Town, Unkind, federation
 
 FREE = fb.NoProjection()
 BOXED = replace(BCD, projection=fb.Box())

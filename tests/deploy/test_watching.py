@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from fedbcd import errors
-from fedbcd.engines.deploy.exits import ExitCode
-from fedbcd.engines.deploy.health import Health
-from fedbcd.engines.deploy.logs import Journal
-from fedbcd.engines.deploy.metrics import Metrics, Mixing, totals
-from fedbcd.engines.deploy.timeouts import MULTIPLE, WINDOW, Patience, Timeouts
+from fedbcd.engines.deploy.processes.exit_codes import ExitCode
+from fedbcd.engines.deploy.processes.health import Health
+from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.metrics import Metrics, Mixing, totals
+from fedbcd.engines.deploy.processes.timeouts import MULTIPLE, WINDOW, Patience, Timeouts
 from fedbcd.protocol.messages import MixModels
-from waiting import LIMIT_S
+from support.waiting import LIMIT_S
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 

@@ -13,7 +13,7 @@ from torch import nn
 import fedbcd as fb
 import oracle
 from fedbcd.algorithm.fused.library import ChainTrainer, library
-from rounding import of_run
+from support.rounding import of_run
 
 # The boxes are so tight that weights sit on their border, and one server alone is a mix of the
 # paper's, if none that spreads anything.

@@ -14,10 +14,10 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.algorithm.augment import FlipCrop
 from fedbcd.algorithm.objective import Objective
+from fedbcd.compute import ahead as module
+from fedbcd.compute.evaluate import Evaluator
+from fedbcd.compute.workers import OneWorker
 from fedbcd.data.partition import Partition
-from fedbcd.engines.simulate import ahead as module
-from fedbcd.engines.simulate.evaluate import Evaluator
-from fedbcd.engines.simulate.workers import OneWorker
 from fedbcd.errors import ConfigError, NumericalError, RecordError
 from fedbcd.models import logistic, mlp
 
@@ -335,9 +335,7 @@ def test_precision_is_part_of_what_a_run_is(digits, tmp_path) -> None:
 
 @pytest.mark.parametrize("which", ["digits", "pictures"])
 def test_all_models_tested_together_score_as_one_by_one(which, request, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "fedbcd.engines.simulate.evaluate.AT_ONCE", 5_000
-    )  # several calls per label
+    monkeypatch.setattr("fedbcd.compute.evaluate.AT_ONCE", 5_000)  # several calls per label
     federation = request.getfixturevalue(which)
     objective = Objective(federation.make_model(0), federation.loss)
     flat = objective.layout.flatten(federation.make_model(1), torch.float32)

@@ -9,7 +9,7 @@ PROGRAM = """
 import resource, sys, torch
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
-    from fedbcd.engines.simulate.allocator import keep_freed_memory
+    from fedbcd.compute.allocator import keep_freed_memory
     assert keep_freed_memory()
 x = torch.ones(2**24)  # 64 MiB: above 32 MiB the C library never keeps a block by itself
 for _ in range(3):

@@ -15,11 +15,11 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.algorithm.projection import on_bound
+from fedbcd.compute.certify import CALL, DEVICES, SHARE, Certifier, Ration, gap, sample_of
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.certify import CALL, DEVICES, SHARE, Certifier, Ration, gap, sample_of
 from fedbcd.errors import BorderWarning, ConfigError, DivergenceWarning
-from fedbcd.history import COLUMNS, OPTIONAL, History, Row
-from run_helpers import BCD, BCDI, LOGISTIC, federation, train
+from fedbcd.record.history import COLUMNS, OPTIONAL, History, Row
+from support.runs import BCD, BCDI, LOGISTIC, federation, train
 
 NAMES = ("gap", "worst_gap", "pull", "spread")
 

@@ -12,12 +12,21 @@ import torch
 from torch import nn
 
 import fedbcd as fb
-from fedbcd.engines.driver import Driver
+from fedbcd.compute.numbers import StackedNumbers
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.engine import Schedule, Simulation
-from fedbcd.engines.simulate.numbers import StackedNumbers
 from fedbcd.protocol.messages import Actor, Command, Event
-from run_helpers import BCD, BCDI, CASES, LOGISTIC, federation, largest_difference, log_lines, train
+from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.events import Schedule, Simulation
+from support.runs import (
+    BCD,
+    BCDI,
+    CASES,
+    LOGISTIC,
+    federation,
+    largest_difference,
+    log_lines,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.engines.driver import Driver, Machines, NoNumbers
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.errors import ConfigError
-from rounding import U
-from run_helpers import BCD, BCDI, DEVICES, LOGISTIC, OUTGROWN, SERVERS, federation, outgrown
+from fedbcd.schedule.driver import Driver, Machines, NoNumbers
+from fedbcd.schedule.events import Schedule, Simulation
+from support.rounding import U
+from support.runs import BCD, BCDI, DEVICES, LOGISTIC, OUTGROWN, SERVERS, federation, outgrown
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*never mixes:fedbcd.errors.DivergenceWarning")
 

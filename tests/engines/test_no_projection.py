@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedbcd as fb
-from run_helpers import LOGISTIC, fedbcd, federation, write_job
+from support.runs import LOGISTIC, fedbcd, federation, write_job
 
 TRUE = torch.tensor([10.0, 5.0, -7.0])
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fedbcd as fb
 from fedbcd.errors import ConfigError, DataError, NumericalError
-from run_helpers import fedbcd, write_job
+from support.runs import fedbcd, write_job
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 

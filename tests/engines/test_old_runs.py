@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 import fedbcd as fb
 from fedbcd.config import read_toml
 from fedbcd.errors import RecordError
-from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job, parse
-from run_helpers import fedbcd
+from fedbcd.record.eventlog import LogReader
+from support.runs import fedbcd
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::fedbcd.errors.BorderWarning"

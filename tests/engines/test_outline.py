@@ -9,10 +9,6 @@ import pytest
 
 import fedbcd as fb
 from fedbcd.algorithm.variants import Algorithm
-from fedbcd.engines.driver import Driver, Machines
-from fedbcd.engines.simulate.delays import Clock, Exponential, Gamma, LogNormal, Uniform, Weibull
-from fedbcd.engines.simulate.engine import Schedule, Simulation
-from fedbcd.engines.simulate.outline import Jobs, Outline, why_not_ahead
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import (
     OfflineTrained,
@@ -23,6 +19,10 @@ from fedbcd.protocol.messages import (
     Trained,
     number_of,
 )
+from fedbcd.schedule.arrays import Jobs, Outline, why_not_ahead
+from fedbcd.schedule.delays import Clock, Exponential, Gamma, LogNormal, Uniform, Weibull
+from fedbcd.schedule.driver import Driver, Machines
+from fedbcd.schedule.events import Schedule, Simulation
 
 SERVERS = [[n + 4 * k for k in range(7)] for n in range(4)]
 

@@ -12,7 +12,7 @@ import torch
 
 import fedbcd as fb
 from fedbcd.errors import RecordError, ReplayMismatch
-from run_helpers import BCD, BCDI, CASES, LOGISTIC, Answer, fedbcd, federation, train, write_job
+from support.runs import BCD, BCDI, CASES, LOGISTIC, Answer, fedbcd, federation, train, write_job
 
 CHAIN = [[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0, 0, 0.5, 0.5]]
 CLOUDS: dict[str, dict[str, Any]] = {

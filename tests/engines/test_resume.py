@@ -16,8 +16,8 @@ import pytest
 from safetensors import SafetensorError, safe_open
 
 import fedbcd as fb
-from run_helpers import BCD, Answer, fedbcd, federation, hash_folder, log_lines, train, write_job
-from waiting import ended, wait_for
+from support.runs import BCD, Answer, fedbcd, federation, hash_folder, log_lines, train, write_job
+from support.waiting import ended, wait_for
 
 MODEL = """
 import os, time

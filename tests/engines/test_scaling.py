@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedbcd as fb
-from fedbcd.engines.driver import Driver, Machines, NoNumbers
-from fedbcd.engines.simulate.engine import Schedule, Simulation
+from fedbcd.schedule.driver import Driver, Machines, NoNumbers
+from fedbcd.schedule.events import Schedule, Simulation
 
 SERVERS, ACTIVE, ROUNDS = 4, 3, 5
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.engines.driver import Driver
+from fedbcd.compute.rows import Rows
+from fedbcd.compute.store import StoredRows, _Watcher, workers_ahead
 from fedbcd.engines.result import Run
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.engine import Schedule, Simulation
-from fedbcd.engines.simulate.rows import Rows
-from fedbcd.engines.simulate.store import StoredRows, _Watcher, workers_ahead
 from fedbcd.errors import ConfigError, RecordError
-from run_helpers import CASES, fedbcd, federation, train, write_job
+from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.events import Schedule, Simulation
+from support.runs import CASES, fedbcd, federation, train, write_job
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 

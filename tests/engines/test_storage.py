@@ -9,8 +9,8 @@ import torch
 
 import fedbcd as fb
 from fedbcd.errors import ConfigError
-from rounding import U
-from run_helpers import LOGISTIC, federation, train
+from support.rounding import U
+from support.runs import LOGISTIC, federation, train
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 

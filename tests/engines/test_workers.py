@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import fedbcd as fb
-from fedbcd.engines.simulate import batch
-from fedbcd.engines.simulate.workers import workers
+from fedbcd.compute import batch
+from fedbcd.compute.workers import workers
 from fedbcd.errors import NumericalError
-from run_helpers import CASES, MLP, federation, train
+from support.runs import CASES, MLP, federation, train
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 

@@ -20,14 +20,14 @@ from faultsim.disk import Disk
 from faultsim.schedule import blueprint_of
 from faultsim.told import environment
 from fedbcd.config import read_toml
-from fedbcd.engines.deploy.checks import CheckFailed, check_notice
-from fedbcd.engines.deploy.coordinator import CoordinatorRole
-from fedbcd.engines.deploy.server import ServerRole
+from fedbcd.engines.deploy.roles.checks import CheckFailed, check_notice
+from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
+from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Started
-from waiting import LIMIT_S, eventually
-from wire_helpers import DEVICE, SERVER, linked, make_authority, up
+from support.waiting import LIMIT_S, eventually
+from support.wire import DEVICE, SERVER, linked, make_authority, up
 
 NAMES = ["wire", "device", "server", "events.jsonl", "job.toml", "models.safetensors", "store"]
 HALF_OPEN = int(os.environ.get("FEDBCD_HALF_OPEN", "1000"))

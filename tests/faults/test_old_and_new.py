@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
-from fedbcd.engines.deploy.coordinator import CoordinatorRole
-from fedbcd.engines.deploy.device import DeviceRole
-from fedbcd.engines.deploy.filestore import FileStore
-from fedbcd.engines.deploy.merge import header_of, merge
-from fedbcd.engines.deploy.server import ServerRole
-from fedbcd.eventlog import LogReader
+from fedbcd.engines.deploy.local.merged_log import header_of, merge
+from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
+from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
+from fedbcd.engines.deploy.roles.device import DeviceRole
+from fedbcd.engines.deploy.roles.filestore import FileStore
+from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import COORDINATOR, RetryDue, number_of
+from fedbcd.record.eventlog import LogReader
 from fedbcd.recorded import in_record
-from rounding import of_run
+from support.rounding import of_run
 
 VERSIONS = sorted((Path(__file__).parent / "fixtures").iterdir())
 

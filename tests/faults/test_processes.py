@@ -3,7 +3,7 @@ torture`.
 """
 
 from faultsim.told import told
-from fedbcd.engines.deploy.exits import ExitCode
+from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 
 
 def test_each_role_dies_at_a_step_and_the_models_are_the_same() -> None:

@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 import fedbcd as fb
-from fedbcd.engines.deploy.assemble import Deployment
-from fedbcd.engines.deploy.conclude import merge_stores
-from fedbcd.engines.deploy.options import Deploy
-from fedbcd.engines.deploy.up import Up, free_ports, make_certificates, make_stores
+from fedbcd.engines.deploy.local.finish import merge_stores
+from fedbcd.engines.deploy.local.up import Up, free_ports, make_certificates, make_stores
+from fedbcd.engines.deploy.processes.assemble import Deployment
+from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.replay import replay
 from fedbcd.engines.settings import Settings
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import grpc
 
-from fedbcd.engines.deploy.fedbcd_pb2 import Frame, Hello
-from fedbcd.engines.deploy.link import SERVICE
-from fedbcd.engines.deploy.tls import Credentials, host_name
+from fedbcd.engines.deploy.links.endpoint import SERVICE
+from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello
+from fedbcd.engines.deploy.links.tls import Credentials, host_name
 
 
 async def throw(credentials: Credentials, peer: str, port: int, size: int) -> None:

@@ -25,9 +25,9 @@ import torch
 from faultsim.model import check_logs
 from faultsim.processes import Here, Hurt, start, tables
 from faultsim.told import environment
-from fedbcd.engines.deploy.ask import ask_status
-from fedbcd.engines.deploy.filestore import FileStore
-from fedbcd.engines.deploy.up import actors_of, free_ports
+from fedbcd.engines.deploy.local.status_client import ask_status
+from fedbcd.engines.deploy.local.up import actors_of, free_ports
+from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.protocol.messages import COORDINATOR, Actor, server_actor
 
 SERVERS = 2

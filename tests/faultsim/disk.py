@@ -9,8 +9,8 @@ import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedbcd.engines.deploy.store import Piece, Saved, StoreOn
-from fedbcd.eventlog import Transition
+from fedbcd.engines.deploy.roles.store import Piece, Saved, StoreOn
+from fedbcd.record.eventlog import Transition
 
 
 @dataclass

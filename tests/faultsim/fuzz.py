@@ -28,16 +28,15 @@ import fedbcd
 from faultsim.disk import Disk
 from faultsim.schedule import blueprint_of
 from fedbcd.config import dump_toml, read_toml
-from fedbcd.engines.deploy.codec import Assembler, Limits, encode
-from fedbcd.engines.deploy.coordinator import CoordinatorRole
-from fedbcd.engines.deploy.fedbcd_pb2 import Frame
-from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.options import settle
-from fedbcd.engines.deploy.refusals import Refused
-from fedbcd.engines.deploy.server import ServerRole
-from fedbcd.engines.deploy.session import parse_text
+from fedbcd.engines.deploy.links.codec import Assembler, Limits, encode
+from fedbcd.engines.deploy.links.connection import parse_text
+from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.links.refusals import Refused
+from fedbcd.engines.deploy.processes.options import settle
+from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
+from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.errors import FedBCDError
-from fedbcd.eventlog import LogReader, LogWriter
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import (
     Activated,
@@ -49,7 +48,8 @@ from fedbcd.protocol.messages import (
     Uploaded,
     upload_ref,
 )
-from fedbcd.runfolder import read_tensors, write_tensors
+from fedbcd.record.eventlog import LogReader, LogWriter
+from fedbcd.record.runfolder import read_tensors, write_tensors
 
 SOURCES = str(Path(fedbcd.__file__).parent)
 INTERESTING = [

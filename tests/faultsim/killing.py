@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 from faultsim.processes import Here, play_to_the_end, tables
-from fedbcd.engines.deploy import failpoints
-from fedbcd.engines.deploy.failpoints import Failpoint
-from fedbcd.engines.deploy.filestore import FileStore
+from fedbcd.engines.deploy.processes import failpoints
+from fedbcd.engines.deploy.processes.failpoints import Failpoint
+from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.protocol.messages import COORDINATOR, Actor
 
 ROUNDS = 3

@@ -32,14 +32,14 @@ from torch import nn
 import fedbcd as fb
 from faultsim.causes import Causes, shares
 from faultsim.processes import Hurt
-from fedbcd.engines.deploy.assemble import Deployment
-from fedbcd.engines.deploy.dialer import Dialer
-from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.logs import Journal
-from fedbcd.engines.deploy.options import Deploy
-from fedbcd.engines.deploy.session import LinkOptions
-from fedbcd.engines.deploy.tls import Credentials, Plain
-from fedbcd.engines.deploy.up import free_ports, make_certificates, make_stores
+from fedbcd.engines.deploy.links.connection import LinkOptions
+from fedbcd.engines.deploy.links.dialer import Dialer
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.links.tls import Credentials, Plain
+from fedbcd.engines.deploy.local.up import free_ports, make_certificates, make_stores
+from fedbcd.engines.deploy.processes.assemble import Deployment
+from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import (
     COORDINATOR,

@@ -20,11 +20,11 @@ import torch
 
 from faultsim.processes import PATIENCE_S, Here, Hurt, start, tables
 from fedbcd.config import dump_toml
-from fedbcd.engines.deploy.ask import ask_status
-from fedbcd.engines.deploy.filestore import FileStore
-from fedbcd.engines.deploy.up import actors_of
+from fedbcd.engines.deploy.local.status_client import ask_status
+from fedbcd.engines.deploy.local.up import actors_of
+from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.protocol.messages import COORDINATOR, Actor, Restored
-from process_helpers import run
+from support.processes import run
 
 SERVER = "server/0"
 DEVICES = ("device/0", "device/1")

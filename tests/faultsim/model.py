@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from faultsim.world import FAR, Violation, World, trained
-from fedbcd.engines.deploy.blueprint import Blueprint
-from fedbcd.engines.deploy.clock import AHEAD_S
-from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.order import Order
-from fedbcd.eventlog import Transition
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.local.log_order import Order
+from fedbcd.engines.deploy.processes.clock import AHEAD_S
+from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud, RigorousCloud
 from fedbcd.protocol.messages import (
     COORDINATOR,
@@ -54,6 +53,7 @@ from fedbcd.protocol.messages import (
     number_of,
     upload_ref,
 )
+from fedbcd.record.eventlog import Transition
 
 CLOSE = 1e-5
 LARGEST = 1e3  # of what honest training gives here

@@ -15,9 +15,11 @@ from faultsim.disk import Disk
 from faultsim.run import run
 from faultsim.schedule import Schedule
 from fedbcd.algorithm import cloud
-from fedbcd.engines.deploy import clock, coordinator, device, order, server, snapshot, store
-from fedbcd.engines.deploy.checks import CheckFailed
-from fedbcd.engines.deploy.role import Role
+from fedbcd.engines.deploy.local import log_order as order
+from fedbcd.engines.deploy.processes import clock
+from fedbcd.engines.deploy.roles import coordinator, device, server, snapshot, store
+from fedbcd.engines.deploy.roles.base import Role
+from fedbcd.engines.deploy.roles.checks import CheckFailed
 from fedbcd.protocol import Device, Server
 from fedbcd.protocol import coordinator as coordinators
 from fedbcd.protocol import device as devices

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedbcd.engines.deploy.assemble import Deployment
-from fedbcd.engines.deploy.conclude import merge_stores
-from fedbcd.engines.deploy.options import Deploy
-from fedbcd.engines.deploy.process import run_process
-from fedbcd.engines.deploy.up import Up, free_ports, make_certificates, make_stores
+from fedbcd.engines.deploy.local.finish import merge_stores
+from fedbcd.engines.deploy.local.up import Up, free_ports, make_certificates, make_stores
+from fedbcd.engines.deploy.processes.assemble import Deployment
+from fedbcd.engines.deploy.processes.base import run_process
+from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.replay import replay
 from fedbcd.experiments.deployed import deployment_of, one_job
 from fedbcd.protocol.messages import Actor

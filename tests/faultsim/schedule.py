@@ -10,8 +10,8 @@ from functools import cache
 from torch import nn
 
 import fedbcd as fb
-from fedbcd.engines.deploy.blueprint import Blueprint
-from fedbcd.engines.deploy.failpoints import Failpoint
+from fedbcd.engines.deploy.processes.failpoints import Failpoint
+from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import COORDINATOR, device_actor, server_actor
 

@@ -20,15 +20,15 @@ from typing import Any
 import torch
 
 from faultsim.processes import PATIENCE_S, Here, start, tables
-from fedbcd.engines.deploy.ask import ask_health, ask_status
-from fedbcd.engines.deploy.device import DeviceRole, Done
-from fedbcd.engines.deploy.filestore import FileStore
-from fedbcd.engines.deploy.operator import ask_change
-from fedbcd.engines.deploy.tls import Plain
-from fedbcd.engines.simulate.batch import Trainer
+from fedbcd.compute.batch import Trainer
+from fedbcd.engines.deploy.links.operator_client import ask_change
+from fedbcd.engines.deploy.links.tls import Plain
+from fedbcd.engines.deploy.local.status_client import ask_health, ask_status
+from fedbcd.engines.deploy.roles.device import DeviceRole, Done
+from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.errors import NumericalError
-from fedbcd.eventlog import LogReader
 from fedbcd.protocol.messages import Actor
+from fedbcd.record.eventlog import LogReader
 
 FAR, SICK = 0, 3  # the two devices, one at each server; all are to be active in every phase
 

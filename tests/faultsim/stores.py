@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from faultsim.schedule import Fault, Planned
 from fedbcd.errors import ProtocolError
-from fedbcd.eventlog import Transition
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Acknowledged,
@@ -20,6 +19,7 @@ from fedbcd.protocol.messages import (
     device_actor,
     number_of,
 )
+from fedbcd.record.eventlog import Transition
 
 if TYPE_CHECKING:
     from faultsim.world import Node, World

@@ -18,20 +18,19 @@ from torch import Tensor, nn
 from faultsim.disk import Disk
 from faultsim.schedule import SERVERS, UNTIL, Fault, Planned, Schedule
 from faultsim.stores import Stores
+from fedbcd.compute.batch import Job
 from fedbcd.data.samples import Samples
-from fedbcd.engines.deploy import failpoints
-from fedbcd.engines.deploy.blueprint import Blueprint, OwnData
-from fedbcd.engines.deploy.codec import Limits, decode, encode
-from fedbcd.engines.deploy.coordinator import CoordinatorRole
-from fedbcd.engines.deploy.device import DeviceRole, Done
-from fedbcd.engines.deploy.failpoints import Failpoint, Stopped
-from fedbcd.engines.deploy.letter import Letter
-from fedbcd.engines.deploy.refusals import Refused
-from fedbcd.engines.deploy.role import Role
-from fedbcd.engines.deploy.server import ServerRole
-from fedbcd.engines.simulate.batch import Job
+from fedbcd.engines.deploy.links.codec import Limits, decode, encode
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.links.refusals import Refused
+from fedbcd.engines.deploy.processes import failpoints
+from fedbcd.engines.deploy.processes.failpoints import Failpoint, Stopped
+from fedbcd.engines.deploy.roles.base import Role
+from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
+from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
+from fedbcd.engines.deploy.roles.device import DeviceRole, Done
+from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.errors import ProtocolError, RecordError
-from fedbcd.eventlog import Transition
 from fedbcd.protocol import DeviceState, ServerState
 from fedbcd.protocol.messages import (
     COORDINATOR,
@@ -51,6 +50,7 @@ from fedbcd.protocol.messages import (
     server_actor,
     upload_ref,
 )
+from fedbcd.record.eventlog import Transition
 
 CALM_ROUNDS = 2  # that must follow once trouble has ended
 CALM_S = 40.0  # within this time
@@ -93,7 +93,7 @@ def tiny_training() -> Iterator[None]:
     their logs are short.
     """
     with (
-        patch("fedbcd.engines.deploy.device._trainer", lambda *_: TinyTrainer()),
+        patch("fedbcd.engines.deploy.roles.device._trainer", lambda *_: TinyTrainer()),
         patch.object(Role, "SNAPSHOT_EVERY", SNAPSHOT_EVERY),
     ):
         yield

@@ -13,7 +13,7 @@ from torch import Tensor
 import fedbcd as fb
 from fedbcd.algorithm.cloud import cloud_round, first_b_weights
 from fedbcd.algorithm.device import Rows, Work, aspg_step, extrapolate, penalty_step
-from rounding import ROUNDED_64
+from support.rounding import ROUNDED_64
 
 
 def number(value: float) -> Tensor:

@@ -11,8 +11,6 @@ import pytest
 
 import fedbcd as fb
 from fedbcd.algorithm import draws
-from fedbcd.engines.driver import Driver, Machines, NoNumbers
-from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.protocol.messages import (
     Actor,
     Command,
@@ -24,6 +22,8 @@ from fedbcd.protocol.messages import (
     Woke,
     number_of,
 )
+from fedbcd.schedule.driver import Driver, Machines, NoNumbers
+from fedbcd.schedule.events import Schedule, Simulation
 
 SERVERS, MEMBERS, SEED = 10, 10, 3
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 import fedbcd as fb
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.cloud import first_b_weights
-from fedbcd.engines.driver import Driver, Machines, NoNumbers
-from fedbcd.engines.simulate.engine import Schedule, Simulation
 from fedbcd.experiments.paper import PANELS, Setting
 from fedbcd.protocol.messages import (
     Actor,
@@ -31,6 +29,8 @@ from fedbcd.protocol.messages import (
     Trained,
     number_of,
 )
+from fedbcd.schedule.driver import Driver, Machines, NoNumbers
+from fedbcd.schedule.events import Schedule, Simulation
 
 SERVERS, MEMBERS = 4, 3
 DEVICES = SERVERS * MEMBERS

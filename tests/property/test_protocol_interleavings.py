@@ -13,7 +13,6 @@ from fractions import Fraction
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from exploring import examples
 from fedbcd.protocol import (
     AsyncCoordinator,
     Coordinator,
@@ -67,6 +66,7 @@ from fedbcd.protocol.messages import (
     ref,
     server_actor,
 )
+from support.exploring import examples
 
 SWEEPS = 40  # fair sweeps after which a healthy network must have moved on
 

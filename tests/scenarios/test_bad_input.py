@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from run_helpers import Answer, fedbcd, hash_folder, write_job
+from support.runs import Answer, fedbcd, hash_folder, write_job
 
 CONFIG, DATA, RECORD = 2, 3, 4  # exit codes, as drawn in fedbcd/errors.py
 

@@ -12,9 +12,9 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.algorithm.objective import Objective
-from fedbcd.engines.schedule import planned_timeline, recorded_timeline
+from fedbcd.compute.smoothness import bias
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.smoothness import bias
+from fedbcd.engines.timeline import planned_timeline, recorded_timeline
 from fedbcd.errors import RecordError
 from fedbcd.experiments.check import check_job
 from fedbcd.experiments.job import parse
@@ -22,7 +22,7 @@ from fedbcd.models import logistic
 from fedbcd.theory import assumptions
 from fedbcd.theory.assumptions import Verdict
 from fedbcd.theory.curvature import softmax_smoothness
-from run_helpers import CASES, fedbcd, federation, job_table, train, write_job
+from support.runs import CASES, fedbcd, federation, job_table, train, write_job
 
 SOUND: dict[str, Any] = {
     "algorithm.device_step": 0.01,

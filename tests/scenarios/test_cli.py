@@ -13,7 +13,7 @@ from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.data.datasets import DATASETS
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS
-from run_helpers import fedbcd, hash_folder, write_job
+from support.runs import fedbcd, hash_folder, write_job
 
 FILES = {"config.toml", "curves.png", "events.jsonl", "history.csv", "models.safetensors"}
 SUMMARY = {

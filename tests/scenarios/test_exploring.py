@@ -9,11 +9,11 @@ from pathlib import Path
 
 from hypothesis import settings
 
-import exploring
+from support import exploring
 
-TESTS = Path(exploring.__file__).parent
+TESTS = Path(exploring.__file__).parents[1]
 PROPERTY = """
-import exploring
+from support import exploring
 from hypothesis import given, strategies as st
 
 @exploring.examples(5)

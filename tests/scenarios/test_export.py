@@ -16,8 +16,8 @@ from fedbcd.errors import NumericalError
 from fedbcd.experiments.job import parse
 from fedbcd.export import Choice, export_run, write_model
 from fedbcd.models import MODELS, logistic
-from rounding import exact_outputs
-from run_helpers import fedbcd, job_table, outputs, train, write_job
+from support.rounding import exact_outputs
+from support.runs import fedbcd, job_table, outputs, train, write_job
 
 onnx = pytest.importorskip("onnx", reason="ONNX files are tested with the extra 'export'")
 

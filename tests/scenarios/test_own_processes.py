@@ -11,9 +11,9 @@ import pytest
 
 from fedbcd.experiments.job import parse
 from fedbcd.experiments.pool import run_jobs
-from run_helpers import job_table, train
-from waiting import wait_for
-from web_helpers import Site
+from support.runs import job_table, train
+from support.waiting import wait_for
+from support.web import Site
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -66,7 +66,7 @@ def test_it_can_be_turned_off_and_is_then_not_needed(monkeypatch: pytest.MonkeyP
     program = (
         "import sys; sys.path.insert(0, 'tests')\n"
         "from fedbcd.algorithm.fused.library import library\n"
-        "from run_helpers import train\n"
+        "from support.runs import train\n"
         "assert library() is None\n"
         "print(train('fedbcd-sync', rounds=3).digest)"
     )
@@ -78,5 +78,5 @@ def test_it_can_be_turned_off_and_is_then_not_needed(monkeypatch: pytest.MonkeyP
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
+    monkeypatch.setattr("fedbcd.compute.fused.library", lambda: None)
     assert done.stdout.strip() == train("fedbcd-sync", rounds=3).digest

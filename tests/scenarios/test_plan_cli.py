@@ -10,8 +10,8 @@ import pytest
 
 import fedbcd as fb
 from fedbcd.errors import RecordError
-from fedbcd.eventlog import LogReader, LogWriter
-from run_helpers import fedbcd, hash_folder, train, write_job
+from fedbcd.record.eventlog import LogReader, LogWriter
+from support.runs import fedbcd, hash_folder, train, write_job
 
 ROOT = Path(__file__).parents[2]
 
@@ -250,7 +250,7 @@ def test_a_log_without_arrivals_is_named(tmp_path: Path) -> None:
 
 
 def test_the_package_does_not_load_scipy_until_it_plans() -> None:
-    code = "import sys, fedbcd, fedbcd.cli; sys.exit('scipy' in sys.modules)"
+    code = "import sys, fedbcd, fedbcd.cli.run; sys.exit('scipy' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(Path(fb.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 

@@ -15,8 +15,8 @@ import pytest
 import fedbcd as fb
 from fedbcd.errors import ConfigError
 from fedbcd.trackers import MLflow, TensorBoard, Tracker, WandB, tracker
-from run_helpers import fedbcd, train, write_job
-from waiting import wait_for
+from support.runs import fedbcd, train, write_job
+from support.waiting import wait_for
 
 SETTINGS = {"title": "small", "algorithm": {"name": "fedbcd", "penalty": 1.0}}
 

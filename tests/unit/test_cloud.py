@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedbcd as fb
-from exploring import examples
 from fedbcd.algorithm import cloud
 from fedbcd.algorithm.projection import Ball, Box, Projection, Simplex
 from fedbcd.errors import ConfigError
-from rounding import ROUNDED_64
+from support.exploring import examples
+from support.rounding import ROUNDED_64
 
 EXACT = examples(40)
 seeds = st.integers(0, 2**20)

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbcd as fb
-from exploring import examples
 from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.config import NESTED, build, check_keys, choose, convert, dump_toml, nearest, read_toml
 from fedbcd.describe import describe
-from fedbcd.engines.simulate.delays import DELAYS
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.clouds import CLOUDS
+from fedbcd.schedule.delays import DELAYS
+from support.exploring import examples
 
 EXACT = examples(100)
 

@@ -15,12 +15,12 @@ from fedbcd.dashboard.app import make_app
 from fedbcd.dashboard.deployment import Deployment, addresses_in
 from fedbcd.dashboard.library import Library
 from fedbcd.errors import ConfigError
+from fedbcd.record.runfolder import RunFolder
 from fedbcd.report.view import read_run, run_view
-from fedbcd.runfolder import RunFolder
-from role_helpers import Roles, over
-from run_helpers import fedbcd, hash_folder, train
-from waiting import wait_for
-from web_helpers import Site, serving
+from support.roles import Roles, over
+from support.runs import fedbcd, hash_folder, train
+from support.waiting import wait_for
+from support.web import Site, serving
 
 TOKEN = "a-token-of-some-length"
 

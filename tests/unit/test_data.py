@@ -20,10 +20,10 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import fedbcd as fb
-from exploring import examples
 from fedbcd.algorithm import draws
 from fedbcd.data.datasets import Scale
 from fedbcd.errors import ConfigError, DataError
+from support.exploring import examples
 
 EXACT = examples(25)
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fedbcd as fb
-from exploring import examples
 from fedbcd.algorithm import draws
 from fedbcd.config import choose
 from fedbcd.describe import describe
-from fedbcd.engines.simulate.delays import DELAYS, Delay
 from fedbcd.errors import ConfigError
+from fedbcd.schedule.delays import DELAYS, Delay
+from support.exploring import examples
 
 EXACT = examples(60)
 KINDS: dict[str, Delay] = {

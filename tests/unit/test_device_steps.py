@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exploring import examples
 from fedbcd.algorithm.device import (
     Rows,
     Work,
@@ -21,7 +20,8 @@ from fedbcd.algorithm.device import (
     penalty_steps,
 )
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
-from rounding import ROUNDED_64
+from support.exploring import examples
+from support.rounding import ROUNDED_64
 
 EXACT = examples(25)
 N, P = 4, 6

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exploring import examples
 from fedbcd.algorithm import draws
+from support.exploring import examples
 
 MODULUS = 1 << 64
 EXACT = examples(60)

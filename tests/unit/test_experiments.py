@@ -15,7 +15,7 @@ from fedbcd.experiments.job import Job, parse
 from fedbcd.experiments.paper import PANELS, Panel, Setting, panels
 from fedbcd.experiments.pool import job_key, run_jobs
 from fedbcd.experiments.sweep import parse_sweep, rank
-from fedbcd.history import History, Row
+from fedbcd.record.history import History, Row
 
 SMALL = {
     "data": {"diversity": 2, "samples": 12},

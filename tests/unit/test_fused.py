@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedbcd as fb
-from chain_helpers import RULE, Example, builds, runs_here
-from exploring import examples
 from fedbcd.algorithm.cloud import absorb
 from fedbcd.algorithm.device import Contact, Rows, Work, penalty_steps
 from fedbcd.algorithm.fused.chain import LinearLayer
@@ -36,12 +34,14 @@ from fedbcd.algorithm.fused.library import (
     load,
 )
 from fedbcd.algorithm.objective import Objective
+from fedbcd.compute.evaluate import Evaluator, Scores
+from fedbcd.compute.workers import OneWorker
 from fedbcd.data.samples import Scale
-from fedbcd.engines.simulate.evaluate import Evaluator, Scores
-from fedbcd.engines.simulate.workers import OneWorker
 from fedbcd.models import logistic, mlp
-from rounding import Rule, U, exact_outputs, exact_step, of_run
-from run_helpers import BCD, CASES, federation, largest_difference, train
+from support.chains import RULE, Example, builds, runs_here
+from support.exploring import examples
+from support.rounding import Rule, U, exact_outputs, exact_step, of_run
+from support.runs import BCD, CASES, federation, largest_difference, train
 
 needs_library = pytest.mark.skipif(library() is None, reason="the compiled code was not built")
 BUILDS = ("_chain_avx512", "_chain_avx2", PORTABLE)
@@ -265,8 +265,8 @@ def test_every_build_takes_the_steps_of_eq_4(example: Example) -> None:
     """Widths, batches and steps of every kind: each step is the exact one from where it began, up
     to rounding.
 
-    How far rounding may go is derived in `rounding.py`, from the magnitudes of the example and for
-    any order of summation, so it holds on every processor;
+    How far rounding may go is derived in `support/rounding.py`, from the magnitudes of the example
+    and for any order of summation, so it holds on every processor;
     `test_a_wrong_step_is_told_from_rounding` shows that it is not far. Steps are compared one by
     one, since what one leaves is magnified by those that follow; and a session has the bits of its
     steps.
@@ -527,7 +527,7 @@ def test_scores_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     compiled, in_parts = scores("compiled"), scores("in parts")
-    monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
+    monkeypatch.setattr("fedbcd.compute.fused.library", lambda: None)
     assert compiled == in_parts == scores("by torch")
 
 
@@ -558,7 +558,7 @@ def test_a_module_that_is_a_chain_in_training_only_is_tested_by_torch() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_is_the_same_but_for_rounding(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = train(case, rounds=15)
-    monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
+    monkeypatch.setattr("fedbcd.compute.fused.library", lambda: None)
     by_torch = train(case, rounds=15)
     assert compiled.digest != by_torch.digest, "another way to round"
     assert largest_difference(compiled, by_torch) < 2 * of_run(15)

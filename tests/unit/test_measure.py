@@ -14,11 +14,11 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.algorithm.fused.library import library
 from fedbcd.algorithm.objective import Objective
+from fedbcd.compute.evaluate import Evaluator
+from fedbcd.compute.workers import OneWorker
 from fedbcd.data.measure import Measure
 from fedbcd.data.partition import Dirichlet, Diversity, Partition, Partitioner
 from fedbcd.data.samples import Samples
-from fedbcd.engines.simulate.evaluate import Evaluator
-from fedbcd.engines.simulate.workers import OneWorker
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import default_table, parse
 from fedbcd.experiments.paper import PANELS, Setting, panels
@@ -100,7 +100,7 @@ def test_every_way_to_test_gives_the_scores_of_the_definition(
     federation = split_digits(split)
     models, homes = models_near(federation, 12), {device: device // 3 for device in range(12)}
     if path == "torch":
-        monkeypatch.setattr("fedbcd.engines.simulate.fused.library", lambda: None)
+        monkeypatch.setattr("fedbcd.compute.fused.library", lambda: None)
     evaluator = Evaluator(
         federation,
         Objective(linear(), federation.loss),

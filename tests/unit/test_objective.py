@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedbcd as fb
-from exploring import examples
 from fedbcd.algorithm.objective import Gradients, Loss, Objective, _generators
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.traced import LONG, _does_nothing, product_in_two, trace
 from fedbcd.errors import ConfigError, DataError
+from support.exploring import examples
 
 N, R, CLASSES = 3, 4, 3
 

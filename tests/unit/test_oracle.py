@@ -24,7 +24,7 @@ from oracle import (
     run,
     unit,
 )
-from rounding import ROUNDED_64
+from support.rounding import ROUNDED_64
 
 SEED = 7
 NEVER = 1000.0

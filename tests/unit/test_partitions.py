@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from exploring import examples
 from fedbcd.algorithm import draws
 from fedbcd.cli import app
 from fedbcd.config import dump_toml
@@ -38,6 +37,7 @@ from fedbcd.data.picture import draw_partition
 from fedbcd.data.shares import fill, parts, proportions
 from fedbcd.errors import ConfigError, DataError
 from fedbcd.experiments.job import parse
+from support.exploring import examples
 
 EXACT = examples(40)
 TARGETS = torch.arange(600) * 7 % 10  # sixty of each label

@@ -12,9 +12,7 @@ import torch
 from scipy import stats
 
 import fedbcd as fb
-from fedbcd.engines.simulate.delays import Delay
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.eventlog import LogWriter
 from fedbcd.experiments.job import parse
 from fedbcd.planner import pilots, server_time
 from fedbcd.planner.explain import explain
@@ -31,8 +29,10 @@ from fedbcd.planner.server_time import (
     recorded_times,
 )
 from fedbcd.planner.timeline import async_rounds, rigorous_rounds
-from planner_helpers import CLOCK, DELAYS, simulation
-from run_helpers import job_table, train
+from fedbcd.record.eventlog import LogWriter
+from fedbcd.schedule.delays import Delay
+from support.planner import CLOCK, DELAYS, simulation
+from support.runs import job_table, train
 
 
 def test_staleness_is_the_rounds_since_the_last_mix_of_those_left_out() -> None:

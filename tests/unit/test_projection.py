@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exploring import examples
 from fedbcd.algorithm.projection import (
     PROJECTIONS,
     Ball,
@@ -23,6 +22,7 @@ from fedbcd.algorithm.projection import (
 )
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
+from support.exploring import examples
 
 EXACT = examples(8)
 P = 7

@@ -21,7 +21,7 @@ from fedbcd.protocol.messages import (
     StepGlobal,
     server_actor,
 )
-from protocol_helpers import EVERY_EVENT, Nonsense, assert_ignored, assert_refused, play, snapshot
+from support.protocol import EVERY_EVENT, Nonsense, assert_ignored, assert_refused, play, snapshot
 
 
 # ------------------------------------------------------------------------------------------------

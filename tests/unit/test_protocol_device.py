@@ -30,7 +30,7 @@ from fedbcd.protocol.messages import (
     Withdrawn,
     Woke,
 )
-from protocol_helpers import EVERY_EVENT, Nonsense, assert_ignored, assert_refused, play, snapshot
+from support.protocol import EVERY_EVENT, Nonsense, assert_ignored, assert_refused, play, snapshot
 
 S = DeviceState
 ASK = Send(to="server/3", message=UpdateRequested(device=7, activation=1))

@@ -19,7 +19,7 @@ from fedbcd.protocol.messages import (
     ref,
     server_actor,
 )
-from protocol_helpers import EVERY_EVENT
+from support.protocol import EVERY_EVENT
 
 SOURCES = sorted(Path(fedbcd.protocol.__file__).parent.glob("*.py"))
 

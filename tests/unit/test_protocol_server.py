@@ -42,7 +42,7 @@ from fedbcd.protocol.messages import (
     device_actor,
 )
 from fedbcd.protocol.server import TRANSITIONS
-from protocol_helpers import EVERY_EVENT, Nonsense, assert_ignored, assert_refused, play, snapshot
+from support.protocol import EVERY_EVENT, Nonsense, assert_ignored, assert_refused, play, snapshot
 
 S = ServerState
 

@@ -7,7 +7,6 @@ Server 3 has the members 0, 1 and 2.
 import pytest
 
 from fedbcd.errors import RemoteProtocolError
-from fedbcd.eventlog import decode, encode
 from fedbcd.protocol import Device, DeviceState, Server, ServerState
 from fedbcd.protocol.messages import (
     Acknowledged,
@@ -39,7 +38,8 @@ from fedbcd.protocol.messages import (
     Withdrawn,
     Woke,
 )
-from protocol_helpers import assert_refused, play, snapshot
+from fedbcd.record.eventlog import decode, encode
+from support.protocol import assert_refused, play, snapshot
 
 
 def asks(device: int, activation: int = 0) -> Event:

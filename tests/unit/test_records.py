@@ -16,11 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from exploring import examples
 from fedbcd.describe import describe
 from fedbcd.errors import RecordError
-from fedbcd.eventlog import BEFORE, LogReader, LogWriter, Transition, decode, encode
-from fedbcd.history import COLUMNS, History, Row
 from fedbcd.protocol import messages
 from fedbcd.protocol.messages import (
     Absorb,
@@ -34,7 +31,10 @@ from fedbcd.protocol.messages import (
     Uploaded,
     Woke,
 )
-from fedbcd.runfolder import read_tensors, write_tensors
+from fedbcd.record.eventlog import BEFORE, LogReader, LogWriter, Transition, decode, encode
+from fedbcd.record.history import COLUMNS, History, Row
+from fedbcd.record.runfolder import read_tensors, write_tensors
+from support.exploring import examples
 
 EXACT = examples(60)
 floats = st.floats()

@@ -18,6 +18,7 @@ import fedbcd as fb
 from fedbcd.errors import RecordError
 from fedbcd.planner.explain import explain
 from fedbcd.planner.record import read_record
+from fedbcd.record.runfolder import RunFolder, is_at_work
 from fedbcd.report.advice import advice
 from fedbcd.report.follow import LogFollower
 from fedbcd.report.page import page, view_of, write_report
@@ -25,8 +26,7 @@ from fedbcd.report.protocol_view import device_page, timeline
 from fedbcd.report.runs import find_runs, read_extras
 from fedbcd.report.story import NEVER, Story
 from fedbcd.report.view import RunRecord, differences, flat, read_run, run_view
-from fedbcd.runfolder import RunFolder, is_at_work
-from run_helpers import CASES, DEVICES, MLP, SERVERS, fedbcd, train, write_job
+from support.runs import CASES, DEVICES, MLP, SERVERS, fedbcd, train, write_job
 
 ASYNC = "fedbcd-i-async"
 

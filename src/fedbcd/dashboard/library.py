@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.errors import FedBCDError, RecordError
+from fedbcd.record.runfolder import is_at_work
 from fedbcd.report.advice import advice
 from fedbcd.report.baseline import best_baseline, job_folders, modified
 from fedbcd.report.follow import LogFollower
@@ -16,7 +17,6 @@ from fedbcd.report.protocol_view import device_page, timeline
 from fedbcd.report.runs import LOG, MODELS, Extras, find_runs, read_extras
 from fedbcd.report.standing import Standing
 from fedbcd.report.view import RunRecord, devices_view, differences, record_of, run_view
-from fedbcd.runfolder import is_at_work
 
 PHASES = 3_000  # in one answer; details of a stretch are fetched when someone zooms in
 AT_ONCE = 1 << 25  # bytes of a log that are read for one answer; the rest comes with the next ones

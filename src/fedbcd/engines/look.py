@@ -6,12 +6,12 @@ from dataclasses import asdict
 
 import torch
 
-from fedbcd.engines.driver import Machines
-from fedbcd.engines.simulate.certify import Certificates
-from fedbcd.engines.simulate.evaluate import Evaluator, Scores
-from fedbcd.engines.simulate.numbers import StackedNumbers
-from fedbcd.engines.simulate.rows import Rows
-from fedbcd.history import Row
+from fedbcd.compute.certify import Certificates
+from fedbcd.compute.evaluate import Evaluator, Scores
+from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.rows import Rows
+from fedbcd.record.history import Row
+from fedbcd.schedule.driver import Machines
 
 
 def members_of(machines: Machines) -> list[tuple[int, int]]:

@@ -12,14 +12,14 @@ from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.config import choose
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_in
-from fedbcd.engines.driver import Driver
 from fedbcd.engines.settings import Settings, torch_device
-from fedbcd.engines.simulate.delays import DELAYS, Clock
 from fedbcd.errors import ProtocolError, RecordError, ReplayMismatch
-from fedbcd.eventlog import LogReader, Transition
 from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trained, number_of
+from fedbcd.record.eventlog import LogReader, Transition
 from fedbcd.recorded import completed
+from fedbcd.schedule.delays import DELAYS, Clock
+from fedbcd.schedule.driver import Driver
 
 DTYPES = {
     "float32": torch.float32,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedbcd.algorithm.params import Layout
+from fedbcd.compute.rows import ManyModels, Rows, SomeRows
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.engines.environment import environment
-from fedbcd.engines.simulate.rows import ManyModels, Rows, SomeRows
 from fedbcd.errors import RecordError
-from fedbcd.history import History, Row
-from fedbcd.runfolder import read_tensors, write_tensors
+from fedbcd.record.history import History, Row
+from fedbcd.record.runfolder import read_tensors, write_tensors
 
 
 @dataclass(frozen=True)

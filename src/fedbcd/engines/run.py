@@ -15,11 +15,17 @@ from typing import Any
 import torch
 
 from fedbcd.algorithm.variants import Algorithm
+from fedbcd.compute.ahead import Ahead, AheadWithEvents
+from fedbcd.compute.certify import CALL, DEVICES, Certificates, Certifier, Ration
+from fedbcd.compute.evaluate import Evaluator, Scores
+from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.rows import Rows
+from fedbcd.compute.store import stored_in, workers_ahead
+from fedbcd.compute.workers import workers
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, measure_in, untested
 from fedbcd.engines.cluster.engine import ClusterNumbers, cluster_numbers
 from fedbcd.engines.cluster.options import Cluster, chosen_cluster
-from fedbcd.engines.driver import Driver, NoNumbers
 from fedbcd.engines.look import members_of, row_of, scores_of
 from fedbcd.engines.result import Progress, Run, notes_of
 from fedbcd.engines.settings import (
@@ -30,23 +36,17 @@ from fedbcd.engines.settings import (
     samples_per_round,
     torch_device,
 )
-from fedbcd.engines.simulate.ahead import Ahead, AheadWithEvents
-from fedbcd.engines.simulate.certify import CALL, DEVICES, Certificates, Certifier, Ration
-from fedbcd.engines.simulate.delays import Clock
-from fedbcd.engines.simulate.engine import Schedule, Simulation
-from fedbcd.engines.simulate.evaluate import Evaluator, Scores
-from fedbcd.engines.simulate.numbers import StackedNumbers
-from fedbcd.engines.simulate.outline import Outline, why_not_ahead
-from fedbcd.engines.simulate.rows import Rows
-from fedbcd.engines.simulate.store import stored_in, workers_ahead
-from fedbcd.engines.simulate.workers import workers
 from fedbcd.engines.warnings import at_the_border, doubts
 from fedbcd.errors import BorderWarning, ConfigError, DivergenceWarning, RecordError
-from fedbcd.eventlog import LogWriter
-from fedbcd.history import History
 from fedbcd.protocol.clouds import Cloud, SyncCloud
+from fedbcd.record.eventlog import LogWriter
+from fedbcd.record.history import History
+from fedbcd.record.runfolder import Checkpoint, RunFolder, recorded_in
 from fedbcd.recorded import going_on
-from fedbcd.runfolder import Checkpoint, RunFolder, recorded_in
+from fedbcd.schedule.arrays import Outline, why_not_ahead
+from fedbcd.schedule.delays import Clock
+from fedbcd.schedule.driver import Driver, NoNumbers
+from fedbcd.schedule.events import Schedule, Simulation
 
 MOST_LOOKS, FEWEST_LOOKS = 20, 4  # where the user has not said
 # so many times as long as a look is the training between two; a GPU tests faster than it takes

@@ -15,17 +15,17 @@ from torch import nn
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.variants import Algorithm, FedBCDI, penalties
+from fedbcd.compute.batch import Trainer
+from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.rows import MakeRows
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_measure
 from fedbcd.describe import describe
-from fedbcd.engines.driver import Machines
-from fedbcd.engines.simulate.batch import Trainer
-from fedbcd.engines.simulate.delays import Clock
-from fedbcd.engines.simulate.numbers import StackedNumbers
-from fedbcd.engines.simulate.rows import MakeRows
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
 from fedbcd.recorded import in_record, shortened
+from fedbcd.schedule.delays import Clock
+from fedbcd.schedule.driver import Machines
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 Kind = TypeVar("Kind", bound=StackedNumbers)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedbcd.algorithm.projection import on_bound
 from fedbcd.algorithm.variants import FedBCDI, penalties
+from fedbcd.compute.certify import sample_of
+from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.smoothness import DeviceLoss
 from fedbcd.data.federation import Federation
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.certify import sample_of
-from fedbcd.engines.simulate.numbers import StackedNumbers
-from fedbcd.engines.smoothness import DeviceLoss
 from fedbcd.protocol.clouds import Cloud, GraphCloud
 from fedbcd.theory.bounds import device_step_limit, stable_step_limit
 from fedbcd.theory.mixing import cut_off

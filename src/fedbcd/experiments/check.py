@@ -12,15 +12,15 @@ import torch
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.projection import diameter
 from fedbcd.algorithm.variants import Algorithm, FedBCD, penalties
+from fedbcd.compute.smoothness import bias, estimate, sigma
 from fedbcd.data.federation import Federation
-from fedbcd.engines.schedule import Timeline, other_schedule, planned_timeline, recorded_timeline
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.delays import Constant
-from fedbcd.engines.smoothness import bias, estimate, sigma
+from fedbcd.engines.timeline import Timeline, other_schedule, planned_timeline, recorded_timeline
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.eventlog import LogReader
 from fedbcd.experiments.job import Job
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
+from fedbcd.record.eventlog import LogReader
+from fedbcd.schedule.delays import Constant
 from fedbcd.theory import assumptions
 from fedbcd.theory.assumptions import Bias, Finding, Smoothness, Verdict
 from fedbcd.theory.mixing import first_b_matrices

@@ -13,13 +13,13 @@ from torch import nn
 
 from fedbcd.config import read_toml
 from fedbcd.data.federation import Federation
-from fedbcd.engines.deploy.options import Deploy, settle
+from fedbcd.engines.deploy.processes.options import Deploy, settle
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import Job, parse
 
 if TYPE_CHECKING:
-    from fedbcd.engines.deploy.assemble import Deployment
+    from fedbcd.engines.deploy.processes.assemble import Deployment
 
 
 def read_job(file: Path, flags: Mapping[str, Any]) -> tuple[Job, Deploy]:
@@ -74,7 +74,7 @@ def deployment_of(
     """What every role is made from. With `deploy.samples` nobody loads data, and the model is one
     of your own.
     """
-    from fedbcd.engines.deploy.assemble import Deployment  # needs the deploy extra
+    from fedbcd.engines.deploy.processes.assemble import Deployment  # needs the deploy extra
 
     torch.set_num_threads(1)
     if options.samples is None:

@@ -15,7 +15,7 @@ from fedbcd.experiments.claims import Verdict
 from fedbcd.experiments.paper import Panel
 from fedbcd.experiments.pictures import COLOURS
 from fedbcd.experiments.pool import Result
-from fedbcd.history import COLUMNS, History
+from fedbcd.record.history import COLUMNS, History
 
 LABELS = {
     "personal_accuracy": "personal accuracy",

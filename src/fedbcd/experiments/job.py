@@ -25,12 +25,12 @@ from fedbcd.describe import describe
 from fedbcd.engines.result import Run
 from fedbcd.engines.run import train
 from fedbcd.engines.settings import Settings, torch_device
-from fedbcd.engines.simulate.delays import DELAYS, Clock, Delay
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS, Cloud, SyncCloud
+from fedbcd.record.runfolder import RunFolder, recorded_in
 from fedbcd.recorded import completed, going_on
-from fedbcd.runfolder import RunFolder, recorded_in
+from fedbcd.schedule.delays import DELAYS, Clock, Delay
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 from fedbcd.algorithm.projection import Box
 from fedbcd.algorithm.variants import FedBCD, penalties
+from fedbcd.compute.numbers import StackedNumbers
 from fedbcd.data.federation import Federation
-from fedbcd.engines.driver import Driver
-from fedbcd.engines.schedule import Timeline, TimelineRecorder
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.delays import Clock, Floats
-from fedbcd.engines.simulate.engine import Schedule, Simulation
-from fedbcd.engines.simulate.numbers import StackedNumbers
+from fedbcd.engines.timeline import Timeline, TimelineRecorder
 from fedbcd.protocol.clouds import RigorousCloud
 from fedbcd.protocol.messages import Actor, Command, Event, StepModel, number_of
+from fedbcd.schedule.delays import Clock, Floats
+from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.theory import certificates as theory
 from fedbcd.theory.bounds import Problem, device_step_limit, server_step_limit
 from fedbcd.theory.mixing import (

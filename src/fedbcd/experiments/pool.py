@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.engines.settings import torch_device
-from fedbcd.engines.simulate.allocator import keep_freed_memory
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job, parse
-from fedbcd.history import History, Row
+from fedbcd.record.history import History, Row
 from fedbcd.recorded import in_record, shortened
 
 CHECKPOINT_EVERY = 200  # rounds

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from scipy import integrate, special, stats
 
 from fedbcd.algorithm import draws
-from fedbcd.engines.simulate.delays import (
+from fedbcd.errors import ConfigError
+from fedbcd.schedule.delays import (
     Constant,
     Delay,
     Exponential,
@@ -29,7 +30,6 @@ from fedbcd.engines.simulate.delays import (
     Uniform,
     Weibull,
 )
-from fedbcd.errors import ConfigError
 
 PRECISION = 1e-9  # relative, of the quadrature
 PANELS: Floats = np.array([0.0, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 600])

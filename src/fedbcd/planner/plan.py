@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from fedbcd.engines.simulate.delays import Floats
 from fedbcd.errors import ConfigError
 from fedbcd.planner.order_statistics import check_rank, expected_all
 from fedbcd.planner.server_time import KnownTime, RecordedTime, ServerTime
 from fedbcd.planner.timeline import REPLICAS, RoundTime, async_rounds, draws_needed, rounds_of
+from fedbcd.schedule.delays import Floats
 
 TIMES_ERROR = 1.96  # standard errors on either side: 95 in 100
 # standard deviations on either side, where these are taken from 24 resamples (Student's t)

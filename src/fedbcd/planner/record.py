@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedbcd.errors import RecordError
-from fedbcd.eventlog import LogReader, Transition
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Activated,
@@ -21,6 +20,7 @@ from fedbcd.protocol.messages import (
     Uploaded,
     number_of,
 )
+from fedbcd.record.eventlog import LogReader, Transition
 
 
 @dataclass(slots=True)

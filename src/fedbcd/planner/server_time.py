@@ -12,11 +12,11 @@ import numpy.typing as npt
 from scipy import stats
 
 from fedbcd.algorithm.variants import FedBCDI
-from fedbcd.engines.simulate.delays import Clock, Floats
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
 from fedbcd.planner.order_statistics import Distribution, Empirical, check_mean, uniforms
 from fedbcd.planner.record import Phase, Record
+from fedbcd.schedule.delays import Clock, Floats
 
 CHUNK = 2**20  # devices whose times are drawn at once: about 50 MB
 LARGEST_U = 1 - 2.0**-53

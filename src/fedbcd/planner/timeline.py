@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedbcd.engines.simulate.delays import Floats
 from fedbcd.planner.order_statistics import check_rank
 from fedbcd.planner.server_time import ServerTime
+from fedbcd.schedule.delays import Floats
 
 REPLICAS = 24
 DRAWS = 10_000  # of tau_n, for each copy and B

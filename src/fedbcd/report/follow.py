@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from fedbcd.errors import RecordError
-from fedbcd.eventlog import VERSION
+from fedbcd.record.eventlog import VERSION
 from fedbcd.report.story import Story
 
 CHUNK = 1 << 22  # bytes that are read at once

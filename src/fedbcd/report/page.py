@@ -11,12 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedbcd.record.runfolder import write_whole
 from fedbcd.report.advice import advice
 from fedbcd.report.baseline import best_baseline, job_folders
 from fedbcd.report.planning import arrivals_of, plan_view
 from fedbcd.report.runs import find_runs
 from fedbcd.report.view import RunRecord, devices_view, differences, read_run, run_view
-from fedbcd.runfolder import write_whole
 
 MOST_PLANS = 3  # runs that are planned for; a plan takes a second or two
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.errors import RecordError
-from fedbcd.history import History, Row
+from fedbcd.record.history import History, Row
 
 LOG, MODELS = "events.jsonl", "models.safetensors"
 MOST_HEAD = 100_000_000  # bytes, the limit of the safetensors format

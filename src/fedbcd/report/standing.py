@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedbcd.record.runfolder import is_at_work
 from fedbcd.report.story import Story
-from fedbcd.runfolder import is_at_work
 
 
 @dataclass(frozen=True)

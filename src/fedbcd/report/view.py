@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbcd.data.measure import measure_in
-from fedbcd.history import COLUMNS, History
+from fedbcd.record.history import COLUMNS, History
 from fedbcd.report.baseline import Baseline, has_personal_models
 from fedbcd.report.follow import LogFollower
 from fedbcd.report.protocol_view import (

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbcd.compute.allocator import keep_freed_memory
+from fedbcd.compute.batch import Job
+from fedbcd.compute.evaluate import Evaluator
+from fedbcd.compute.rows import MakeRows, Rows
+from fedbcd.compute.store import stored_in
 from fedbcd.data.federation import Federation
 from fedbcd.data.samples import Samples
 from fedbcd.engines.cluster.options import import_ray
 from fedbcd.engines.settings import Settings, products_in, torch_device
-from fedbcd.engines.simulate.allocator import keep_freed_memory
-from fedbcd.engines.simulate.batch import Job
-from fedbcd.engines.simulate.evaluate import Evaluator
-from fedbcd.engines.simulate.rows import MakeRows, Rows
-from fedbcd.engines.simulate.store import stored_in
 
 Array = np.ndarray[Any, Any]
 MODELS = ("x", "x_prev")

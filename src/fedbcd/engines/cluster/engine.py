@@ -23,13 +23,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.rows import ManyModels, Rows
+from fedbcd.compute.store import StoredRows
 from fedbcd.data.federation import Federation
 from fedbcd.engines.cluster.actors import MODELS, Array, Done, Shard, packed, part_of, unpacked
 from fedbcd.engines.cluster.options import Cluster, expected_work, import_ray, shards_of
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.simulate.numbers import StackedNumbers
-from fedbcd.engines.simulate.rows import ManyModels, Rows
-from fedbcd.engines.simulate.store import StoredRows
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.protocol.messages import (
     Absorb,

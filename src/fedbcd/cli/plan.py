@@ -1,0 +1,580 @@
+"""The commands about time: `fedbcd plan` and `fedbcd explain`. Thin, like `cli`; scipy is loaded
+only when one of them runs.
+"""
+
+import json
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedbcd.config import choose, convert, read_toml
+from fedbcd.errors import ConfigError, RecordError
+from fedbcd.experiments.job import Job, default_table, parse
+from fedbcd.experiments.sweep import Score
+from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
+from fedbcd.schedule.delays import DELAYS
+
+if TYPE_CHECKING:
+    from fedbcd.planner.explain import RoundStory, ServerPart
+    from fedbcd.planner.order_statistics import Distribution
+    from fedbcd.planner.pilots import Recommendation
+    from fedbcd.planner.plan import Plan, PlanRow
+    from fedbcd.planner.server_time import Fit, ServerTime
+
+console = Console(stderr=True)
+INTERRUPTED = 130
+MOST_ROWS = 16
+LEGEND = """fresh: E[tau_(B)] of servers that start together, r: its ratio to that of all (eq. 7)
+round: mean time between two mixes, where servers left out carry on (+- 95 %); ratio: to that of all
+steps/h: server steps from a mix; age: rounds since its last mix, of a server left out
+(old: 95 in 100 are younger)"""
+
+NO_BARS = (
+    "+- is -: these times have no finite variance, so a sampled mean has no error bar and is likely"
+    " too short; B = all is exact"
+)
+
+
+def plan_command(
+    file: Annotated[
+        Path | None, typer.Argument(help="A job file (TOML). Without one: the default job.")
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Plan from an event log, or the folder of a run, in place of a job."),
+    ] = None,
+    times: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "Plan from a distribution of server times: '{ name = \"gamma\", shape = 2 }', or a"
+                " name of scipy.stats."
+            )
+        ),
+    ] = None,
+    servers: Annotated[
+        int | None, typer.Option(help="N, how many servers (default: those of the job or log).")
+    ] = None,
+    first: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "Which B, such as 3, 1-5 or 1,3,10 (default: every B; 50 of them beyond 100"
+                " servers)."
+            )
+        ),
+    ] = None,
+    active: Annotated[
+        str | None,
+        typer.Option(help="Which q, such as 3 or 1-6 (default: that of the job or log)."),
+    ] = None,
+    cloud: Annotated[
+        str | None, typer.Option(help="async or rigorous (default: that of the job, else async).")
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "Which of the runs of the job file, by title (default: the first on an async"
+                " cloud)."
+            )
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Rigorous cloud: how many rounds the run is to have.")
+    ] = 100,
+    clock_seconds: Annotated[float, typer.Option(help="Seconds in one unit of the clock.")] = 1.0,
+    pilots: Annotated[
+        bool, typer.Option(help="Train short pilots of the job to find the best B.")
+    ] = True,
+    seeds: Annotated[int, typer.Option(help="Pilots: how many seeds for each B.")] = 2,
+    by: Annotated[
+        str,
+        typer.Option(help="Pilots: the score that decides; also personal_accuracy, worst_decile."),
+    ] = "global_accuracy",
+    until_clock: Annotated[
+        float | None, typer.Option(help="Pilots: where they end (default: a quarter of the job).")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Where the files of the data set are.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for plan.json and plan.png (default: nothing is written)."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object on the last line.")
+    ] = False,
+) -> None:
+    """Say how long a round takes for each number B of servers to wait for, and which B is best for
+    your job.
+    """
+    _need_scipy()
+    from fedbcd.planner.plan import make_plan
+
+    if sum(given is not None for given in (file, log, times)) > 1:
+        raise ConfigError("give a job file, --log or --times, one of them")
+    if times is not None and active is not None:
+        raise ConfigError(
+            f"--active {active} does not go with --times, which are of whole servers; use a job or"
+            " a log"
+        )
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds} must be 1 or more")
+    if until_clock is not None and not 0 < until_clock < math.inf:
+        raise ConfigError(f"--until-clock {until_clock:g} must be a finite number above 0")
+    score: Score = convert(by, Score, "--by")
+    screen = console if as_json else Console()
+    fits: list[Fit] = []
+    job: Job | None = None
+    if log is not None:
+        sources, number, fits = _from_log(log, _numbers(active, "--active"))
+    elif times is not None:
+        sources, number = {1: _from_times(times)}, _required(servers, "--times")
+    else:
+        job = _job(file, run, data)
+        sources, number = _from_job(job, _numbers(active, "--active")), job.federation.servers
+    chosen = _cloud(screen, job, cloud)
+    firsts = _numbers(first, "--first")
+    with console.status("planning ..."):
+        plan = make_plan(
+            sources,
+            number if servers is None else servers,
+            firsts=firsts,
+            cloud=chosen,
+            rounds=rounds,
+            clock_seconds=clock_seconds,
+        )
+    _show_plan(screen, plan, fits, job)
+    recommendation, interrupted = None, False
+    if job is not None and pilots and servers not in (None, job.federation.servers):
+        screen.print(
+            f"no pilots: the job has {job.federation.servers} servers, not {servers}",
+            highlight=False,
+        )
+    elif job is not None and pilots:
+        try:
+            recommendation = _pilots(screen, job, firsts, seeds, score, until_clock, chosen)
+        except KeyboardInterrupt:
+            interrupted = True
+            console.print("interrupted: the plan is kept, without pilots")
+    _keep(screen, plan, recommendation, fits, out, as_json)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def explain_command(
+    log: Annotated[Path, typer.Argument(help="An event log, or the folder of a run.")],
+    round_: Annotated[
+        int | None, typer.Option("--round", help="Which round, from 0 on (default: the longest).")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object on the last line.")
+    ] = False,
+) -> None:
+    """Say who waited for whom in one round of a recorded run, and why the round took as long as it
+    did.
+    """
+    from fedbcd.planner.explain import explain
+
+    story = explain(log, round_, _notice)
+    screen = console if as_json else Console()
+    screen.print(_story_table(story))
+    for sentence in story.sentences:
+        screen.print(sentence, highlight=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps(asdict(story) | {"length": story.length, "sentences": story.sentences}))
+
+
+# ------------------------------------------------------------------------------------------------
+# what to plan from
+def _job(file: Path | None, title: str | None, data: Path | None) -> Job:
+    table = default_table() if file is None else read_toml(file)
+    if data is not None:
+        table.setdefault("data", {})["folder"] = str(data)
+    jobs = parse(table)
+    if title is not None:
+        named = [job for job in jobs if job.name == title]
+        if not named:
+            raise ConfigError(
+                f"no run is called {title!r}; there are {', '.join(repr(job.name) for job in jobs)}"
+            )
+        return named[0]
+    fitting = [job for job in jobs if job.cloud.name in ("async", "rigorous")] or [
+        job for job in jobs if job.algorithm.personal
+    ]
+    return (fitting or jobs)[0]
+
+
+def _cloud(screen: Console, job: Job | None, named: str | None) -> str:
+    """Which cloud to plan for, and a word where it takes the place of a mixing matrix."""
+    from fedbcd.planner.pilots import planned_cloud
+
+    if job is None:
+        return named or AsyncCloud.name
+    chosen = planned_cloud(job, named)
+    if isinstance(job.cloud, GraphCloud):
+        screen.print(
+            f"the mixing matrix of {job.name} is replaced by the {chosen} cloud",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    return chosen
+
+
+def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[int, ServerTime]":
+    from fedbcd.planner.server_time import device_model
+
+    return {active: device_model(job, active) for active in actives or [job.federation.active]}
+
+
+def _from_log(
+    log: Path, actives: Sequence[int] | None
+) -> "tuple[dict[int, ServerTime], int, list[Fit]]":
+    from fedbcd.planner.record import read_record
+    from fedbcd.planner.server_time import fits, observe, recorded
+
+    record = read_record(log, _notice)
+    seen = max(len(phase.complete) for phase in record.phases)
+    sources: dict[int, ServerTime] = {
+        active: recorded(record, active) for active in actives or ()
+    } or {seen: recorded(record)}
+    try:
+        return sources, record.servers, fits(observe(record))
+    except RecordError as error:
+        console.print(f"no distribution was fitted: {error}", markup=False, soft_wrap=True)
+        return sources, record.servers, []
+
+
+def _notice(text: str) -> None:
+    console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _from_times(text: str) -> "ServerTime":
+    from fedbcd.planner.order_statistics import distribution_of
+    from fedbcd.planner.server_time import KnownTime
+
+    try:
+        table = tomllib.loads(f"times = {text}")["times"]
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(
+            f"--times {text!r} is not a table; write it as '{{ name = \"gamma\", shape = 2 }}'"
+        ) from None
+    name = table.get("name") if isinstance(table, dict) else None
+    if isinstance(name, str) and name not in DELAYS and (found := _scipy(name, table)) is not None:
+        return KnownTime(found)
+    return KnownTime(distribution_of(choose(DELAYS, table, "times")))
+
+
+def _scipy(name: str, table: dict[str, Any]) -> "Distribution | None":
+    """A continuous distribution of scipy.stats by its name, with scipy's names of its
+    parameters.
+    """
+    from scipy import stats
+
+    kind = getattr(stats, name, None)
+    if not isinstance(kind, stats.rv_continuous):
+        return None
+    values = {key: value for key, value in table.items() if key != "name"}
+    for key, value in values.items():
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise ConfigError(
+                f"--times: {key} = {value!r} of scipy.stats.{name} must be a finite number"
+            )
+    try:
+        found = kind(**values)
+    except TypeError as error:
+        raise ConfigError(
+            f"--times: scipy.stats.{name} cannot be made so ({error}); its shape parameters are"
+            f" {kind.shapes or 'none'}"
+        ) from None
+    if math.isnan(float(found.support()[0])):
+        given = ", ".join(f"{key} = {value:g}" for key, value in values.items())
+        raise ConfigError(
+            f"--times: scipy.stats.{name} does not exist for {given}; shapes and scale are usually"
+            " above 0"
+        )
+    return found
+
+
+def _need_scipy() -> None:
+    try:
+        import scipy  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "'fedbcd plan' needs scipy, which is not installed; pip install scipy brings it"
+        ) from None
+
+
+def _numbers(text: str | None, option: str) -> list[int] | None:
+    """3, 1-5 or 1,3,10 as a list."""
+    if text is None:
+        return None
+    try:
+        found: list[int] = []
+        for part in text.split(","):
+            low, _, high = part.partition("-")
+            found += range(int(low), int(high or low) + 1)
+    except ValueError:
+        raise ConfigError(f"{option} {text!r} must be numbers such as 3, 1-5 or 1,3,10") from None
+    if not found or min(found) < 1:
+        raise ConfigError(f"{option} {text!r} must name numbers from 1 on")
+    return found
+
+
+def _required(servers: int | None, option: str) -> int:
+    if servers is None:
+        raise ConfigError(f"{option} needs --servers N as well")
+    return servers
+
+
+# ------------------------------------------------------------------------------------------------
+# pilots
+def _pilots(
+    screen: Console,
+    job: Job,
+    firsts: Sequence[int] | None,
+    seeds: int,
+    by: Score,
+    until_clock: float | None,
+    cloud: str,
+) -> "Recommendation | None":
+    from fedbcd.planner.pilots import run_pilots
+
+    if not job.algorithm.personal:
+        screen.print(
+            f"no pilots: {job.algorithm.name} keeps one model everywhere and waits for all servers",
+            highlight=False,
+        )
+        return None
+    with console.status("pilot runs ...") as status:
+        found = run_pilots(
+            job,
+            firsts,
+            seeds=seeds,
+            by=by,
+            until_clock=until_clock,
+            cloud=cloud,
+            on_done=lambda pilot, stop: status.update(
+                f"pilot runs: stop {stop + 1}, B = {pilot.first}: {pilot.score:.3f}"
+            ),
+        )
+    screen.print(_pilot_table(found))
+    screen.print(found.sentence, highlight=False, soft_wrap=True)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# showing
+def _show_plan(screen: Console, plan: "Plan", fits: "Sequence[Fit]", job: Job | None) -> None:
+    if fits:
+        screen.print(_fit_table(fits))
+        screen.print(
+            f"nearest: {fits[0].name}; the plan uses the recorded times themselves", highlight=False
+        )
+    what = "" if job is None else f" of {job.name}"
+    screen.print(
+        _plan_table(
+            plan,
+            escape(
+                f"{plan.servers} servers on the {plan.cloud} cloud{what}; E[tau_n] ="
+                f" {plan.server_time:.3g}"
+            ),
+        )
+    )
+    screen.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
+    if not plan.has_bars:
+        screen.print(NO_BARS, markup=False, highlight=False, soft_wrap=True)
+
+
+def _plan_table(plan: "Plan", title: str) -> Table:
+    table = Table(
+        header_style="bold", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    several = len({row.active for row in plan.rows}) > 1
+    names = ["q"] * several + [
+        "B",
+        "fresh",
+        "r",
+        "round",
+        "+-",
+        "ratio",
+        "rounds/h",
+        "steps/h",
+        "age",
+        "old",
+    ]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in _some(plan.rows):
+        numbers = [
+            f"{row.order_statistic:.3g}",
+            f"{row.reduction:.3f}",
+            f"{row.round_time:.3g}",
+            _bar(row),
+            f"{row.ratio:.3f}",
+        ]
+        rates = [f"{row.rounds_per_hour:.0f}", f"{row.updates_per_hour:.0f}"]
+        ages = [f"{row.staleness:.1f}", f"{row.staleness_high:.0f}"] if row.beta < 1 else ["-", "-"]
+        table.add_row(*[str(row.active)] * several, str(row.first), *numbers, *rates, *ages)
+    return table
+
+
+def _bar(row: "PlanRow") -> str:
+    return "-" if row.error is None else f"{row.error:.1g}"
+
+
+def _some(rows: "Sequence[PlanRow]") -> "list[PlanRow]":
+    """All rows where they fit on a page; otherwise B evenly spread, with the first and the last.
+    --json has all.
+    """
+    firsts = sorted({row.first for row in rows})
+    if len(firsts) <= MOST_ROWS:
+        return list(rows)
+    kept = {firsts[round(k * (len(firsts) - 1) / (MOST_ROWS - 1))] for k in range(MOST_ROWS)}
+    return [row for row in rows if row.first in kept]
+
+
+def _fit_table(fits: "Sequence[Fit]") -> Table:
+    table = Table(
+        "fitted to the log",
+        "parameters",
+        "KS distance",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for fit in fits:
+        parameters = ", ".join(f"{name} {value:.4g}" for name, value in fit.parameters.items())
+        table.add_row(fit.name, parameters, f"{fit.distance:.4f}")
+    return table
+
+
+def _pilot_table(found: "Recommendation") -> Table:
+    title = (
+        f"pilots on the {found.cloud} cloud: {found.by.replace('_', ' ')} at equal clock, mean"
+        " (spread) over seeds"
+    )
+    table = Table(
+        "B",
+        header_style="bold",
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for stop in found.stops:
+        table.add_column(f"clock {stop:.0f}", justify="right", no_wrap=True)
+    table.add_column("rounds", justify="right")
+    table.add_column("")
+    for pilot in found.pilots:
+        cells = [f"{_mean(scores):.3f} ({_spread(scores)})" for scores in pilot.scores]
+        note = (
+            "best"
+            if pilot.first == found.first
+            else "stopped"
+            if pilot.stopped_at is not None
+            else ""
+        )
+        table.add_row(
+            str(pilot.first),
+            *cells,
+            *[""] * (len(found.stops) - len(cells)),
+            str(pilot.rounds),
+            note,
+        )
+    return table
+
+
+def _mean(scores: Sequence[float]) -> float:
+    return sum(scores) / len(scores)
+
+
+def _spread(scores: Sequence[float]) -> str:
+    return (
+        f"{math.sqrt(sum((s - _mean(scores)) ** 2 for s in scores) / (len(scores) - 1)):.3f}"
+        if len(scores) > 1
+        else "-"
+    )
+
+
+def _story_table(story: "RoundStory") -> Table:
+    table = Table(
+        header_style="bold",
+        title=f"round {story.round}: who waited",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name in ("server", "opened", "ready", "waited", "last device", "arrival", "work", "steps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part in [*story.mixed, *story.left_out]:
+        table.add_row(*_story_cells(part))
+    return table
+
+
+def _story_cells(part: "ServerPart") -> list[str]:
+    waited = "not mixed" if part.waited is None else f"{part.waited:.2f}"
+    steps = "-" if part.steps is None else str(part.steps)
+    device = "-" if part.last_device is None else str(part.last_device)
+    return [
+        str(part.server),
+        *map(_time, (part.opened, part.ready)),
+        waited,
+        device,
+        *map(_time, (part.arrival, part.work)),
+        steps,
+    ]
+
+
+def _time(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _keep(
+    screen: Console,
+    plan: "Plan",
+    recommendation: "Recommendation | None",
+    fits: "Sequence[Fit]",
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from fedbcd.planner.pictures import draw_plan
+
+    summary: dict[str, Any] = plan.to_table()
+    summary["fits"] = [
+        {"name": fit.name, **fit.parameters, "distance": fit.distance} for fit in fits
+    ]
+    summary["recommendation"] = None
+    if recommendation is not None:
+        summary["recommendation"] = asdict(recommendation) | {"sentence": recommendation.sentence}
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "plan.json").write_text(json.dumps(summary, indent=1) + "\n")
+        except OSError as error:
+            raise RecordError(
+                f"cannot write to {out}: {error.strerror}; choose another folder with --out"
+            ) from None
+        drawn = draw_plan(plan, recommendation, out / "plan.png")
+        screen.print(
+            f"plan.json{' and plan.png are' if drawn else ' is'} in {out}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if not drawn:
+            screen.print("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib")
+    if as_json:
+        print(json.dumps(summary))

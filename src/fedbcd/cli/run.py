@@ -1,0 +1,573 @@
+"""The command line. Thin: it reads a job, starts it, and shows what comes back."""
+
+import contextlib
+import json
+import math
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from fedbcd import __version__
+from fedbcd.algorithm.variants import ALGORITHMS
+from fedbcd.cli.certs import certs_app
+from fedbcd.cli.check import check_command
+from fedbcd.cli.dashboard import dashboard_command
+from fedbcd.cli.data import data_app
+from fedbcd.cli.deploy import (
+    admit_command,
+    coordinator_command,
+    device_command,
+    dismiss_command,
+    log_command,
+    server_command,
+    status_command,
+    up_command,
+)
+from fedbcd.cli.experiments import paper_command, sweep_command
+from fedbcd.cli.plan import explain_command, plan_command
+from fedbcd.cli.report import export_command, report_command
+from fedbcd.compute.allocator import keep_freed_memory
+from fedbcd.config import dump_toml, read_toml
+from fedbcd.data.datasets import DATASETS
+from fedbcd.data.measure import DEFAULT
+from fedbcd.engines.cluster.options import Cluster
+from fedbcd.engines.replay import replay
+from fedbcd.engines.result import Progress as RunProgress
+from fedbcd.engines.result import Run
+from fedbcd.engines.settings import torch_device
+from fedbcd.errors import ConfigError, FedBCDError, RecordError
+from fedbcd.experiments.job import Job, default_table, parse
+from fedbcd.experiments.pictures import draw_curves, draw_personal
+from fedbcd.experiments.pool import without_none
+from fedbcd.models import MODELS
+from fedbcd.protocol.clouds import CLOUDS
+from fedbcd.record.eventlog import LogReader
+from fedbcd.record.runfolder import recorded_in, write_whole
+from fedbcd.report.page import write_report
+from fedbcd.trackers import Tracker, tracker
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help=(
+        "Personal and global models at once, across many devices and several servers (FedBCD, Wu et"
+        " al., AAAI 2021)."
+    ),
+)
+console = Console(stderr=True)
+INTERRUPTED = 130
+
+
+@app.command("run")
+def run_command(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A job file (TOML). Without one: the default job, on digits that ship with fedbcd."
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Stop after this many rounds, whatever the file says.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Another seed: other splits, delays, batches and initial weights."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for log, checkpoints, models and curves (default: a new one under runs/)."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in --out; its own config.toml is used if no file is given.",
+        ),
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
+    ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=(
+                "Also write the history to tensorboard[=FOLDER], mlflow[=ADDRESS] or"
+                " wandb[=PROJECT]; may be repeated."
+            )
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="'simulate', in this process, or 'cluster': devices spread over a Ray cluster."
+        ),
+    ] = "simulate",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a running Ray cluster; without it Ray is started here, for this run."
+        ),
+    ] = None,
+    actors: Annotated[
+        int | None, typer.Option(help="Shards on the cluster (default: one per CPU).")
+    ] = None,
+    gpus: Annotated[float, typer.Option(help="GPUs of each actor; a fraction shares one.")] = 0.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one summary object on the last line.")
+    ] = False,
+) -> None:
+    """Train, show progress, and leave a folder with everything that happened."""
+    if resume and out is None:
+        raise ConfigError("--resume needs --out DIR, the folder of the run to go on with")
+    table = _job_table(file, out if resume else None)
+    _override(table, rounds=rounds, seed=seed, folder=data)
+    folder = out if out is not None else _new_folder(file)
+    jobs = _jobs(table, folder, resume, recorded=file is None)
+    runs = _train_all(jobs, folder, resume, track or [], _engine(engine, address, actors, gpus))
+    _show(jobs, runs, folder, as_json)
+
+
+@app.command("replay")
+def replay_command(
+    log: Annotated[Path, typer.Argument(help="An event log, or the folder of a run.")],
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help=(
+                "One device at a time in one thread, as a deployment computes: the digest is that"
+                " of its stores."
+            ),
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one summary object on the last line.")
+    ] = False,
+) -> None:
+    """Recompute a recorded run from its event log, and check that it ends with the same models, bit
+    for bit.
+
+    Of runs on a cluster, or planned ahead (on a GPU), only the schedule is compared: their last
+    bits are their own.
+    """
+    path = log / "events.jsonl" if log.is_dir() else log
+    table = LogReader(path).header.get("job")
+    if not (table and isinstance(table, dict)):
+        raise RecordError(
+            f"{path} was not made by 'fedbcd run', so it does not name its data and model; use"
+            " fedbcd.replay()"
+        )
+    job = parse(without_none(table), recorded=True)[0]
+    federation = job.make_federation()
+    job.use_threads(federation)
+    with console.status("replaying ..."):
+        result = replay(path, federation, exact=exact, device="cpu" if exact else _device_of(job))
+    if not result["complete"]:
+        console.print(
+            "the log has no end: the run was stopped or killed. What it holds was replayed."
+        )
+    else:
+        same = "schedule" if "engine" in result else "models"
+        console.print(
+            f"the same {same} after {result['rounds']} rounds, clock {result['clock']:.1f}: digest"
+            f" {result['digest'][:16]}"
+        )
+    if "engine" in result:
+        order = {"ahead": "rounds planned ahead", "cluster": "a cluster"}[result["engine"]]
+        console.print(
+            f"digests were not compared: {order} may add up sums in another order than events do,"
+            " so that last bits differ"
+        )
+    if as_json:
+        print(json.dumps(result))
+
+
+def _device_of(job: Job) -> str:
+    """Where the job ran, if this machine has that; otherwise a CPU, and that is said."""
+    try:
+        torch_device(job.run.device)
+    except ConfigError:
+        console.print(
+            f"there is no {job.run.device!r} here, so this is computed on the CPU, where last bits"
+            " may differ"
+        )
+        return "cpu"
+    return job.run.device
+
+
+@app.command("models")
+def models_command() -> None:
+    """List the networks and data sets that a job file can name."""
+    for title, registry in (("model", MODELS), ("data set", DATASETS)):
+        table = Table(title, "what it is", box=None, header_style="bold")
+        for name, kind in registry.items():
+            table.add_row(name, _first_line(kind))
+        Console().print(table)
+    Console().print('A model of your own: name = "package.module:factory".')
+
+
+@app.command("algorithms")
+def algorithms_command() -> None:
+    """List the algorithms and clouds that a job file can name, with their settings."""
+    for title, registry in (("algorithm", ALGORITHMS), ("cloud", CLOUDS)):
+        table = Table(title, "what it is", "settings", box=None, header_style="bold")
+        for name, kind in registry.items():
+            table.add_row(
+                name, _first_line(kind), ", ".join(f.name for f in fields(kind) if f.init)
+            )
+        Console().print(table)
+
+
+app.add_typer(data_app, name="data")
+app.add_typer(certs_app, name="certs")
+app.command("paper")(paper_command)
+app.command("sweep")(sweep_command)
+app.command("check")(check_command)
+app.command("coordinator")(coordinator_command)
+app.command("server")(server_command)
+app.command("device")(device_command)
+app.command("up")(up_command)
+app.command("status")(status_command)
+app.command("admit")(admit_command)
+app.command("dismiss")(dismiss_command)
+app.command("log")(log_command)
+app.command("plan")(plan_command)
+app.command("explain")(explain_command)
+app.command("report")(report_command)
+app.command("export")(export_command)
+app.command("dashboard")(dashboard_command)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """The entry point: our own errors become a sentence and an exit code; anything else is a bug
+    and shows its trace.
+    """
+    keep_freed_memory()
+    try:
+        app()
+    except FedBCDError as error:
+        _complain(str(error), error.exit_code)
+    except OSError as error:
+        _complain(
+            f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}",
+            RecordError.exit_code,
+        )
+
+
+def _complain(sentence: str, code: int) -> NoReturn:
+    console.print("error:", style="bold red", end=" ")
+    console.print(sentence, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+# ------------------------------------------------------------------------------------------------
+# running
+def _job_table(file: Path | None, resumed: Path | None) -> dict[str, Any]:
+    if file is None and resumed is not None and (resumed / "config.toml").is_file():
+        return read_toml(resumed / "config.toml")
+    if file is None and resumed is not None:
+        raise RecordError(
+            f"{resumed} holds no config.toml to resume from; give the job file as well"
+        )
+    return default_table() if file is None else read_toml(file)
+
+
+def _jobs(table: dict[str, Any], folder: Path, resume: bool, recorded: bool) -> list[Job]:
+    """The jobs of a table; where they go on and say nothing, they are as the folder says."""
+    if not resume:
+        return parse(table)
+    jobs, there = parse(table, recorded), recorded_in(folder)
+    runs = (
+        {job.name: job.to_table() for job in parse(there, recorded=True)} if "runs" in there else {}
+    )
+    places = zip(jobs, _places(jobs, folder), strict=True)
+    return [
+        job.going_on(recorded_in(place)).going_on(runs.get(job.name, {})) for job, place in places
+    ]
+
+
+def _override(
+    table: dict[str, Any], rounds: int | None, seed: int | None, folder: Path | None
+) -> None:
+    """What the command line says goes before what the file says, in every run of it. Checking the
+    result is `parse`'s work.
+    """
+    if rounds is not None:
+        _set(table, "run", {"rounds": rounds}, unset=("until_clock",))
+    if seed is not None:
+        _set(table, "run", {"seed": seed})
+    if folder is not None:
+        _set(table, "data", {"folder": str(folder)})
+
+
+def _set(
+    table: dict[str, Any], section: str, values: dict[str, Any], unset: tuple[str, ...] = ()
+) -> None:
+    entries = table.get("runs", [])
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and isinstance(entry.get(section), dict):
+            entry[section] = {k: v for k, v in entry[section].items() if k not in (*values, *unset)}
+    old = table.get(section, {})
+    if isinstance(old, dict):
+        table[section] = {k: v for k, v in old.items() if k not in unset} | values
+
+
+def _new_folder(file: Path | None) -> Path:
+    stem = "default" if file is None else file.stem
+    number = 1
+    while (folder := Path("runs") / f"{stem}-{number:03d}").exists():
+        number += 1
+    return folder
+
+
+def _engine(engine: str, address: str | None, actors: int | None, gpus: float) -> str | Cluster:
+    if engine == "cluster":
+        return Cluster(address=address, actors=actors, gpus=gpus)
+    if address is not None or actors is not None or gpus:
+        raise ConfigError(
+            "--address, --actors and --gpus are about a cluster; add --engine cluster"
+        )
+    return engine
+
+
+def _train_all(
+    jobs: list[Job], folder: Path, resume: bool, track: list[str], engine: str | Cluster
+) -> list[Run]:
+    """Train the jobs one after another; stop politely on Ctrl-C."""
+    places = _places(jobs, folder)
+    trackers = [
+        [tracker(wish, place, job.name, job.to_table()) for wish in track]
+        for job, place in zip(jobs, places, strict=True)
+    ]
+    if len(jobs) > 1:
+        _check_all(jobs, places, folder, resume)
+        _claim(folder, {"runs": [job.to_table() for job in jobs]})
+    runs: list[Run] = []
+    with _stop_on_interrupt() as stopped, _progress() as progress:
+        for job, place, told in zip(jobs, places, trackers, strict=True):
+            bar = progress.add_task(job.name, total=1.0, note="")
+
+            def on_round(p: RunProgress, bar: TaskID = bar, told: list[Tracker] = told) -> None:
+                progress.update(bar, completed=p.fraction, note=_note(p))
+                for each in told:
+                    each(p)
+
+            try:
+                with contextlib.ExitStack() as stack:
+                    for each in told:
+                        stack.enter_context(each)
+                    run = job.start(
+                        place,
+                        resume=resume,
+                        engine=engine,
+                        on_round=on_round,
+                        on_notice=lambda text: console.print(
+                            f"note: {text}", markup=False, soft_wrap=True
+                        ),
+                        should_stop=stopped,
+                    )
+            except FedBCDError:
+                progress.remove_task(bar)  # the sentence is enough
+                raise
+            draw_curves({job.name: run.history}, place / "curves.png")
+            draw_personal({job.name: list(run.personal_scores.values())}, place / "personal.png")
+            runs.append(run)
+            if not run.finished:
+                break
+    if stopped() and not all(run.finished for run in runs):
+        command = f"fedbcd run --resume --out {shlex.quote(str(folder))}"
+        console.print(
+            f"stopped. Go on with: {command}",
+            markup=False,
+            emoji=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        sys.exit(INTERRUPTED)
+    return runs
+
+
+def _places(jobs: list[Job], folder: Path) -> list[Path]:
+    """Where each job's files go: one job in the folder itself, several in folders named after
+    them.
+    """
+    if len(jobs) == 1:
+        return [folder]
+    places: list[Path] = []
+    for number, job in enumerate(jobs, start=1):
+        place = folder / (_slug(job.name) or "run")
+        places.append(place if place not in places else folder / f"{place.name}-{number}")
+    return places
+
+
+def _check_all(jobs: list[Job], places: list[Path], folder: Path, resume: bool) -> None:
+    """Refuse several runs together, before the first begins: the last may be hours away."""
+    if resume and (folder / "events.jsonl").exists():
+        raise RecordError(
+            f"{folder} holds one run, but the job has {len(jobs)}; give the job of that run, or"
+            " another folder"
+        )
+    if (
+        folder.is_dir()
+        and any(folder.iterdir())
+        and not (resume and (folder / "config.toml").is_file())
+    ):
+        raise RecordError(
+            f"{folder} is not empty; choose a new folder with --out, or go on with --resume"
+        )
+    for job, place in zip(jobs, places, strict=True):
+        job.check(place, resume)
+
+
+def _claim(folder: Path, table: dict[str, Any]) -> None:
+    """Make the folder of several runs, with all that they are set to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "config.toml", dump_toml(table).encode())
+    except OSError as error:
+        raise RecordError(
+            f"cannot write to {folder}: {error.strerror}; choose another folder with --out"
+        ) from None
+
+
+@contextlib.contextmanager
+def _stop_on_interrupt() -> Iterator[Any]:
+    """The first Ctrl-C ends the run after its present round, with a checkpoint; a second one ends
+    it at once.
+    """
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            signal.default_int_handler(number, frame)
+        asked = True
+        console.print("stopping after this round ...")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _progress() -> Progress:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(None),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console)
+
+
+def _note(p: RunProgress) -> str:
+    latest = p.latest
+    scores = (
+        f"round {p.round} clock {p.clock:.0f} global {latest.global_accuracy:.3f} personal"
+        f" {latest.personal_accuracy:.3f}"
+    )
+    if math.isnan(latest.pull):
+        return scores
+    apart = (
+        f" spread {latest.spread:.2g}" if latest.spread > 0 else ""
+    )  # with Sync-cloud there is none
+    return f"{scores} gap {latest.gap:.2g} pull {latest.pull:.2g}{apart}"
+
+
+# ------------------------------------------------------------------------------------------------
+# showing
+def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None:
+    histories = {job.name: run.history for job, run in zip(jobs, runs, strict=True)}
+    picture = folder / "curves.png"
+    drawn = draw_curves(histories, picture) if len(runs) > 1 else picture.exists()
+    screen = console if as_json else Console()
+    screen.print(_table(jobs, runs))
+    if len(runs) > 1:
+        screen.print(_lesson(histories), markup=False, emoji=False, soft_wrap=True)
+    report = folder / "report.html"
+    write_report(_places(jobs, folder), report, plan=False)
+    where = f"everything is in {folder}, the report in {report}" + (
+        f", the curves in {picture}" if drawn else ""
+    )
+    screen.print(where, markup=False, emoji=False, soft_wrap=True, highlight=False)
+    if not drawn:
+        screen.print("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib")
+    if as_json:
+        summaries = [
+            {"title": job.name, **run.summary} for job, run in zip(jobs, runs, strict=True)
+        ]
+        print(json.dumps(summaries[-1] | {"out": str(folder), "runs": summaries}))
+
+
+def _table(jobs: list[Job], runs: list[Run]) -> Table:
+    others = sorted({run.summary["measure"] for run in runs} - {DEFAULT})
+    title = "test accuracy at the end" + (f" (personal: {', '.join(others)})" if others else "")
+    table = Table(
+        header_style="bold", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    table.add_column("run", no_wrap=True)
+    for title in ("rounds", "clock", "global", "personal", "worst", "seconds"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for job, run in zip(jobs, runs, strict=True):
+        s, last = run.summary, run.history.last
+        scores = (
+            f"{v:.3f}" for v in (last.global_accuracy, last.personal_accuracy, last.worst_decile)
+        )
+        table.add_row(
+            escape(job.name), str(s["rounds"]), f"{s['clock']:.0f}", *scores, f"{s['seconds']:.1f}"
+        )
+    return table
+
+
+def _lesson(histories: dict[str, Any]) -> str:
+    """When each run reached a global accuracy that all of them reach."""
+    goal = min(max(history.column("global_accuracy")) for history in histories.values())
+    times = {
+        name: next(row.clock for row in history if row.global_accuracy >= goal)
+        for name, history in histories.items()
+    }
+    reached = "; ".join(f"{name}: {clock:.0f}" for name, clock in times.items())
+    return f"clock time to a global accuracy of {goal:.3f}: {reached}"
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _first_line(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]

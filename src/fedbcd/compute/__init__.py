@@ -1,0 +1,1 @@
+"""From a schedule to numbers: models as rows of stacked tensors, sums, training, evaluation."""

@@ -1,0 +1,559 @@
+"""Rounds on a GPU without an event loop between them: the schedule is known ahead, so a round is a
+few launches of recorded work.
+
+`Outline` says who works in a round. Here the same algorithm functions as in `batch.py` and
+`numbers.py` run on fixed shapes: the devices of a round together, K_max steps with those that have
+finished masked out; or, where there are thousands, in groups of equal steps. Fixed shapes can be
+recorded once as a CUDA graph and replayed; `compile=True` also fuses the operations in between.
+Everything works without either, on any device, which is how it is compared with the event loop in
+the tests.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbcd.algorithm import cloud as cloud_step
+from fedbcd.algorithm.device import Rows, Work
+from fedbcd.algorithm.objective import Gradients
+from fedbcd.algorithm.variants import FedBCDI
+from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.errors import ConfigError, NumericalError
+from fedbcd.schedule.arrays import Jobs, Outline
+from fedbcd.schedule.driver import NoNumbers
+from fedbcd.schedule.events import Simulation
+
+COMPILED_WHOLE = 100  # parameter tensors times steps, at most
+Packed = np.ndarray[Any, np.dtype[np.int64]]  # (4, N): device, session, steps, server
+TOGETHER = (
+    512  # jobs of a round that train as one masked batch; more are grouped by their steps ...
+)
+GROUP, BLOCK = 1024, 8  # ... at most so many at a time, in blocks of one server each
+# Kernels are chosen without trying some on the spot: bits that do not change from run to run, and
+# no copies of all models to try them on.
+UNTRIED = {"deterministic": True, "triton.autotune_pointwise": False}
+FEW_ROWS = 8  # that are added one by one
+CHECKED = 256  # models looked at together for numbers that are not finite
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a recorded piece of training does."""
+
+    jobs: int
+    steps: int
+    offline: bool
+    masked: bool  # jobs take up to `steps` steps; otherwise all take just these
+    blocks: int  # equally many jobs of one server in each; 0: they are not counted
+
+
+class Ahead:
+    """Plays rounds like `engine.Simulation`: `now`, `round` and `activations` are where it
+    stands.
+    """
+
+    def __init__(self, numbers: StackedNumbers, outline: Outline, compile: bool = False) -> None:
+        self.numbers = numbers
+        self._outline = outline
+        self._compile = compile
+        self._algorithm = numbers.algorithm
+        self._trainer = numbers.trainer
+        self._where = numbers.total_VF.device
+        self._programs: dict[Any, _Program] = {}
+        self._not_compiled: set[Callable[..., Any]] = set()
+        self._activations: dict[_Shape, Callable[[Tensor], None]] = {}
+        self._counted, self._mixed = self._fused(self._count), self._fused(self._mix)
+        self._z_VF = numbers.global_NF()[:1].clone() if numbers.cloud.sync else numbers.global_NF()
+        self._weight_V = torch.tensor(numbers.weight_V, dtype=torch.float64, device=self._where)
+        self._share_N = torch.tensor(
+            [*numbers.weights, 0.0], dtype=torch.float64, device=self._where
+        )  # the last is of nobody
+        self._loss = torch.zeros(
+            (), dtype=torch.float64, device=self._where
+        )  # of all steps; here to see that it is finite
+        self._nobody = len(numbers.weights)
+        self._most = outline.most_jobs
+        self._group = self._group_size()
+
+    @property
+    def now(self) -> float:
+        """The virtual clock."""
+        return self._outline.now
+
+    @property
+    def round(self) -> int:
+        """Rounds played."""
+        return self._outline.round
+
+    @property
+    def activations(self) -> int:
+        """Uploads so far."""
+        return self._outline.activations
+
+    def play_round(self) -> None:
+        """One more round; on a GPU it returns before the work is done."""
+        planned = self._outline.next_round()
+        if planned.offline is not None:
+            self._train(planned.offline, offline=True)
+        if len(planned.jobs.device) <= TOGETHER:
+            shape = self._together(planned.jobs, blocks=len(planned.servers))
+            self._run(shape, planned.jobs.packed, then_cloud=True)
+            return
+        self._train(planned.jobs)
+        self._program(
+            ("cloud", len(planned.servers)), self._mixed, torch.from_numpy(planned.servers)
+        )
+
+    def settle(self) -> None:
+        """Bring the numbers up to this moment of the clock, and see that they are finite."""
+        late = self._outline.settle()
+        if late is not None:
+            self._run(
+                _Shape(self._most, self._algorithm.steps[1], False, True, self.numbers.servers),
+                late.packed,
+            )
+        numbers = self.numbers
+        for n, handle in enumerate(numbers.server_models):
+            numbers.models[handle] = self._z_VF[min(n, len(self._z_VF) - 1)]
+        numbers.weight_V = self._weight_V.tolist()
+        self._check()
+
+    def _check(self) -> None:
+        numbers = self.numbers
+        assert isinstance(numbers.x_NF, Tensor)
+        rows = (
+            torch.cat([~torch.isfinite(part).all(1) for part in torch.split(numbers.x_NF, CHECKED)])
+            if len(numbers.x_NF)
+            else None
+        )
+        advice = f"use a smaller device_step (now {self._algorithm.device_step:g})"
+        if rows is not None and bool(rows.any()):
+            device = int(rows.nonzero()[0])
+            raise NumericalError(
+                f"the model of device {device} is no longer finite after round {self.round};"
+                f" {advice}"
+            )
+        if not bool(torch.isfinite(self._loss)) or not bool(torch.isfinite(self._z_VF).all()):
+            raise NumericalError(
+                f"a loss or a global model is no longer finite after round {self.round}; check the"
+                f" data, or {advice}"
+            )
+
+    # ---------------------------------------------------------------------------------------------
+    # training
+    def _together(self, jobs: Jobs, blocks: int) -> _Shape:
+        """All jobs as one batch: up to the most steps, masked where they differ; a number that
+        varies is rounded up.
+        """
+        low, high = self._algorithm.steps
+        size = len(jobs.device) if blocks else -(-len(jobs.device) // 16) * 16
+        return _Shape(size, high, not blocks, low < high or not jobs.steps.all(), blocks)
+
+    def _train(self, jobs: Jobs, offline: bool = False) -> None:
+        if len(jobs.device) <= TOGETHER and offline:
+            self._run(self._together(jobs, blocks=0), jobs.packed)
+            return
+        packed = jobs.packed
+        for steps in range(self._algorithm.steps[1], 0, -1):
+            group = packed[:, packed[2] == steps]
+            if not offline:
+                group = self._in_blocks(group)
+            for k in range(0, group.shape[1], self._group):
+                blocks = 0 if offline else self._group // BLOCK
+                self._run(
+                    _Shape(self._group, steps, offline, False, blocks),
+                    group[:, k : k + self._group],
+                )
+
+    def _group_size(self) -> int:
+        """At most `GROUP`, so that the jobs of a round with one number of steps, whole blocks of
+        them, just fill a few groups.
+        """
+        low, high = self._algorithm.steps
+        expected = self._most / (high - low + 1)
+        usual = expected + 1.5 * expected**0.5 + self.numbers.servers * (BLOCK - 1) / 2
+        groups = -(-usual // GROUP)
+        return int(-(-usual // (groups * BLOCK))) * BLOCK
+
+    def _in_blocks(self, packed: Packed) -> Packed:
+        """Jobs by server, each server's filled up to whole blocks."""
+        of_server = (packed[:, packed[3] == server] for server in range(self.numbers.servers))
+        return np.concatenate(
+            [self._filled(part, -(-part.shape[1] // BLOCK) * BLOCK) for part in of_server], axis=1
+        )
+
+    def _run(self, shape: _Shape, packed: Packed, then_cloud: bool = False) -> None:
+        if shape not in self._activations:
+            self._activations[shape] = self._activation(shape)
+        activation = self._activations[shape]
+
+        def work(jobs_4N: Tensor) -> None:
+            activation(jobs_4N)
+            if then_cloud:
+                self._mixed(jobs_4N[3].view(shape.blocks, -1)[:, 0])
+
+        self._program((shape, then_cloud), work, torch.from_numpy(self._filled(packed, shape.jobs)))
+
+    def _filled(self, packed: Packed, size: int) -> Packed:
+        """With jobs of nobody, up to a fixed number."""
+        missing = size - packed.shape[1]
+        if missing == 0:
+            return packed
+        nobody = np.repeat(np.array([[self._nobody], [0], [0], [0]]), missing, axis=1)
+        return np.concatenate([packed, nobody], axis=1)
+
+    def _activation(self, shape: _Shape) -> Callable[[Tensor], None]:
+        """Such jobs train, their uploads are counted and their models kept.
+
+        For a model of few layers all steps are compiled together, with the reading and writing of
+        models; for a large one, each step by itself.
+        """
+        step, draw = self._stepper(shape), self._draw
+        whole = shape.steps * len(self._trainer.objective.layout.parameters) <= COMPILED_WHOLE
+        if not whole:
+            step, draw = self._fused(step), self._fused(draw)
+
+        def train(jobs_4N: Tensor) -> Tensor | None:
+            """Returns the models if nobody keeps them."""
+            z_NF = self._z_VF if len(self._z_VF) == 1 else self._z_VF.index_select(0, jobs_4N[3])
+            x, prev = self._models(jobs_4N[0], z_NF, shape.jobs)
+            penalty, per_step = draw(jobs_4N, shape.steps)
+            losses = []
+            for positions, hashes, active in per_step:
+                x, prev, loss = step(
+                    x, prev, z_NF, penalty, positions, hashes, active if shape.masked else None
+                )
+                losses.append(loss)
+            self._loss.add_(torch.stack(losses).sum())
+            if not self._algorithm.personal:
+                return x
+            kept, kept_prev = self.numbers.with_nobody, self.numbers.prev_with_nobody
+            kept.index_copy_(0, jobs_4N[0], x.to(kept.dtype))
+            kept_prev.index_copy_(0, jobs_4N[0], prev.to(kept.dtype))
+            return None
+
+        train = self._fused(train) if whole else train
+
+        def activation(jobs_4N: Tensor) -> None:
+            if (
+                shape.blocks and self._algorithm.counts == "members"
+            ):  # an upload replaces the device's last one, its model until now
+                self._counted(shape.blocks, None, jobs_4N, -1.0)
+            x = train(jobs_4N)
+            if shape.blocks:
+                self._counted(shape.blocks, x, jobs_4N, 1.0)
+
+        return activation
+
+    def _draw(
+        self, jobs_4N: Tensor, most: int
+    ) -> tuple[Tensor | float, list[tuple[Tensor, Tensor | None, Tensor]]]:
+        """gamma_i; and for each step: mini-batches, hashes for augmentation, and which jobs are
+        still at work.
+        """
+        device, session, steps, _ = jobs_4N
+        owner = device.clamp(max=self._nobody - 1)
+        batches = self._trainer.batches_of(owner, session, most)
+        per_step = []
+        for k in range(most):
+            hashes = None if batches.hashes is None else batches.hashes[:, k].contiguous()
+            per_step.append((batches.positions[:, k].contiguous(), hashes, (steps > k)[:, None]))
+        return self._trainer.penalty_of(owner), per_step
+
+    def _models(self, device: Tensor, z_NF: Tensor, jobs: int) -> tuple[Tensor, Tensor]:
+        numbers = self.numbers
+        if not self._algorithm.personal:
+            x = z_NF.expand(jobs, -1)
+            return x, x[:, : numbers.size_P]
+        x, prev = (
+            numbers.with_nobody.index_select(0, device),
+            numbers.prev_with_nobody.index_select(0, device),
+        )
+        return x.to(numbers.dtype), prev.to(numbers.dtype)
+
+    def _stepper(self, shape: _Shape) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+        """One step of all jobs. The gradient is traced, so that a compiler sees plain
+        operations.
+        """
+        pull = isinstance(self._algorithm, FedBCDI) and not shape.offline  # takes no gradients
+        gradient = None if pull else self._trainer.traced_gradients(shape.jobs)
+        plan = (
+            self._algorithm.offline_round
+            if isinstance(self._algorithm, FedBCDI) and shape.offline
+            else self._algorithm.device_round
+        )
+        p = self.numbers.size_P
+
+        def step(
+            x_NF: Tensor,
+            prev_NP: Tensor,
+            z_NF: Tensor,
+            penalty: Any,
+            positions: Tensor,
+            hashes: Tensor | None,
+            active: Tensor | None,
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            buffers_NB = x_NF[:, p:]
+            found: list[Gradients] = []
+
+            def gradients(_: int, ex: Tensor) -> tuple[Tensor, ...]:
+                assert gradient is not None
+                found.append(gradient(ex, buffers_NB, positions, hashes))
+                return (
+                    (found[0].gradient_NP,) if self._compile else found[0].parts
+                )  # a compiler puts one piece together as it goes
+
+            rows = plan(
+                Rows(x_NF[:, :p], prev_NP), Work([1] * len(x_NF), gradients, z_NF[:, :p], penalty)
+            )
+            loss = found[0].loss_N if found else torch.zeros_like(x_NF[:, 0])
+            x = (
+                torch.cat([rows.x_NP, found[0].buffers_NB if found else buffers_NB], 1)
+                if buffers_NB.shape[1]
+                else rows.x_NP
+            )
+            if active is None:
+                return x, rows.prev_NP.contiguous(), loss.sum()
+            masked = torch.where(active[:, 0], loss, torch.zeros_like(loss)).sum()
+            return torch.where(active, x, x_NF), torch.where(active, rows.prev_NP, prev_NP), masked
+
+        return step
+
+    def _fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function compiled, if asked for; what cannot be compiled runs as it is."""
+        if not self._compile:
+            return function
+        known = torch._inductor.config.get_config_copy()
+        compiled = torch.compile(
+            function,
+            dynamic=False,
+            options={name: on for name, on in UNTRIED.items() if name in known},
+        )
+
+        def call(*arguments: Any) -> Any:
+            if function in self._not_compiled:
+                return function(*arguments)
+            try:
+                with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=64):
+                    warnings.simplefilter("ignore")
+                    return compiled(*arguments)
+            except (
+                torch._dynamo.exc.TorchDynamoException,
+                torch._inductor.exc.InductorError,
+            ) as error:
+                self._not_compiled.add(function)
+                reason = str(error).strip().partition("\n")[0]
+                warnings.warn(
+                    f"{function.__name__.strip('_')} cannot be compiled and runs as it is"
+                    f" ({reason})",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return function(*arguments)
+
+        return call
+
+    def _count(self, blocks: int, x_NF: Tensor | None, jobs_4N: Tensor, sign: float) -> None:
+        """Add these models, or those kept, to the servers' sums, in float64; a job without steps
+        has been counted before.
+        """
+        device, _, steps, server = jobs_4N
+        share_BR = (sign * self._share_N[device] * (steps > 0)).view(blocks, -1)
+        of_server_VB = (
+            server.view(blocks, -1)[:, 0]
+            == torch.arange(self.numbers.servers, device=server.device)[:, None]
+        )
+        if blocks <= self.numbers.servers and share_BR.shape[1] <= FEW_ROWS:
+            self._count_rows(x_NF, device.view(blocks, -1), share_BR, of_server_VB)
+        else:
+            x_NF = self.numbers.with_nobody.index_select(0, device) if x_NF is None else x_NF
+            sums_BF = _sum_of_rows(
+                (share_BR.view(-1, 1) * x_NF.double()).view(blocks, -1, x_NF.shape[1])
+            )
+            self.numbers.total_VF.add_(of_server_VB.double() @ sums_BF)
+        if self._algorithm.counts == "active":
+            self._weight_V.add_(of_server_VB.double() @ share_BR.sum(1))
+
+    def _count_rows(
+        self, x_NF: Tensor | None, device_BR: Tensor, share_BR: Tensor, of_server_VB: Tensor
+    ) -> None:
+        """With one block for each server at most, and then blocks of nobody: every server reads the
+        few rows of its own.
+        """
+        block_V, has_block_V = of_server_VB.to(torch.int64).argmax(1), of_server_VB.any(1)
+        share_VR = share_BR.index_select(0, block_V) * has_block_V[:, None]
+        rows = self.numbers.with_nobody if x_NF is None else x_NF
+        places_BR = (
+            device_BR
+            if x_NF is None
+            else torch.arange(len(x_NF), device=device_BR.device).view(device_BR.shape)
+        )
+        places_VR, total_VF = places_BR.index_select(0, block_V), self.numbers.total_VF
+        for r in range(share_VR.shape[1]):
+            total_VF = (
+                total_VF + share_VR[:, r, None] * rows.index_select(0, places_VR[:, r]).double()
+            )
+        self.numbers.total_VF.copy_(total_VF)
+
+    # ---------------------------------------------------------------------------------------------
+    # the cloud
+    def _mix(self, servers: Tensor) -> None:
+        """Eqs. (5) and (6) for the servers of this round."""
+        total_VF, dtype = self.numbers.total_VF, self.numbers.dtype
+        if self.numbers.cloud.sync:
+            ones_1V = torch.ones(1, len(total_VF), dtype=total_VF.dtype, device=total_VF.device)
+            total, weight = ones_1V @ total_VF, self._weight_V.sum().view(1, 1)
+            z = self._z_VF.double()
+            for _ in range(self._algorithm.cloud_iterations):
+                z = self._stepped(z, total, weight)
+            self._z_VF.copy_(z)
+        else:
+            total, weight = total_VF.index_select(0, servers), self._weight_V[servers][:, None]
+            z = self._z_VF.index_select(0, servers)
+            for _ in range(self._algorithm.cloud_iterations):
+                mixed = cloud_step.mean(z.double()).to(dtype).double().expand(len(servers), -1)
+                z = self._stepped(mixed, total, weight).to(dtype)
+            self._z_VF.index_copy_(0, servers, z)
+        if self._algorithm.counts == "active":
+            total_VF.index_fill_(0, servers, 0.0)
+            self._weight_V.index_fill_(0, servers, 0.0)
+
+    def _stepped(self, mixed: Tensor, total: Tensor, weight: Tensor) -> Tensor:
+        """As `StackedNumbers` does it: in float64, and with nobody to count z = w."""
+        step = self._algorithm.server_step
+        if self._algorithm.server_step_form == "absolute":
+            z = mixed - step * (weight * mixed - total)
+        else:
+            z = cloud_step.server_step(mixed, total / weight, step)
+        return torch.where(weight == 0.0, mixed, z)
+
+    # ---------------------------------------------------------------------------------------------
+    # recorded programs
+    def _program(self, key: Any, function: Callable[[Tensor], None], given: Tensor) -> None:
+        program = self._programs.get(key)
+        if program is None:
+            changes = (self._z_VF, self.numbers.total_VF, self._weight_V, self._loss)
+            idle = (
+                torch.from_numpy(self._filled(np.zeros((4, 0), dtype=np.int64), given.shape[-1]))
+                if given.ndim == 2
+                else given
+            )
+            program = self._programs[key] = _Program(function, idle.to(self._where), changes)
+        program.run(given)
+
+
+class AheadWithEvents:
+    """Rounds planned ahead, and beside them their events, for the log: time does not depend on
+    numbers, so each goes its own way.
+
+    On a GPU a round is under way while its events are played.
+    """
+
+    def __init__(self, ahead: Ahead, events: Simulation, handles: NoNumbers) -> None:
+        """`handles` follows the events, and knows which model each server holds."""
+        self._ahead = ahead
+        self._events = events
+        self._handles = handles
+
+    @property
+    def now(self) -> float:
+        """The virtual clock."""
+        return self._events.now
+
+    @property
+    def round(self) -> int:
+        """Rounds played."""
+        return self._events.round
+
+    @property
+    def activations(self) -> int:
+        """Uploads so far."""
+        return self._events.activations
+
+    def play_round(self) -> None:
+        """One more round."""
+        self._ahead.play_round()
+        self._events.play_round()
+        assert self._ahead.round == self._events.round, (
+            "the outline of this schedule is not that of its events"
+        )
+
+    def settle(self) -> None:
+        """Bring the numbers up to this moment of the clock, under the handles that the log has for
+        them.
+        """
+        self._ahead.settle()
+        numbers = self._ahead.numbers
+        numbers.rename_models(
+            [
+                self._handles.server_models.get(n, handle)
+                for n, handle in enumerate(numbers.server_models)
+            ]
+        )
+
+
+def _sum_of_rows(blocks_BRF: Tensor) -> Tensor:
+    """Over R. A few rows are added one by one: a compiler reads them as they lie, where a reduction
+    would go across them.
+    """
+    if blocks_BRF.shape[1] > FEW_ROWS:
+        return blocks_BRF.sum(1)
+    return functools.reduce(torch.add, blocks_BRF.unbind(1))
+
+
+class _Program:
+    """Work on tensors that stay where they are: recorded as a CUDA graph, or called as it is where
+    there is no GPU.
+    """
+
+    WARM_UPS = 2
+
+    def __init__(
+        self, function: Callable[[Tensor], None], idle: Tensor, changes: tuple[Tensor, ...]
+    ) -> None:
+        """`idle` is an input that changes no model; what else the function changes is put back
+        after trying it.
+        """
+        self._function = function
+        self._given = idle
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if idle.is_cuda:
+            saved = [tensor.clone() for tensor in changes]
+            self._record()
+            for tensor, value in zip(changes, saved, strict=True):
+                tensor.copy_(value)
+
+    def _record(self) -> None:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(self.WARM_UPS):
+                    self._function(self._given)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._function(self._given)
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"this run cannot be recorded for the GPU ({reason}); set ahead=False to play it"
+                " event by event"
+            ) from error
+        self._graph = graph
+
+    def run(self, given: Tensor) -> None:
+        """Do it for this input."""
+        if self._graph is None:
+            self._function(given.to(self._given.device))
+            return
+        self._given.copy_(
+            given.pin_memory(), non_blocking=True
+        )  # otherwise the copy would wait for the work before it
+        self._graph.replay()

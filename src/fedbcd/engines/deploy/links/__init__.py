@@ -1,0 +1,1 @@
+"""What travels between roles, and who may connect: letters, frames, gRPC, mutual TLS."""

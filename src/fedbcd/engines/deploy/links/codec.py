@@ -1,0 +1,399 @@
+"""Letters <-> frames. A model travels as a safetensors file in chunks, each with a CRC, the whole
+with a SHA-256.
+
+Nothing that arrives is trusted: an `Assembler` checks who may say what, every length before memory
+is taken, and every byte after. What does not fit raises `Refused`; the letter is dropped, the rest
+of its chunks is passed over, and later letters are unaffected.
+"""
+
+import hashlib
+import json
+import math
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbcd.algorithm.params import Layout
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.links.refusals import MissingExtra, Refused
+from fedbcd.protocol.messages import Actor, Event
+from fedbcd.record.eventlog import decode as decode_event
+from fedbcd.record.eventlog import encode as encode_event
+
+try:
+    from fedbcd.engines.deploy.links.fedbcd_pb2 import Chunk, Frame, Message
+except ImportError as missing:
+    raise MissingExtra(missing.name or "protobuf") from None
+
+CHUNK_BYTES = (
+    1 << 17
+)  # small enough for a slow line to show that it is alive; larger ones are a little faster
+EVENT_BYTES = 4096
+HEADER_BYTES = 1024  # of the safetensors file
+DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F64": torch.float64}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MODEL = re.compile(r"[a-z]+(/[0-9]{1,18}){1,4}")
+WORD = re.compile(r"[a-z_]{1,32}")
+LARGEST_NUMBER = 2**63 - 1
+
+# Who may say what to whom; anything else is refused before a machine sees it.
+SAID: dict[tuple[str, str], frozenset[str]] = {
+    ("device", "server"): frozenset({"UpdateRequested", "Uploaded", "Withdrawn", "Resumed"}),
+    ("server", "device"): frozenset({"Activated", "Acknowledged", "Declined", "Restored"}),
+    ("server", "coordinator"): frozenset({"ServerReady"}),
+    ("coordinator", "server"): frozenset({"Mixed", "GlobalUpdated", "Isolated"}),
+}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The model that a process works on: name and shape of each tensor, in the order of the flat
+    vector.
+    """
+
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Declared":
+        """What a module's layout declares."""
+        return cls(
+            tuple((slot.name, tuple(slot.shape)) for slot in (*layout.parameters, *layout.buffers))
+        )
+
+    @property
+    def size(self) -> int:
+        """Length of the flat vector."""
+        return sum(math.prod(shape) for _, shape in self.tensors)
+
+    def difference(self, other: "Declared") -> str | None:
+        """The first thing in which the other model differs, in words; None if it does not."""
+        if len(self.tensors) != len(other.tensors):
+            return f"{len(other.tensors)} tensors instead of {len(self.tensors)}"
+        for (name, shape), (its_name, its_shape) in zip(self.tensors, other.tensors, strict=True):
+            if (name, shape) != (its_name, its_shape):
+                return (
+                    f"a tensor {its_name!r:.80} of shape {its_shape} instead of {name!r} of shape"
+                    f" {shape}"
+                )
+        return None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The vectors that may arrive, as (dtype, length): everything else is refused before memory is
+    taken.
+    """
+
+    vectors: frozenset[tuple[str, int]]
+
+    @classmethod
+    def of(cls, declared: Declared) -> "Limits":
+        """Models in float32; sums of Sync-cloud in float64, alone or with their weight behind
+        them.
+        """
+        size = declared.size
+        return cls(frozenset({("F32", size), ("F64", size), ("F64", size + 1)}))
+
+    @property
+    def largest_bytes(self) -> int:
+        """The longest file that can fit."""
+        return (
+            max((size * DTYPES[dtype].itemsize for dtype, size in self.vectors), default=0)
+            + 8
+            + HEADER_BYTES
+        )
+
+
+# ------------------------------------------------------------------------------------------------
+# sending
+def encode(letter: Letter, number: int = 0) -> Iterator[Frame]:
+    """The frames of a letter, made one at a time: beyond the model itself, memory for one chunk is
+    taken.
+    """
+    event = json.dumps(encode_event(letter.event), separators=(",", ":")).encode()
+    if letter.model is None:
+        yield Frame(message=Message(number=number, event=event, clock=letter.clock))
+        return
+    header = file_header(
+        str(getattr(letter.event, "model", "")), NAMES[letter.model.dtype], letter.model.numel()
+    )
+    body = letter.model.detach().contiguous().view(torch.uint8).numpy()
+    total = len(header) + len(body)
+    yield Frame(message=Message(number=number, event=event, clock=letter.clock, bytes=total))
+    digest = hashlib.sha256()
+    for start in range(0, total, CHUNK_BYTES):
+        stop = min(start + CHUNK_BYTES, total)
+        data = header[start:stop] + body[max(start - len(header), 0) : stop - len(header)].tobytes()
+        digest.update(data)
+        last = digest.digest() if stop == total else b""
+        yield Frame(
+            chunk=Chunk(number=number, offset=start, data=data, crc=zlib.crc32(data), digest=last)
+        )
+
+
+def file_header(name: str, dtype: str, size: int) -> bytes:
+    """How a safetensors file with one flat tensor begins: the header's length, then JSON, padded to
+    a multiple of 8.
+    """
+    fields = {
+        name: {"dtype": dtype, "shape": [size], "data_offsets": [0, size * DTYPES[dtype].itemsize]}
+    }
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+# ------------------------------------------------------------------------------------------------
+# receiving
+def decode(frames: Iterable[Frame], limits: Limits, sender: Actor, to: Actor) -> Letter:
+    """The letter that these frames hold, all of them; raises `Refused`."""
+    assembler = Assembler(sender, to, limits)
+    letter = None
+    for frame in frames:
+        if letter is not None:
+            raise Refused("chunk", f"a frame follows the end of the letter from {sender}")
+        letter = (
+            assembler.message(frame.message)
+            if frame.HasField("message")
+            else assembler.chunk(frame.chunk)
+        )
+    if letter is None:
+        raise Refused("cut", f"the frames from {sender} end before the letter does")
+    return letter
+
+
+class Assembler:
+    """Puts the letters of one peer together, at most one at a time."""
+
+    def __init__(self, sender: Actor, to: Actor, limits: Limits) -> None:
+        self.sender = sender
+        self.to = to
+        self.limits = limits
+        self._parcel: _Parcel | None = None
+        self._passed_over: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether chunks of a letter are still to come."""
+        return self._parcel is not None
+
+    def pass_over(self, number: int) -> None:
+        """Chunks of this letter are thrown away: it has been refused."""
+        self._parcel, self._passed_over = None, number
+
+    def message(self, message: Message) -> Letter | None:
+        """Begin a letter; it is returned if nothing follows."""
+        cut = self._parcel
+        self.pass_over(message.number)
+        if cut is not None:
+            raise Refused(
+                "cut",
+                f"{self.sender} began letter {message.number} before letter {cut.message.number}"
+                " had ended; both are dropped",
+            )
+        event = self._event(message.event)
+        if not (math.isfinite(message.clock) and message.clock >= 0):
+            raise Refused(
+                "clock", f"a clock of {message.clock} is no time; clocks are finite and 0 or more"
+            )
+        if message.bytes == 0:
+            return Letter(self.sender, self.to, event, None, message.clock)
+        self._check_length(event, message.bytes)
+        self._parcel, self._passed_over = _Parcel(message, event, self.limits), None
+        return None
+
+    def chunk(self, chunk: Chunk) -> Letter | None:
+        """Go on with a letter; it is returned with its last chunk."""
+        if self._parcel is None and chunk.number == self._passed_over:
+            return None
+        parcel = self._parcel
+        if parcel is None or chunk.number != parcel.message.number:
+            raise Refused(
+                "chunk", f"a chunk of letter {chunk.number} came, but no such letter was begun"
+            )
+        try:
+            model = parcel.add(chunk)
+        except Refused:
+            self.pass_over(chunk.number)
+            raise
+        if model is None:
+            return None
+        self._parcel = None
+        return Letter(self.sender, self.to, parcel.event, model, parcel.message.clock)
+
+    def _event(self, raw: bytes) -> Event:
+        if len(raw) > EVENT_BYTES:
+            raise Refused("event", f"an event of {len(raw)} bytes exceeds {EVENT_BYTES}")
+        try:
+            event = decode_event(json.loads(raw))
+        except (ValueError, RecursionError, TypeError) as error:
+            raise Refused(
+                "event", f"not an event that this version knows: {error!s:.200}"
+            ) from None
+        check_speaker(event, self.sender, self.to)
+        _check_values(event)
+        assert isinstance(event, Event)
+        return event
+
+    def _check_length(self, event: Event, length: int) -> None:
+        if not hasattr(event, "model"):
+            raise Refused(
+                "model",
+                f"{type(event).__name__} comes with a model of {length} bytes, but names none",
+            )
+        if length > self.limits.largest_bytes:
+            raise Refused(
+                "size",
+                f"a model of {length} bytes exceeds {self.limits.largest_bytes}, the most that can"
+                " fit here",
+            )
+
+
+def kind_of(actor: Actor) -> str:
+    """`device` of `device/7`."""
+    return actor.partition("/")[0]
+
+
+def check_speaker(event: Any, sender: Actor, to: Actor) -> None:
+    """A peer says only what is its to say, and only of itself."""
+    name = type(event).__name__
+    if name not in SAID.get((kind_of(sender), kind_of(to)), frozenset()):
+        raise Refused("event", f"{sender} may not send {name} to {to}")
+    for field in ("device", "server"):
+        number = getattr(event, field, None)
+        if number is not None and kind_of(sender) == field and sender != f"{field}/{number}":
+            raise Refused("identity", f"{sender} may not speak for {field}/{number}")
+
+
+def _check_values(event: Any) -> None:
+    """Numbers that fit a database, reasons that are a word, and model names that fit a file
+    name.
+    """
+    for field in event.__slots__:
+        value = getattr(event, field)
+        if field == "reason":
+            if WORD.fullmatch(value) is None:
+                raise Refused(
+                    "event", f"{field} is {value!r:.80}; it must be a word of at most 32 letters"
+                )
+            continue
+        if isinstance(value, int) and not 0 <= value <= LARGEST_NUMBER:
+            raise Refused("event", f"{field} is {value!s:.30}, outside 0 to {LARGEST_NUMBER}")
+        if isinstance(value, str) and MODEL.fullmatch(value) is None:
+            raise Refused(
+                "event", f"{field} is {value!r:.80}, which names no model (such as x/7/2)"
+            )
+
+
+class _Parcel:
+    """A letter of which not all chunks are here yet."""
+
+    def __init__(self, message: Message, event: Event, limits: Limits) -> None:
+        self.message = message
+        self.event = event
+        self._limits = limits
+        self._filled = 0
+        self._digest = hashlib.sha256()
+        self._model = torch.empty(0)
+        self._header_bytes = 0
+
+    def add(self, chunk: Chunk) -> Tensor | None:
+        """Check a chunk and put it in its place; the model, once it is whole."""
+        data, total = chunk.data, self.message.bytes
+        expected = min(CHUNK_BYTES, total - self._filled)
+        if chunk.offset != self._filled or len(data) != expected:
+            raise Refused(
+                "chunk",
+                f"a chunk of {len(data)} bytes at {chunk.offset} came; {expected} bytes at"
+                f" {self._filled} were due",
+            )
+        if zlib.crc32(data) != chunk.crc:
+            raise Refused(
+                "checksum",
+                f"the chunk at {chunk.offset} was damaged on its way: its CRC does not fit",
+            )
+        if self._filled == 0:
+            self._begin(data)
+        self._digest.update(data)
+        self._place(data)
+        if self._filled < total:
+            return None
+        if self._digest.digest() != chunk.digest:
+            raise Refused(
+                "checksum",
+                f"the model {self._name} was damaged on its way: its digest does not fit",
+            )
+        return self._model
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self.event, "model", ""))
+
+    def _begin(self, data: bytes) -> None:
+        """Read the header of the file and take memory for the vector that it declares, if that may
+        come.
+        """
+        (length,) = struct.unpack_from("<Q", data) if len(data) >= 8 else (0,)
+        if not 2 <= length <= min(HEADER_BYTES, len(data) - 8):
+            raise Refused(
+                "model",
+                f"a safetensors header of {length} bytes in a first chunk of {len(data)}; at most"
+                f" {HEADER_BYTES} may come",
+            )
+        dtype, size = _declared_vector(data[8 : 8 + length], self._name)
+        if (dtype, size) not in self._limits.vectors:
+            allowed = ", ".join(f"{n} of {d}" for d, n in sorted(self._limits.vectors))
+            raise Refused(
+                "model", f"a model of {size} values of {dtype} does not fit; accepted: {allowed}"
+            )
+        if self.message.bytes != 8 + length + size * DTYPES[dtype].itemsize:
+            raise Refused(
+                "size",
+                f"{self.message.bytes} bytes were announced, but {size} values of {dtype} need"
+                " another length",
+            )
+        self._header_bytes = 8 + length
+        self._model = torch.empty(size, dtype=DTYPES[dtype])
+        self._bytes = self._model.view(torch.uint8).numpy()
+
+    def _place(self, data: bytes) -> None:
+        body = memoryview(data)[max(self._header_bytes - self._filled, 0) :]
+        start = max(self._filled - self._header_bytes, 0)
+        self._bytes.data[start : start + len(body)] = body
+        self._filled += len(data)
+
+
+def _declared_vector(header: bytes, name: str) -> tuple[str, int]:
+    """Dtype and length of the one flat tensor that a safetensors header declares."""
+    try:
+        fields = json.loads(header)
+        ((its_name, entry),) = fields.items()
+        dtype, (size,), (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Refused(
+            "model", f"the header of the model does not declare one flat tensor ({error!s:.100})"
+        ) from None
+    if its_name != name:
+        raise Refused(
+            "model", f"the model is called {its_name!r:.80}, but the event names {name!r}"
+        )
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise Refused("dtype", f"a model of dtype {dtype!r:.20} came; known: {', '.join(DTYPES)}")
+    if not (
+        type(size) is int
+        and 0 <= size <= LARGEST_NUMBER
+        and start == 0
+        and stop == size * DTYPES[dtype].itemsize
+    ):
+        raise Refused(
+            "model",
+            f"the header declares {size!s:.30} values in bytes {start!s:.30} to {stop!s:.30}, which"
+            " do not agree",
+        )
+    return dtype, size

@@ -1,0 +1,252 @@
+"""What both ends of a link have in common: a gRPC stream with mutual TLS, one session per peer.
+`listener.py` and `dialer.py` are the ends.
+
+A dialler says Hello: who it is, whom it wants, which versions it speaks, which model it works on.
+The listener looks at its certificate, and answers Welcome or Refused. One session per peer; the
+newest wins and the older process is told and ends.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fedbcd.engines.deploy.links.codec import Declared, Limits
+from fedbcd.engines.deploy.links.connection import (
+    Closed,
+    LinkOptions,
+    OnConnect,
+    OnDisconnect,
+    OnLetter,
+    OnNotice,
+    Session,
+    Traffic,
+)
+from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.links.refusals import (
+    Counts,
+    Journal,
+    MissingExtra,
+    Refusals,
+    Silence,
+    reason_of,
+)
+from fedbcd.engines.deploy.links.tls import Certificate, Credentials, Security
+from fedbcd.errors import ConfigError, ProtocolError
+from fedbcd.protocol.messages import Actor
+
+try:
+    import grpc
+except ImportError as missing:
+    raise MissingExtra(missing.name or "grpcio") from None
+
+OLDEST, NEWEST = 1, 1  # versions of fedbcd.proto that this code speaks
+SERVICE = "fedbcd.v1.Federation"
+FRAME_BYTES = (
+    1 << 20
+)  # the largest frame that is read: a chunk, or the Hello of a model with thousands of tensors
+# what a peer may have under way unread. A ping waits behind it: a line is too slow below
+# WINDOW_BYTES / gone_s
+WINDOW_BYTES = 1 << 18
+TOLD = 5  # sentences of trouble in a status, at most
+
+About = Callable[[], dict[str, Any]]
+
+
+@dataclass
+class Peer:
+    """A peer that is connected."""
+
+    session: Session
+    instance: bytes
+    certificate: Certificate | None
+
+
+class End:
+    """What both ends of a link have in common."""
+
+    def __init__(
+        self,
+        me: Actor,
+        *,
+        model: Declared,
+        security: Security,
+        on_letter: OnLetter,
+        on_connect: OnConnect | None = None,
+        on_disconnect: OnDisconnect | None = None,
+        on_notice: OnNotice | None = None,
+        about: About = dict,
+        options: LinkOptions | None = None,
+        journal: Journal | None = None,
+        counts: Counts | None = None,
+    ) -> None:
+        self.me = me
+        self.counts = counts or Counts()
+        self.options = options or LinkOptions()
+        self._model = model
+        self._security = security
+        self._on_letter, self._on_notice = on_letter, on_notice
+        self._on_connect, self._on_disconnect = on_connect, on_disconnect
+        self._about = about
+        self._journal: Journal = journal or Silence()
+        self._refusals = Refusals(self.counts, self._journal)
+        self._traffic = Traffic(Limits.of(model), self.counts, self._refusals, self.options)
+        self._peers: dict[Actor, Peer] = {}
+
+    @property
+    def connected(self) -> frozenset[Actor]:
+        """The peers that are connected now."""
+        return frozenset(self._peers)
+
+    async def send(self, letter: Letter) -> bool:
+        """Send a letter, without waiting for its arrival; False if it is dropped, since the peer is
+        away or too slow.
+        """
+        peer = self._peers.get(letter.to)
+        sent = peer is not None and peer.session.send(letter)
+        self.counts.dropped += not sent
+        return sent
+
+    async def notice(self, to: Actor, kind: str, body: dict[str, Any]) -> bool:
+        """Tell a peer something that is not part of the protocol; on the same terms as `send`."""
+        peer = self._peers.get(to)
+        return peer is not None and peer.session.notice(kind, body)
+
+    @property
+    def trouble(self) -> list[str]:
+        """What stands between this role and its peers, a sentence each."""
+        return [*self._refusals.trouble.values()]
+
+    def moved_at(self, peer: Actor) -> float:
+        """When something last moved between a peer and us, by the monotonic clock; see
+        `Session.moved_at`.
+        """
+        entry = self._peers.get(peer)
+        return -math.inf if entry is None else entry.session.moved_at
+
+    def model_sent_at(self, peer: Actor) -> float:
+        """When a part of a model last went to a peer on this connection."""
+        entry = self._peers.get(peer)
+        return -math.inf if entry is None else entry.session.model_sent_at
+
+    def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
+        """Tell a peer why, and hang up."""
+        entry = self._peers.get(peer)
+        if entry is not None:
+            self._end(peer, entry, reason, sentence)
+
+    def _end(self, peer: Actor, entry: Peer, reason: str, sentence: str) -> None:
+        self._refusals.note(peer, reason, sentence)
+        entry.session.end(reason, sentence)
+
+    async def _hold(
+        self, peer: Actor, entry: Peer, about: dict[str, Any], welcome: Frame | None = None
+    ) -> Closed:
+        """Keep a session until it ends; the latest of a peer is the one that letters go to."""
+        self.counts.connections += 1
+        self._peers[peer] = entry
+        self._refusals.trouble.pop(peer, None)
+        self._journal.info("connected", peer=peer)
+        try:
+            if welcome is not None:
+                await entry.session.write(welcome)
+            await self._tell_connected(peer, entry, about)
+            return await entry.session.run()
+        finally:
+            if self._peers.get(peer) is entry:
+                del self._peers[peer]
+                self._journal.info("disconnected", peer=peer)
+                if self._on_disconnect is not None:
+                    await self._on_disconnect(peer)
+
+    async def _tell_connected(self, peer: Actor, entry: Peer, about: dict[str, Any]) -> None:
+        if self._on_connect is None:
+            return
+        try:
+            await self._on_connect(peer, about)
+        except ProtocolError as error:
+            self._end(peer, entry, reason_of(error), str(error))
+
+    async def _watch(self) -> None:
+        """End sessions whose certificate has been revoked or has expired."""
+        credentials, seen = self._security, -1
+        assert isinstance(credentials, Credentials)
+        while True:
+            await asyncio.sleep(self.options.watch_s)
+            credentials.refresh()
+            now = time.time()
+            for name, peer in list(self._peers.items()):
+                certificate = peer.certificate
+                assert certificate is not None
+                if (
+                    credentials.generation != seen
+                    or now > certificate.not_valid_after_utc.timestamp()
+                ):
+                    objection = credentials.objection(certificate)
+                    if objection is not None:
+                        self._end(
+                            name, peer, "certificate", f"the certificate of {name} {objection}"
+                        )
+            seen = credentials.generation
+
+    def _channel_options(self) -> list[tuple[str, int | str]]:
+        options = self.options
+        return [
+            ("grpc.keepalive_time_ms", int(options.keepalive_s * 1000)),
+            (
+                "grpc.keepalive_timeout_ms",
+                int(options.gone_s * 10_000),
+            ),  # also TCP_USER_TIMEOUT, which would cut slow lines off
+            (
+                "grpc.http2.ping_timeout_ms",
+                int(options.gone_s * 1000),
+            ),  # the one that finds silent peers
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.max_receive_message_length", FRAME_BYTES),
+            ("grpc.max_send_message_length", FRAME_BYTES),
+            ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+            ("grpc.http2.bdp_probe", 0),
+        ]
+
+
+def trouble_of(*ends: End | None) -> list[str]:
+    """Of the ends of one role; of many sentences a few."""
+    found = [sentence for end in ends if end is not None for sentence in end.trouble]
+    return found if len(found) <= TOLD else [*found[:TOLD], f"... and {len(found) - TOLD} more"]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, `127.0.0.1:7400` or `[::1]:7400`."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and int(port) < 65_536):
+        raise ConfigError(
+            f"{address!r} is not an address; write host:port, such as 10.0.0.5:7400 or [::1]:7400"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def words(error: BaseException) -> str:
+    """What an error says, or at least what it is."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}, {error.details()}"
+    return str(error) or type(error).__name__
+
+
+def software() -> str:
+    """The version of this program."""
+    from importlib.metadata import version
+
+    return version("fedbcd")
+
+
+BROKEN: tuple[type[Exception], ...] = (
+    grpc.aio.AioRpcError,
+    grpc.aio.InternalError,
+    grpc.aio.UsageError,
+    asyncio.InvalidStateError,
+    ConnectionError,
+)

@@ -1,0 +1,348 @@
+"""The end of a link that waits: servers and the coordinator."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any
+
+from fedbcd.engines.deploy.links.codec import SAID, Declared, kind_of
+from fedbcd.engines.deploy.links.connection import (
+    Session,
+    parse_text,
+    refused_frame,
+)
+from fedbcd.engines.deploy.links.endpoint import (
+    BROKEN,
+    NEWEST,
+    OLDEST,
+    SERVICE,
+    About,
+    End,
+    Peer,
+    software,
+    split_address,
+)
+from fedbcd.engines.deploy.links.fedbcd_pb2 import (
+    ChangeReply,
+    ChangeRequest,
+    Frame,
+    Hello,
+    StatusReply,
+    StatusRequest,
+    Welcome,
+)
+from fedbcd.engines.deploy.links.refusals import (
+    CredentialsError,
+    MissingExtra,
+    Refused,
+    reason_of,
+)
+from fedbcd.engines.deploy.links.tls import (
+    Certificate,
+    Credentials,
+    Plain,
+    check_plain,
+    home_of,
+    identity_of,
+)
+from fedbcd.engines.deploy.processes.exit_codes import AddressError
+from fedbcd.errors import ProtocolError
+from fedbcd.protocol.messages import Actor
+
+try:
+    import grpc
+    from cryptography.x509 import load_pem_x509_certificate
+except ImportError as missing:
+    raise MissingExtra(missing.name or "grpcio") from None
+
+OPERATOR: Actor = "operator"
+
+Welcomes = Callable[[Actor, dict[str, Any]], None]
+OnError = Callable[[Exception], None]
+Change = Callable[[str, int], Awaitable[bool]]
+
+
+def only(peers: Iterable[Actor], check: Welcomes | None = None) -> Welcomes:
+    """Welcome these peers, as far as `check` does not refuse them, and nobody else."""
+    known = frozenset(peers)
+
+    def welcomes(peer: Actor, about: dict[str, Any]) -> None:
+        if peer not in known:
+            raise Refused(
+                "member",
+                f"{peer} does not belong here; add it to the list of this role, or send it to its"
+                " own server",
+            )
+        if check is not None:
+            check(peer, about)
+
+    return welcomes
+
+
+class Listener(End):
+    """Serves the peers of one role. `send` never waits: a letter for a peer that is away or too
+    slow is dropped.
+
+    `welcomes(peer, about)` raises `Refused` for a peer that does not belong here; it is asked
+    before an older process with the same identity is told to end, so that only one that may take
+    its place does. `on_connect` follows the Welcome; what it sends goes out first. `on_error` is
+    told what a callback raised that is no refusal: the disk is full, or there is a bug; the session
+    has ended. When a peer connects anew while its old session lasts, `on_connect` is called again
+    without `on_disconnect` between.
+    """
+
+    def __init__(
+        self,
+        me: Actor,
+        address: str,
+        *,
+        welcomes: Welcomes,
+        status: About = dict,
+        change: Change | None = None,
+        on_error: OnError | None = None,
+        **common: Any,
+    ) -> None:
+        """`address` is host:port, port 0 for any that is free; for `common` see `End`: model,
+        security, on_letter and so on.
+        """
+        super().__init__(me, **common)
+        self.address = address
+        self.port = 0
+        self._welcomes = welcomes
+        self._status = status
+        self._change = change
+        self._on_error = on_error
+        self._server: grpc.aio.Server | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._handlers: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> int:
+        """Listen; the port."""
+        host, _ = split_address(self.address)
+        handlers = {
+            "Link": grpc.stream_stream_rpc_method_handler(
+                self._link, Frame.FromString, Frame.SerializeToString
+            ),
+            "Status": grpc.unary_unary_rpc_method_handler(
+                self._answer_status, StatusRequest.FromString, StatusReply.SerializeToString
+            ),
+        }
+        if self._change is not None:
+            handlers["Change"] = grpc.unary_unary_rpc_method_handler(
+                self._answer_change, ChangeRequest.FromString, ChangeReply.SerializeToString
+            )
+        server = grpc.aio.server(options=self._server_options())
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        try:
+            if isinstance(self._security, Plain):
+                check_plain(host)
+                self.port = server.add_insecure_port(self.address)
+            else:
+                self._security.check_own()
+                self.port = server.add_secure_port(self.address, self._security.for_listener())
+        except RuntimeError:
+            raise AddressError(
+                f"{self.address} cannot be listened at; it is in use or not an address of this"
+                " machine"
+            ) from None
+        await server.start()
+        self._server = server
+        if isinstance(self._security, Credentials):
+            self._watcher = asyncio.create_task(self._watch())
+        return self.port
+
+    async def stop(self) -> None:
+        """Hang up on everybody and stop listening."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+        if self._handlers:
+            await asyncio.wait(self._handlers, timeout=self.options.gone_s)
+
+    def _server_options(self) -> list[tuple[str, int | str]]:
+        gone_ms = int(self.options.gone_s * 1000)
+        return [
+            *self._channel_options(),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.server_handshake_timeout_ms", gone_ms),
+            ("grpc.max_connection_idle_ms", 3 * gone_ms),  # a connection without a stream
+            ("grpc.max_concurrent_streams", 4),
+            ("grpc.so_reuseport", 0),  # a second listener at the same port is a mistake
+        ]
+
+    async def _link(
+        self, requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]"
+    ) -> None:
+        """One connection; `stop` waits for all of them to end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        try:
+            await self._serve(requests, context)
+        finally:
+            self._handlers.discard(task)
+
+    async def _serve(
+        self, _requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]"
+    ) -> None:
+        async def read() -> Frame | None:
+            frame = await context.read()
+            return frame if isinstance(frame, Frame) else None  # EOF
+
+        try:
+            hello = await asyncio.wait_for(read(), self.options.gone_s)
+        except TimeoutError:
+            return
+        peer, certificate = f"unknown at {context.peer().rpartition(':')[0]}", None
+        try:
+            certificate = self._certificate(context)
+            peer = identity_of(certificate) if certificate is not None else peer
+            self._check_certificate(certificate)
+            peer, about, welcome = self._greet(hello, certificate)
+        except (ProtocolError, CredentialsError) as error:
+            self._refusals.note(peer, reason_of(error), str(error))
+            await context.write(refused_frame(reason_of(error), str(error), final=True))
+            return
+        assert hello is not None
+        session = Session(
+            self.me, peer, self._traffic, read, context.write, self._on_letter, self._on_notice
+        )
+        self._retire(peer, hello.hello.instance)
+        try:
+            await self._hold(
+                peer,
+                Peer(session, hello.hello.instance, certificate),
+                about,
+                Frame(welcome=welcome),
+            )
+        except BROKEN:
+            pass
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            self._on_error(error)
+
+    def _certificate(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Certificate | None:
+        if isinstance(self._security, Plain):
+            return None
+        (pem,) = context.auth_context()["x509_pem_cert"]
+        return load_pem_x509_certificate(pem)
+
+    def _check_certificate(self, certificate: Certificate | None) -> None:
+        if certificate is None or isinstance(self._security, Plain):
+            return
+        self._security.refresh()
+        objection = self._security.objection(certificate)
+        if objection is not None:
+            raise Refused(
+                "certificate", f"the certificate of {identity_of(certificate)} {objection}"
+            )
+
+    def _greet(
+        self, frame: Frame | None, certificate: Certificate | None
+    ) -> tuple[Actor, dict[str, Any], Welcome]:
+        """Check a Hello; who it is, what it says of itself, and the answer."""
+        if frame is None or not frame.HasField("hello"):
+            raise Refused("frame", "a connection begins with Hello")
+        hello = frame.hello
+        version = negotiate(hello, self.me)
+        self._check_identity(hello, certificate)
+        declared = Declared(tuple((tensor.name, tuple(tensor.shape)) for tensor in hello.model))
+        difference = self._model.difference(declared)
+        if difference is not None:
+            raise Refused(
+                "model", f"{hello.actor} works on another model than {self.me}: {difference}"
+            )
+        about = parse_text(hello.about)
+        self._welcomes(hello.actor, about)
+        welcome = Welcome(
+            version=version, software=software(), actor=self.me, about=json.dumps(self._about())
+        )
+        if isinstance(self._security, Credentials):
+            assert certificate is not None
+            welcome.certificate, welcome.signature = self._security.sign(hello.nonce, certificate)
+        return hello.actor, about, welcome
+
+    def _check_identity(self, hello: Hello, certificate: Certificate | None) -> None:
+        if certificate is not None:
+            identity, home = identity_of(certificate), home_of(certificate)
+            if hello.actor != identity:
+                raise Refused(
+                    "identity",
+                    f"{identity} says that it is {hello.actor!r:.80}; a process acts as its"
+                    " certificate says",
+                )
+            if home not in (None, self.me):
+                raise Refused(
+                    "identity", f"the certificate of {identity} is for {home}, not for {self.me}"
+                )
+        if hello.to != self.me:
+            raise Refused(
+                "identity",
+                f"{hello.actor!r:.80} wants {hello.to!r:.80}, but this is {self.me}; look at its"
+                " addresses",
+            )
+        if (kind_of(hello.actor), kind_of(self.me)) not in SAID:
+            raise Refused("identity", f"{hello.actor!r:.80} has nothing to say to {self.me}")
+
+    def _retire(self, peer: Actor, instance: bytes) -> None:
+        """The newest connection of a peer wins; an older process is told."""
+        old = self._peers.get(peer)
+        if old is None:
+            return
+        if old.instance == instance:
+            old.session.end("reconnected", f"{peer} has connected anew")
+            return
+        sentence = (
+            f"another process has connected as {peer} since; the newest wins, so this one must end"
+        )
+        self._end(peer, old, "replaced", sentence)
+
+    async def _answer_status(
+        self, _request: StatusRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> StatusReply:
+        await self._check_operator(context, "ask for status")
+        return StatusReply(body=json.dumps(self._status()))
+
+    async def _answer_change(
+        self, request: ChangeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> ChangeReply:
+        await self._check_operator(context, "change who belongs here")
+        assert self._change is not None
+        try:
+            return ChangeReply(changed=await self._change(request.what, request.device))
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise AssertionError from error  # abort has raised
+
+    async def _check_operator(
+        self, context: "grpc.aio.ServicerContext[Any, Any]", what: str
+    ) -> None:
+        """In plain text, which is for loopback only, whoever is on this machine may."""
+        try:
+            certificate = self._certificate(context)
+            self._check_certificate(certificate)
+            if certificate is not None and identity_of(certificate) != OPERATOR:
+                raise Refused(
+                    "identity",
+                    f"{identity_of(certificate)} may not {what}; use the certificate of {OPERATOR}",
+                )
+        except (ProtocolError, CredentialsError) as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+
+
+def negotiate(hello: Hello, me: Actor) -> int:
+    """The newest version that both sides speak."""
+    version = min(hello.newest, NEWEST)
+    if version < max(hello.oldest, OLDEST):
+        older = hello.newest < OLDEST
+        raise Refused(
+            "version",
+            f"{hello.actor!r:.80} (fedbcd {hello.software:.20}) speaks versions {hello.oldest} to"
+            f" {hello.newest} of the protocol, {me} (fedbcd {software()}) speaks {OLDEST} to"
+            f" {NEWEST}; upgrade {hello.actor if older else me}",
+        )
+    return version

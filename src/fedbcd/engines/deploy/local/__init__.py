@@ -1,0 +1,1 @@
+"""A deployment on one machine: its processes are started and watched, its logs become one."""

@@ -1,0 +1,155 @@
+"""The end of a deployment on one machine: its logs become one, which is replayed; so models, table
+and digest are proven and cost the run nothing. The folder is then like that of `fedbcd run`, with
+seconds for a clock.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedbcd.compute.certify import Certificates
+from fedbcd.compute.evaluate import Evaluator, Scores
+from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.data.federation import Federation
+from fedbcd.engines.deploy.local.account import account
+from fedbcd.engines.deploy.local.growing_log import GrowingLog
+from fedbcd.engines.deploy.local.merged_log import header_of
+from fedbcd.engines.deploy.local.up import actors_of
+from fedbcd.engines.deploy.processes.options import Deploy
+from fedbcd.engines.deploy.roles.blueprint import Blueprint
+from fedbcd.engines.look import row_of, scores_of
+from fedbcd.engines.replay import replay
+from fedbcd.engines.result import Run
+from fedbcd.engines.settings import Settings
+from fedbcd.engines.warnings import at_the_border
+from fedbcd.errors import ReplayMismatch
+from fedbcd.record.history import History
+from fedbcd.schedule.driver import Driver
+
+LOOKS = 20
+
+
+def conclude(
+    out: Path,
+    federation: Federation,
+    settings: Settings,
+    options: Deploy,
+    job: dict[str, Any],
+    facts: dict[str, Any],
+) -> Run:
+    """Merge, replay, evaluate, write; raises `ReplayMismatch` if the replay does not end with the
+    deployment's own models.
+    """
+    end = merge_stores(out, federation, settings, options, job)
+    looks = _Looks(federation, settings, [end["clock"] * k / LOOKS for k in range(LOOKS)])
+    began = time.perf_counter()
+    found = replay(out / "events.jsonl", federation, exact=True, on_step=looks.before)
+    if found["digest"] != end["digest"]:
+        raise ReplayMismatch(
+            f"the replay of {out / 'events.jsonl'} ends with {found['digest']}, the deployment with"
+            f" {end['digest']}"
+        )
+    run = looks.result(end, {**facts, "replay_seconds": round(time.perf_counter() - began, 3)})
+    run.summary["deployment"] |= account(out / "events.jsonl", settings, options)
+    run.save(out)
+    return run
+
+
+def merge_stores(
+    out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any]
+) -> dict[str, Any]:
+    """The stores of all roles as `events.jsonl`, as far as it has not grown before; its end."""
+    log = growing_log(out, federation, settings, options, job)
+    try:
+        return log.finish()
+    finally:
+        log.close()
+
+
+def growing_log(
+    out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any]
+) -> GrowingLog:
+    """`events.jsonl` of a deployment in a folder, to go on with."""
+    blueprint = Blueprint.of(settings, federation)
+    folders = {actor: options.folder_of(actor) for actor in actors_of(blueprint)}
+    return GrowingLog(
+        out / "events.jsonl", header_of(settings, federation, job), blueprint, folders
+    )
+
+
+class _Looks:
+    """Evaluates the models as they were at chosen times."""
+
+    def __init__(self, federation: Federation, settings: Settings, times: list[float]) -> None:
+        self._federation = federation
+        self._settings = settings
+        self._times = times
+        self._evaluator: Evaluator | None = None
+        self._driver: Driver | None = None
+        self.history = History()
+        self.scores = Scores((), {})
+
+    def before(self, clock: float, driver: Driver) -> None:
+        """Look at what was there before this time."""
+        self._driver = driver
+        while self._times and self._times[0] <= clock:
+            self._look(self._times.pop(0))
+
+    def _look(self, clock: float) -> None:
+        assert self._driver is not None
+        numbers, machines = self._driver.numbers, self._driver.machines
+        assert isinstance(numbers, StackedNumbers)
+        if self._evaluator is None:
+            self._evaluator = Evaluator(
+                self._federation,
+                numbers.trainer.objective,
+                torch.device("cpu"),
+                measure=self._settings.measure,
+            )
+        self.scores = scores_of(numbers, machines, self._evaluator)
+        self.history.append(row_of(numbers, machines, self.scores, clock, Certificates()))
+
+    def result(self, end: dict[str, Any], deployment: dict[str, Any]) -> Run:
+        """The run, after the last step."""
+        assert self._driver is not None
+        self._look(end["clock"])
+        numbers, machines, last = self._driver.numbers, self._driver.machines, self.history.last
+        assert isinstance(numbers, StackedNumbers)
+        assert self._evaluator is not None
+        personal = torch.stack(
+            [
+                numbers.personal(device, machines.home[device])
+                for device in range(self._federation.devices)
+            ]
+        )
+        z_VF, border = numbers.global_NF(), at_the_border(numbers, range(self._federation.devices))
+        summary = {
+            "algorithm": self._settings.algorithm.name,
+            "cloud": self._settings.cloud.name,
+            "seed": self._settings.seed,
+            "rounds": end["rounds"],
+            "clock": end["clock"],
+            "global_accuracy": last.global_accuracy,
+            "personal_accuracy": last.personal_accuracy,
+            "measure": self._settings.measure,
+            "server_accuracy": [round(score, 6) for score in self.scores.servers],
+            "mean_model_accuracy": self._evaluator.score(
+                z_VF.double().mean(0).to(self._settings.dtype)
+            ),
+            "seconds": round(end["clock"], 3),
+            "digest": end["digest"],
+            "deployment": deployment,
+            **({} if border is None else {"notices": [border]}),
+        }
+        return Run(
+            self._federation,
+            self.history,
+            personal,
+            z_VF,
+            summary,
+            self.scores.devices,
+            True,
+            self.scores.homes,
+        )

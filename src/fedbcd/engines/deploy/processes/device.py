@@ -1,0 +1,268 @@
+"""A device as a process: it dials its server, asks when it can take part, trains in a thread of its
+own, uploads.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fedbcd.engines.deploy.links.codec import Declared
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.processes.base import Process
+from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.options import Deploy
+from fedbcd.engines.deploy.processes.pace import Drawn, Pace, Real
+from fedbcd.engines.deploy.roles.checks import check_notice
+from fedbcd.engines.deploy.roles.device import DeviceRole, Done
+from fedbcd.protocol.device import NOT_FINITE, DeviceState
+from fedbcd.protocol.messages import Actor, Declined, Failed, OfflineDue, Trained, Undo, Woke
+from fedbcd.record.eventlog import Transition
+
+POLL_S = 5.0  # how often a device that is not available now is asked again
+POLL = "poll"
+TRAINING = "training"  # the name of the thread
+WAITS_FOR = {
+    DeviceState.IDLE: "phase",
+    DeviceState.OFFLINE: "offline_training",
+    DeviceState.SUSPENDED: "phase",
+    DeviceState.ASKING: "activation",
+    DeviceState.ASKING_OFFLINE: "offline_training",
+    DeviceState.TRAINING: "training",
+    DeviceState.UPLOADING: "acknowledgement",
+    DeviceState.WITHDRAWING: "acknowledgement",
+}
+UNANSWERED = {
+    DeviceState.ASKING: "ask",
+    DeviceState.ASKING_OFFLINE: "ask",
+    DeviceState.UPLOADING: "upload",
+    DeviceState.WITHDRAWING: "upload",
+}
+
+
+class DeviceProcess(Process):
+    """One device. Its server's notices say when a phase opens and fills; its pace says what it
+    makes of that.
+    """
+
+    role: DeviceRole
+
+    def __init__(
+        self, role: DeviceRole, options: Deploy, declared: Declared, journal: Journal, pace: Pace
+    ) -> None:
+        super().__init__(role, options, declared, journal)
+        self.pace = pace
+        self._computing = False
+        self._phase: dict[str, Any] = {}  # the server's latest notice
+        self._heard_at = 0.0
+        self._round = -1  # the latest round of the coordinator that it has heard of
+        self._undone = 0  # activations and offline rounds, since this process began
+        self._trouble = ""  # why the latest of them was
+        self._asked = -1  # the latest phase in which it asked; a device takes part once in a phase
+
+    # ---------------------------------------------------------------------------------------------
+    # the process
+    async def open_links(self) -> None:
+        """Dial its server."""
+        self.dial(self.role.machine.server)
+
+    def begin(self) -> None:
+        """Go on with what was under way."""
+        self.after([])
+        if isinstance(self.pace, Real) and self.role.machine.offline_limit is not None:
+            self._offline_in(self.options.offline_every_s)
+
+    def after(self, letters: list[Letter]) -> None:  # noqa: ARG002
+        """Start work that is due, watch for answers, and see whether to ask."""
+        machine = self.role.machine
+        if machine.state in (
+            DeviceState.UPLOADING,
+            DeviceState.WITHDRAWING,
+        ):  # also when it was let in on a request from an earlier phase
+            self._asked = max(self._asked, int(self._phase.get("phase", -1)))
+        self.metrics.rounds.set(machine.activation)
+        kind = UNANSWERED.get(machine.state)
+        self.expect_answer(None if kind is None else (kind, machine.activation))
+        if self.role.work is not None and not self._computing:
+            self._computing = True
+            self.spawn(self._work())
+        self._see_when_to_ask()
+
+    def waits_for(self) -> str:
+        """From the machine's state."""
+        return WAITS_FOR[self.role.machine.state]
+
+    def status(self) -> dict[str, Any]:
+        """What the machine is doing."""
+        machine = self.role.machine
+        travelled = (
+            ("in", "Activated"),
+            ("in", "Restored"),
+            ("out", "Uploaded"),
+        )  # since this process began
+        models = sum(
+            int(self.metrics.value("fedbcd_letters_total", direction=d, event=e))
+            for d, e in travelled
+        )
+        counters = {"activation": machine.activation, "session": machine.session, "models": models}
+        undone = {"undone": self._undone, "trouble": self._trouble} if self._undone else {}
+        return {"state": machine.state.value, **counters, "server": machine.server, **undone}
+
+    # ---------------------------------------------------------------------------------------------
+    # training
+    async def _work(self) -> None:
+        """Compute in a thread; hand the result in once the work has taken as long as the pace
+        says.
+        """
+        began, work = time.monotonic(), self.role.work
+        done = await _in_thread(self.role.compute)
+        self.metrics.training.observe(time.monotonic() - began)
+        if work is not None and isinstance(done.event, Trained):
+            due = began + self.pace.work(done.event.activation, done.event.steps)
+            await asyncio.sleep(max(due - time.monotonic(), 0.0))
+        await self.do(lambda now: self._hand_in(done, now))
+
+    def _hand_in(self, done: Done, now: float) -> list[Letter]:
+        """In the role's turn: an event that comes in between must not start the same work again."""
+        self._computing = False
+        if isinstance(done.event, Failed) and done.work == self.role.work:
+            self._note_undone(
+                NOT_FINITE,
+                f"{done.trouble}; this is undone, and the device goes on with the model of before",
+                self.journal.error,
+            )
+        return self.role.finish(done, now)
+
+    def seen(self, step: Transition) -> None:
+        """An activation that was declined; its server's sentence comes beside, as with all that is
+        refused.
+        """
+        if isinstance(step.event, Declined) and any(
+            isinstance(command, Undo) for command in step.commands
+        ):
+            activation, server = step.event.activation, self.role.machine.server
+            sentence = (
+                f"{server} has refused the upload of activation {activation}; it is undone, and the"
+                " device goes on with the model of before"
+            )
+            self._note_undone(step.event.reason, sentence, self.journal.warning)
+
+    def _note_undone(self, reason: str, sentence: str, log: Callable[..., None]) -> None:
+        self._undone, self._trouble = self._undone + 1, sentence
+        self.metrics.undone.labels(reason=reason).inc()
+        log("undone", reason=reason, sentence=sentence)
+
+    # ---------------------------------------------------------------------------------------------
+    # asking
+    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
+        """The server tells how its phase stands."""
+        if kind != "phase":
+            return
+        check_notice(sender, body, "phase", "round")
+        if body["phase"] != self._phase.get("phase") or not self._phase.get("open"):
+            self._heard_at = time.monotonic() - float(body.get("elapsed", 0.0))
+        self._phase = body
+        if isinstance(self.pace, Drawn) and "members" in body:
+            self.pace = replace(self.pace, members=body["members"])
+        self._new_round(body["round"])
+        self._see_when_to_ask()
+
+    def _see_when_to_ask(self) -> None:
+        """Set the timer of the next request: at its arrival in this phase, unless the phase is
+        full.
+        """
+        asks = self.role.machine.state in (
+            DeviceState.IDLE,
+            DeviceState.SUSPENDED,
+            DeviceState.OFFLINE,
+        )
+        phase = int(self._phase.get("phase", -1))
+        if not (asks and self._phase.get("open") and phase > self._asked):
+            self.drop(Woke)
+            if (
+                asks
+                and isinstance(self.pace, Real)
+                and not self._phase.get("finished")
+                and not self.has_timer(POLL)
+            ):
+                self.at(POLL, self.options.retry_s[1], self._poll)
+            return
+        arrival = self.pace.arrival(phase, self._round)
+        if arrival is not None and not self.has_timer(Woke):
+            self.at(Woke, max(self._heard_at + arrival - time.monotonic(), 0.0), self._wake)
+
+    def _wake(self) -> None:
+        if isinstance(self.pace, Real) and not self.pace.available():
+            self.at(Woke, POLL_S, self._wake)
+        else:
+            self._asked = int(self._phase["phase"])
+            self.spawn(self.tell(Woke()))
+
+    def _poll(self) -> None:
+        """Notices may be lost, so a device that has heard nothing for long asks all the same."""
+        if (
+            self.role.machine.state in (DeviceState.IDLE, DeviceState.SUSPENDED)
+            and isinstance(self.pace, Real)
+            and self.pace.available()
+        ):
+            self.spawn(self.tell(Woke()))
+        else:
+            self._see_when_to_ask()
+
+    def is_ready(self) -> bool:
+        """Whether its server is there."""
+        return self.role.machine.server in self.peers()
+
+    # ---------------------------------------------------------------------------------------------
+    # offline rounds
+    def _new_round(self, round_: int) -> None:
+        """FedBCD-I in the experiments' clock model: one offline round per round of the coordinator,
+        if drawn to be available.
+        """
+        if round_ <= self._round:
+            return
+        self._round = round_
+        if self.pace.trains_offline(round_) and not self._phase.get("finished"):
+            self.spawn(self.tell(OfflineDue()))
+
+    def _offline_in(self, seconds: float) -> None:
+        def due() -> None:
+            self.spawn(self.tell(OfflineDue()))
+            self._offline_in(self.options.offline_every_s)
+
+        self.at(OfflineDue, seconds, due)
+
+
+async def _in_thread(compute: Callable[[], Done]) -> Done:
+    """Like `asyncio.to_thread`, but the event loop need not wait for it to end: the work is started
+    again next time.
+
+    The thread is no daemon: an interpreter that ends while torch computes aborts. Who does not want
+    to wait leaves with `os._exit`.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Done] = loop.create_future()
+
+    def settle(done: Done | None, error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            assert done is not None
+            future.set_result(done)
+
+    def work() -> None:
+        done, error = None, None
+        try:
+            done = compute()
+        except Exception as caught:  # noqa: BLE001  it is raised where the result is awaited
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, done, error)
+
+    threading.Thread(target=work, name=TRAINING).start()
+    return await future

@@ -1,0 +1,107 @@
+"""When a device can take part and how long its work takes: as it really is, or drawn, for
+experiments.
+
+Drawn delays are the simulation's own (docs/determinism.md), times `scale` seconds: device i arrives
+in phase p at the same quantile as it does in a simulation with this seed. So a deployment and a
+simulation of one job can be laid side by side.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedbcd.algorithm import draws
+from fedbcd.algorithm.variants import Algorithm, FedBCDI
+from fedbcd.schedule.delays import Clock, Delay
+
+
+class Pace(Protocol):
+    """How a device lives; times are seconds."""
+
+    def arrival(self, phase: int, round_: int) -> float | None:
+        """How long after a phase opens this device asks; None: not in this phase."""
+        ...
+
+    def work(self, activation: int, steps: int) -> float:
+        """How long the work of an activation takes at least."""
+        ...
+
+    def trains_offline(self, round_: int) -> bool:
+        """Whether the device takes an offline round in this round of the coordinator (FedBCD-I)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Real:
+    """A device as it is: it asks as soon as a phase opens and `available()` says yes, and takes as
+    long as it takes.
+    """
+
+    available: Callable[[], bool] = lambda: True
+
+    def arrival(self, phase: int, round_: int) -> float | None:  # noqa: ARG002
+        """At once."""
+        return 0.0
+
+    def work(self, activation: int, steps: int) -> float:  # noqa: ARG002
+        """As long as it takes."""
+        return 0.0
+
+    def trains_offline(self, round_: int) -> bool:  # noqa: ARG002
+        """Its own timer decides, not the coordinator's rounds."""
+        return False
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The clock model of the paper's experiments, on a real clock of `scale` seconds per unit."""
+
+    device: int
+    members: Sequence[int]  # of its server, as far as it has been told
+    algorithm: Algorithm
+    clock: Clock
+    active: int
+    seed: int
+    scale: float
+
+    def arrival(self, phase: int, round_: int) -> float | None:
+        """The addressed draw of this device and phase; with FedBCD-I only for devices that are
+        available in this round.
+        """
+        if isinstance(self.algorithm, FedBCDI) and not self._is_available(round_):
+            return None
+        return self.scale * _quantile(
+            self.clock.arrival, draws.unit_one(self.seed, draws.ARRIVAL, self.device, phase)
+        )
+
+    def work(self, activation: int, steps: int) -> float:
+        """K_i steps of one drawn length each."""
+        return (
+            self.scale
+            * steps
+            * _quantile(
+                self.clock.step, draws.unit_one(self.seed, draws.PROCESS, self.device, activation)
+            )
+        )
+
+    def trains_offline(self, round_: int) -> bool:
+        """FedBCD-I: every available device takes one offline round in each round of the
+        coordinator.
+        """
+        return isinstance(self.algorithm, FedBCDI) and self._is_available(round_)
+
+    def _is_available(self, round_: int) -> bool:
+        """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
+        members and itself.
+        """
+        assert isinstance(self.algorithm, FedBCDI)
+        members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
+        keep = max(self.algorithm.available_of(len(members)), min(self.active, len(members)))
+        u = draws.unit(draws.address(self.seed, draws.AVAILABLE, members, np.array([round_])))
+        return self.device in members[np.lexsort((members, u))[:keep]]
+
+
+def _quantile(delay: Delay, u: float) -> float:
+    return float(delay.quantile(np.array([u]))[0])

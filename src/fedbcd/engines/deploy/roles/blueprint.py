@@ -1,0 +1,188 @@
+"""What all roles of a deployment agree on: who belongs where, the algorithm, the cloud, and the
+model that everything starts from.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedbcd.algorithm.augment import Augment
+from fedbcd.algorithm.objective import Loss
+from fedbcd.algorithm.params import Layout
+from fedbcd.algorithm.variants import Algorithm, FedBCDI, cloud_weights
+from fedbcd.compute.batch import take
+from fedbcd.data.federation import Federation, Transform, as_dtype
+from fedbcd.data.samples import Samples
+from fedbcd.describe import describe
+from fedbcd.engines.settings import Settings
+from fedbcd.errors import ConfigError
+from fedbcd.protocol import Coordinator, Device, Server
+from fedbcd.protocol.clouds import Cloud
+from fedbcd.protocol.messages import server_actor
+from fedbcd.recorded import going_on, in_record
+
+DTYPE = torch.float32
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """The plan of a deployment. Models are float32: what a device keeps is what it uploads is what
+    replay computes.
+    """
+
+    algorithm: Algorithm
+    cloud: Cloud
+    active: int  # q
+    seed: int
+    servers: tuple[tuple[int, ...], ...]  # the devices of each server, also those that join later
+    sizes: tuple[int, ...]  # samples per device: the weights of FedAvg and FedProx
+    late: frozenset[int]  # devices that are members from their DeviceJoined on
+    initial: Tensor  # (F,), of the model as it was made
+    size_P: int
+    start: Tensor = field(init=False)  # x(0), (F,): in X
+
+    def __post_init__(self) -> None:
+        cut = self.algorithm.projection.project(self.initial[: self.size_P])
+        same = torch.equal(cut, self.initial[: self.size_P])
+        object.__setattr__(
+            self, "start", self.initial if same else torch.cat((cut, self.initial[self.size_P :]))
+        )
+
+    @classmethod
+    def of(cls, settings: Settings, federation: Federation) -> "Blueprint":
+        """That of a run in simulation."""
+        settings.check(federation)
+        module = federation.make_model(settings.seed)
+        return cls.make(
+            settings, settings.active_of(federation), federation.servers, federation.sizes, module
+        )
+
+    @classmethod
+    def make(
+        cls,
+        settings: Settings,
+        active: int,
+        servers: Sequence[Sequence[int]],
+        sizes: Sequence[int],
+        module: nn.Module,
+    ) -> "Blueprint":
+        """From its parts, where nobody has the data of all; `module` holds the initial weights."""
+        if settings.dtype != DTYPE or settings.storage not in (None, DTYPE):
+            raise ConfigError(
+                f"dtype={settings.dtype}, storage={settings.storage}: a deployment computes and"
+                " stores float32 only"
+            )
+        layout = Layout(module)
+        groups = tuple(tuple(members) for members in servers)
+        who = (
+            settings.algorithm,
+            settings.cloud,
+            active,
+            settings.seed,
+            groups,
+            tuple(sizes),
+            frozenset(settings.joins),
+        )
+        return cls(*who, layout.flatten(module, DTYPE), layout.size_P)
+
+    def going_on(self, facts: Mapping[str, str]) -> "Blueprint":
+        """This plan, with the settings that nobody has given as the facts of a role's store have
+        them; those of 0.1.0 have a hash alone.
+        """
+        recorded = {"name": self.algorithm.name}
+        if "algorithm" in facts:
+            recorded = json.loads(facts["algorithm"])
+        elif facts.get("run") in (None, self.fingerprint()):
+            return self
+        return replace(self, algorithm=going_on(self.algorithm, recorded))
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are, with those that join later."""
+        return len(self.sizes)
+
+    @property
+    def size_F(self) -> int:
+        """The length of a model: parameters and floating-point buffers."""
+        return len(self.start)
+
+    def home_of(self, device: int) -> int:
+        """The server of a device."""
+        for server, members in enumerate(self.servers):
+            if device in members:
+                return server
+        raise ConfigError(
+            f"device {device} belongs to no server; this deployment has devices 0 to"
+            f" {self.devices - 1}"
+        )
+
+    def weights(self) -> list[float]:
+        """The weight of each device in its server's mean: gamma_i, or its data size."""
+        return [float(weight) for weight in cloud_weights(self.algorithm, self.sizes)]
+
+    # ---------------------------------------------------------------------------------------------
+    # machines
+    def device_machine(self, device: int) -> Device:
+        """A fresh machine."""
+        limit = self.algorithm.offline_limit if isinstance(self.algorithm, FedBCDI) else None
+        return Device(device, server_actor(self.home_of(device)), limit)
+
+    def server_machine(self, server: int) -> Server:
+        """A fresh machine."""
+        members = [device for device in self.servers[server] if device not in self.late]
+        return Server(
+            server, members, self.active, self.algorithm.cloud_iterations, self.cloud.sync
+        )
+
+    def coordinator_machine(self) -> Coordinator:
+        """A fresh machine."""
+        return self.cloud.coordinator(len(self.servers), self.algorithm.cloud_iterations)
+
+    def facts(self) -> dict[str, str]:
+        """What a role's store says of the run that it belongs to."""
+        return {"run": self.fingerprint(), "algorithm": json.dumps(in_record(self.algorithm))}
+
+    def fingerprint(self) -> str:
+        """A hash by which roles know that they belong together."""
+        plain = (
+            in_record(self.algorithm),
+            describe(self.cloud),
+            self.active,
+            self.seed,
+            self.servers,
+            self.sizes,
+            sorted(self.late),
+        )
+        digest = hashlib.sha256(json.dumps([*plain, self.size_P], sort_keys=True).encode())
+        digest.update(self.start.contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """What one device trains with, and nobody else sees."""
+
+    samples: Samples
+    module: nn.Module
+    loss: Loss
+    transform: Transform = as_dtype
+    augment: Augment | None = None
+
+    @classmethod
+    def of(cls, federation: Federation, device: int, seed: int) -> "OwnData":
+        """The part of a federation that belongs to one device."""
+        positions = federation.owned(device)
+        samples = Samples(
+            take(federation.pool.inputs, positions), take(federation.pool.targets, positions)
+        )
+        return cls(
+            samples,
+            federation.make_model(seed),
+            federation.loss,
+            federation.transform,
+            federation.augment,
+        )

@@ -1,0 +1,295 @@
+"""The coordinator: its machine, and the models that are on their way. It holds no data and does
+light work only.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbcd.compute.steps import mixed_models, mixing_matrices, stepped_globally
+from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.roles.base import Role
+from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
+from fedbcd.engines.deploy.roles.checks import (
+    CheckFailed,
+    Limits,
+    check_model,
+    check_norm,
+    check_reach,
+    check_run,
+    check_weight,
+    check_within,
+    is_counter,
+    is_store_id,
+)
+from fedbcd.engines.deploy.roles.parts import in_parts, several_in_parts
+from fedbcd.engines.deploy.roles.snapshot import Parts
+from fedbcd.engines.deploy.roles.store import Store
+from fedbcd.protocol import Coordinator
+from fedbcd.protocol.clouds import RigorousCloud, SyncCloud
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Actor,
+    Command,
+    Event,
+    GlobalUpdated,
+    Mixed,
+    MixModels,
+    ModelRef,
+    Send,
+    ServerReady,
+    StepGlobal,
+    number_of,
+    ref,
+    server_actor,
+)
+
+
+class CoordinatorRole(Role):
+    """The coordinator. Per server it keeps what was last reported and what was last answered, on
+    disk.
+    """
+
+    machine: Coordinator
+
+    def __init__(self, store: Store, blueprint: Blueprint, limits: Limits) -> None:
+        """See `open`."""
+        super().__init__(COORDINATOR, store, blueprint, limits)
+        self.machine = blueprint.coordinator_machine()
+        self.z = blueprint.start  # Sync-cloud: the one global model
+        self._current: ModelRef = ref("z", 0)
+        self._mixing = mixing_matrices(blueprint.cloud, torch.device("cpu"))
+        self._heard: dict[int, ServerReady] = {}
+        self._said: dict[int, ModelRef] = {}
+        self._fresh: dict[
+            ModelRef, Tensor
+        ] = {}  # of the last mix, so that answers need not read it
+
+    @classmethod
+    def open(
+        cls, store: Store, blueprint: Blueprint, limits: Limits | None = None
+    ) -> "CoordinatorRole":
+        """The coordinator of this store, where it left off."""
+        role = cls(store, blueprint.going_on(store.facts), limits or Limits())
+        role._recover()
+        return role
+
+    def hello(self) -> dict[str, Any]:
+        """Who it is, and how far."""
+        return super().hello() | {"round": self.machine.round}
+
+    def check_guest(self, server: Actor, hello: Mapping[str, Any]) -> None:
+        """Refuse a server that has lost its store, or has an old one, since its sum exists nowhere
+        else; and one that is ahead of us.
+
+        Only reads, so it may run beside an event.
+        """
+        number = number_of(server)
+        if number >= len(self.blueprint.servers):
+            raise CheckFailed(
+                "membership",
+                f"there is no {server}; this deployment has {len(self.blueprint.servers)} servers",
+            )
+        check_run(server, hello, self.store.facts)
+        store, phase = hello.get("store"), hello.get("phase")
+        if not is_store_id(store) or not (is_counter(phase) or phase == -1):
+            raise CheckFailed(
+                "hello",
+                f"{server} does not say how far it is (store={store!r:.80}, phase={phase!r:.80})",
+            )
+        assert isinstance(store, str)
+        assert isinstance(phase, int)
+        heard, known = self._heard.get(number), self.store.facts.get(f"store/{number}")
+        if known not in (None, store):
+            raise CheckFailed(
+                "lost",
+                f"{server} comes with another store than before; what its devices have contributed"
+                " is in the old one: put that back (only if everything is to begin anew, the"
+                " coordinator begins a new store as well)",
+            )
+        if heard is not None and phase < heard.phase:
+            raise CheckFailed(
+                "behind",
+                f"{server} is in phase {phase}, but has reported phase {heard.phase}: its store is"
+                " an old one",
+            )
+        if phase > self._latest_phase(heard):
+            raise CheckFailed(
+                "ahead",
+                f"{server} is in phase {phase}, but phase {self._latest_phase(heard)} is the latest"
+                " that the coordinator can know of: its store is empty or an old one. Put the"
+                f" newest store of the coordinator back; until then {server} tries on",
+            )
+
+    def greet(self, server: Actor, hello: Mapping[str, Any], now: float) -> list[Letter]:  # noqa: ARG002
+        """A server has connected: from now on it is known by its store."""
+        self.check_guest(server, hello)
+        fact = {f"store/{number_of(server)}": str(hello["store"])}
+        if not fact.items() <= self.store.facts.items():
+            self.store.commit(facts=fact)
+        return []
+
+    def _latest_phase(self, heard: ServerReady | None) -> int:
+        """The latest phase that a server can be in: it needs an answer to begin the next."""
+        if isinstance(self.blueprint.cloud, SyncCloud | RigorousCloud):
+            return self.machine.round
+        return 0 if heard is None else heard.phase + 1
+
+    # ---------------------------------------------------------------------------------------------
+    # transitions
+    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
+        return {ServerReady: lambda event: server_actor(event.server)}
+
+    def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:  # noqa: ARG002
+        size = self.blueprint.size_F
+        return (size + 1, torch.float64) if self.blueprint.cloud.sync else (size, DTYPE)
+
+    def _check(self, letter: Letter) -> str | None:
+        """What a server reports is checked as an upload is: its model, or the mean of which it
+        reports the sum.
+        """
+        event, size, plan = letter.event, self._size_of(letter.event), self.blueprint
+        assert isinstance(event, ServerReady)
+        assert size is not None
+        remark = check_model(letter.model, *size, replace(self.limits, norm=None))
+        assert letter.model is not None
+        if event.server >= len(plan.servers) or not self._is_news(event):
+            return remark
+        model = self._mean(event.server, letter.model) if plan.cloud.sync else letter.model
+        if model is None:
+            return remark
+        check_within(model[: plan.size_P], plan.algorithm.projection, self._roundings(event.server))
+        check_reach(model, self.z if plan.cloud.sync else self._answered(event.server), self.limits)
+        return check_norm(model, self.limits)
+
+    def _roundings(self, server: int) -> float:
+        """How often a model of the cloud may have been rounded: twice on its device, and twice in
+        each step, of which 1 - eta_z stays.
+        """
+        algorithm, weights = self.blueprint.algorithm, self.blueprint.weights()
+        step = algorithm.server_step
+        if algorithm.server_step_form == "absolute":
+            step *= min(weights[device] for device in self.blueprint.servers[server])
+        return 2.0 + 2.0 / min(step, 1.0)
+
+    def _mean(self, server: int, vector: Tensor) -> Tensor | None:
+        """Of those that a sum counts, whose weights must be those of devices of its server; None if
+        it counts nobody.
+        """
+        total, weight, weights = vector[:-1], float(vector[-1]), self.blueprint.weights()
+        check_weight(
+            weight,
+            [weights[device] for device in self.blueprint.servers[server]],
+            self.blueprint.algorithm.counts == "members",
+        )
+        if weight == 0.0:
+            if bool(total.any()):
+                raise CheckFailed(
+                    "weight", f"the sum of server/{server} counts nobody, but is not 0"
+                )
+            return None
+        mean = in_parts(len(total), DTYPE, lambda part: (total[part] / weight).to(DTYPE))
+        check_model(mean, len(mean), DTYPE, replace(self.limits, norm=None))
+        return mean
+
+    def _answered(self, server: int) -> Tensor:
+        """The model that this server was last sent."""
+        handle = self._said.get(server)
+        if handle is None:
+            return self.blueprint.start
+        return self._fresh[handle] if handle in self._fresh else self.store.tensor(handle)
+
+    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
+        assert isinstance(event, ServerReady)
+        assert model is not None
+        if self._is_news(event):
+            self.store.save(_name(event), model)
+        answered, self._fresh = {*self._said.values()}, {}
+        self._follow(self.store.length, event, commands)
+        for command in commands:
+            match command:
+                case MixModels():
+                    self._mix(command, self._reports(command.servers, event, model))
+                case StepGlobal():
+                    self._step(
+                        command, self._reports(range(len(self.blueprint.servers)), event, model)
+                    )
+        for handle, tensor in self._fresh.items():
+            if handle in self._said.values():
+                self._save_computed(handle, tensor)
+        for handle in answered - {*self._said.values()}:
+            self._drop(handle)
+
+    def _reports(self, servers: Iterable[int], event: ServerReady, model: Tensor) -> list[Tensor]:
+        """What these servers have reported; one of them just now, unless it is a copy."""
+        return [
+            model if self._heard[server] is event else self.store.tensor(_name(self._heard[server]))
+            for server in servers
+        ]
+
+    def _mix(self, command: MixModels, reports: Sequence[Tensor]) -> None:
+        """Eq. (6a)."""
+        size = self.blueprint.size_F
+        self._fresh |= several_in_parts(
+            size, lambda part: mixed_models(command, [r[part] for r in reports], self._mixing)
+        )
+
+    def _step(self, command: StepGlobal, reports: Sequence[Tensor]) -> None:
+        """Eq. (5), from the sums of all servers."""
+        algorithm, z, weights = (
+            self.blueprint.algorithm,
+            self.z,
+            [float(report[-1]) for report in reports],
+        )
+
+        def step(part: slice) -> Tensor:
+            total_VF = torch.stack([report[part] for report in reports])
+            return stepped_globally(
+                algorithm, z[part], total_VF, weights, command.iterations, DTYPE
+            )
+
+        self.z = in_parts(self.blueprint.size_F, DTYPE, step)
+        self._save_computed(command.result, self.z)
+        self._drop(self._current)
+        self._current = command.result
+
+    def _is_news(self, event: ServerReady) -> bool:
+        heard = self._heard.get(event.server)
+        return heard is None or (event.phase, event.iteration) > (heard.phase, heard.iteration)
+
+    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        assert isinstance(event, ServerReady)
+        if self._is_news(event):
+            heard = self._heard.get(event.server)
+            if heard is not None:
+                self._drop(_name(heard))
+            self._heard[event.server] = event
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.message, Mixed):
+                self._said[number_of(command.to)] = command.message.model
+
+    def _parts(self) -> Parts:
+        return {**super()._parts(), "coordinator": (self, ("_heard", "_said"))}
+
+    def _load(self) -> None:
+        self._current = getattr(self.machine, "model", self._current)
+        if self.blueprint.cloud.sync and self._current in self.store.names():
+            self.z = self.store.tensor(self._current)
+
+    def _tensor(self, to: Actor, message: Event) -> Tensor | None:  # noqa: ARG002
+        match message:
+            case GlobalUpdated():
+                return self.z
+            case Mixed() if message.model in self._fresh:
+                return self._fresh[message.model]
+            case Mixed():
+                return self.store.tensor(message.model)
+        return None
+
+
+def _name(ready: ServerReady) -> str:
+    """Of the file that holds what a server reported."""
+    return f"report/{ready.server}/{ready.phase}/{ready.iteration}"

@@ -1,0 +1,324 @@
+"""A device: its machine, its personal model and its own data. Training is pure and may run in a
+thread; what it gave is then told.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedbcd.algorithm import draws
+from fedbcd.algorithm.augment import Augment
+from fedbcd.algorithm.objective import Objective
+from fedbcd.compute.batch import Job, Trainer
+from fedbcd.data.federation import Transform
+from fedbcd.data.samples import Samples
+from fedbcd.engines.deploy.roles.base import Letter, Role
+from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint, OwnData
+from fedbcd.engines.deploy.roles.checks import CheckFailed, Limits, first_not_finite
+from fedbcd.engines.deploy.roles.snapshot import Parts
+from fedbcd.engines.deploy.roles.store import Store
+from fedbcd.errors import DataError, LocalProtocolError, NumericalError
+from fedbcd.protocol import Device, DeviceState
+from fedbcd.protocol.messages import (
+    Acknowledged,
+    Activated,
+    Actor,
+    Command,
+    Declined,
+    Event,
+    Failed,
+    ModelRef,
+    OfflineDue,
+    OfflineTrained,
+    Pull,
+    Restored,
+    RetryDue,
+    Train,
+    Trained,
+    TrainOffline,
+    Undo,
+    Uploaded,
+    Woke,
+    device_actor,
+)
+
+Work = Train | Pull | TrainOffline
+BEFORE = {
+    "x": "before",
+    "x_prev": "before_prev",
+}  # tensors in the store, and those set aside for them while an upload is unanswered
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a piece of work gave."""
+
+    work: Work
+    event: Trained | OfflineTrained | Failed
+    x: Tensor
+    prev: Tensor
+    trouble: str = ""  # why it failed
+
+
+class _Task(NamedTuple):
+    """What a piece of work starts from."""
+
+    work: Work
+    x: Tensor
+    prev: Tensor
+    z: Tensor | None
+
+
+class DeviceRole(Role):
+    """One device. `work` is what is to be computed now, also after a crash: it is deterministic, so
+    a second time gives the same.
+    """
+
+    OWN = (Woke, OfflineDue, RetryDue)
+    machine: Device
+
+    def __init__(
+        self, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: Limits
+    ) -> None:
+        """See `open`."""
+        super().__init__(device_actor(device), store, blueprint, limits)
+        self.machine = blueprint.device_machine(device)
+        self.device = device
+        self.work: Work | None = None
+        self.x = (
+            blueprint.start
+        )  # no vector is ever changed in place: letters, memory and work share them
+        self.prev = self.x[: blueprint.size_P]
+        self._trainer = _trainer(blueprint, device, data)
+        self._anchor: tuple[ModelRef, Tensor] | None = None  # z_n of the activation under way
+        self._done: Done | None = None  # while it is taken over
+        self._incarnation = 0  # of x
+        self._task: _Task | None = None  # read once by `compute`, which may run beside a transition
+
+    @classmethod
+    def open(
+        cls,
+        store: Store,
+        blueprint: Blueprint,
+        device: int,
+        data: OwnData,
+        limits: Limits | None = None,
+    ) -> "DeviceRole":
+        """The device of this store, where it left off."""
+        role = cls(store, blueprint.going_on(store.facts), device, data, limits or Limits())
+        role._recover()
+        return role
+
+    def hello(self) -> dict[str, Any]:
+        """Who it is, and how far: the server sees from this whether the device has lost its
+        memory.
+        """
+        machine = self.machine
+        uploading = machine.state in (
+            DeviceState.UPLOADING,
+            DeviceState.WITHDRAWING,
+        )  # read first: an answer may be handled meanwhile
+        return super().hello() | {
+            "activation": machine.activation,
+            "incarnation": machine.incarnation,
+            "uploading": uploading,
+        }
+
+    # ---------------------------------------------------------------------------------------------
+    # work
+    def compute(self) -> Done:
+        """Do the work that is due. Changes nothing, so it may run beside everything else; hand the
+        outcome to `finish`.
+        """
+        task = self._task
+        if task is None:
+            raise LocalProtocolError(f"{self.actor} has nothing to compute")
+        try:
+            return self._computed(task)
+        except NumericalError as error:
+            return Done(task.work, Failed(session=task.work.session), task.x, task.prev, str(error))
+
+    def _computed(self, task: _Task) -> Done:
+        work, z = task.work, task.z
+        steps = draws.steps(
+            self.blueprint.seed, self.device, work.session, *self.blueprint.algorithm.steps
+        )
+        if isinstance(work, TrainOffline):
+            x, prev = self._run(
+                Job(self.device, work.session, steps, None, offline=True), task.x, task.prev, None
+            )
+            return Done(work, OfflineTrained(session=work.session, steps=steps), x, prev)
+        assert z is not None
+        anchor = z[: self.blueprint.size_P]
+        start, before = (task.x, task.prev) if self.blueprint.algorithm.personal else (z, anchor)
+        x, prev = self._run(
+            Job(self.device, work.session, steps, work.model, offline=False), start, before, anchor
+        )
+        return Done(work, Trained(activation=work.activation, steps=steps), x, prev)
+
+    def _run(
+        self, job: Job, x: Tensor, prev: Tensor, anchor: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        after, before = self._trainer.run(
+            [job], x[None], prev[None], None if anchor is None else anchor[None]
+        )
+        place = first_not_finite(after[0])  # of buffers, too
+        if place is not None:
+            raise NumericalError(
+                f"value {place} of the model of {self.actor} is {float(after[0, place])} after"
+                f" session {job.session}"
+            )
+        return after[0], before[0]
+
+    def finish(self, done: Done, now: float) -> list[Letter]:
+        """Take over what `compute` gave; what was overtaken meanwhile is left out."""
+        if done.work != self.work:
+            return []
+        self._done = done
+        return self._handle(done.event, None, now)
+
+    # ---------------------------------------------------------------------------------------------
+    # transitions
+    def _check(self, letter: Letter) -> str | None:
+        """As every role; but a server that knows of fewer activations than were acknowledged here
+        does not replace the model.
+        """
+        event, here = letter.event, self.machine
+        if (
+            isinstance(event, Restored)
+            and event.incarnation > here.incarnation
+            and event.activation < here.activation
+        ):
+            raise CheckFailed(
+                "older",
+                f"{letter.sender} wants to put {self.actor} back to activation {event.activation},"
+                f" but has acknowledged {here.activation}: the store of {letter.sender} is empty or"
+                f" an old one. {self.actor} keeps its model; put the newest store of"
+                f" {letter.sender} back",
+            )
+        return super()._check(letter)
+
+    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
+        server = self.machine.server
+        return dict.fromkeys((Activated, Acknowledged, Declined, Restored), lambda _: server)
+
+    def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
+        if isinstance(event, Restored) and not self.blueprint.algorithm.personal:
+            return None
+        return super()._size_of(event)
+
+    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
+        if isinstance(event, Trained):
+            self._set_aside()
+        if isinstance(event, Trained | OfflineTrained):
+            assert self._done is not None
+            self._keep(self._done.x, self._done.prev)
+        elif any(isinstance(command, Undo) for command in commands):
+            self._put_back()
+        elif self.machine.incarnation > self._incarnation and self.blueprint.algorithm.personal:
+            assert model is not None
+            self._keep(model, model[: self.blueprint.size_P])
+        self._follow(self.store.length, event, commands)
+        if self.machine.state is not DeviceState.UPLOADING:
+            for name in BEFORE.values():
+                self._drop(name)
+        wanted = self._wanted()
+        if self._anchor is not None and self._anchor[0] != wanted:
+            self._anchor = None
+            self._drop("z")
+        if self._anchor is None and isinstance(event, Activated) and event.model == wanted:
+            assert model is not None
+            self._anchor = (event.model, model)
+            self.store.save("z", model)
+        self._set_task()
+
+    def _set_task(self) -> None:
+        z = None if self._anchor is None else self._anchor[1]
+        self._task = None if self.work is None else _Task(self.work, self.x, self.prev, z)
+
+    def _keep(self, x: Tensor, prev: Tensor) -> None:
+        self.x, self.prev = x, prev
+        self.store.save("x", self.x)
+        self.store.save("x_prev", self.prev)
+
+    def _set_aside(self) -> None:
+        """Keep what was there before an activation until its upload has been answered."""
+        for (name, before), tensor in zip(BEFORE.items(), (self.x, self.prev), strict=True):
+            if name in self.store.names():
+                self.store.rename(name, before)
+            else:
+                self.store.save(before, tensor)  # x(0)
+
+    def _put_back(self) -> None:
+        """What was there before the activation; an upload of 0.1.0, which set nothing aside, is
+        left as it is.
+        """
+        if {*BEFORE.values()} <= {*self.store.names()}:
+            self.x, self.prev = (self.store.tensor(before) for before in BEFORE.values())
+            for name, before in BEFORE.items():
+                self.store.rename(before, name)
+
+    def _wanted(self) -> ModelRef | None:
+        """The global model that is needed, now or after the offline round under way."""
+        return (
+            self.machine.granted.model
+            if self.machine.granted is not None
+            else getattr(self.work, "model", None)
+        )
+
+    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        if isinstance(event, Trained | OfflineTrained | Failed):
+            self.work = None
+        elif self.machine.incarnation > self._incarnation:
+            self.work, self._incarnation = None, self.machine.incarnation
+        for command in commands:
+            if isinstance(command, Train | Pull | TrainOffline):
+                self.work = command
+
+    def _parts(self) -> Parts:
+        return {**super()._parts(), "device": (self, ("work", "_incarnation"))}
+
+    def _load(self) -> None:
+        names = self.store.names()
+        if "x" in names:
+            self.x, self.prev = self.store.tensor("x"), self.store.tensor("x_prev")
+        if "z" in names:
+            self._anchor = (self._wanted() or "", self.store.tensor("z"))
+        self._set_task()
+
+    def _tensor(self, to: Actor, message: Event) -> Tensor | None:  # noqa: ARG002
+        return self.x if isinstance(message, Uploaded) else None
+
+
+class _OwnFederation:
+    """One device's data in the shape that `Trainer` asks for: every device's samples are this
+    one's.
+    """
+
+    def __init__(self, devices: int, data: OwnData) -> None:
+        self.devices = devices
+        self.pool: Samples = data.samples
+        self.positions = torch.arange(len(data.samples))
+        self.starts = torch.zeros(1, dtype=torch.int64).expand(devices)
+        self.sizes = [len(data.samples)] * devices
+        self.transform: Transform = data.transform
+        self.augment: Augment | None = data.augment
+
+
+def _trainer(blueprint: Blueprint, device: int, data: OwnData) -> Trainer:
+    declared = blueprint.sizes[device]
+    if len(data.samples) != declared:
+        raise DataError(
+            f"device {device} has {len(data.samples)} samples, but the deployment counts on"
+            f" {declared}; give it those"
+        )
+    objective = Objective(data.module.to(DTYPE), data.loss)
+    own = _OwnFederation(blueprint.devices, data)
+    trainer = Trainer(
+        own, blueprint.algorithm, objective, blueprint.seed, blueprint.start, max_batch=1
+    )
+    trainer.check_vectorised(blueprint.start)
+    return trainer

@@ -1,0 +1,342 @@
+"""A `Store` on this machine: SQLite and a folder of files, locked by one process."""
+
+import fcntl
+import json
+import math
+import os
+import secrets
+import sqlite3
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedbcd.engines.deploy.processes.exit_codes import DiskError, ExitCode, is_of_the_disk
+from fedbcd.engines.deploy.roles.store import Piece, Saved, StoreOn
+from fedbcd.errors import RecordError
+from fedbcd.protocol.messages import Command, Event
+from fedbcd.record.eventlog import Transition, decode, encode
+
+VERSION = 1
+_SCHEMA = """
+CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE tensor (name TEXT PRIMARY KEY, file TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE transition (number INTEGER PRIMARY KEY, time REAL NOT NULL, actor TEXT NOT NULL,
+    event TEXT NOT NULL, commands TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The latest part of a store: how many transitions it has, and those that came after a given
+    place.
+    """
+
+    length: int
+    steps: list[Transition]
+    is_same: bool  # whether the transition before that place is the one that was there
+
+
+class NoStore(RecordError):
+    """There is no store where there must be one: to begin anew instead would lose what was
+    acknowledged.
+    """
+
+    exit_code = int(ExitCode.NO_STORE)
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"there is no store in {path.absolute()}. If this role has run before, look for a disk"
+            " that is not mounted or for another folder, and put its newest store back. Only one"
+            " that has never run begins a new store: --init (fedbcd up does so in a new folder)"
+        )
+
+
+class FileStore(StoreOn):
+    """A `Store` in a folder of its own: `store.sqlite` and one file per tensor under `tensors`."""
+
+    def __init__(self, path: Path, *, begin: bool = False, read_only: bool = False) -> None:
+        """Open a store; with `begin` make one if there is none. One process at a time; `read_only`
+        looks without a lock.
+        """
+        self.path = path
+        self._lock: int | None = None
+        try:
+            if not read_only:
+                self._take(path, begin)
+            super().__init__(
+                _Folder(path / "tensors"),
+                _Database(path, begin, read_only),
+                str(path),
+                read_only=read_only,
+            )
+        except (
+            OSError,
+            sqlite3.Error,
+            ValueError,
+            TypeError,
+        ) as error:  # the last two: what is left of a damaged database
+            self._unlock()
+            if is_of_the_disk(error, path):
+                raise DiskError(f"the store {path}", error) from None
+            remedy = "restore a backup; only a device may begin with an empty folder instead"
+            raise RecordError(f"the store {path} cannot be used ({error}); {remedy}") from None
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _take(self, path: Path, begin: bool) -> None:
+        """Make its folders, if it may, and lock it; where there is no store, and none is to begin,
+        nothing is changed.
+        """
+        if not begin and not (path / "store.sqlite").is_file():
+            raise NoStore(path)
+        path.mkdir(
+            parents=True, exist_ok=True, mode=0o700
+        )  # personal models are nobody else's business
+        (path / "tensors").mkdir(exist_ok=True, mode=0o700)
+        self._lock = _locked(path)
+
+    def close(self) -> None:
+        """Let another process have it."""
+        super().close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+class _Folder:
+    """`Files` in a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, file: str, pieces: Sequence[Piece]) -> None:
+        with (self._path / file).open("wb") as stream:
+            for piece in pieces:
+                stream.write(piece)
+
+    def sync_file(self, file: str) -> None:
+        _sync(self._path / file)
+
+    def rename(self, old: str, new: str) -> None:
+        (self._path / old).rename(self._path / new)
+
+    def sync(self) -> None:
+        _sync(self._path)
+
+    def read(self, file: str) -> bytearray:
+        with (self._path / file).open("rb", buffering=0) as stream:
+            data = bytearray(os.fstat(stream.fileno()).st_size)
+            view, done = memoryview(data), 0
+            while got := stream.readinto(view[done:]):
+                done += got
+        return data
+
+    def remove(self, file: str) -> None:
+        (self._path / file).unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        return [path.name for path in self._path.iterdir()]
+
+
+class _NotMade(RecordError):
+    """There is a database, but nothing in it: its role is making it, or was stopped while it
+    did.
+    """
+
+
+class _Database:
+    """A `Ledger` in SQLite."""
+
+    def __init__(self, path: Path, begin: bool, read_only: bool) -> None:
+        self._path = path
+        file = path / "store.sqlite"
+        if read_only and not file.is_file():
+            raise RecordError(f"there is no store at {path}")
+        self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare(begin, read_only)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self, begin: bool, read_only: bool) -> None:
+        db = self._db
+        if not read_only:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=FULL")
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'fact'").fetchone():
+            if read_only:
+                raise _NotMade(
+                    f"the store {self._path} is empty: its role has just begun, or it was damaged"
+                )
+            self._make(begin)
+        (version,) = db.execute("SELECT value FROM fact WHERE key = 'version'").fetchone()
+        if version != str(VERSION):
+            raise RecordError(
+                f"{self._path} is a store of version {version}; this fedbcd reads version {VERSION}"
+            )
+
+    def _make(self, begin: bool) -> None:
+        """A new store; never where an old one has lost its database, since the tensors that are
+        left would be swept.
+        """
+        if any((self._path / "tensors").iterdir()):
+            raise RecordError(
+                f"{self._path} has tensors but an empty store.sqlite: it was damaged; restore a"
+                " backup"
+            )
+        if not begin:
+            raise NoStore(self._path)
+        fresh = f"('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}')"
+        self._db.executescript(f"BEGIN; {_SCHEMA} INSERT INTO fact VALUES {fresh}; COMMIT;")
+        for folder in (self._path, self._path.parent):
+            _sync(folder)
+
+    def tensors(self) -> dict[str, tuple[str, bytes]]:
+        return {
+            name: (file, digest)
+            for name, file, digest in self._db.execute("SELECT name, file, digest FROM tensor")
+        }
+
+    def facts(self) -> dict[str, str]:
+        return dict(self._db.execute("SELECT key, value FROM fact"))
+
+    def length(self) -> int:
+        (last,) = self._db.execute("SELECT MAX(number) FROM transition").fetchone()
+        return 0 if last is None else int(last) + 1
+
+    def tail(self, number: int | None, time: float, line: tuple[int, Transition] | None) -> Tail:
+        """See `read_tail`."""
+        if time == -math.inf:
+            place = 0
+        else:
+            where = "time = ?" if number is None else "number = ? AND time = ?"
+            values = (time,) if number is None else (number - 1, time)
+            found = self._db.execute(
+                f"SELECT number FROM transition WHERE {where}", values
+            ).fetchone()
+            if found is None and line is not None:
+                same = (
+                    "SELECT number FROM transition WHERE number = ? AND event = ? AND commands = ?"
+                )
+                found = self._db.execute(same, (line[0] - 1, *_encoded(line[1])[2:])).fetchone()
+            place = -1 if found is None else int(found[0]) + 1
+        length = self.length()
+        chosen = (
+            ("number >= ? AND number < ?", (place, length))
+            if place >= 0
+            else ("time > ? AND number < ?", (time, length))
+        )
+        return Tail(length, [*self._steps(*chosen)], place >= 0)
+
+    def transitions(self, since: int = 0) -> Iterator[Transition]:
+        return self._steps("number >= ?", (since,))
+
+    def _steps(self, where: str, values: tuple[float, ...]) -> Iterator[Transition]:
+        for number, time, actor, event, commands in self._rows(where, values):
+            try:
+                step = _decoded(time, actor, event, commands)
+            except (ValueError, TypeError, RecursionError) as error:
+                raise RecordError(
+                    f"transition {number} of the store {self._path} is damaged ({error}); restore a"
+                    " backup"
+                ) from None
+            yield step
+
+    def _rows(self, where: str, values: tuple[float, ...]) -> Iterator[tuple[Any, ...]]:
+        query = (
+            f"SELECT number, time, actor, event, commands FROM transition WHERE {where} ORDER BY"
+            " number"
+        )
+        try:
+            yield from self._db.execute(query, values)
+        except (sqlite3.Error, ValueError) as error:
+            raise RecordError(
+                f"the store {self._path} is damaged ({error}); restore a backup"
+            ) from None
+
+    def commit(
+        self,
+        number: int,
+        steps: Sequence[Transition],
+        facts: Mapping[str, str],
+        saved: Saved,
+        dropped: Collection[str],
+    ) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.executemany(
+            "INSERT OR REPLACE INTO tensor VALUES (?, ?, ?)",
+            [(n, f, d) for n, (f, d) in saved.items()],
+        )
+        self._db.executemany("DELETE FROM tensor WHERE name = ?", [(name,) for name in dropped])
+        self._db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", [*facts.items()])
+        rows = [(number + k, *_encoded(step)) for k, step in enumerate(steps)]
+        self._db.executemany("INSERT INTO transition VALUES (?, ?, ?, ?, ?)", rows)
+        self._db.execute("COMMIT")
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def read_tail(
+    path: Path, number: int | None, time: float, line: tuple[int, Transition] | None = None
+) -> Tail:
+    """What a store has after its transition `number - 1`, which happened at `time`; its role may be
+    running.
+
+    Without `number` the place is found by the time; where that is another one, by a `line` and how
+    many of this store there were with it. If that transition is not there any more, the store is
+    another, or an old copy of it; then all transitions after that time are given.
+    """
+    if not (path / "store.sqlite").is_file():
+        return Tail(0, [], time == -math.inf)
+    try:
+        database = _Database(path, begin=False, read_only=True)
+        try:
+            return database.tail(number, time, line)
+        finally:
+            database.close()
+    except _NotMade:
+        return Tail(0, [], time == -math.inf)
+    except sqlite3.Error as error:
+        raise RecordError(
+            f"the store {path} cannot be read ({error}); is its disk full, or is it damaged?"
+        ) from None
+
+
+def _locked(path: Path) -> int:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise RecordError(
+            f"another process uses the store {path}; stop it, or give this one a folder of its own"
+        ) from None
+    return handle
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _encoded(step: Transition) -> tuple[float, str, str, str]:
+    commands = json.dumps([encode(command) for command in step.commands], separators=(",", ":"))
+    return step.time, step.actor, json.dumps(encode(step.event), separators=(",", ":")), commands
+
+
+def _decoded(time: float, actor: str, event: str, commands: str) -> Transition:
+    happened, ordered = decode(json.loads(event)), [decode(data) for data in json.loads(commands)]
+    known = tuple(command for command in ordered if isinstance(command, Command))
+    if not isinstance(happened, Event) or len(known) < len(ordered):
+        raise ValueError("an event and commands are expected")
+    return Transition(time, actor, happened, known)

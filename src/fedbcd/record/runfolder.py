@@ -1,0 +1,371 @@
+"""The folder of a run: what was run, what happened, and how far it is. Nothing is overwritten that
+is not this run's own.
+
+config.toml          the job as run            history.csv             one row per evaluation
+events.jsonl         the event log             models.safetensors      all x_i and z_n at the end
+checkpoint.safetensors   where to resume       curves.png, personal.png   accuracy against the
+clock, and over devices
+report.html          what happened, to look at
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedbcd.config import dump_toml, read_toml
+from fedbcd.errors import RecordError
+from fedbcd.record.eventlog import LogReader, LogWriter, header_line
+from fedbcd.record.history import History, Row
+from fedbcd.recorded import completed
+
+FINGERPRINTS = ("data", "model")  # parts of the identity that say nothing to a reader
+LOOK_S = 0.2  # how long to try for the lock of a folder
+SAFE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+}
+
+
+def is_at_work(folder: Path) -> bool:
+    """Whether a process writes a run into this folder; what it holds is the lock of
+    `RunFolder.locked`, or of a growing log.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Lock a folder; somebody who asks `is_at_work` has it for a moment only."""
+    until = time.monotonic() + LOOK_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+
+
+class Blocks(Protocol):
+    """A large tensor that is read a few rows at a time."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+
+    def blocks(self) -> Iterator[Tensor]:
+        """The rows in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run stood between two rounds."""
+
+    round: int
+    log_bytes: int
+    seconds: float
+    digest: str
+    history: History
+    tensors: Mapping[str, Any]  # tensors, or `Blocks` to be written
+    notes: Mapping[str, str] = field(
+        default_factory=dict
+    )  # for those who look on: scores of devices and the like; resuming needs none
+    engine: str = ""  # that added up sums in an order of its own until here, if one did
+
+
+class RunFolder:
+    """One run on disk. `identity` is what makes it this run and no other: federation, model,
+    algorithm, cloud, clock, seed.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any], job: dict[str, Any]) -> None:
+        self.path = path
+        self.identity = identity
+        self.header = {"identity": identity, "job": job}
+        self.events = path / "events.jsonl"
+        self.checkpoint = path / "checkpoint.safetensors"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of this folder; the lock goes with the process, however it
+        ends.
+        """
+        try:
+            existed = self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise self._unusable(error) from None
+        if not _locked(handle):
+            os.close(handle)
+            raise RecordError(
+                f"another process is at work in {self.path}; wait for it, stop it, or choose"
+                " another folder with --out"
+            )
+        try:
+            yield
+        finally:
+            os.close(handle)
+            if not existed and not any(self.path.iterdir()):
+                self.path.rmdir()  # a refused run leaves nothing behind
+
+    def inspect(self, resume: bool) -> Checkpoint | None:
+        """Refuse a folder that is not ours to write; otherwise where to go on, if there is a
+        checkpoint. Changes nothing.
+        """
+        try:
+            if self.events.exists():
+                return self._inspect_run(resume)
+            allowed = (
+                ("config.toml", "config.tmp") if resume else ()
+            )  # all that a run leaves that is killed before its first event
+            if self.path.exists() and any(p.name not in allowed for p in self.path.iterdir()):
+                raise RecordError(f"{self.path} is not empty; choose a new folder with --out")
+        except OSError as error:
+            raise self._unusable(error) from None
+        return None
+
+    def _inspect_run(self, resume: bool) -> Checkpoint | None:
+        difference = self._difference()
+        if not resume:
+            hint = "it is another run" if difference else "resume it with --resume"
+            raise RecordError(
+                f"{self.path} holds a run already ({hint}); choose another folder with --out"
+            )
+        if difference:
+            raise RecordError(
+                f"{self.path} holds another run ({difference}); give the same settings to resume"
+                " it, or another folder"
+            )
+        if not self.checkpoint.exists():
+            return None
+        checkpoint = self._read_checkpoint()
+        if self.events.stat().st_size < checkpoint.log_bytes:
+            raise RecordError(
+                f"{self.events} is shorter than when the checkpoint was made"
+                f" ({self.events.stat().st_size} of {checkpoint.log_bytes} bytes); restore it, or"
+                " start again in another folder"
+            )
+        return checkpoint
+
+    def open(self, checkpoint: Checkpoint | None, resume: bool) -> LogWriter:
+        """After `inspect`: begin the log, or go on with it from the checkpoint."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self.header["job"]:
+                write_whole(self.path / "config.toml", dump_toml(self.header["job"]).encode())
+            if checkpoint is not None:
+                return LogWriter(self.events, keep=checkpoint.log_bytes)
+            if resume:
+                self.events.unlink(missing_ok=True)
+            return LogWriter(self.events, self.header)
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: OSError) -> RecordError:
+        return RecordError(
+            f"cannot write to {self.path}: {error.strerror}; choose another folder with --out"
+        )
+
+    def _difference(self) -> str:
+        """In which settings the run that is there differs from this one; empty if it is this
+        one.
+        """
+        with self.events.open("rb") as file:
+            first = file.readline()
+        if not first.endswith(b"\n") and header_line(self.header).startswith(first):
+            return ""  # killed while it wrote its first line
+        return difference(LogReader(self.events).header.get("identity", {}), self.identity)
+
+    # ---------------------------------------------------------------------------------------------
+    # checkpoints
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint in one step: a crash leaves the old one or the new one."""
+        metadata = {
+            **checkpoint.notes,
+            "fedbcd_checkpoint": "1",
+            "identity": self._fingerprint(),
+            "round": str(checkpoint.round),
+            "log_bytes": str(checkpoint.log_bytes),
+            "seconds": repr(checkpoint.seconds),
+            "digest": checkpoint.digest,
+            "history": json.dumps([astuple(row) for row in checkpoint.history]),
+            "engine": checkpoint.engine,
+        }
+        write_tensors(self.checkpoint, checkpoint.tensors, metadata)
+
+    def _read_checkpoint(self) -> Checkpoint:
+        tensors, metadata = read_tensors(self.checkpoint)
+        if metadata.get("identity") != self._fingerprint():
+            raise RecordError(
+                f"{self.checkpoint} is not a checkpoint of this run; restore the right one, or"
+                " remove it to start over"
+            )
+        try:
+            history = History([Row(*values) for values in json.loads(metadata["history"])])
+            numbers = int(metadata["round"]), int(metadata["log_bytes"]), float(metadata["seconds"])
+            return Checkpoint(
+                *numbers, metadata["digest"], history, tensors, engine=metadata.get("engine", "")
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(
+                f"{self.checkpoint} is not a checkpoint of this version ({error}); remove it to"
+                " start over"
+            ) from None
+
+    def _fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+
+
+def recorded_in(folder: Path) -> dict[str, Any]:
+    """What the run in a folder was set to, by its log, or by its config.toml where the log was not
+    begun; empty where there is neither.
+    """
+    log, config = folder / "events.jsonl", folder / "config.toml"
+    try:
+        with log.open("rb") as file:
+            begun = file.readline().endswith(b"\n")
+    except FileNotFoundError:
+        begun = False
+    if begun:
+        identity = LogReader(log).header.get("identity")
+        return identity if isinstance(identity, dict) else {}
+    return read_toml(config) if config.is_file() else {}
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor | Blocks], metadata: dict[str, str]
+) -> None:
+    """Write a safetensors file so that a crash leaves the old one or the new one, whole."""
+    at_once = {
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in tensors.items()
+        if isinstance(tensor, Tensor)
+    }
+    in_blocks = {name: blocks for name, blocks in tensors.items() if not isinstance(blocks, Tensor)}
+    write_whole(
+        path,
+        _in_one_file(at_once, in_blocks, metadata) if in_blocks else (save(at_once, metadata),),
+    )
+
+
+def _in_one_file(
+    at_once: Mapping[str, Tensor], in_blocks: Mapping[str, Blocks], metadata: dict[str, str]
+) -> Iterator[bytes]:
+    """The safetensors format, piece by piece: the length of a JSON header, the header, then the
+    values one after another.
+    """
+    everything: dict[str, Tensor | Blocks] = {**at_once, **in_blocks}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in everything.items():
+        begin, end = end, end + math.prod(tensor.shape) * tensor.dtype.itemsize
+        header[name] = {
+            "dtype": SAFE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in everything.values():
+        for block in (tensor,) if isinstance(tensor, Tensor) else tensor.blocks():
+            yield block.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write a file so that a crash leaves the old one or the new one, whole."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        for piece in (data,) if isinstance(data, bytes) else data:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a safetensors file whole; a damaged one is refused."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise RecordError(
+            f"{path} is missing or damaged ({error}); restore it, or remove it to start over"
+        ) from None
+
+
+def difference(there: Any, here: Any) -> str:
+    """In which settings two identities differ, three of them at most; empty if they are the
+    same.
+    """
+    theirs, mine = (
+        _flat(_spelled_out(identity)) for identity in (there, json.loads(json.dumps(here)))
+    )
+    changed = [
+        key
+        for key in sorted(theirs | mine, key=lambda k: (k in FINGERPRINTS, k))
+        if theirs.get(key) != mine.get(key)
+    ]
+    return "; ".join(_compared(key, theirs.get(key), mine.get(key)) for key in changed[:3])
+
+
+def _spelled_out(identity: Any) -> Any:
+    """With what the version that wrote it took for granted."""
+    spelled = isinstance(identity, dict) and isinstance(identity.get("algorithm"), dict)
+    return (
+        completed(identity, "run") | {"algorithm": completed(identity["algorithm"])}
+        if spelled
+        else identity
+    )
+
+
+def _compared(key: str, theirs: Any, mine: Any) -> str:
+    if key in FINGERPRINTS:
+        return f"another {key}" if key == "model" else f"other {key}"
+    there, here = (
+        text if len(text) <= 40 else f"{text[:37]}..." for text in map(str, (theirs, mine))
+    )
+    return f"{key}: {there} there, {here} here"
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(data, dict):
+        return {prefix: data}
+    return {
+        k: v
+        for key, value in data.items()
+        for k, v in _flat(value, f"{prefix}.{key}" if prefix else str(key)).items()
+    }

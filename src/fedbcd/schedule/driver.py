@@ -1,0 +1,138 @@
+"""The one loop of every engine: an event goes to its machine, the machine's commands go to the
+engine, both go to the log.
+
+An engine offers two things: time (when does a message arrive, when has a device finished?) and
+numbers (a `Numbers` that computes what the commands name). The driver holds the machines. Because
+machines never look at numbers, `NoNumbers` gives the same schedule.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from fedbcd.errors import RecordError
+from fedbcd.protocol import Coordinator, Device, Server
+from fedbcd.protocol.clouds import Cloud
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Actor,
+    AdoptModel,
+    Command,
+    Event,
+    Failed,
+    ModelRef,
+    Pull,
+    StepModel,
+    Train,
+    Trained,
+    device_actor,
+    number_of,
+    server_actor,
+)
+from fedbcd.record.eventlog import Log
+
+
+class Numbers(Protocol):
+    """Computes what machines talk about. It sees every transition, in order; what it holds is a
+    pure function of those.
+    """
+
+    def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
+        """Take note of one transition; tensor work may be put off until its result is read."""
+        ...
+
+
+class NoNumbers:
+    """Computes nothing: for schedules alone. It knows which handle each server holds and which
+    devices are at work.
+    """
+
+    def __init__(self) -> None:
+        self.server_models: dict[int, ModelRef] = {}
+        self.at_work: dict[int, Train | Pull] = {}
+
+    def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
+        """Follow the handles."""
+        if isinstance(event, Trained):
+            del self.at_work[number_of(actor)]
+        elif isinstance(event, Failed):
+            self.at_work.pop(number_of(actor), None)  # or it was an offline round
+        for command in commands:
+            match command:
+                case Train() | Pull():
+                    self.at_work[number_of(actor)] = command
+                case StepModel():
+                    self.server_models[number_of(actor)] = command.result
+                case AdoptModel():
+                    self.server_models[number_of(actor)] = command.model
+
+
+class Machines:
+    """One machine per actor. Devices are made when first spoken to, so a million idle ones cost
+    nothing.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Sequence[int]],
+        cloud: Cloud,
+        active: int,
+        iterations: int,
+        offline_limit: int | None,
+        late: Collection[int] = (),
+    ) -> None:
+        """`late` devices have a home, but are members only from their DeviceJoined on."""
+        self.coordinator: Coordinator = cloud.coordinator(len(servers), iterations)
+        early = [[device for device in members if device not in late] for members in servers]
+        self.servers = [
+            Server(n, members, active, iterations, cloud.sync) for n, members in enumerate(early)
+        ]
+        self.devices: dict[int, Device] = {}
+        self.home: dict[int, int] = {
+            device: n for n, members in enumerate(servers) for device in members
+        }
+        self._offline_limit = offline_limit
+        self._of: dict[Actor, Coordinator | Server | Device] = {COORDINATOR: self.coordinator}
+        self._of |= {server_actor(n): server for n, server in enumerate(self.servers)}
+
+    def device(self, device: int) -> Device:
+        """The machine of one device."""
+        machine = self.devices.get(device)
+        if machine is None:
+            machine = Device(device, server_actor(self.home[device]), self._offline_limit)
+            self.devices[device] = machine
+            self._of[device_actor(device)] = machine
+        return machine
+
+    def of(self, actor: Actor) -> Coordinator | Server | Device:
+        """The machine at an address."""
+        machine = self._of.get(actor)
+        if machine is not None:
+            return machine
+        kind, _, number = actor.partition("/")
+        if kind != "device" or not number.isdecimal() or int(number) not in self.home:
+            raise RecordError(
+                f"there is no {actor!r} in this federation of {len(self.servers)} servers and"
+                f" {len(self.home)} devices"
+            )
+        return self.device(int(number))
+
+
+class Driver:
+    """Feeds events to machines, commands to numbers, and both to the log."""
+
+    def __init__(self, machines: Machines, numbers: Numbers, log: Log | None = None) -> None:
+        self.machines = machines
+        self.numbers = numbers
+        self.log = log
+        self.transitions = 0
+
+    def deliver(self, now: float, actor: Actor, event: Event) -> list[Command]:
+        """One transition. What remains for the engine to do are the commands that take time:
+        messages and local work.
+        """
+        commands = self.machines.of(actor).handle(event)
+        self.transitions += 1
+        if self.log is not None:
+            self.log.append(now, actor, event, commands)
+        self.numbers.apply(actor, event, commands)
+        return commands

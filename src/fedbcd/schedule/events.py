@@ -1,0 +1,276 @@
+"""The virtual clock: who asks when, how long work takes, who is first. Handles only; a schedule
+costs no tensor work.
+
+docs/determinism.md says in which order things happen; this file is that page as code.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from fedbcd.algorithm import draws
+from fedbcd.algorithm.variants import Algorithm, FedBCDI
+from fedbcd.protocol.messages import (
+    Actor,
+    Command,
+    DeviceJoined,
+    DeviceLeft,
+    Event,
+    OfflineDue,
+    OfflineTrained,
+    OpenPhase,
+    Pull,
+    Send,
+    Started,
+    Train,
+    Trained,
+    TrainOffline,
+    Woke,
+    device_actor,
+    number_of,
+    server_actor,
+)
+from fedbcd.schedule.delays import Clock, Floats
+from fedbcd.schedule.driver import Driver
+
+Devices = npt.NDArray[np.int64]
+SAMPLED = 16  # arrivals looked at first, for each that is wanted
+
+
+@dataclass
+class Schedule:
+    """Everything that decides who does what when."""
+
+    algorithm: Algorithm
+    clock: Clock
+    seed: int
+    active: int
+    joins: Mapping[int, int] = field(
+        default_factory=dict
+    )  # device -> round at whose start it joins
+    leaves: Mapping[int, int] = field(default_factory=dict)
+
+
+class Simulation:
+    """Plays rounds on a virtual clock. `now` and `round` are where it stands."""
+
+    def __init__(self, driver: Driver, schedule: Schedule) -> None:
+        self.driver = driver
+        self.machines = driver.machines
+        self.schedule = schedule
+        self.now = 0.0
+        self.round = 0
+        self._agenda: list[tuple[float, int, Actor, Event]] = []  # a heap
+        self._order = count()
+        self._inbox: deque[tuple[Actor, Event]] = deque()
+        self._opened: list[int] = []  # servers whose phase has just begun
+        self._arrivals: dict[int, _Arrivals] = {}  # server -> of its present phase
+        self._members: dict[
+            int, Devices
+        ] = {}  # server -> its members as an array, until they change
+        self._expected: dict[int, int] = {}  # chosen device that has not uploaded -> its server
+        self._arrived: set[int] = set()  # of the devices that join late
+        self._gone: set[int] = set()
+
+    def play_round(self) -> None:
+        """Go on until the coordinator has mixed once more and the servers it released have
+        stepped.
+        """
+        if self.round == 0:
+            for n in range(len(self.machines.servers)):
+                self._deliver(server_actor(n), Started())
+        self._change_members()
+        if isinstance(self.schedule.algorithm, FedBCDI):
+            for server in range(len(self.machines.servers)):
+                self._train_offline(server)
+        while self.machines.coordinator.round == self.round:
+            self._invite_devices()
+            self.now, _, actor, event = heapq.heappop(self._agenda)
+            self._on_time(actor, event)
+        self.round = self.machines.coordinator.round
+
+    @property
+    def activations(self) -> int:
+        """Uploads so far."""
+        return sum(device.activation for device in self.machines.devices.values())
+
+    # ---------------------------------------------------------------------------------------------
+    # delivery
+    def _on_time(self, actor: Actor, event: Event) -> None:
+        device = number_of(actor)
+        if device in self._gone:
+            return
+        if isinstance(event, Trained):
+            self._expected.pop(device, None)
+        self._deliver(actor, event)
+
+    def _deliver(self, actor: Actor, event: Event) -> None:
+        """Deliver an event and all that follows from it at once: messages take no time."""
+        self._inbox.append((actor, event))
+        while self._inbox:
+            actor, event = self._inbox.popleft()
+            for command in self.driver.deliver(self.now, actor, event):
+                self._execute(actor, command)
+
+    def _execute(self, actor: Actor, command: Command) -> None:
+        match command:
+            case Send():
+                self._inbox.append((command.to, command.message))
+            case Train() | Pull():
+                self._start_work(actor, command)
+            case TrainOffline():
+                trained = OfflineTrained(
+                    session=command.session, steps=self._steps(number_of(actor), command.session)
+                )
+                self._inbox.append((actor, trained))
+            case OpenPhase():
+                self._opened.append(number_of(actor))
+
+    def _at(self, time: float, actor: Actor, event: Event) -> None:
+        heapq.heappush(self._agenda, (time, next(self._order), actor, event))
+
+    # ---------------------------------------------------------------------------------------------
+    # time
+    def _start_work(self, actor: Actor, work: Train | Pull) -> None:
+        """The clock model: K_i steps of one drawn length each."""
+        device = number_of(actor)
+        steps = self._steps(device, work.session)
+        u = draws.unit_one(self.schedule.seed, draws.PROCESS, device, work.activation)
+        one_step = float(self.schedule.clock.step.quantile(np.array([u]))[0])
+        self._at(
+            self.now + steps * one_step, actor, Trained(activation=work.activation, steps=steps)
+        )
+
+    def _steps(self, device: int, session: int) -> int:
+        return draws.steps(self.schedule.seed, device, session, *self.schedule.algorithm.steps)
+
+    def _invite_devices(self) -> None:
+        """Draw arrivals for servers that have opened a phase; only the q earliest become events."""
+        for server in self._opened:
+            candidates = self._available(server)
+            phase = np.array([self.machines.servers[server].phase])
+            u = draws.unit(draws.address(self.schedule.seed, draws.ARRIVAL, candidates, phase))
+            self._arrivals[server] = arrivals = _Arrivals(
+                self.now, self.schedule.clock.arrival.quantile(u), candidates
+            )
+            for time, device in arrivals.take(self.schedule.active):
+                self._invite(server, time, device)
+        self._opened.clear()
+
+    def _invite(self, server: int, time: float, device: int) -> None:
+        self._expected[device] = server
+        self._at(max(time, self.now), device_actor(device), Woke())
+
+    def _members_of(self, server: int) -> Devices:
+        if server not in self._members:
+            self._members[server] = np.array(self.machines.servers[server].members, dtype=np.int64)
+        return self._members[server]
+
+    def _available(self, server: int) -> Devices:
+        """Q~_n(t): with FedBCD-I a drawn part of the members, otherwise all of them."""
+        members = self._members_of(server)
+        if not isinstance(self.schedule.algorithm, FedBCDI):
+            return members
+        keep = max(
+            self.schedule.algorithm.available_of(len(members)),
+            min(self.schedule.active, len(members)),
+        )
+        u = draws.unit(
+            draws.address(self.schedule.seed, draws.AVAILABLE, members, np.array([self.round]))
+        )
+        return members[np.lexsort((members, u))[:keep]]
+
+    def _train_offline(self, server: int) -> None:
+        """FedBCD-I: every available device takes one offline round; a busy or suspended one ignores
+        the call.
+        """
+        for device in sorted(self._available(server).tolist()):
+            self._deliver(device_actor(device), OfflineDue())
+
+    # ---------------------------------------------------------------------------------------------
+    # membership
+    def _change_members(self) -> None:
+        for device in self._due(self.schedule.joins, self._arrived):
+            server = self.machines.home[device]
+            self._deliver(server_actor(server), DeviceJoined(device=device))
+            self._members.pop(server, None)
+        for device in self._due(self.schedule.leaves, self._gone):
+            server = self.machines.home[device]
+            self._deliver(server_actor(server), DeviceLeft(device=device))
+            self._members.pop(server, None)
+            self._replace(device, server)
+
+    def _due(self, changes: Mapping[int, int], done: set[int]) -> list[int]:
+        """Devices whose time has come; also those of a round that was skipped because two mixes
+        fell together.
+        """
+        due = sorted(
+            device for device, when in changes.items() if when <= self.round and device not in done
+        )
+        done.update(due)
+        return due
+
+    def _replace(self, device: int, server: int) -> None:
+        """A chosen device has gone: the next that would have asked takes its place."""
+        arrivals = self._arrivals.get(server)
+        if arrivals is None:
+            return
+        arrivals.remove(device)
+        if self._expected.pop(device, None) is not None:
+            for time, other in arrivals.take(1):
+                self._invite(server, time, other)
+
+
+class _Arrivals:
+    """Who asks when in one phase of a server, the earliest first. Only those that are taken are put
+    in order; the rest stay arrays.
+    """
+
+    def __init__(self, start: float, delay: Floats, devices: Devices) -> None:
+        self._start = start
+        self._delay = delay  # infinite: taken, or gone
+        self._devices = devices
+        self._left = len(delay)
+
+    def take(self, number: int) -> list[tuple[float, int]]:
+        """The next arrivals, at most `number`: (time, device). Of equal delays the device with the
+        smaller number comes first.
+        """
+        number = min(number, self._left)
+        if number == 0:
+            return []
+        early = places_of_smallest(self._delay, number)
+        chosen = early[np.lexsort((self._devices[early], self._delay[early]))[:number]]
+        times = (self._start + self._delay[chosen]).tolist()
+        self._delay[chosen] = np.inf
+        self._left -= number
+        return [*zip(times, self._devices[chosen].tolist(), strict=True)]
+
+    def remove(self, device: int) -> None:
+        """Forget a device that has gone."""
+        place = (self._devices == device) & np.isfinite(self._delay)
+        self._delay[place] = np.inf
+        self._left -= int(place.sum())
+
+
+def places_of_smallest(values: Floats, number: int) -> Devices:
+    """Places of the `number` smallest, and of all that equal the largest of them.
+
+    A sample says how small those are, about, so that among very many only a few are compared.
+    """
+    near = np.arange(len(values))
+    if len(values) > SAMPLED * number:
+        sample = np.sort(values[:: len(values) // (SAMPLED * number) + 1])
+        close = np.flatnonzero(
+            values
+            <= sample[min(2 * number * len(sample) // len(values) + SAMPLED, len(sample) - 1)]
+        )
+        near = close if len(close) >= number else near
+    bound = np.partition(values[near], number - 1)[number - 1]
+    found: Devices = near[values[near] <= bound]
+    return found
