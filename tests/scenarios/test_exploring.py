@@ -39,7 +39,7 @@ def numbers(folder: Path, seed: str | None) -> tuple[list[str], str]:
         "-p",
         "no:cacheprovider",
         "-p",
-        "exploring",
+        "support.exploring",
         str(folder),
     ]
     if seed is not None:
