@@ -66,7 +66,7 @@ def test_a_place_that_does_not_exist_is_named(text: str) -> None:
 
 def test_the_environment_kills_the_process() -> None:
     code = (
-        "from fedbcd.engines.deploy import failpoints as f; f.arm_from_environment();"
+        "from fedbcd.engines.deploy.processes import failpoints as f; f.arm_from_environment();"
         "[(f.hit(f.Failpoint.AFTER_RENAME, 'x'), print(k, flush=True)) for k in range(9)]"
     )
     ended = subprocess.run(

@@ -54,7 +54,7 @@ def test_the_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
     ]
     subprocess.run([*command, "fedbcd/engines/deploy/links/fedbcd.proto"], check=True, cwd=source)
     for suffix in (".py", ".pyi"):
-        fresh = tmp_path / "fedbcd/engines/deploy" / f"fedbcd_pb2{suffix}"
+        fresh = tmp_path / "fedbcd/engines/deploy/links" / f"fedbcd_pb2{suffix}"
         assert fresh.read_text() == here.with_suffix(suffix).read_text(), (
             f"run: python -m grpc_tools.protoc (see {here.name})"
         )
