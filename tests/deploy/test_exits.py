@@ -16,9 +16,10 @@ from fedbcd.engines.deploy.local.status_client import ask_status
 from fedbcd.engines.deploy.local.up import free_ports
 from fedbcd.engines.deploy.processes.exit_codes import AddressError, ExitCode
 from fedbcd.engines.deploy.processes.health import Health
-from support.processes import MAIN, job, running, state_folder, write_job
+from support.processes import job, running, state_folder, write_job
 from support.waiting import LIMIT_S, ended, wait_for
 
+MAIN = "from fedbcd.cli import main; main()"
 WITHOUT = """
 import sys
 class Missing:

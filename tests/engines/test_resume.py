@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from safetensors import SafetensorError, safe_open
 
 import fedbcd as fb
+from support.forked import CLI, Forked
 from support.runs import BCD, Answer, fedbcd, federation, hash_folder, log_lines, train, write_job
 from support.waiting import ended, wait_for
 
@@ -100,24 +100,11 @@ def _job(workplace: Path, name: str) -> Path:
 def _start(
     workplace: Path, folder: Path, moment: Moment, *arguments: str | Path
 ) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "fedbcd.cli",
-        "run",
-        "--out",
-        str(folder),
-        *map(str, arguments),
-    ]
     still = {"STAND_STILL_IN": str(folder), "STAND_STILL_AFTER": str(moment.round)}
     environment = {**os.environ, **still, "PYTHONPATH": str(workplace)}
-    return subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=workplace,
+    words = [CLI, "run", "--out", str(folder), *map(str, arguments)]
+    return Forked(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=workplace
     )
 
 

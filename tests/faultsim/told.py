@@ -3,9 +3,10 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from support.forked import Forked
 
 HERE = Path(__file__).parents[1]
 
@@ -18,7 +19,9 @@ def environment() -> dict[str, str]:
 
 def told(*arguments: str) -> list[dict[str, Any]]:
     """What a program of faultsim prints: one object a line."""
-    command = [sys.executable, "-m", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    with Forked(
+        [*arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, out + err
+    return [json.loads(line) for line in out.splitlines()]

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -19,10 +18,10 @@ from fedbcd.engines.deploy.processes.options import settle
 from fedbcd.experiments.deployed import one_job, settings_of
 from fedbcd.protocol.messages import Actor
 from fedbcd.record.runfolder import read_tensors
+from support.forked import CLI, Forked
 from support.waiting import ended, wait_for
 
 ENDLESS = {"rounds": 1_000_000}  # for what must come before the end
-MAIN = "from fedbcd.cli import main; main()"
 
 
 def job(**changes: Any) -> dict[str, Any]:
@@ -51,9 +50,10 @@ def start(
     stdout: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
     """`fedbcd ...` in a process of its own."""
-    command = [sys.executable, "-W", "error", "-c", MAIN, *map(str, arguments)]
     whole = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=whole)
+    return Forked(
+        [CLI, *map(str, arguments)], strict=True, stdout=stdout, stderr=subprocess.PIPE, env=whole
+    )
 
 
 @contextlib.contextmanager
