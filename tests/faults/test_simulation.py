@@ -3,7 +3,6 @@ itself, judged by deliberate breaks.
 """
 
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,7 @@ from faultsim.mutations import MUTATIONS, caught, no_file_sync
 from faultsim.run import report, run, shrink
 from faultsim.schedule import Fault, Schedule
 from faultsim.told import environment
+from support.forked import Forked
 
 SEEDS, PART = 2000, 500
 CAUGHT_BY = {
@@ -61,21 +61,16 @@ CAUGHT_BY = {
 
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))
 def test_every_seed_holds(first: int) -> None:
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        "-m",
-        "faultsim",
-        "--seeds",
-        f"{first}:{first + PART}",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{PART} seeds" in done.stdout
+    words = ["faultsim", "--seeds", f"{first}:{first + PART}"]
+    with Forked(
+        words, strict=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, out + err
+    assert f"{PART} seeds" in out
     for fault in Fault:
-        assert fault.name in done.stdout, f"no {fault.name} happened"
-    assert "torn files" in done.stdout
+        assert fault.name in out, f"no {fault.name} happened"
+    assert "torn files" in out
 
 
 @pytest.mark.parametrize("seed", [189])

@@ -3,6 +3,7 @@
 """
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -61,7 +62,7 @@ def many(seeds: Sequence[int], processes: int, seconds: float) -> int:
     every 1,000 seeds are told.
     """
     began, failed, total = time.monotonic(), [], Totals()
-    with get_context("fork").Pool(processes) as pool:
+    with get_context("fork").Pool(processes, prepare) as pool:
         for outcome in pool.imap_unordered(run_seed, seeds, chunksize=20):
             total.add(outcome)
             if outcome.sentence:
@@ -77,10 +78,17 @@ def many(seeds: Sequence[int], processes: int, seconds: float) -> int:
     return int(bool(failed))
 
 
+def prepare() -> None:
+    """For a process that runs seeds: what has been loaded stays; the collector need not look."""
+    torch.set_num_threads(1)
+    gc.freeze()
+    gc.set_threshold(50_000)
+
+
 def run_seed(seed: int) -> Outcome:
     """One seed, in a process of its own."""
-    torch.set_num_threads(1)
-    return run(Schedule.of(seed))
+    with torch.inference_mode():  # no gradient is taken: less to note for each operation
+        return run(Schedule.of(seed))
 
 
 class Totals:

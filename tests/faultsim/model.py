@@ -250,8 +250,11 @@ def check_order(plan: Blueprint, logs: Mapping[Actor, Log], lost: set[Actor]) ->
     for actor, log in logs.items():
         order.add(actor, log)
     lines = order.due(math.inf)
+    found: dict[Actor, list[Transition]] = {actor: [] for actor in logs}
+    for line in lines:
+        found[line.actor].append(line)
     for actor, log in logs.items():
-        if [(line.event, line.commands) for line in lines if line.actor == actor] != [
+        if [(line.event, line.commands) for line in found[actor]] != [
             (step.event, step.commands) for step in log
         ]:
             raise Violation(f"the merged log has not the lines of {actor}")

@@ -160,6 +160,11 @@ class World:
         self._greeted: Counter[tuple[Actor, Actor]] = (
             Counter()
         )  # how often; a letter does not outlive the connection that it was sent on
+        links = [
+            (device_actor(d), server_actor(self.plan.home_of(d))) for d in range(self.plan.devices)
+        ]
+        links += [(server_actor(n), COORDINATOR) for n in range(SERVERS)]
+        self._links_of = {actor: [pair for pair in links if actor in pair] for actor in self.actors}
         size = self.plan.size_F
         self.stores = Stores(self)
         self.is_calm = False  # trouble has ended
@@ -382,18 +387,8 @@ class World:
 
     # ---------------------------------------------------------------------------------------------
     # network
-    def _links_of(self, actor: Actor) -> list[tuple[Actor, Actor]]:
-        devices = [
-            (device_actor(d), server_actor(self.plan.home_of(d))) for d in range(self.plan.devices)
-        ]
-        return [
-            pair
-            for pair in (*devices, *((server_actor(n), COORDINATOR) for n in range(SERVERS)))
-            if actor in pair
-        ]
-
     def _connect_all(self, actor: Actor) -> None:
-        for guest, host in self._links_of(actor):
+        for guest, host in self._links_of[actor]:
             at, dialled = self.nodes[host], self.nodes[guest].role
             ready = (
                 at.role is not None and dialled is not None and (guest, host) not in self._connected
@@ -442,11 +437,10 @@ class World:
         self._connected -= {pair for pair in self._connected if actor in pair}
 
     def _active(self, fault: Fault, sender: Actor, to: Actor) -> Planned | None:
-        where = (sender, to, f"{sender}>{to}")
         for planned in self._windows:
             if (
                 planned.fault is fault
-                and planned.where in where
+                and planned.where in (sender, to, f"{sender}>{to}")
                 and planned.at <= self.now < planned.at + planned.length
             ):
                 return planned
