@@ -413,11 +413,11 @@ class _Session:
     def _own_randomness(self, k: int, ex: Tensor) -> Iterator[None]:
         """Dropout and the like draw from a generator that is seeded by the address of this step."""
         first = self.jobs[0]
+        on_cpu = ex.device.type == "cpu"  # torch.manual_seed sees to every kind of device, slowly
+        seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
+        address = draws.address_one(self.trainer.seed, draws.BATCH, first.device, first.session, k)
         with torch.random.fork_rng(devices=[ex.device] if ex.is_cuda else []):
-            torch.manual_seed(
-                draws.address_one(self.trainer.seed, draws.BATCH, first.device, first.session, k)
-                >> 1
-            )
+            seed(address >> 1)
             yield
 
     def check(self, x_NP: Tensor) -> None:
