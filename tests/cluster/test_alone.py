@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from safetensors import safe_open
 
 from fedbcd.experiments.job import parse
 from support.clusters import QUIET, TWO
+from support.forked import CLI, Forked
 from support.runs import fedbcd, job_table, log_lines, write_job
 from support.waiting import LIMIT_S, wait_for
 
@@ -62,9 +64,9 @@ def started(
         if key not in ("RAY_ADDRESS", "RAY_AUTH_MODE")
     } | more
     with said.open("w") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, text=True, start_new_session=True, env=environment
-        )
+        how = {"stdout": file, "stderr": file, "start_new_session": True, "env": environment}
+        make = Forked if command[0] == CLI else partial(subprocess.Popen, text=True)
+        process = make(command, **how)
         try:
             yield process
         finally:
@@ -74,7 +76,7 @@ def started(
 
 
 def _run(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "fedbcd.cli", "run", *map(str, arguments)]
+    return [CLI, "run", *map(str, arguments)]
 
 
 @pytest.mark.usefixtures("two_nodes")
