@@ -32,7 +32,7 @@ from fedbcd.record.history import Row
 from fedbcd.record.runfolder import Checkpoint, RunFolder
 from fedbcd.report.page import page, view_of
 from fedbcd.report.view import read_run
-from fedbcd.schedule.driver import Driver, NoNumbers
+from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
 from support.waiting import wait_for
 from support.web import complaints, start_browser, text_of
@@ -55,7 +55,7 @@ def make_run(folder: Path, rounds: int) -> None:
         {"title": "10,000 devices", "run": {"rounds": rounds}},
     )
     log = files.open(files.inspect(False), False)
-    driver = Driver(settings.machines(federation), NoNumbers(), log)
+    driver = Driver(settings.machines(federation), None, log)
     simulation = Simulation(driver, Schedule(settings.algorithm, settings.clock, 0, 3, {}, {}))
     history = fb.History()
     for k in range(rounds):

@@ -27,13 +27,14 @@ from plain import PlainLoop
 import fedbcd as fb
 from fedbcd.compute.ahead import Ahead, AheadWithEvents
 from fedbcd.compute.allocator import keep_freed_memory
+from fedbcd.compute.players import EventPlayer, Player
 from fedbcd.compute.workers import workers
 from fedbcd.data.partition import Partition
 from fedbcd.engines.settings import products_in
 from fedbcd.models import mlp
 from fedbcd.record.eventlog import LogWriter
 from fedbcd.schedule.arrays import Outline
-from fedbcd.schedule.driver import Driver, NoNumbers
+from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
 
 ALGORITHMS = {"fedbcd": fb.FedBCD, "fedbcd-i": fb.FedBCDI, "fedprox": fb.FedProx}
@@ -94,10 +95,10 @@ class Setting:
         ]
 
 
-def play(simulation: Any, rounds: int, device: str) -> float:
+def play(player: Player, rounds: int, device: str) -> float:
     """So many rounds, to the end of the last; how many."""
     for _ in range(rounds):
-        simulation.play_round()
+        player.play_round()
     synchronise(device)
     return rounds
 
@@ -116,11 +117,15 @@ def ours(
         4  # as in the middle of a run, when the shapes that come up have been traced
     )
     schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
-    simulation = Simulation(Driver(settings.machines(federation), numbers), schedule)
+    reader = settings.reader(federation)
+    player = EventPlayer(
+        numbers, Simulation(Driver(settings.machines(federation), reader), schedule)
+    )
 
     def run() -> tuple[float, float]:
-        with workers(torch.get_num_threads() if device == "cpu" else 1) as numbers.workers:
-            return timed(lambda: play(simulation, rounds, device))
+        with workers(torch.get_num_threads() if device == "cpu" else 1) as crew:
+            numbers.use(crew)
+            return timed(lambda: play(player, rounds, device))
 
     for _ in range(WARM_UP):
         run()
@@ -177,18 +182,17 @@ def ours_logged(
     numbers = settings.numbers(federation, torch.device(device))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
-    handles = NoNumbers()
+    reader = settings.reader(federation)
     log = LogWriter(Path(mkdtemp()) / "events.jsonl", {})
-    simulation: Any = Simulation(
-        Driver(settings.machines(federation), handles if ahead else numbers, log), schedule
-    )
+    events = Simulation(Driver(settings.machines(federation), reader, log), schedule)
+    player: Player = EventPlayer(numbers, events)
     if ahead:
         planned = Ahead(
             numbers, Outline(federation.servers, schedule, settings.cloud), compile=True
         )
-        simulation = AheadWithEvents(planned, simulation, handles)
+        player = AheadWithEvents(planned, events, reader)
 
-    return lambda: timed(lambda: play(simulation, rounds, device))
+    return lambda: timed(lambda: play(player, rounds, device))
 
 
 def plain(

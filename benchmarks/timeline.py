@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import fedbcd as fb
-from fedbcd.schedule.driver import Driver, Machines, NoNumbers
+from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 
 PER_SERVER = 1000  # devices
@@ -35,7 +35,7 @@ def one(devices: int, rounds: int) -> dict[str, float]:
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     homes = [list(range(n * PER_SERVER, (n + 1) * PER_SERVER)) for n in range(servers)]
     first = max(1, round(SHARE * servers))
-    driver = Driver(Machines(homes, fb.AsyncCloud(first), ACTIVE, 1, None), NoNumbers())
+    driver = Driver(Machines(homes, fb.AsyncCloud(first), ACTIVE, 1, None), None)
     simulation = Simulation(driver, Schedule(fb.FedBCD(), fb.Clock(), seed=0, active=ACTIVE))
     ready = time.perf_counter()
     while simulation.round < rounds:

@@ -67,7 +67,8 @@ def main() -> None:
         4  # traces are made while warming up, as the peers' compilations are
     )
     schedule = Schedule(algorithm, settings.clock, settings.seed, settings.active)
-    simulation = Simulation(Driver(settings.machines(parties), numbers), schedule)
+    reader = settings.reader(parties)
+    simulation = Simulation(Driver(settings.machines(parties), reader), schedule)
 
     def play(
         rounds: list[Round],
@@ -75,9 +76,10 @@ def main() -> None:
         None
     ):  # its own schedule decides who is active; the number and the steps are the same on average
         for _ in rounds:
-            simulation.play_round()
+            numbers.play(next(simulation))
 
-    with workers(chosen.threads) as numbers.workers:
+    with workers(chosen.threads) as crew:
+        numbers.use(crew)
         seconds = measure(task, play)
     report(
         task,

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 import fedbcd as fb
-from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.numbers import Numbers
 from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import Actor, Command, Event
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.schedule.work import Reader
 from support.runs import (
     BCD,
     BCDI,
@@ -79,12 +80,15 @@ def test_batch_size_changes_no_event_and_numbers_by_rounding_only(
     assert largest_difference(run, together) < ROUNDING
 
 
-class Eager(StackedNumbers):
+class Eager:
     """Trains every device at once when its work ends, instead of all that is due at a mix."""
 
+    def __init__(self, reader: Reader, numbers: Numbers) -> None:
+        self.reader, self.numbers = reader, numbers
+
     def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
-        super().apply(actor, event, commands)
-        self.flush()
+        self.reader.apply(actor, event, commands)
+        self.numbers.play(self.reader.take(0, 0.0, 0))
 
 
 @pytest.mark.parametrize("algorithm", [BCD, BCDI], ids=lambda a: a.name)
@@ -98,8 +102,8 @@ def test_one_at_a_time_the_digest_does_not_depend_on_when_work_is_done(
     lazy = fb.train(federation(), algorithm, cloud=cloud, rounds=12, active=1, max_batch=1)
     settings = Settings(algorithm, cloud, active=1, max_batch=1)
     numbers = settings.numbers(federation(), torch.device("cpu"))
-    numbers.__class__ = Eager
-    driver = Driver(settings.machines(federation()), numbers)
+    eager = Eager(settings.reader(federation()), numbers)
+    driver = Driver(settings.machines(federation()), eager)
     simulation = Simulation(driver, Schedule(algorithm, settings.clock, seed=0, active=1))
     while simulation.round < 12:
         simulation.play_round()

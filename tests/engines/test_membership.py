@@ -11,7 +11,7 @@ import torch
 import fedbcd as fb
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError
-from fedbcd.schedule.driver import Driver, Machines, NoNumbers
+from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 from support.rounding import U
 from support.runs import BCD, BCDI, DEVICES, LOGISTIC, OUTGROWN, SERVERS, federation, outgrown
@@ -128,13 +128,14 @@ def test_with_a_step_of_one_the_global_model_is_the_mean_of_the_present_members(
 def _simulations(settings: Settings) -> Iterator[tuple[Simulation, Any]]:
     """The state after every round."""
     numbers = settings.numbers(federation(LOGISTIC), torch.device("cpu"))
-    driver = Driver(settings.machines(federation(LOGISTIC)), numbers)
+    reader = settings.reader(federation(LOGISTIC))
+    driver = Driver(settings.machines(federation(LOGISTIC)), reader)
     schedule = Schedule(
         settings.algorithm, settings.clock, settings.seed, 2, settings.joins, settings.leaves
     )
     simulation = Simulation(driver, schedule)
     while simulation.round < 12:
-        simulation.play_round()
+        numbers.play(next(simulation))
         yield simulation, numbers
 
 
@@ -151,14 +152,15 @@ def test_the_sums_of_servers_are_those_of_their_present_members_after_every_roun
     for simulation, numbers in _simulations(
         Settings(algorithm, CLOUDS[cloud], active=2, joins=joins, leaves=leaves)
     ):
-        numbers.flush()
         for server in simulation.machines.servers:
             weights = torch.tensor(
                 [gamma[device] for device in server.members], dtype=torch.float64
             )
-            total = weights @ numbers.x_NF[list(server.members)].double()
-            assert numbers.weight_V[server.server] == pytest.approx(float(weights.sum()), rel=1e-12)
-            assert float((numbers.total_VF[server.server] - total).abs().max()) < 1e-10
+            total = weights @ numbers.devices.x_NF[list(server.members)].double()
+            assert numbers.sums.weight_V[server.server] == pytest.approx(
+                float(weights.sum()), rel=1e-12
+            )
+            assert float((numbers.sums.total_VF[server.server] - total).abs().max()) < 1e-10
 
 
 # ------------------------------------------------------------------------------------------------
@@ -171,7 +173,7 @@ def _schedule(
     machines = Machines(HOMES, cloud, active, 1, limit)
     spy = Spy()
     simulation = Simulation(
-        Driver(machines, NoNumbers(), spy), Schedule(algorithm, fb.Clock(), 0, active, {}, leaves)
+        Driver(machines, None, spy), Schedule(algorithm, fb.Clock(), 0, active, {}, leaves)
     )
     while simulation.round < rounds:
         spy.starts.append(len(spy.steps))

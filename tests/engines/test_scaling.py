@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import fedbcd as fb
-from fedbcd.schedule.driver import Driver, Machines, NoNumbers
+from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.schedule.work import Reader
 
 SERVERS, ACTIVE, ROUNDS = 4, 3, 5
 
@@ -19,7 +20,7 @@ def _play(
     algorithm = algorithm or fb.FedBCD()
     homes = [part.tolist() for part in np.array_split(np.arange(devices), SERVERS)]
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
-    driver = Driver(Machines(homes, cloud, ACTIVE, 1, limit), NoNumbers())
+    driver = Driver(Machines(homes, cloud, ACTIVE, 1, limit), Reader(cloud, SERVERS))
     simulation = Simulation(driver, Schedule(algorithm, fb.Clock(), seed=0, active=ACTIVE))
     counts = []
     for _ in range(ROUNDS):
@@ -84,9 +85,7 @@ def test_devices_that_train_offline_are_the_ones_that_cost() -> None:
 
 
 def test_numbers_are_not_needed_for_a_schedule() -> None:
-    """The handles that `NoNumbers` follows are those that the machines hold."""
+    """The handles that a `Reader` follows are those that the machines hold."""
     driver, _ = _play(100, fb.RigorousCloud(first=2))
-    assert isinstance(driver.numbers, NoNumbers)
-    assert driver.numbers.server_models == {
-        server.server: server.model for server in driver.machines.servers
-    }
+    assert isinstance(driver.observer, Reader)
+    assert driver.observer.held == [server.model for server in driver.machines.servers]

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from faultsim.disk import Disk
 from faultsim.schedule import SERVERS, UNTIL, Fault, Planned, Schedule
 from faultsim.stores import Stores
-from fedbcd.compute.batch import Job
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.links.codec import Limits, decode, encode
 from fedbcd.engines.deploy.links.letter import Letter
@@ -51,6 +50,7 @@ from fedbcd.protocol.messages import (
     upload_ref,
 )
 from fedbcd.record.eventlog import Transition
+from fedbcd.schedule.work import Session
 
 CALM_ROUNDS = 2  # that must follow once trouble has ended
 CALM_S = 40.0  # within this time
@@ -73,7 +73,7 @@ class TinyTrainer:
     """
 
     def run(
-        self, jobs: list[Job], x: Tensor, prev: Tensor, anchor: Tensor | None
+        self, jobs: list[Session], x: Tensor, prev: Tensor, anchor: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """As `Trainer.run`, for one device."""
         return trained(jobs[0].device, jobs[0].session, jobs[0].steps, x, prev, anchor), x.clone()

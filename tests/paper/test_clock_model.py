@@ -22,7 +22,7 @@ from fedbcd.protocol.messages import (
     Woke,
     number_of,
 )
-from fedbcd.schedule.driver import Driver, Machines, NoNumbers
+from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 
 SERVERS, MEMBERS, SEED = 10, 10, 3
@@ -53,7 +53,7 @@ def schedule(
     diary, ends = Diary(), [0.0]
     machines = Machines(servers, cloud or fb.SyncCloud(), active, 1, None)
     simulation = Simulation(
-        Driver(machines, NoNumbers(), diary),
+        Driver(machines, None, diary),
         Schedule(fb.FedBCD(), clock or fb.Clock(), SEED, active),
     )
     for _ in range(rounds):

@@ -29,7 +29,7 @@ from fedbcd.protocol.messages import (
     Trained,
     number_of,
 )
-from fedbcd.schedule.driver import Driver, Machines, NoNumbers
+from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 
 SERVERS, MEMBERS = 4, 3
@@ -86,7 +86,7 @@ def diary_of(
     members = [list(range(n * devices, (n + 1) * devices)) for n in range(servers)]
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
     diary = Diary()
-    driver = Driver(Machines(members, cloud, active, 1, limit), NoNumbers(), diary)
+    driver = Driver(Machines(members, cloud, active, 1, limit), None, diary)
     simulation = Simulation(driver, Schedule(algorithm, fb.Clock(), 5, active))
     for _ in range(rounds):
         simulation.play_round()

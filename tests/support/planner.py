@@ -4,7 +4,7 @@ import numpy as np
 
 import fedbcd as fb
 from fedbcd.schedule.delays import Delay
-from fedbcd.schedule.driver import Driver, Machines, NoNumbers
+from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 
 CLOCK = fb.Clock()
@@ -32,7 +32,7 @@ def simulation(
     homes = [list(range(n * members, (n + 1) * members)) for n in range(servers)]
     algorithm = options.get("algorithm", fb.FedBCD())
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
-    driver = Driver(Machines(homes, cloud, active, 1, limit), NoNumbers(), options.get("log"))
+    driver = Driver(Machines(homes, cloud, active, 1, limit), None, options.get("log"))
     return Simulation(driver, Schedule(algorithm, clock, seed, active))
 
 

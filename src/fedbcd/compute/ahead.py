@@ -23,11 +23,12 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.device import Rows, Work
 from fedbcd.algorithm.objective import Gradients
 from fedbcd.algorithm.variants import FedBCDI
-from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.devices import StackedDevices
+from fedbcd.compute.numbers import Numbers
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.schedule.arrays import Jobs, Outline
-from fedbcd.schedule.driver import NoNumbers
 from fedbcd.schedule.events import Simulation
+from fedbcd.schedule.work import Reader
 
 COMPILED_WHOLE = 100  # parameter tensors times steps, at most
 Packed = np.ndarray[Any, np.dtype[np.int64]]  # (4, N): device, session, steps, server
@@ -58,19 +59,24 @@ class Ahead:
     stands.
     """
 
-    def __init__(self, numbers: StackedNumbers, outline: Outline, compile: bool = False) -> None:
+    def __init__(self, numbers: Numbers, outline: Outline, compile: bool = False) -> None:
         self.numbers = numbers
         self._outline = outline
         self._compile = compile
+        assert isinstance(numbers.devices, StackedDevices)
+        self._devices = numbers.devices
+        self._servers = len(numbers.held)
         self._algorithm = numbers.algorithm
         self._trainer = numbers.trainer
-        self._where = numbers.total_VF.device
+        self._where = numbers.sums.total_VF.device
         self._programs: dict[Any, _Program] = {}
         self._not_compiled: set[Callable[..., Any]] = set()
         self._activations: dict[_Shape, Callable[[Tensor], None]] = {}
         self._counted, self._mixed = self._fused(self._count), self._fused(self._mix)
-        self._z_VF = numbers.global_NF()[:1].clone() if numbers.cloud.sync else numbers.global_NF()
-        self._weight_V = torch.tensor(numbers.weight_V, dtype=torch.float64, device=self._where)
+        self._z_VF = numbers.global_NF()[:1].clone() if outline.sync else numbers.global_NF()
+        self._weight_V = torch.tensor(
+            numbers.sums.weight_V, dtype=torch.float64, device=self._where
+        )
         self._share_N = torch.tensor(
             [*numbers.weights, 0.0], dtype=torch.float64, device=self._where
         )  # the last is of nobody
@@ -115,21 +121,22 @@ class Ahead:
         late = self._outline.settle()
         if late is not None:
             self._run(
-                _Shape(self._most, self._algorithm.steps[1], False, True, self.numbers.servers),
+                _Shape(self._most, self._algorithm.steps[1], False, True, self._servers),
                 late.packed,
             )
         numbers = self.numbers
-        for n, handle in enumerate(numbers.server_models):
+        for n, handle in enumerate(numbers.held):
             numbers.models[handle] = self._z_VF[min(n, len(self._z_VF) - 1)]
-        numbers.weight_V = self._weight_V.tolist()
+        numbers.sums.weight_V = self._weight_V.tolist()
         self._check()
 
     def _check(self) -> None:
         numbers = self.numbers
-        assert isinstance(numbers.x_NF, Tensor)
+        x_NF = numbers.devices.x_NF
+        assert isinstance(x_NF, Tensor)
         rows = (
-            torch.cat([~torch.isfinite(part).all(1) for part in torch.split(numbers.x_NF, CHECKED)])
-            if len(numbers.x_NF)
+            torch.cat([~torch.isfinite(part).all(1) for part in torch.split(x_NF, CHECKED)])
+            if len(x_NF)
             else None
         )
         advice = f"use a smaller device_step (now {self._algorithm.device_step:g})"
@@ -177,13 +184,13 @@ class Ahead:
         """
         low, high = self._algorithm.steps
         expected = self._most / (high - low + 1)
-        usual = expected + 1.5 * expected**0.5 + self.numbers.servers * (BLOCK - 1) / 2
+        usual = expected + 1.5 * expected**0.5 + self._servers * (BLOCK - 1) / 2
         groups = -(-usual // GROUP)
         return int(-(-usual // (groups * BLOCK))) * BLOCK
 
     def _in_blocks(self, packed: Packed) -> Packed:
         """Jobs by server, each server's filled up to whole blocks."""
-        of_server = (packed[:, packed[3] == server] for server in range(self.numbers.servers))
+        of_server = (packed[:, packed[3] == server] for server in range(self._servers))
         return np.concatenate(
             [self._filled(part, -(-part.shape[1] // BLOCK) * BLOCK) for part in of_server], axis=1
         )
@@ -233,7 +240,7 @@ class Ahead:
             self._loss.add_(torch.stack(losses).sum())
             if not self._algorithm.personal:
                 return x
-            kept, kept_prev = self.numbers.with_nobody, self.numbers.prev_with_nobody
+            kept, kept_prev = self._devices.with_nobody, self._devices.prev_with_nobody
             kept.index_copy_(0, jobs_4N[0], x.to(kept.dtype))
             kept_prev.index_copy_(0, jobs_4N[0], prev.to(kept.dtype))
             return None
@@ -272,8 +279,8 @@ class Ahead:
             x = z_NF.expand(jobs, -1)
             return x, x[:, : numbers.size_P]
         x, prev = (
-            numbers.with_nobody.index_select(0, device),
-            numbers.prev_with_nobody.index_select(0, device),
+            self._devices.with_nobody.index_select(0, device),
+            self._devices.prev_with_nobody.index_select(0, device),
         )
         return x.to(numbers.dtype), prev.to(numbers.dtype)
 
@@ -367,16 +374,16 @@ class Ahead:
         share_BR = (sign * self._share_N[device] * (steps > 0)).view(blocks, -1)
         of_server_VB = (
             server.view(blocks, -1)[:, 0]
-            == torch.arange(self.numbers.servers, device=server.device)[:, None]
+            == torch.arange(self._servers, device=server.device)[:, None]
         )
-        if blocks <= self.numbers.servers and share_BR.shape[1] <= FEW_ROWS:
+        if blocks <= self._servers and share_BR.shape[1] <= FEW_ROWS:
             self._count_rows(x_NF, device.view(blocks, -1), share_BR, of_server_VB)
         else:
-            x_NF = self.numbers.with_nobody.index_select(0, device) if x_NF is None else x_NF
+            x_NF = self._devices.with_nobody.index_select(0, device) if x_NF is None else x_NF
             sums_BF = _sum_of_rows(
                 (share_BR.view(-1, 1) * x_NF.double()).view(blocks, -1, x_NF.shape[1])
             )
-            self.numbers.total_VF.add_(of_server_VB.double() @ sums_BF)
+            self.numbers.sums.total_VF.add_(of_server_VB.double() @ sums_BF)
         if self._algorithm.counts == "active":
             self._weight_V.add_(of_server_VB.double() @ share_BR.sum(1))
 
@@ -388,25 +395,25 @@ class Ahead:
         """
         block_V, has_block_V = of_server_VB.to(torch.int64).argmax(1), of_server_VB.any(1)
         share_VR = share_BR.index_select(0, block_V) * has_block_V[:, None]
-        rows = self.numbers.with_nobody if x_NF is None else x_NF
+        rows = self._devices.with_nobody if x_NF is None else x_NF
         places_BR = (
             device_BR
             if x_NF is None
             else torch.arange(len(x_NF), device=device_BR.device).view(device_BR.shape)
         )
-        places_VR, total_VF = places_BR.index_select(0, block_V), self.numbers.total_VF
+        places_VR, total_VF = places_BR.index_select(0, block_V), self.numbers.sums.total_VF
         for r in range(share_VR.shape[1]):
             total_VF = (
                 total_VF + share_VR[:, r, None] * rows.index_select(0, places_VR[:, r]).double()
             )
-        self.numbers.total_VF.copy_(total_VF)
+        self.numbers.sums.total_VF.copy_(total_VF)
 
     # ---------------------------------------------------------------------------------------------
     # the cloud
     def _mix(self, servers: Tensor) -> None:
         """Eqs. (5) and (6) for the servers of this round."""
-        total_VF, dtype = self.numbers.total_VF, self.numbers.dtype
-        if self.numbers.cloud.sync:
+        total_VF, dtype = self.numbers.sums.total_VF, self.numbers.dtype
+        if self._outline.sync:
             ones_1V = torch.ones(1, len(total_VF), dtype=total_VF.dtype, device=total_VF.device)
             total, weight = ones_1V @ total_VF, self._weight_V.sum().view(1, 1)
             z = self._z_VF.double()
@@ -438,7 +445,7 @@ class Ahead:
     def _program(self, key: Any, function: Callable[[Tensor], None], given: Tensor) -> None:
         program = self._programs.get(key)
         if program is None:
-            changes = (self._z_VF, self.numbers.total_VF, self._weight_V, self._loss)
+            changes = (self._z_VF, self.numbers.sums.total_VF, self._weight_V, self._loss)
             idle = (
                 torch.from_numpy(self._filled(np.zeros((4, 0), dtype=np.int64), given.shape[-1]))
                 if given.ndim == 2
@@ -455,11 +462,11 @@ class AheadWithEvents:
     On a GPU a round is under way while its events are played.
     """
 
-    def __init__(self, ahead: Ahead, events: Simulation, handles: NoNumbers) -> None:
-        """`handles` follows the events, and knows which model each server holds."""
+    def __init__(self, ahead: Ahead, events: Simulation, reader: Reader) -> None:
+        """`reader` follows the events, and knows which model each server holds."""
         self._ahead = ahead
         self._events = events
-        self._handles = handles
+        self._reader = reader
 
     @property
     def now(self) -> float:
@@ -479,7 +486,7 @@ class AheadWithEvents:
     def play_round(self) -> None:
         """One more round."""
         self._ahead.play_round()
-        self._events.play_round()
+        next(self._events)
         assert self._ahead.round == self._events.round, (
             "the outline of this schedule is not that of its events"
         )
@@ -489,13 +496,7 @@ class AheadWithEvents:
         them.
         """
         self._ahead.settle()
-        numbers = self._ahead.numbers
-        numbers.rename_models(
-            [
-                self._handles.server_models.get(n, handle)
-                for n, handle in enumerate(numbers.server_models)
-            ]
-        )
+        self._ahead.numbers.rename_models(self._reader.held)
 
 
 def _sum_of_rows(blocks_BRF: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ vectorised gradient per step.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,7 +20,7 @@ from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.errors import ConfigError, NumericalError
-from fedbcd.protocol.messages import ModelRef
+from fedbcd.schedule.work import Session
 
 # parameters of the models that train together on a CPU: few enough for its cache, enough to share
 # the overhead
@@ -29,18 +28,6 @@ IN_CACHE = 2**20
 # the same of compiled code, which has one of them in the cache at a time: so many as memory for the
 # new ones allows
 IN_ONE_CALL = 2**24
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One device's work: an activation (towards `model`) or an offline round."""
-
-    device: int
-    session: int
-    steps: int
-    model: ModelRef | None
-    offline: bool
-    activation: int = -1
 
 
 class Batches(NamedTuple):
@@ -180,13 +167,13 @@ class Trainer:
         """Whether all workers share each part; otherwise each worker takes a part by itself."""
         return self.fused is not None and self._pool is not None
 
-    def parts(self, jobs: list[Job]) -> list[list[Job]]:
+    def parts(self, jobs: list[Session]) -> list[list[Session]]:
         """Split jobs into batches that can run together, in descending order of steps.
 
         Exact gradients need equal data sizes. Where there are several batches anyway, equal numbers
         of steps in each save putting rows together that finish apart.
         """
-        groups: dict[tuple[int, int], list[Job]] = {}
+        groups: dict[tuple[int, int], list[Session]] = {}
         exact, alike = (
             self.algorithm.batch == "all",
             self.together is not None and self.fused is None and len(jobs) > self.together,
@@ -202,7 +189,7 @@ class Trainer:
 
     def run(
         self,
-        jobs: list[Job],
+        jobs: list[Session],
         x_NF: Tensor,
         prev_NP: Tensor,
         anchor_NP: Tensor | None,
@@ -212,7 +199,7 @@ class Trainer:
         steps.
         """
         p = self.objective.layout.size_P
-        session = _Session(self, jobs, x_NF[:, p:])
+        session = _MiniBatches(self, jobs, x_NF[:, p:])
         fused = self._fused_session(jobs, workers or OneWorker())
         rows = self._round(
             jobs, Rows(x_NF[:, :p], prev_NP), self._work(jobs, session, anchor_NP, fused)
@@ -228,7 +215,7 @@ class Trainer:
 
     def run_in_place(
         self,
-        jobs: list[Job],
+        jobs: list[Session],
         x_NP: Tensor,
         prev_NP: Tensor,
         anchor_NP: Tensor | None,
@@ -236,14 +223,14 @@ class Trainer:
         copies: InPlace,
     ) -> None:
         """The same by compiled code in the memory of all models."""
-        session, fused = _Session(self, jobs, x_NP[:0]), self._fused_session(jobs, workers)
+        session, fused = _MiniBatches(self, jobs, x_NP[:0]), self._fused_session(jobs, workers)
         assert fused is not None
         fused.in_place = copies
         self._round(jobs, Rows(x_NP, prev_NP), self._work(jobs, session, anchor_NP, fused))
         if fused.went_wrong(session.losses):
             session.check(x_NP[copies.device_N])
 
-    def _round(self, jobs: list[Job], rows: Rows, work: Work) -> Rows:
+    def _round(self, jobs: list[Session], rows: Rows, work: Work) -> Rows:
         if not jobs[0].offline:
             return self.algorithm.device_round(rows, work)
         assert isinstance(self.algorithm, FedBCDI)
@@ -251,8 +238,8 @@ class Trainer:
 
     def _work(
         self,
-        jobs: list[Job],
-        session: "_Session",
+        jobs: list[Session],
+        session: "_MiniBatches",
         anchor_NP: Tensor | None,
         fused: FusedSession | None,
     ) -> Work:
@@ -261,7 +248,7 @@ class Trainer:
         )
         return Work([job.steps for job in jobs], session.gradient, anchor_NP, penalty, fused)
 
-    def _fused_session(self, jobs: list[Job], workers: Workers) -> FusedSession | None:
+    def _fused_session(self, jobs: list[Session], workers: Workers) -> FusedSession | None:
         if self.fused is None:
             return None
         penalty = self.penalty_of(torch.tensor([job.device for job in jobs]))
@@ -278,7 +265,7 @@ class Trainer:
             workers,
         )
 
-    def _sessions(self, jobs: list[Job]) -> Sessions:
+    def _sessions(self, jobs: list[Session]) -> Sessions:
         """Steps and mini-batches of these jobs for compiled code."""
         positions, hashes = self.batches(jobs)
         pool = self._pool
@@ -292,7 +279,7 @@ class Trainer:
         """gamma_i of these devices: one for all, or (N, 1)."""
         return self._penalty_N1[device_N] if self._same_penalty is None else self._same_penalty
 
-    def batches(self, jobs: list[Job]) -> Batches:
+    def batches(self, jobs: list[Session]) -> Batches:
         """The mini-batches of every step of these jobs."""
         device = torch.tensor([job.device for job in jobs], device=self._starts.device)
         session = torch.tensor([job.session for job in jobs], device=device.device)
@@ -384,10 +371,10 @@ def take(samples: Tensor, positions: Tensor) -> Tensor:
     )
 
 
-class _Session:
+class _MiniBatches:
     """The mini-batch gradients of one batch of jobs; keeps buffers and losses on the way."""
 
-    def __init__(self, trainer: Trainer, jobs: list[Job], buffers_NB: Tensor) -> None:
+    def __init__(self, trainer: Trainer, jobs: list[Session], buffers_NB: Tensor) -> None:
         self.trainer = trainer
         self.jobs = jobs
         self.buffers_NB = buffers_NB.clone()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedbcd.algorithm.projection import Ball, Box, Projection, Simplex, TensorBoxes, diameter
 from fedbcd.algorithm.variants import penalties
-from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.numbers import Numbers
 from fedbcd.theory import certificates as theory
 
 DEVICES = 8  # devices in the sample by default
@@ -83,7 +83,7 @@ class Certifier:
     nothing.
     """
 
-    def __init__(self, numbers: StackedNumbers, sizes: Sequence[int]) -> None:
+    def __init__(self, numbers: Numbers, sizes: Sequence[int]) -> None:
         """`sizes` has the number of samples of every device."""
         self.numbers = numbers
         self.sizes = sizes
@@ -98,7 +98,7 @@ class Certifier:
         if not self.numbers.algorithm.personal:
             return Certificates()
         began = time.perf_counter()
-        self.numbers.flush()
+        self.numbers.settle()
         p = self.numbers.size_P
         z_VP = self.numbers.global_NF()[:, :p]
         mean_z = z_VP.double().mean(0)
@@ -120,9 +120,9 @@ class Certifier:
         """
         numbers, p = self.numbers, self.numbers.size_P
         if numbers.algorithm.counts == "members":
-            return numbers.total_VF[:, :p].sum(0)
+            return numbers.sums.total_VF[:, :p].sum(0)
         parts = (
-            g @ numbers.x_NF.index_select(0, i)[:, :p].double()
+            g @ numbers.devices.x_NF.index_select(0, i)[:, :p].double()
             for g, i in zip(torch.split(gamma, 16), torch.split(present, 16), strict=True)
         )
         return torch.stack(list(parts)).sum(0)
@@ -136,7 +136,7 @@ class Certifier:
         numbers, p = self.numbers, self.numbers.size_P
         found = []
         for device in devices:
-            x = numbers.x_NF[device].to(numbers.dtype)
+            x = numbers.devices.x_NF[device].to(numbers.dtype)
             try:
                 gradient = self._gradient(device, x)
             except ValueError:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.variants import Algorithm
-from fedbcd.protocol.clouds import Cloud, GraphCloud
-from fedbcd.protocol.messages import MixModels, ModelRef
+from fedbcd.protocol.clouds import Weights
 
 
 def stepped(
@@ -44,24 +43,11 @@ def stepped_globally(
     return z.to(dtype)
 
 
-def mixing_matrices(cloud: Cloud, device: torch.device) -> list[Tensor]:
-    """The matrices a_nm that are used in turn; none for clouds that take plain means."""
-    return (
-        [torch.tensor(m, dtype=torch.float64, device=device) for m in cloud.mixing]
-        if isinstance(cloud, GraphCloud)
-        else []
-    )
-
-
-def mixed_models(
-    command: MixModels, models: Sequence[Tensor], mixing: Sequence[Tensor]
-) -> dict[ModelRef, Tensor]:
-    """Eq. (6a): w_n for the servers of a mix, by handle."""
+def mixed_models(models: Sequence[Tensor], results: int, weights: Weights | None) -> list[Tensor]:
+    """Eq. (6a): w_n for the servers of a mix; without weights all get the mean."""
     z_BF = torch.stack([*models]).double()
-    if mixing:
-        weights = mixing[command.round % len(mixing)]
-        chosen = torch.tensor(command.servers, device=weights.device)
-        w_BF = cloud_step.mix(z_BF, weights[chosen][:, chosen])
+    if weights is None:
+        w_BF = cloud_step.mean(z_BF).expand(results, -1)
     else:
-        w_BF = cloud_step.mean(z_BF).expand(len(command.results), -1)
-    return {handle: w.to(models[0].dtype) for handle, w in zip(command.results, w_BF, strict=True)}
+        w_BF = cloud_step.mix(z_BF, torch.tensor(weights, dtype=torch.float64, device=z_BF.device))
+    return [w.to(models[0].dtype) for w in w_BF]

@@ -18,10 +18,10 @@ from torch import Tensor
 from fedbcd.compute.rows import AT_ONCE, TOGETHER, MakeRows, Rows
 from fedbcd.errors import RecordError
 from fedbcd.protocol.clouds import Cloud
-from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Pull, Train, number_of
 from fedbcd.schedule.arrays import Outline, why_not_ahead
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.schedule.work import Reader
 
 SHARD = 2**28  # bytes of one file, about
 
@@ -145,28 +145,14 @@ def stored_in(folder: Path) -> MakeRows:
     return lambda _, rows, start: StoredRows(folder, rows, start)
 
 
-class _Watcher:
-    """Numbers that only note who works."""
-
-    def __init__(self) -> None:
-        self.devices: set[int] = set()
-
-    def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
-        """Take note of one transition."""
-        if isinstance(event, OfflineTrained) or any(
-            isinstance(command, Train | Pull) for command in commands
-        ):
-            self.devices.add(number_of(actor))
-
-
-def workers_ahead(
+def devices_of_rounds(
     servers: Sequence[Sequence[int]],
     machines: Callable[[], Machines],
     schedule: Schedule,
     cloud: Cloud,
 ) -> Iterator[Collection[int]]:
-    """The devices that begin work in each round, from the first on: as arrays where that can be,
-    else by a second event loop.
+    """Whose models each round reads, from the first on: as arrays where that can be, else by a
+    second event loop.
     """
     if why_not_ahead(servers, schedule, cloud) is None:
         outline = Outline(servers, schedule, cloud)
@@ -174,9 +160,5 @@ def workers_ahead(
             planned = outline.next_round()
             offline = () if planned.offline is None else planned.offline.device.tolist()
             yield {*planned.jobs.device.tolist(), *offline}
-    watcher = _Watcher()
-    simulation = Simulation(Driver(machines(), watcher), schedule)
-    while True:
-        watcher.devices = set()
-        simulation.play_round()
-        yield watcher.devices
+    reader = Reader(cloud, len(servers))
+    yield from (round_.devices for round_ in Simulation(Driver(machines(), reader), schedule))

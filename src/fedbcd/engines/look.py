@@ -8,7 +8,7 @@ import torch
 
 from fedbcd.compute.certify import Certificates
 from fedbcd.compute.evaluate import Evaluator, Scores
-from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import Rows
 from fedbcd.record.history import Row
 from fedbcd.schedule.driver import Machines
@@ -19,12 +19,12 @@ def members_of(machines: Machines) -> list[tuple[int, int]]:
     return [(device, server.server) for server in machines.servers for device in server.members]
 
 
-def scores_of(numbers: StackedNumbers, machines: Machines, evaluator: Evaluator) -> Scores:
+def scores_of(numbers: Numbers, machines: Machines, evaluator: Evaluator) -> Scores:
     """Test every model."""
-    numbers.flush()
+    numbers.settle()
     homes = {device: server for device, server in members_of(machines) if evaluator.tests(device)}
     z_VF = numbers.global_NF()
-    if not isinstance(numbers.x_NF, Rows):
+    if not isinstance(numbers.devices.x_NF, Rows):
         personal = {device: numbers.personal(device, server) for device, server in homes.items()}
         if machines.coordinator.round == 0 and all(
             torch.equal(x, z_VF[0]) for x in personal.values()
@@ -38,16 +38,16 @@ def scores_of(numbers: StackedNumbers, machines: Machines, evaluator: Evaluator)
 
 
 def _scores_in_blocks(
-    numbers: StackedNumbers, devices: list[int], evaluator: Evaluator
+    numbers: Numbers, devices: list[int], evaluator: Evaluator
 ) -> dict[int, float]:
     """Test personal models that are not in memory, a few at a time."""
-    assert isinstance(numbers.x_NF, Rows)
+    assert isinstance(numbers.devices.x_NF, Rows)
     if not devices:
         return {}
-    scores = numbers.x_NF.scores(devices)
+    scores = numbers.devices.x_NF.scores(devices)
     if scores is None:
         scores = {}
-        for block in numbers.x_NF.blocks(torch.tensor(devices)):
+        for block in numbers.devices.x_NF.blocks(torch.tensor(devices)):
             part = devices[len(scores) : len(scores) + len(block)]
             scores |= evaluator.personal_scores(
                 dict(zip(part, block.to(numbers.dtype), strict=True)), numbers.workers
@@ -56,7 +56,7 @@ def _scores_in_blocks(
 
 
 def row_of(
-    numbers: StackedNumbers, machines: Machines, scores: Scores, clock: float, found: Certificates
+    numbers: Numbers, machines: Machines, scores: Scores, clock: float, found: Certificates
 ) -> Row:
     """A row of the history, at this clock."""
     z_VF = numbers.global_NF()

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 
 from fedbcd.algorithm.variants import ALGORITHMS
+from fedbcd.compute.numbers import Numbers
 from fedbcd.config import choose
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_in
 from fedbcd.engines.settings import Settings, torch_device
-from fedbcd.errors import ProtocolError, RecordError, ReplayMismatch
+from fedbcd.errors import RecordError, ReplayMismatch
 from fedbcd.protocol.clouds import CLOUDS
-from fedbcd.protocol.messages import Actor, Command, Event, OfflineTrained, Trained, number_of
-from fedbcd.record.eventlog import LogReader, Transition
+from fedbcd.protocol.messages import number_of
+from fedbcd.record.eventlog import LogReader
 from fedbcd.recorded import completed
 from fedbcd.schedule.delays import DELAYS, Clock
-from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.log import LogRounds
 
 DTYPES = {
     "float32": torch.float32,
@@ -32,7 +33,7 @@ OTHER_ORDER = (
     "cluster",
     "ahead",
 )  # engines that add up sums in another order than events do, so that the digest is another
-OnStep = Callable[[float, Driver], None]
+OnStep = Callable[[float, "Replaying"], None]
 
 
 def replay(
@@ -47,9 +48,10 @@ def replay(
     disagrees with the record.
 
     `exact` asks for one device at a time in one thread, as a deployment computes: the digest is
-    then that of its stores, bit for bit. `on_step` is called before each transition with its time,
-    and may look at the driver's machines and numbers. The digest is not compared if the run was
-    computed on a cluster or ahead of its events; the result then names that `engine`.
+    then that of its stores, bit for bit. `on_step` is called before each transition with its time
+    and what is being replayed: it may look at its `machines` and `numbers`. The digest is not
+    compared if the run was computed on a cluster or ahead of its events; the result then names that
+    `engine`.
     """
     reader = LogReader(Path(log))
     settings = _recorded_settings(reader, federation)
@@ -73,18 +75,24 @@ def _replayed(
             f" (max_batch={settings.max_batch}), and its digest depends on that; replay it without"
             " --exact"
         )
+    remember, undone = _looked_ahead(reader.path)
     numbers = settings.numbers(federation, device)
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    numbers.remember(*_looked_ahead(reader.path))
-    recorded = _Recorded(reader.path, settings.algorithm.steps)
-    driver = Driver(settings.machines(federation), numbers, recorded)
-    for step in reader:
-        if on_step is not None:
-            on_step(step.time, driver)
-        recorded.deliver(driver, step)
+    numbers.remember(remember)
+    rounds = LogRounds(
+        reader,
+        settings.machines(federation),
+        settings.reader(federation, remember, undone),
+        settings.algorithm.steps,
+    )
+    replaying = Replaying(rounds, numbers)
+    if on_step is not None:
+        rounds.before = lambda time: on_step(time, replaying)
+    for round_ in rounds:
+        numbers.play(round_)
     result = {
-        "rounds": driver.machines.coordinator.round,
-        "clock": recorded.clock,
+        "rounds": rounds.machines.coordinator.round,
+        "clock": rounds.clock,
         "digest": numbers.digest(),
     }
     end = reader.end
@@ -94,7 +102,7 @@ def _replayed(
     for key, value in result.items() if end is not None else ():
         if end is not None and end.get(key) != value and not (key == "digest" and other_order):
             raise ReplayMismatch(
-                f"{reader.path} line {recorded.line + 1} ends with {key} {end.get(key)}, the replay"
+                f"{reader.path} line {rounds.line + 1} ends with {key} {end.get(key)}, the replay"
                 f" with {value}"
             )
     return {**result, "complete": end is not None, **other_order}
@@ -136,50 +144,19 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _Recorded:
-    """The log of a replay: it compares each transition with the recorded one, before any number is
-    touched.
-    """
+class Replaying:
+    """A replay under way: its machines, and its numbers as they are at this point of the log."""
 
-    def __init__(self, path: Path, steps: tuple[int, int]) -> None:
-        self.path = path
-        self.steps = steps
-        self.line = 1
-        self.clock = 0.0
-        self._expected: tuple[Command, ...] = ()
+    def __init__(self, rounds: LogRounds, numbers: Numbers) -> None:
+        self.machines = rounds.machines
+        self._rounds, self._numbers = rounds, numbers
 
-    def deliver(self, driver: Driver, step: Transition) -> None:
-        """Feed one recorded event to the machines; every complaint names its line."""
-        self.line += 1
-        if not step.time >= self.clock:
-            raise ReplayMismatch(
-                f"{self._place()}: time goes back from {self.clock} to {step.time}"
-            )
-        low, high = self.steps
-        if isinstance(step.event, Trained | OfflineTrained) and not low <= step.event.steps <= high:
-            raise ReplayMismatch(
-                f"{self._place()}: {step.actor} took {step.event.steps} steps, but the run allows"
-                f" {low} to {high}"
-            )
-        self.clock, self._expected = step.time, step.commands
-        try:
-            driver.deliver(step.time, step.actor, step.event)
-        except (ProtocolError, RecordError) as error:
-            raise ReplayMismatch(f"{self._place()}: {error}") from None
-        except KeyError as error:
-            raise ReplayMismatch(
-                f"{self._place()}: at this point there is no model {error}"
-            ) from None
-
-    def append(self, time: float, actor: Actor, event: Event, commands: list[Command]) -> None:  # noqa: ARG002
-        """Compare what a machine answers with what it answered then."""
-        if tuple(commands) != self._expected:
-            raise ReplayMismatch(
-                f"{self._place()}: {actor} now answers {event} differently than recorded"
-            )
-
-    def _place(self) -> str:
-        return f"{self.path} line {self.line}"
+    @property
+    def numbers(self) -> Numbers:
+        """With all that has been read so far."""
+        self._numbers.play(self._rounds.take())
+        self._numbers.settle()
+        return self._numbers
 
 
 def _recorded_settings(reader: LogReader, federation: Federation) -> Settings:

@@ -18,13 +18,14 @@ from fedbcd.algorithm.variants import Algorithm
 from fedbcd.compute.ahead import Ahead, AheadWithEvents
 from fedbcd.compute.certify import CALL, DEVICES, Certificates, Certifier, Ration
 from fedbcd.compute.evaluate import Evaluator, Scores
-from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.numbers import Numbers
+from fedbcd.compute.players import NONE, EventPlayer, Player
 from fedbcd.compute.rows import Rows
-from fedbcd.compute.store import stored_in, workers_ahead
+from fedbcd.compute.store import devices_of_rounds, stored_in
 from fedbcd.compute.workers import workers
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, measure_in, untested
-from fedbcd.engines.cluster.engine import ClusterNumbers, cluster_numbers
+from fedbcd.engines.cluster.engine import cluster_numbers
 from fedbcd.engines.cluster.options import Cluster, chosen_cluster
 from fedbcd.engines.look import members_of, row_of, scores_of
 from fedbcd.engines.result import Progress, Run, notes_of
@@ -45,7 +46,7 @@ from fedbcd.record.runfolder import Checkpoint, RunFolder, recorded_in
 from fedbcd.recorded import going_on
 from fedbcd.schedule.arrays import Outline, why_not_ahead
 from fedbcd.schedule.delays import Clock
-from fedbcd.schedule.driver import Driver, NoNumbers
+from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
 
 MOST_LOOKS, FEWEST_LOOKS = 20, 4  # where the user has not said
@@ -185,7 +186,7 @@ def _numbers(
     device: torch.device,
     cluster: Cluster | None,
     state: Path | None,
-) -> Iterator[StackedNumbers]:
+) -> Iterator[Numbers]:
     """All models at x(0): in memory, in files, or on a cluster."""
     if cluster is None:
         yield settings.numbers(federation, device, None if state is None else stored_in(state))
@@ -274,7 +275,7 @@ class _Training:
         federation: Federation,
         settings: Settings,
         plan: _Plan,
-        numbers: StackedNumbers,
+        numbers: Numbers,
         notice: Callable[[str], None] | None,
         state: Path | None = None,
     ) -> None:
@@ -283,8 +284,8 @@ class _Training:
         self.plan = plan
         self.state = state
         self.numbers = numbers
-        device = numbers.total_VF.device
-        self.next_workers: Iterator[Collection[int]] = iter(())
+        device = numbers.sums.total_VF.device
+        self.next_devices: Iterator[Collection[int]] = iter(())
         trainer = self.numbers.trainer
         reason = trainer.check_vectorised(self.numbers.global_NF()[0])
         if reason is not None and notice is not None:
@@ -300,10 +301,10 @@ class _Training:
         work = settings.algorithm.steps[1] * CALL + samples_per_round(federation, settings)
         self.ration = Ration(federation.sizes, work)
         self.machines = settings.machines(federation)
-        self.driver = Driver(self.machines, self.numbers)
-        self.simulation: Simulation | Ahead | AheadWithEvents = Simulation(
-            self.driver, self._schedule()
-        )
+        self.reader = settings.reader(federation)
+        self.driver = Driver(self.machines, self.reader)
+        self.events = Simulation(self.driver, self._schedule())
+        self.player: Player = EventPlayer(numbers, self.events)
         self.ahead = self.compile = False
         self.resumed_engine = ""
         self.history = History()
@@ -324,32 +325,24 @@ class _Training:
                 "compile=True needs rounds that are planned ahead, which cannot be:"
                 f" {reason or 'ahead=False'}; leave it out"
             )
-        on_gpu = self.numbers.total_VF.device.type == "cuda"
+        on_gpu = self.numbers.sums.total_VF.device.type == "cuda"
         self.ahead = reason is None and bool(ahead or compile or (ahead is None and on_gpu))
         self.compile = compile
 
-    def _plan_ahead(self, handles: NoNumbers) -> None:
+    def _plan_ahead(self) -> None:
         """From where the run stands, rounds planned ahead; their events are played as well if they
         are logged.
         """
-        events = self.simulation
-        assert isinstance(events, Simulation)
         outline = Outline(self.federation.servers, self._schedule(), self.settings.cloud)
-        outline.go_to(events.round)
-        self.simulation = Ahead(self.numbers, outline, self.compile)
+        outline.go_to(self.events.round)
+        self.player = ahead = Ahead(self.numbers, outline, self.compile)
         if self.driver.log is not None:
-            self.driver.numbers = handles
-            self.simulation = AheadWithEvents(self.simulation, events, handles)
+            self.player = AheadWithEvents(ahead, self.events, self.reader)
 
     def _why_not_ahead(self) -> str | None:
-        trainer, schedule = self.numbers.trainer, self._schedule()
-        if self.state is not None or isinstance(self.numbers, ClusterNumbers):
-            return "personal models are kept in files (`state`) or on a cluster"
-        if not trainer.divisible or trainer.max_batch is not None:
-            return "its devices train one after another, or draw random numbers in the forward pass"
-        if self.settings.algorithm.batch == "all":
-            return "exact gradients need batches of different sizes"
-        return why_not_ahead(self.federation.servers, schedule, self.settings.cloud)
+        return self.numbers.devices.why_not_ahead() or why_not_ahead(
+            self.federation.servers, self._schedule(), self.settings.cloud
+        )
 
     def run(
         self,
@@ -360,8 +353,9 @@ class _Training:
     ) -> Run:
         with (
             folder.locked() if folder is not None else nullcontext(),
-            workers(self._worker_count()) as self.numbers.workers,
+            workers(self._worker_count()) as crew,
         ):
+            self.numbers.use(crew)
             return self._run(folder, resume, on_round, should_stop)
 
     def _run(
@@ -373,18 +367,17 @@ class _Training:
     ) -> Run:
         checkpoint = None if folder is None else folder.inspect(resume)
         driver = self.driver
-        if folder is not None and isinstance(self.numbers, ClusterNumbers):
-            self.numbers.shards.keep_journal()
-        handles = NoNumbers()
-        if checkpoint is not None:
-            self._fast_forward(driver, checkpoint, handles)
-            self._saved(folder)
+        if folder is not None:
+            self.numbers.devices.saved_in(None)
+        if folder is not None and checkpoint is not None:
+            self._fast_forward(checkpoint)
+            self.numbers.devices.saved_in(folder.checkpoint)
         log = driver.log = (
             None if folder is None else folder.open(checkpoint, resume)
         )  # only now does anything change on disk
         try:
             if self.ahead:
-                self._plan_ahead(handles)
+                self._plan_ahead()
             finished = self._play(folder, log, on_round, should_stop)
             result = self._result(finished)
             if log is not None and finished:
@@ -400,16 +393,10 @@ class _Training:
 
     def _engine(self) -> str:
         """The engine that has added up sums in an order of its own, now or before a resume."""
-        return (
-            "cluster"
-            if isinstance(self.numbers, ClusterNumbers)
-            else "ahead"
-            if self.ahead
-            else self.resumed_engine
-        )
+        return self.numbers.devices.engine or ("ahead" if self.ahead else self.resumed_engine)
 
     def _worker_count(self) -> int:
-        on_cpu = self.numbers.x_NF.device.type == "cpu"
+        on_cpu = self.numbers.devices.x_NF.device.type == "cpu"
         return torch.get_num_threads() if on_cpu and self.numbers.trainer.divisible else 1
 
     def _schedule(self) -> Schedule:
@@ -418,22 +405,17 @@ class _Training:
             s.algorithm, s.clock, s.seed, s.active_of(self.federation), s.joins, s.leaves
         )
 
-    def _fast_forward(self, driver: Driver, checkpoint: Checkpoint, handles: NoNumbers) -> None:
-        """Time does not depend on numbers: play the schedule alone up to the checkpoint, then put
-        its tensors in place.
+    def _fast_forward(self, checkpoint: Checkpoint) -> None:
+        """Time does not depend on numbers: draw rounds up to the checkpoint without playing them,
+        then put its tensors in place.
         """
-        assert isinstance(self.simulation, Simulation)
-        driver.numbers = handles
-        while self.simulation.round < checkpoint.round:
-            self.simulation.play_round()
-        driver.numbers = self.numbers
-        self.numbers.load_state(dict(checkpoint.tensors))
-        held = [
-            handles.server_models.get(n, handle)
-            for n, handle in enumerate(self.numbers.server_models)
-        ]
-        members = {device for server in driver.machines.servers for device in server.members}
-        self.numbers.resume_at(held, dict(handles.at_work), driver.machines.home.keys() - members)
+        last = NONE
+        while last.number < checkpoint.round:
+            last = next(self.events)
+        members = {device for device, _ in members_of(self.machines)}
+        absent = self.machines.home.keys() - members
+        self.numbers.load_state(dict(checkpoint.tensors), self.reader.held, absent)
+        self.player = EventPlayer(self.numbers, self.events, last)
         if self.numbers.digest() != checkpoint.digest:
             raise RecordError(
                 "the checkpoint is damaged: its tensors do not have the digest it names; remove it"
@@ -451,17 +433,17 @@ class _Training:
         on_round: Callable[[Progress], None],
         should_stop: Callable[[], bool],
     ) -> bool:
-        simulation, plan = self.simulation, self.plan
+        player, plan = self.player, self.plan
         self._look_ahead()
         began = time.perf_counter() - self.seconds
         if not self.history:
             self._warn()
             self._look()
-        while not plan.is_done(simulation.round, simulation.now):
-            before = (simulation.round, simulation.now)
-            self.numbers.will_need(next(self.next_workers, ()))
-            simulation.play_round()
-            after = (simulation.round, simulation.now)
+        while not plan.is_done(player.round, player.now):
+            before = (player.round, player.now)
+            self.numbers.devices.will_need(next(self.next_devices, ()))
+            player.play_round()
+            after = (player.round, player.now)
             look = plan.is_look((self.history.last.round, self.history.last.clock), before, after)
             if look:
                 self._look()
@@ -470,16 +452,11 @@ class _Training:
             due = look if plan.checkpoint_every is None else after[0] % plan.checkpoint_every == 0
             if folder is not None and log is not None and (due or stop or plan.is_done(*after)):
                 folder.write_checkpoint(self._checkpoint(log))
-                self._saved(folder)
+                self.numbers.devices.saved_in(folder.checkpoint)
             on_round(Progress(*after, plan.fraction(*after), self.history.last))
             if stop:
                 return plan.is_done(*after)
         return True
-
-    def _saved(self, folder: RunFolder | None) -> None:
-        """Actors that die are brought back from here on."""
-        if folder is not None and isinstance(self.numbers, ClusterNumbers):
-            self.numbers.shards.saved(folder.checkpoint)
 
     def _look_ahead(self) -> None:
         """Who works in the rounds after the next one, so that their models can be fetched
@@ -487,20 +464,20 @@ class _Training:
         """
         if self.state is not None:
             settings, federation = self.settings, self.federation
-            ahead = workers_ahead(
+            ahead = devices_of_rounds(
                 federation.servers,
                 lambda: settings.machines(federation),
                 self._schedule(),
                 settings.cloud,
             )
-            self.next_workers = islice(ahead, self.simulation.round + 1, None)
+            self.next_devices = islice(ahead, self.player.round + 1, None)
 
     def _checkpoint(self, log: LogWriter) -> Checkpoint:
         self._settle()
         digest = self.numbers.digest()
         notes = notes_of(self.federation, self.scores.devices, self.scores.homes)
         return Checkpoint(
-            self.simulation.round,
+            self.player.round,
             log.sync(),
             self.seconds,
             digest,
@@ -533,9 +510,7 @@ class _Training:
     # evaluation
     def _settle(self) -> None:
         """Have all work done that has been asked for so far."""
-        self.numbers.flush()
-        if not isinstance(self.simulation, Simulation):
-            self.simulation.settle()
+        self.player.settle()
 
     def _scores(self) -> Scores:
         self._settle()
@@ -546,14 +521,14 @@ class _Training:
         self._settle()
         began = time.perf_counter()
         self.scores = self._scores()
-        row = row_of(self.numbers, self.machines, self.scores, self.simulation.now, Certificates())
+        row = row_of(self.numbers, self.machines, self.scores, self.player.now, Certificates())
         self.looking += time.perf_counter() - began
         found = self._certificates([device for device, _ in members_of(self.machines)])
         self.history.append(
             replace(
                 row,
-                round=self.simulation.round,
-                activations=self.simulation.activations,
+                round=self.player.round,
+                activations=self.player.activations,
                 **asdict(found),
             )
         )
@@ -562,7 +537,7 @@ class _Training:
         """Those of this row, if it is to have any."""
         devices = self.plan.certified_devices(len(self.history))
         if devices is None:
-            devices = self.ration.devices(members, self.simulation.round, self._certified())
+            devices = self.ration.devices(members, self.player.round, self._certified())
         return self.certifier.certificates(members, devices) if devices else Certificates()
 
     def _last_certificates(self) -> dict[str, float]:
@@ -571,9 +546,7 @@ class _Training:
         found = Certificates(last.gap, last.worst_gap, last.pull, last.spread)
         if math.isnan(last.pull) and self.plan.certify_every != 0:
             members = [device for device, _ in members_of(self.machines)]
-            devices = self.ration.devices_at_the_end(
-                members, self.simulation.round, self._certified()
-            )
+            devices = self.ration.devices_at_the_end(members, self.player.round, self._certified())
             found = self.certifier.certificates(members, self.plan.certify_devices or devices)
         return {name: value for name, value in asdict(found).items() if not math.isnan(value)}
 
@@ -587,8 +560,9 @@ class _Training:
         self._settle()
         numbers, last = self.numbers, self.history.last
         home = self.machines.home
-        if isinstance(numbers.x_NF, Rows):
-            personal = numbers.x_NF.kept()
+        x_NF = numbers.devices.x_NF
+        if isinstance(x_NF, Rows):
+            personal = x_NF.kept()
         else:
             personal = torch.stack(
                 [
@@ -604,8 +578,8 @@ class _Training:
             "algorithm": self.settings.algorithm.name,
             "cloud": self.settings.cloud.name,
             "seed": self.settings.seed,
-            "rounds": self.simulation.round,
-            "clock": self.simulation.now,
+            "rounds": self.player.round,
+            "clock": self.player.now,
             "global_accuracy": last.global_accuracy,
             "personal_accuracy": last.personal_accuracy,
             "measure": self.settings.measure,
@@ -620,8 +594,8 @@ class _Training:
             "digest": numbers.digest(),
             **({} if border is None else {"notices": [border]}),
         }
-        if isinstance(numbers, ClusterNumbers):
-            summary["cluster"] = numbers.shards.report()
+        if report := numbers.devices.report():
+            summary[numbers.devices.engine] = report
         return Run(
             self.federation,
             self.history,

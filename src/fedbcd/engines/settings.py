@@ -4,19 +4,20 @@ of its event log.
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any, Literal, TypeVar, get_args, overload
+from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
 from fedbcd.algorithm.objective import Objective
-from fedbcd.algorithm.variants import Algorithm, FedBCDI, penalties
+from fedbcd.algorithm.variants import Algorithm, FedBCDI, cloud_weights, penalties
 from fedbcd.compute.batch import Trainer
-from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.devices import Devices, StackedDevices
+from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import MakeRows
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_measure
@@ -26,9 +27,9 @@ from fedbcd.protocol.clouds import Cloud, GraphCloud, SyncCloud
 from fedbcd.recorded import in_record, shortened
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Machines
+from fedbcd.schedule.work import Reader, first_models
 
 Precision = Literal["float32", "tf32", "bfloat16"]
-Kind = TypeVar("Kind", bound=StackedNumbers)
 
 
 @dataclass
@@ -174,28 +175,22 @@ class Settings:
             set(self.joins),
         )
 
-    @overload
-    def numbers(
-        self, federation: Federation, device: torch.device, make_rows: MakeRows | None = None
-    ) -> StackedNumbers: ...
-    @overload
-    def numbers(
+    @property
+    def kept_as(self) -> torch.dtype:
+        """Of personal models."""
+        return self.storage or self.dtype
+
+    def reader(
         self,
         federation: Federation,
-        device: torch.device,
-        make_rows: MakeRows | None,
-        kind: type[Kind],
-    ) -> Kind: ...
-    def numbers(
-        self,
-        federation: Federation,
-        device: torch.device,
-        make_rows: MakeRows | None = None,
-        kind: type[StackedNumbers] = StackedNumbers,
-    ) -> StackedNumbers:
-        """Fresh numbers: all models at x(0); `make_rows` keeps personal models elsewhere than in a
-        tensor.
-        """
+        remember: Collection[int] = (),
+        undone: Collection[tuple[int, int]] = (),
+    ) -> Reader:
+        """What turns this run's transitions into rounds."""
+        return Reader(self.cloud, len(federation.servers), remember, undone)
+
+    def trainer(self, federation: Federation, device: torch.device) -> tuple[Trainer, Tensor]:
+        """What trains devices, and x(0)."""
         module = federation.make_model(self.seed)
         objective = Objective(
             module.to(self.dtype),
@@ -203,21 +198,38 @@ class Settings:
             torch.bfloat16 if self.precision == "bfloat16" else None,
         )
         start = objective.layout.flatten(module, self.dtype).to(device)
-        start[: objective.layout.size_P] = self.algorithm.projection.project(
-            start[: objective.layout.size_P]
-        )  # x(0) is in X
+        p = objective.layout.size_P
+        start[:p] = self.algorithm.projection.project(start[:p])  # x(0) is in X
         trainer = Trainer(federation, self.algorithm, objective, self.seed, start, self.max_batch)
-        kept_as = self.storage or self.dtype
-        return kind(
-            federation,
-            self.algorithm,
-            self.cloud,
-            trainer,
-            start,
-            set(self.joins),
-            kept_as,
-            make_rows,
-        )
+        return trainer, start
+
+    def devices(
+        self,
+        federation: Federation,
+        trainer: Trainer,
+        start: Tensor,
+        make_rows: MakeRows | None = None,
+    ) -> StackedDevices:
+        """All devices at x(0)."""
+        weights = cloud_weights(self.algorithm, federation.sizes).tolist()
+        return StackedDevices(trainer, start, weights, self.kept_as, make_rows)
+
+    def numbers_of(
+        self, federation: Federation, trainer: Trainer, start: Tensor, devices: Devices
+    ) -> Numbers:
+        """All models at x(0), where devices are already."""
+        held = first_models(self.cloud, len(federation.servers))
+        return Numbers(federation, trainer, devices, held, start, set(self.joins))
+
+    def numbers(
+        self, federation: Federation, device: torch.device, make_rows: MakeRows | None = None
+    ) -> Numbers:
+        """Fresh numbers: all models at x(0); `make_rows` keeps personal models elsewhere than in a
+        tensor.
+        """
+        trainer, start = self.trainer(federation, device)
+        devices = self.devices(federation, trainer, start, make_rows)
+        return self.numbers_of(federation, trainer, start, devices)
 
 
 def rounds_between_looks(federation: Federation, settings: Settings, longer: float = 4) -> int:

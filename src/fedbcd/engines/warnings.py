@@ -13,7 +13,7 @@ from torch import Tensor
 from fedbcd.algorithm.projection import on_bound
 from fedbcd.algorithm.variants import FedBCDI, penalties
 from fedbcd.compute.certify import sample_of
-from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.smoothness import DeviceLoss
 from fedbcd.data.federation import Federation
 from fedbcd.engines.settings import Settings
@@ -31,7 +31,7 @@ DEVICES, SMALL = (
 )
 
 
-def doubts(federation: Federation, settings: Settings, numbers: StackedNumbers) -> list[str]:
+def doubts(federation: Federation, settings: Settings, numbers: Numbers) -> list[str]:
     """A sentence for each setting that may make the run diverge, or keeps it from agreeing; most
     runs have none.
     """
@@ -45,7 +45,7 @@ def doubts(federation: Federation, settings: Settings, numbers: StackedNumbers) 
     return [text for text in found if text]
 
 
-def at_the_border(numbers: StackedNumbers, devices: Sequence[int]) -> str | None:
+def at_the_border(numbers: Numbers, devices: Sequence[int]) -> str | None:
     """A sentence if weights sit on the border of the set that was asked for, in the models of some
     of these devices or the global ones.
     """
@@ -55,7 +55,7 @@ def at_the_border(numbers: StackedNumbers, devices: Sequence[int]) -> str | None
     chosen = sample_of(devices, MODELS)
     personal = numbers.algorithm.personal and bool(chosen)
     there = torch.tensor(chosen, device=z_1F.device)
-    x_NP = (numbers.x_NF.index_select(0, there) if personal else z_1F)[:, :p]
+    x_NP = (numbers.devices.x_NF.index_select(0, there) if personal else z_1F)[:, :p]
     held = on_bound(projection, x_NP)
     count = 0 if held is None else int(held.sum())
     if not count:
@@ -111,7 +111,7 @@ def _penalty(federation: Federation, settings: Settings) -> str | None:
     return None
 
 
-def _step(federation: Federation, settings: Settings, numbers: StackedNumbers) -> str | None:
+def _step(federation: Federation, settings: Settings, numbers: Numbers) -> str | None:
     """eta_x against the largest L_i + gamma_i seen at the start, on a few devices. Curvature often
     falls later: it may go well.
     """

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedbcd.algorithm.projection import Box
 from fedbcd.algorithm.variants import FedBCD, penalties
-from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.numbers import Numbers
 from fedbcd.data.federation import Federation
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.timeline import Timeline, TimelineRecorder
@@ -27,6 +27,7 @@ from fedbcd.protocol.messages import Actor, Command, Event, StepModel, number_of
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.schedule.work import Reader
 from fedbcd.theory import certificates as theory
 from fedbcd.theory.bounds import Problem, device_step_limit, server_step_limit
 from fedbcd.theory.mixing import (
@@ -286,11 +287,10 @@ class Trace:
 
 @dataclass
 class _Phases:
-    """A `Numbers` around the real ones that keeps every z_n(t) and x_i(t): servers enter round t at
-    different times.
-    """
+    """Keeps every z_n(t) and x_i(t): servers enter round t at different times."""
 
-    numbers: StackedNumbers
+    reader: Reader
+    numbers: Numbers
     recorder: TimelineRecorder
     members: Sequence[Sequence[int]]
     z: list[list[Tensor]] = field(default_factory=list)  # per server, one per phase
@@ -298,13 +298,16 @@ class _Phases:
 
     def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
         """Take note after the numbers have."""
-        self.numbers.apply(actor, event, commands)
+        self.reader.apply(actor, event, commands)
+        self.numbers.play(self.reader.take(0, 0.0, 0))
         self.recorder.apply(actor, event, commands)
         for command in commands:
             if isinstance(command, StepModel):
                 n = number_of(actor)
                 self.z[n].append(self.numbers.models[command.result].clone())
-                self.x[n].append(self.numbers.x_NF.index_select(0, torch.tensor(self.members[n])))
+                self.x[n].append(
+                    self.numbers.devices.x_NF.index_select(0, torch.tensor(self.members[n]))
+                )
 
 
 def trace(
@@ -331,12 +334,16 @@ def trace(
     settings.check(federation)
     numbers = settings.numbers(federation, torch.device("cpu"))
     phases = _Phases(
-        numbers, TimelineRecorder(federation.servers, numbered=True), federation.servers
+        settings.reader(federation),
+        numbers,
+        TimelineRecorder(federation.servers, numbered=True),
+        federation.servers,
     )
     z0 = numbers.global_NF()
     phases.z = [[z0[n]] for n in range(SERVERS)]
     phases.x = [
-        [numbers.x_NF.index_select(0, torch.tensor(members))] for members in federation.servers
+        [numbers.devices.x_NF.index_select(0, torch.tensor(members))]
+        for members in federation.servers
     ]
     simulation = Simulation(
         Driver(settings.machines(federation), phases),
@@ -374,7 +381,7 @@ def _measured(known: Known, phases: _Phases, rounds: int, step: float) -> Trace:
     )
 
 
-def _exact_gradients(known: Known, numbers: StackedNumbers, x_TNP: Tensor) -> Tensor:
+def _exact_gradients(known: Known, numbers: Numbers, x_TNP: Tensor) -> Tensor:
     """grad g_i at every x_i(t), all rounds of a device in one call."""
     trainer, rounds = numbers.trainer, len(x_TNP)
     columns = []

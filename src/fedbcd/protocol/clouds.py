@@ -12,9 +12,21 @@ from fedbcd.protocol.coordinator import (
     SyncCoordinator,
 )
 
+Weights = tuple[tuple[float, ...], ...]  # a_nm: a row for each server of a mix
+
+
+class _PlainMean:
+    """Clouds that mix by the mean."""
+
+    __slots__ = ()
+
+    def weights(self, round_: int, servers: Sequence[int]) -> Weights | None:  # noqa: ARG002
+        """a_nm for the servers of a mix; None: 1 / how many they are."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
-class SyncCloud:
+class SyncCloud(_PlainMean):
     """All servers wait for all: one global model, updated when the last server has reported."""
 
     name: ClassVar[str] = "sync"
@@ -26,7 +38,7 @@ class SyncCloud:
 
 
 @dataclass(frozen=True, slots=True)
-class AsyncCloud:
+class AsyncCloud(_PlainMean):
     """The first B = `first` servers to finish are mixed; the others go on undisturbed."""
 
     first: int
@@ -40,7 +52,7 @@ class AsyncCloud:
 
 
 @dataclass(frozen=True, slots=True)
-class RigorousCloud:
+class RigorousCloud(_PlainMean):
     """Appendix A: numbered rounds; the first B = `first` are mixed, the others finish their phase
     and step alone.
     """
@@ -87,6 +99,11 @@ class GraphCloud:
                     f" {servers} numbers"
                 )
         return AsyncCoordinator(range(servers), servers, iterations, alike=False)
+
+    def weights(self, round_: int, servers: Sequence[int]) -> Weights:
+        """a_nm(t) for the servers of a mix."""
+        matrix = self.mixing[round_ % len(self.mixing)]
+        return tuple(tuple(matrix[n][k] for k in servers) for n in servers)
 
 
 Cloud = SyncCloud | AsyncCloud | RigorousCloud | GraphCloud

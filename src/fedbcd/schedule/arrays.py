@@ -111,6 +111,11 @@ class Outline:
         self._open: dict[int, _Phase] = {}
 
     @property
+    def sync(self) -> bool:
+        """Whether there is one global model."""
+        return self._first == 0
+
+    @property
     def most_jobs(self) -> int:
         """The most uploads that can be under way at a time."""
         return int(len(self._members) * self._q)

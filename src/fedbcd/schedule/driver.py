@@ -1,9 +1,8 @@
 """The one loop of every engine: an event goes to its machine, the machine's commands go to the
 engine, both go to the log.
 
-An engine offers two things: time (when does a message arrive, when has a device finished?) and
-numbers (a `Numbers` that computes what the commands name). The driver holds the machines. Because
-machines never look at numbers, `NoNumbers` gives the same schedule.
+An engine says when a message arrives and when a device has finished. The driver holds the machines,
+which never look at numbers: what they ask for is read off their transitions (`schedule.work`).
 """
 
 from collections.abc import Collection, Sequence
@@ -15,55 +14,20 @@ from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Actor,
-    AdoptModel,
     Command,
     Event,
-    Failed,
-    ModelRef,
-    Pull,
-    StepModel,
-    Train,
-    Trained,
     device_actor,
-    number_of,
     server_actor,
 )
 from fedbcd.record.eventlog import Log
 
 
-class Numbers(Protocol):
-    """Computes what machines talk about. It sees every transition, in order; what it holds is a
-    pure function of those.
-    """
+class Observer(Protocol):
+    """Is shown every transition, in order."""
 
     def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
-        """Take note of one transition; tensor work may be put off until its result is read."""
+        """Take note of one transition."""
         ...
-
-
-class NoNumbers:
-    """Computes nothing: for schedules alone. It knows which handle each server holds and which
-    devices are at work.
-    """
-
-    def __init__(self) -> None:
-        self.server_models: dict[int, ModelRef] = {}
-        self.at_work: dict[int, Train | Pull] = {}
-
-    def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
-        """Follow the handles."""
-        if isinstance(event, Trained):
-            del self.at_work[number_of(actor)]
-        elif isinstance(event, Failed):
-            self.at_work.pop(number_of(actor), None)  # or it was an offline round
-        for command in commands:
-            match command:
-                case Train() | Pull():
-                    self.at_work[number_of(actor)] = command
-                case StepModel():
-                    self.server_models[number_of(actor)] = command.result
-                case AdoptModel():
-                    self.server_models[number_of(actor)] = command.model
 
 
 class Machines:
@@ -118,11 +82,13 @@ class Machines:
 
 
 class Driver:
-    """Feeds events to machines, commands to numbers, and both to the log."""
+    """Feeds events to machines, and shows what they answer to an observer and to the log."""
 
-    def __init__(self, machines: Machines, numbers: Numbers, log: Log | None = None) -> None:
+    def __init__(
+        self, machines: Machines, observer: Observer | None = None, log: Log | None = None
+    ) -> None:
         self.machines = machines
-        self.numbers = numbers
+        self.observer = observer
         self.log = log
         self.transitions = 0
 
@@ -134,5 +100,6 @@ class Driver:
         self.transitions += 1
         if self.log is not None:
             self.log.append(now, actor, event, commands)
-        self.numbers.apply(actor, event, commands)
+        if self.observer is not None:
+            self.observer.apply(actor, event, commands)
         return commands

@@ -6,7 +6,7 @@ docs/determinism.md says in which order things happen; this file is that page as
 
 import heapq
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -37,6 +37,7 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.work import Reader, Round
 
 Devices = npt.NDArray[np.int64]
 SAMPLED = 16  # arrivals looked at first, for each that is wanted
@@ -76,6 +77,15 @@ class Simulation:
         self._expected: dict[int, int] = {}  # chosen device that has not uploaded -> its server
         self._arrived: set[int] = set()  # of the devices that join late
         self._gone: set[int] = set()
+
+    def __iter__(self) -> Iterator[Round]:
+        return self
+
+    def __next__(self) -> Round:
+        """The next round, as its reader has read it."""
+        self.play_round()
+        assert isinstance(self.driver.observer, Reader)
+        return self.driver.observer.take(self.round, self.now, self.activations)
 
     def play_round(self) -> None:
         """Go on until the coordinator has mixed once more and the servers it released have

@@ -1,7 +1,7 @@
 """A shard: some devices' models and data, their training, and their part of the servers' sums. Ray
 makes an actor of it.
 
-A shard computes with the same `StackedNumbers` as the simulation, on its own rows; what is asked of
+A shard computes with the same `StackedDevices` as the simulation, on its own rows; what is asked of
 it comes as arrays.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.compute.allocator import keep_freed_memory
-from fedbcd.compute.batch import Job
+from fedbcd.compute.devices import Sums
 from fedbcd.compute.evaluate import Evaluator
 from fedbcd.compute.rows import MakeRows, Rows
 from fedbcd.compute.store import stored_in
@@ -25,6 +25,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.data.samples import Samples
 from fedbcd.engines.cluster.options import import_ray
 from fedbcd.engines.settings import Settings, products_in, torch_device
+from fedbcd.schedule.work import Count, Session, Sessions
 
 Array = np.ndarray[Any, Any]
 MODELS = ("x", "x_prev")
@@ -116,41 +117,41 @@ class Shard:
         device = torch_device(
             where
         )  # of a GPU: the first of those that Ray has set aside for this actor
-        self._numbers = settings.numbers(part, device, make_rows)
-        self._numbers.trainer.check_vectorised(self._numbers.global_NF()[0])
-        self._evaluator = Evaluator(
-            part, self._numbers.trainer.objective, device, measure=settings.measure
-        )
-        self._models = dict(zip(MODELS, (self._numbers.x_NF, self._numbers.prev_NP), strict=True))
+        trainer, start = settings.trainer(part, device)
+        trainer.check_vectorised(start)
+        self._devices = devices_ = settings.devices(part, trainer, start, make_rows)
+        shape = (len(part.servers), len(start))
+        total_VF = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._sums = Sums(total_VF, [0.0] * len(part.servers))
+        self._evaluator = Evaluator(part, trainer.objective, device, measure=settings.measure)
+        self._models = dict(zip(MODELS, (devices_.x_NF, devices_.prev_NP), strict=True))
 
     def node(self) -> str:
         """The node that this actor is on."""
         return str(import_ray().get_runtime_context().get_node_id())
 
     def work(
-        self, jobs_N6: Array, uploads_N2: Array, handles: list[str], *models: tuple[Array, str]
+        self, sessions_N7: Array, uploads_N2: Array, handles: list[str], *models: tuple[Array, str]
     ) -> Done:
         """Train, and sum up what is uploaded, (server, device) in order.
 
-        A job: device, session, steps, number of its model or -1, offline, activation.
+        A session: number of the batch it is in, device, session, steps, number of its model or -1,
+        offline, activation.
         """
         began = time.perf_counter()
-        absorbing = [(server, device) for server, device in uploads_N2.tolist()]
-        numbers = self._numbers
-        where = numbers.total_VF.device
-        numbers.models = {
-            handle: unpacked(model).to(where) for handle, model in zip(handles, models, strict=True)
+        total_VF, weight_V = self._sums.total_VF, self._sums.weight_V
+        received = {
+            handle: unpacked(model).to(total_VF.device)
+            for handle, model in zip(handles, models, strict=True)
         }
-        servers = sorted({server for server, _ in absorbing})
-        numbers.clear_sums(servers)
+        count = Count(tuple((server, device) for server, device in uploads_N2.tolist()))
+        servers = sorted({server for server, _ in count.uploads})
+        self._sums.clear(servers)
         with products_in(self._precision):
-            numbers.compute([_job(row, handles) for row in jobs_N6.tolist()], absorbing)
-        sums = (
-            numbers.total_VF[torch.tensor(servers, dtype=torch.int64, device=where)].cpu().numpy()
-        )
-        return Done(
-            servers, sums, [numbers.weight_V[n] for n in servers], time.perf_counter() - began
-        )
+            self._devices.advance([*_batches(sessions_N7, handles), count], received, self._sums)
+        chosen = torch.tensor(servers, dtype=torch.int64, device=total_VF.device)
+        sums = total_VF[chosen].cpu().numpy()
+        return Done(servers, sums, [weight_V[n] for n in servers], time.perf_counter() - began)
 
     def rows(self, which: str, devices: list[int]) -> tuple[Array, str]:
         """Models of some devices."""
@@ -164,15 +165,15 @@ class Shard:
         """What this device contributes to its server's sum at present; an upload that waits is
         forgotten.
         """
-        return packed(self._numbers.last_counted(device))
+        return packed(self._devices.last_counted(device))
 
-    def sum_counted(self, devices: list[int]) -> tuple[Array, str]:
+    def sum_of(self, devices: list[int]) -> tuple[Array, str]:
         """The weighted sum of what these devices contribute at present."""
-        return packed(self._numbers.sum_counted(devices))
+        return packed(self._devices.sum_of(devices))
 
     def forget_upload(self, device: int) -> None:
         """An upload that waits will not be counted."""
-        self._numbers.forget_upload(device)
+        self._devices.forget_upload(device)
 
     def scores(self, devices: list[int]) -> list[float]:
         """Test personal models on their own labels."""
@@ -180,19 +181,19 @@ class Shard:
         found: list[float] = []
         for block in rows.blocks(torch.tensor(devices)):
             part = devices[len(found) : len(found) + len(block)]
-            models = dict(zip(part, block.to(self._numbers.dtype), strict=True))
-            found += self._evaluator.personal_scores(models, self._numbers.workers).values()
+            models = dict(zip(part, block.to(self._devices.dtype), strict=True))
+            found += self._evaluator.personal_scores(models, self._devices.workers).values()
         return found
 
     def distance(self, members: list[tuple[int, int]], z_VF: Array, dtype: str) -> float:
         """The sum of ||x_i - z_n|| over (device, server)."""
         return self._rows("x").total_distance(
-            unpacked((z_VF, dtype)).to(self._numbers.total_VF.device), members
+            unpacked((z_VF, dtype)).to(self._sums.total_VF.device), members
         )
 
     def will_need(self, devices: list[int]) -> None:
         """These devices work next."""
-        self._numbers.will_need(devices)
+        self._devices.will_need(devices)
 
     def _rows(self, which: str) -> Rows:
         rows = self._models[which]
@@ -200,8 +201,11 @@ class Shard:
         return rows
 
 
-def _job(row: list[int], handles: list[str]) -> Job:
-    device, session, steps, model, offline, activation = row
-    return Job(
-        device, session, steps, None if model < 0 else handles[model], bool(offline), activation
-    )
+def _batches(sessions_N7: Array, handles: list[str]) -> list[Sessions]:
+    """The batches that the rows are of, in order."""
+    batches: dict[int, list[Session]] = {}
+    for batch, device, session, steps, model, offline, activation in sessions_N7.tolist():
+        toward = None if model < 0 else handles[model]
+        row = Session(device, session, steps, toward, bool(offline), activation)
+        batches.setdefault(batch, []).append(row)
+    return [Sessions(tuple(rows)) for rows in batches.values()]

@@ -12,7 +12,7 @@ it had been asked since is asked again: the same bits.
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,31 +23,20 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from fedbcd.compute.numbers import StackedNumbers
+from fedbcd.compute.devices import Sums, Wait
+from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import ManyModels, Rows
 from fedbcd.compute.store import StoredRows
+from fedbcd.compute.workers import Workers
 from fedbcd.data.federation import Federation
 from fedbcd.engines.cluster.actors import MODELS, Array, Done, Shard, packed, part_of, unpacked
 from fedbcd.engines.cluster.options import Cluster, expected_work, import_ray, shards_of
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.protocol.messages import (
-    Absorb,
-    Actor,
-    Admit,
-    Command,
-    Dismiss,
-    Event,
-    ModelRef,
-    OfflineTrained,
-    StepGlobal,
-    StepModel,
-    Trained,
-)
+from fedbcd.protocol.messages import ModelRef
+from fedbcd.schedule.work import Count, Sessions
 
 OBJECT_STORE = 150 * 2**20  # bytes, of a Ray that is started for one run
-NEED_SUMS = (StepGlobal, StepModel, Admit, Dismiss)
-Transition = tuple[Actor, Event, Sequence[Command]]
 OF_A_RAY_FOR_ONE_RUN = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # 15, its default, has actors wait for everything else on the machine
@@ -384,178 +373,139 @@ class RemoteRows(Rows):
             first += len(block)
         return kept
 
-    def will_need(self, devices: Iterable[int]) -> None:
-        """Told to the actors, which may have their rows on disk; nobody waits for it."""
-        if self._which == "x" and self._shards.state is not None:
-            for number, some in self._shards.by_shard(devices).items():
-                self._shards.shards[number].actor.will_need.remote(some)
 
+class RemoteDevices:
+    """Personal models, training and sums over devices are in the actors."""
 
-class ClusterNumbers(StackedNumbers):
-    """As `StackedNumbers`, but personal models, training and sums over devices are in the
-    actors.
-    """
+    engine = "cluster"
 
-    shards: Shards
-    _refs: dict[ModelRef, Any]  # models as actors get them: in the object store, or as they are
-    _answers: Callable[[], dict[int, Done]] | None = None  # of actors that are at work
-    _later: list[
-        Transition
-    ]  # transitions since, in order; they are applied when the sums are there
-    _more: bool = False  # whether there is work for actors among those
-
-    def use(self, shards: Shards) -> None:
-        """After construction: where devices are."""
+    def __init__(self, shards: Shards, sync: bool, x_NF: ManyModels, prev_NP: ManyModels) -> None:
         self.shards = shards
-        self._refs = {}
-        self._later = []
+        self.one_sum = sync
+        self.x_NF, self.prev_NP = x_NF, prev_NP
+        self._refs: dict[ModelRef, Any] = {}  # models as actors get them: stored, or as they are
 
-    def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
-        """Take note of one transition. One that needs sums has actors work, and waits for them with
-        all that follow it.
-
-        So the driver plays the next round while actors train for this one. Order and batches are as
-        without waiting.
-        """
-        first = next(
-            (k for k, command in enumerate(commands) if isinstance(command, NEED_SUMS)), None
-        )
-        if first is not None:
-            self._note(actor, event, commands[:first])
-            commands = commands[first:]
-            if self._answers is None or self._more:
-                self._collect()
-                self._send()
-        self._note(actor, event, commands)
-
-    def _note(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
-        """Apply at once, or when the actors have answered."""
-        if self._answers is None:
-            super().apply(actor, event, commands)
-            return
-        self._more |= isinstance(event, Trained | OfflineTrained) or any(
-            isinstance(command, Absorb) for command in commands
-        )
-        self._later.append((actor, event, commands))
-
-    def flush(self) -> None:
-        """Have all work done that has been asked for so far."""
-        self._collect()
-        self._send()
-        self._collect()
-
-    def _collect(self) -> None:
-        """Wait for the actors; add up their sums, and apply what has waited for them."""
-        answers, self._answers = self._answers, None
-        for number, done in ({} if answers is None else answers()).items():
-            self._add(number, done)
-        later, self._later, self._more = self._later, [], False
-        for transition in later:
-            super().apply(*transition)
-
-    def _send(self) -> None:
-        """Have actors do all pending work, each shard's in one call."""
-        self._form_anew()
-        jobs, absorbing = self._pending, self._absorbing
-        if not jobs and not absorbing:
-            return
-        self._pending, self._absorbing = [], []
-        handles = sorted({job.model for job in jobs if job.model is not None})
-        self._put(handles)
-        number_of: dict[ModelRef | None, int] = {None: -1} | {
-            handle: k for k, handle in enumerate(handles)
-        }
+    def advance(
+        self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: Sums
+    ) -> Wait:
+        """Each shard's part in one call; the sums come when somebody waits for them."""
+        batches = [part.sessions for part in work if isinstance(part, Sessions)]
+        sessions = [(k, session) for k, batch in enumerate(batches) for session in batch]
+        uploads = [pair for part in work if isinstance(part, Count) for pair in part.uploads]
+        handles = sorted({s.model for _, s in sessions if s.model is not None})
+        self._put(handles, models)
+        number: dict[ModelRef | None, int] = {None: -1}
+        number |= {handle: k for k, handle in enumerate(handles)}
         plain = [
-            (j.device, j.session, j.steps, number_of[j.model], j.offline, j.activation)
-            for j in jobs
+            (k, s.device, s.session, s.steps, number[s.model], s.offline, s.activation)
+            for k, s in sessions
         ]
-        jobs_N6 = np.array(plain, dtype=np.int64).reshape(-1, 6)
-        uploads_N2 = np.array(
-            [(self._sum_of(server), device) for server, device in absorbing], dtype=np.int64
-        ).reshape(-1, 2)
-        shard_of_job, shard_of_upload = (
-            self.shards.of_device[devices] for devices in (jobs_N6[:, 0], uploads_N2[:, 1])
+        sessions_N7 = np.array(plain, dtype=np.int64).reshape(-1, 7)
+        counted = [(0 if self.one_sum else server, device) for server, device in uploads]
+        uploads_N2 = np.array(counted, dtype=np.int64).reshape(-1, 2)
+        calls = self._calls(sessions_N7, uploads_N2, handles)
+        answers = self.shards.begin("work", calls, changes=True)
+
+        def wait() -> None:
+            for shard, done in answers().items():
+                self._add(shard, done, into)
+
+        return wait
+
+    def _calls(
+        self, sessions_N7: Array, uploads_N2: Array, handles: Sequence[ModelRef]
+    ) -> dict[int, tuple[Any, ...]]:
+        shard_N, shard_of_upload = (
+            self.shards.of_device[devices] for devices in (sessions_N7[:, 1], uploads_N2[:, 1])
         )
-        calls = {
-            number: self._call_for(
-                jobs_N6[shard_of_job == number], uploads_N2[shard_of_upload == number], handles
+        return {
+            shard: self._call_for(
+                sessions_N7[shard_N == shard], uploads_N2[shard_of_upload == shard], handles
             )
-            for number in np.union1d(shard_of_job, shard_of_upload).tolist()
+            for shard in np.union1d(shard_N, shard_of_upload).tolist()
         }
-        self._answers = self.shards.begin("work", calls, changes=True)
 
     def _call_for(
-        self, jobs_N6: Array, uploads_N2: Array, handles: Sequence[ModelRef]
+        self, sessions_N7: Array, uploads_N2: Array, handles: Sequence[ModelRef]
     ) -> tuple[Any, ...]:
-        """What one shard is asked, with the models that its jobs need and no other."""
-        needed = np.unique(jobs_N6[jobs_N6[:, 3] >= 0, 3])
-        jobs_N6[:, 3] = np.where(jobs_N6[:, 3] < 0, -1, np.searchsorted(needed, jobs_N6[:, 3]))
+        """What one shard is asked, with the models that its sessions need and no other."""
+        model_N = sessions_N7[:, 4]
+        needed = np.unique(model_N[model_N >= 0])
+        sessions_N7[:, 4] = np.where(model_N < 0, -1, np.searchsorted(needed, model_N))
         names = [handles[k] for k in needed.tolist()]
         models = [self._refs[name] for name in names]
         traffic = self.shards.traffic
-        traffic.work += jobs_N6.nbytes + uploads_N2.nbytes
+        traffic.work += sessions_N7.nbytes + uploads_N2.nbytes
         traffic.models += sum(model[0].nbytes for model in models if isinstance(model, tuple))
-        return (jobs_N6, uploads_N2, names, *models)
+        return (sessions_N7, uploads_N2, names, *models)
 
-    def _sum_of(self, server: int) -> int:
-        """In which sum a server's uploads are counted: eq. (5) needs only the total of all, which
-        is kept with the first.
-        """
-        return 0 if self.cloud.sync else server
-
-    def _put(self, handles: Sequence[ModelRef]) -> None:
+    def _put(self, handles: Sequence[ModelRef], models: Mapping[ModelRef, Tensor]) -> None:
         """Each model once into the object store, from where every node takes it once; a small one
         goes with the calls.
         """
         for handle in handles:
             if handle not in self._refs:
-                model = packed(self.models[handle])
+                model = packed(models[handle])
                 small = model[0].nbytes <= WITH_THE_CALL
                 self._refs[handle] = model if small else self.shards.ray.put(model)
                 self.shards.traffic.models += 0 if small else model[0].nbytes
-        self._refs = {
-            handle: ref
-            for handle, ref in self._refs.items()
-            if handle in self.models or handle in handles
-        }
+        self._refs = {handle: ref for handle, ref in self._refs.items() if handle in models}
 
-    def _add(self, number: int, done: Done) -> None:
+    def _add(self, shard: int, done: Done, into: Sums) -> None:
         """A shard's part of the sums."""
-        self.shards.shards[number].seconds += done.seconds
+        self.shards.shards[shard].seconds += done.seconds
         self.shards.traffic.sums += done.sums.nbytes
-        total_VF = self.total_VF.numpy()
+        total_VF = into.total_VF.numpy()
         for k, server in enumerate(done.servers):
             total_VF[server] += done.sums[k]
-            self.weight_V[server] += done.weights[k]
+            into.weight_V[server] += done.weights[k]
 
-    def _form_anew(self) -> None:
-        """With Sync-cloud the first sum holds what was uploaded to all."""
-        if self._stale and self.cloud.sync:
-            self._stale = {*range(self.servers)}
-        super()._form_anew()
-
-    def sum_counted(self, devices: Iterable[int]) -> Tensor:
+    def sum_of(self, devices: Sequence[int]) -> Tensor:
         """Each shard's part, added up."""
-        of_shard = self.shards.by_shard([*devices])
-        sums = self.shards.ask(
-            "sum_counted", {number: (some,) for number, some in of_shard.items()}
-        )
-        return sum(
-            (unpacked(sums[number]) for number in sorted(sums)), torch.zeros_like(self.total_VF[0])
-        )
+        calls = {shard: (some,) for shard, some in self.shards.by_shard(devices).items()}
+        sums = self.shards.ask("sum_of", calls)
+        start = torch.zeros(self.x_NF.shape[1], dtype=torch.float64)
+        return sum((unpacked(sums[shard]) for shard in sorted(sums)), start)
 
     def last_counted(self, device: int) -> Tensor:
-        """What this device contributes to its server's sum at present."""
-        number = int(self.shards.of_device[device])
-        return unpacked(
-            self.shards.ask("last_counted", {number: (device,)}, changes=True)[number]
-        ).to(self.total_VF.device)
+        """What this device contributes at present; an upload that waits is forgotten."""
+        shard = int(self.shards.of_device[device])
+        return unpacked(self.shards.ask("last_counted", {shard: (device,)}, changes=True)[shard])
 
-    def forget_upload(self, device: int) -> None:
-        """An upload that waits will not be counted."""
-        self.shards.ask(
-            "forget_upload", {int(self.shards.of_device[device]): (device,)}, changes=True
-        )
+    def forget_upload(self, device: int, unless: ModelRef | None = None) -> None:
+        """An upload that waits will not be counted. None comes back here after a loss of memory."""
+        assert unless is None
+        shard = int(self.shards.of_device[device])
+        self.shards.ask("forget_upload", {shard: (device,)}, changes=True)
+
+    def set_model(self, device: int, model: Tensor) -> None:
+        """x = x_prev = `model`."""
+        self.x_NF[device] = model
+        self.prev_NP[device] = model[: self.prev_NP.shape[1]]
+
+    def use(self, workers: Workers) -> None:
+        """Nothing is computed here."""
+
+    def will_need(self, devices: Collection[int]) -> None:
+        """The models of these devices will be read in the next round; nobody waits for it."""
+        if self.shards.state is not None:
+            for shard, some in self.shards.by_shard(devices).items():
+                self.shards.shards[shard].actor.will_need.remote(some)
+
+    def why_not_ahead(self) -> str | None:
+        """Always."""
+        return "personal models are kept in files (`state`) or on a cluster"
+
+    def saved_in(self, checkpoint: Path | None) -> None:
+        """Actors that die are brought back from here on."""
+        if checkpoint is None:
+            self.shards.keep_journal()
+        else:
+            self.shards.saved(checkpoint)
+
+    def report(self) -> dict[str, Any]:
+        """Who did how much, and what travelled."""
+        return self.shards.report()
 
 
 @contextmanager
@@ -599,18 +549,23 @@ def ray_for(options: Cluster) -> Iterator[Any]:
 @contextmanager
 def cluster_numbers(
     settings: Settings, federation: Federation, options: Cluster, state: Path | None
-) -> Iterator[ClusterNumbers]:
-    """Numbers with their actors, which go when the run is over."""
+) -> Iterator[Numbers]:
+    """Numbers whose devices are in actors, which go when the run is over."""
     with ray_for(options) as ray:
         shards = Shards(ray, federation, settings, options, state)
         try:
-            numbers = settings.numbers(
-                federation,
-                torch.device("cpu"),
-                lambda which, rows, start: RemoteRows(shards, which, rows, start),
-                ClusterNumbers,
-            )
-            numbers.use(shards)
-            yield numbers
+            trainer, start = settings.trainer(federation, torch.device("cpu"))
+            rows = federation.devices if settings.algorithm.personal else 0
+            kept, p = start.to(settings.kept_as), trainer.objective.layout.size_P
+            tables: tuple[ManyModels, ManyModels]
+            if rows:
+                tables = (
+                    RemoteRows(shards, "x", rows, kept),
+                    RemoteRows(shards, "x_prev", rows, kept[:p]),
+                )
+            else:
+                tables = (kept.new_empty(0, len(kept)), kept.new_empty(0, p))
+            devices = RemoteDevices(shards, settings.cloud.sync, *tables)
+            yield settings.numbers_of(federation, trainer, start, devices)
         finally:
             shards.close()

@@ -11,7 +11,6 @@ import torch
 
 from fedbcd.compute.certify import Certificates
 from fedbcd.compute.evaluate import Evaluator, Scores
-from fedbcd.compute.numbers import StackedNumbers
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.local.account import account
 from fedbcd.engines.deploy.local.growing_log import GrowingLog
@@ -20,13 +19,12 @@ from fedbcd.engines.deploy.local.up import actors_of
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.engines.look import row_of, scores_of
-from fedbcd.engines.replay import replay
+from fedbcd.engines.replay import Replaying, replay
 from fedbcd.engines.result import Run
 from fedbcd.engines.settings import Settings
 from fedbcd.engines.warnings import at_the_border
 from fedbcd.errors import ReplayMismatch
 from fedbcd.record.history import History
-from fedbcd.schedule.driver import Driver
 
 LOOKS = 20
 
@@ -87,20 +85,19 @@ class _Looks:
         self._settings = settings
         self._times = times
         self._evaluator: Evaluator | None = None
-        self._driver: Driver | None = None
+        self._at: Replaying | None = None
         self.history = History()
         self.scores = Scores((), {})
 
-    def before(self, clock: float, driver: Driver) -> None:
+    def before(self, clock: float, at: Replaying) -> None:
         """Look at what was there before this time."""
-        self._driver = driver
+        self._at = at
         while self._times and self._times[0] <= clock:
             self._look(self._times.pop(0))
 
     def _look(self, clock: float) -> None:
-        assert self._driver is not None
-        numbers, machines = self._driver.numbers, self._driver.machines
-        assert isinstance(numbers, StackedNumbers)
+        assert self._at is not None
+        numbers, machines = self._at.numbers, self._at.machines
         if self._evaluator is None:
             self._evaluator = Evaluator(
                 self._federation,
@@ -113,10 +110,9 @@ class _Looks:
 
     def result(self, end: dict[str, Any], deployment: dict[str, Any]) -> Run:
         """The run, after the last step."""
-        assert self._driver is not None
+        assert self._at is not None
         self._look(end["clock"])
-        numbers, machines, last = self._driver.numbers, self._driver.machines, self.history.last
-        assert isinstance(numbers, StackedNumbers)
+        numbers, machines, last = self._at.numbers, self._at.machines, self.history.last
         assert self._evaluator is not None
         personal = torch.stack(
             [

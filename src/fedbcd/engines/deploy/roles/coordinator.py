@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbcd.compute.steps import mixed_models, mixing_matrices, stepped_globally
+from fedbcd.compute.steps import mixed_models, stepped_globally
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
@@ -61,7 +61,6 @@ class CoordinatorRole(Role):
         self.machine = blueprint.coordinator_machine()
         self.z = blueprint.start  # Sync-cloud: the one global model
         self._current: ModelRef = ref("z", 0)
-        self._mixing = mixing_matrices(blueprint.cloud, torch.device("cpu"))
         self._heard: dict[int, ServerReady] = {}
         self._said: dict[int, ModelRef] = {}
         self._fresh: dict[
@@ -233,9 +232,13 @@ class CoordinatorRole(Role):
     def _mix(self, command: MixModels, reports: Sequence[Tensor]) -> None:
         """Eq. (6a)."""
         size = self.blueprint.size_F
-        self._fresh |= several_in_parts(
-            size, lambda part: mixed_models(command, [r[part] for r in reports], self._mixing)
-        )
+        weights = self.blueprint.cloud.weights(command.round, command.servers)
+
+        def mixed(part: slice) -> dict[ModelRef, Tensor]:
+            models = mixed_models([r[part] for r in reports], len(command.results), weights)
+            return dict(zip(command.results, models, strict=True))
+
+        self._fresh |= several_in_parts(size, mixed)
 
     def _step(self, command: StepGlobal, reports: Sequence[Tensor]) -> None:
         """Eq. (5), from the sums of all servers."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.objective import Objective
-from fedbcd.compute.batch import Job, Trainer
+from fedbcd.compute.batch import Trainer
 from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.roles.base import Letter, Role
@@ -44,6 +44,7 @@ from fedbcd.protocol.messages import (
     Woke,
     device_actor,
 )
+from fedbcd.schedule.work import Session
 
 Work = Train | Pull | TrainOffline
 BEFORE = {
@@ -148,19 +149,25 @@ class DeviceRole(Role):
         )
         if isinstance(work, TrainOffline):
             x, prev = self._run(
-                Job(self.device, work.session, steps, None, offline=True), task.x, task.prev, None
+                Session(self.device, work.session, steps, None, offline=True),
+                task.x,
+                task.prev,
+                None,
             )
             return Done(work, OfflineTrained(session=work.session, steps=steps), x, prev)
         assert z is not None
         anchor = z[: self.blueprint.size_P]
         start, before = (task.x, task.prev) if self.blueprint.algorithm.personal else (z, anchor)
         x, prev = self._run(
-            Job(self.device, work.session, steps, work.model, offline=False), start, before, anchor
+            Session(self.device, work.session, steps, work.model, offline=False),
+            start,
+            before,
+            anchor,
         )
         return Done(work, Trained(activation=work.activation, steps=steps), x, prev)
 
     def _run(
-        self, job: Job, x: Tensor, prev: Tensor, anchor: Tensor | None
+        self, job: Session, x: Tensor, prev: Tensor, anchor: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         after, before = self._trainer.run(
             [job], x[None], prev[None], None if anchor is None else anchor[None]
