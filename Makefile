@@ -1,6 +1,7 @@
 # make run    set up .venv and run the default job          make test   set up and run every test
 # make check  lint, format and types                        make clean  remove what make made
 # make torture  the long forms of the tests under fault (docs/reliability.md): about two hours
+# make golden  run version 0.1.0 and the tree side by side on 900 cases, and name those whose bits differ (tests/golden)
 # make bench  time ours, a plain loop and a floor on this CPU; writes benchmarks/results/
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: run test check format clean bench torture
+.PHONY: run test golden check format clean bench torture
 BENCHMARKS := round epoch scale evaluate steady timeline
 
 # Each stamp records one finished installation, so that a second `make run` installs nothing.
@@ -39,6 +40,10 @@ run: $(VENV)/run.stamp
 
 test: $(VENV)/dev.stamp $(VENV)/browser.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python tests/budget.py -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+# ARGS='--only async' takes the cases with this in their name, ARGS=--record rewrites what `make test` compares with.
+golden: $(VENV)/dev.stamp
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m golden $(ARGS)
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

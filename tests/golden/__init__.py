@@ -1,0 +1,1 @@
+"""Runs of an earlier state and of this one, compared bit for bit: see README.md."""
