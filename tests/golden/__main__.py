@@ -4,7 +4,6 @@ cases whose bits differ.
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -28,9 +27,8 @@ from golden.wheel import unpack
 
 TESTS = Path(__file__).parents[1]
 SHOWN = 5  # differences of a case
-GROUPS: dict[
-    str, dict[str, str]
-] = {  # processes of their own, for what is chosen once in a process
+# Processes of their own, for what is chosen once in a process.
+GROUPS: dict[str, dict[str, str]] = {
     "torch": {"FEDBCD_FUSED": "0"},
     "compiled": {},
     "compiled avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
@@ -231,6 +229,7 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="cases with this in their name (ARGS='--only async')"
     )
+    parser.add_argument("--group", choices=GROUPS, help="cases of this group of processes only")
     parser.add_argument(
         "--every", type=int, default=1, help="each so-many-th case only, for a quick look"
     )
@@ -249,11 +248,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         cases = [*all_cases(), *job_cases(), *recorded_cases(scratch / "recorded")]
-        cases = list(
-            itertools.islice(
-                (case for case in cases if options.only in case["name"]), 0, None, options.every
-            )
-        )
+        cases = [case for case in cases if options.only in case["name"]]
+        cases = [case for case in cases if options.group in (None, case["group"])]
+        cases = cases[:: options.every]
         golden = Golden(unpack(scratch / "wheel"), options.tree.resolve(), scratch, cases)
         golden.run()
         return golden.summary(time.perf_counter() - began)

@@ -32,16 +32,8 @@ from fedbcd.protocol.clouds import CLOUDS
 from golden import data
 from golden.jobs import as_toml
 
-SUMMARY = (
-    "algorithm",
-    "cloud",
-    "seed",
-    "rounds",
-    "clock",
-    "global_accuracy",
-    "personal_accuracy",
-    "measure",
-)
+SUMMARY = ("algorithm", "cloud", "seed", "rounds", "clock", "measure")
+SUMMARY += ("global_accuracy", "personal_accuracy")
 SUMMARY += ("server_accuracy", "mean_model_accuracy", "certificates")
 Case = dict[str, Any]
 

@@ -31,16 +31,8 @@ from fedbcd.schedule.delays import DELAYS
 from golden import data
 from golden.jobs import as_toml
 
-SUMMARY = (
-    "algorithm",
-    "cloud",
-    "seed",
-    "rounds",
-    "clock",
-    "global_accuracy",
-    "personal_accuracy",
-    "measure",
-)
+SUMMARY = ("algorithm", "cloud", "seed", "rounds", "clock", "measure")
+SUMMARY += ("global_accuracy", "personal_accuracy")
 SUMMARY += ("server_accuracy", "mean_model_accuracy", "certificates")
 Case = dict[str, Any]
 
