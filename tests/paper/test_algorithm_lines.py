@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import fedbcd as fb
-from fedbcd.algorithm.cloud import cloud_round, first_b_weights
 from fedbcd.algorithm.device import Rows, Work, aspg_step, extrapolate, penalty_step
+from support.clouds import cloud_round, first_b_weights
 from support.rounding import ROUNDED_64
 
 
@@ -45,9 +45,9 @@ def test_line_8_extrapolates_along_the_last_move() -> None:
 
 def test_line_9_descends_on_cost_and_penalty_and_projects() -> None:
     """Eq. (4b), Algorithm 1, line 9: 4 - 0.25 (2 + 2 (4 - 1)) = 2, then P_X onto [-1.5, 1.5]."""
-    arguments = (number(4.0), number(2.0), number(1.0), 2.0, 0.25)
-    assert float(aspg_step(*arguments, FREE)) == 2.0
-    assert float(aspg_step(*arguments, fb.Box(-1.5, 1.5))) == 1.5
+    arguments = (number(2.0), number(1.0), 2.0, 0.25)
+    assert float(aspg_step(number(4.0), *arguments, FREE)) == 2.0
+    assert float(aspg_step(number(4.0), *arguments, fb.Box(-1.5, 1.5))) == 1.5
 
 
 def test_line_1_starts_without_momentum() -> None:

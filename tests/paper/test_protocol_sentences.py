@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import fedbcd as fb
 from fedbcd.algorithm import draws
-from fedbcd.algorithm.cloud import first_b_weights
 from fedbcd.experiments.paper import PANELS, Setting
 from fedbcd.protocol.messages import (
     Actor,
@@ -31,6 +30,7 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
+from support.clouds import first_b_weights
 
 SERVERS, MEMBERS = 4, 3
 DEVICES = SERVERS * MEMBERS

@@ -14,6 +14,7 @@ import fedbcd as fb
 from fedbcd.algorithm import cloud
 from fedbcd.algorithm.projection import Ball, Box, Projection, Simplex
 from fedbcd.errors import ConfigError
+from support.clouds import cloud_round, first_b_weights
 from support.exploring import examples
 from support.rounding import ROUNDED_64
 
@@ -99,12 +100,12 @@ def test_step_one_replaces_the_model_by_the_mean() -> None:
 @pytest.mark.parametrize("iterations", [1, 2, 3, 7])
 def test_cloud_iterations_repeat_mixing_and_stepping(iterations: int) -> None:
     """Algorithm 1, lines 17-22: K_z iterations, each mixes then steps."""
-    z, m, weights = normal(0, 4, 3), normal(1, 4, 3), cloud.first_b_weights(4, (0, 2, 3))
+    z, m, weights = normal(0, 4, 3), normal(1, 4, 3), first_b_weights(4, (0, 2, 3))
     expected = z
     for _ in range(iterations):
         expected = 0.5 * (weights @ expected) + 0.5 * m
     torch.testing.assert_close(
-        cloud.cloud_round(z, weights, m, 0.5, iterations), expected, rtol=0, atol=ROUNDED_64
+        cloud_round(z, weights, m, 0.5, iterations), expected, rtol=0, atol=ROUNDED_64
     )
 
 
@@ -112,7 +113,7 @@ def test_many_sync_iterations_solve_the_server_problem() -> None:
     """Eq. (3b): the minimiser over z of sum gamma_i/2 ||z - x_i||^2 is the weighted mean."""
     m = normal(1, 1, 3)
     torch.testing.assert_close(
-        cloud.cloud_round(normal(0, 1, 3), torch.eye(1), m, 0.5, 60), m, rtol=0, atol=ROUNDED_64
+        cloud_round(normal(0, 1, 3), torch.eye(1), m, 0.5, 60), m, rtol=0, atol=ROUNDED_64
     )
 
 
@@ -122,7 +123,7 @@ def test_first_b_of_all_servers_is_the_plain_mean() -> None:
     """Async-cloud with B = |V|: a_nm = 1/|V|; every server gets w = mean."""
     z = normal(0, 5, 3)
     torch.testing.assert_close(
-        cloud.mix(z, cloud.first_b_weights(5, (0, 1, 2, 3, 4))), z.mean(0).expand(5, 3)
+        cloud.mix(z, first_b_weights(5, (0, 1, 2, 3, 4))), z.mean(0).expand(5, 3)
     )
     torch.testing.assert_close(cloud.mean(z), z.mean(0))
 
@@ -130,7 +131,7 @@ def test_first_b_of_all_servers_is_the_plain_mean() -> None:
 def test_first_b_mixes_the_first_and_leaves_the_others() -> None:
     """Async-cloud: 'a_nm = 1/B for n, m in V(t), a_nn = 1 and a_nm = 0 for n, m not in V(t)'."""
     z = normal(0, 5, 3)
-    mixed = cloud.mix(z, cloud.first_b_weights(5, (3, 1)))
+    mixed = cloud.mix(z, first_b_weights(5, (3, 1)))
     for n in (1, 3):
         torch.testing.assert_close(mixed[n], cloud.mean(z[[1, 3]]))
     for n in (0, 2, 4):
@@ -144,7 +145,7 @@ def test_first_b_weights_are_doubly_stochastic(servers: int, data: st.DataObject
     first = data.draw(
         st.lists(st.integers(0, servers - 1), unique=True, min_size=1, max_size=servers)
     )
-    cloud.check_doubly_stochastic(cloud.first_b_weights(servers, tuple(first)))
+    cloud.check_doubly_stochastic(first_b_weights(servers, tuple(first)))
 
 
 def test_sync_cloud_is_mixing_on_one_point() -> None:
@@ -153,7 +154,7 @@ def test_sync_cloud_is_mixing_on_one_point() -> None:
     """
     z = normal(0, 3).expand(4, 3)
     m = normal(1, 3).expand(4, 3)
-    after = cloud.cloud_round(z, cloud.first_b_weights(4, (0, 1, 2, 3)), m, 0.5)
+    after = cloud_round(z, first_b_weights(4, (0, 1, 2, 3)), m, 0.5)
     torch.testing.assert_close(
         after, (z[0] - 0.5 * (z[0] - m[0])).expand(4, 3), rtol=0, atol=ROUNDED_64
     )
@@ -192,7 +193,7 @@ def test_global_models_stay_in_the_set(
     """Fact 1: w_n and z_n 'always lie on X', without any projection on the servers."""
     z, m = (convex.project(normal(seed + k, len(weights), 4)) for k in (0, 1))
     assert convex.contains(cloud.mix(z, weights), tolerance=1e-13)
-    assert convex.contains(cloud.cloud_round(z, weights, m, step, iterations), tolerance=1e-13)
+    assert convex.contains(cloud_round(z, weights, m, step, iterations), tolerance=1e-13)
 
 
 @EXACT
@@ -239,9 +240,7 @@ def test_a_vector_is_not_a_mixing_matrix() -> None:
 
 def test_a_cloud_round_refuses_a_matrix_that_would_lose_mass() -> None:
     with pytest.raises(ConfigError, match="Assumption 3"):
-        cloud.cloud_round(
-            normal(0, 2, 3), torch.tensor([[0.5, 0.4], [0.5, 0.6]]), normal(1, 2, 3), 0.5
-        )
+        cloud_round(normal(0, 2, 3), torch.tensor([[0.5, 0.4], [0.5, 0.6]]), normal(1, 2, 3), 0.5)
 
 
 def test_the_papers_step_taken_literally_is_refused_with_its_bound() -> None:

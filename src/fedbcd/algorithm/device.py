@@ -78,28 +78,16 @@ def aspg_step(
     step: float,
     projection: Projection,
 ) -> Tensor:
-    """Eq. (4b): x <- P_X(ex - eta_x (gradient + gamma_i (ex - z_n))), eta_x = `step`, gamma_i =
-    `penalty`, z_n = `anchor`.
+    """Eq. (4b): x <- P_X(ex - eta_x (gradient + gamma_i (ex - z_n))), in the memory of `ex`.
 
-    `gradient` is the mini-batch gradient of g_i at ex. Without an anchor there is no penalty
-    (Algorithm 2, line 9).
+    eta_x = `step`, gamma_i = `penalty`, z_n = `anchor`; `gradient` is the mini-batch gradient of
+    g_i at ex. Without an anchor there is no penalty (Algorithm 2, line 9).
 
-    >>> import torch >>> from fedbcd.algorithm.projection import Box >>> x = torch.tensor([1.0,
-    3.0]) >>> aspg_step(x, gradient=x, anchor=torch.zeros(2), penalty=1.0, step=0.25,
-    projection=Box(-1, 1)) tensor([0.5000, 1.0000])
+    >>> from fedbcd.algorithm.projection import Box
+    >>> x = torch.tensor([1.0, 3.0])
+    >>> aspg_step(x, x.clone(), torch.zeros(2), penalty=1.0, step=0.25, projection=Box(-1, 1))
+    tensor([0.5000, 1.0000])
     """
-    return _aspg_step_(ex.clone(), gradient, anchor, penalty, step, projection)
-
-
-def _aspg_step_(
-    ex: Tensor,
-    gradient: Gradient,
-    anchor: Tensor | None,
-    penalty: Tensor | float,
-    step: float,
-    projection: Projection,
-) -> Tensor:
-    """`aspg_step` in the memory of `ex`: the time goes into memory, not into arithmetic."""
     if anchor is not None:
         ex.lerp_(anchor, step * penalty)  # ex - eta_x gamma_i (ex - z_n)
     column = 0
@@ -133,7 +121,7 @@ def aspg(rows: Rows, work: Work, step: float, momentum: float, projection: Proje
             else _extrapolate_(now.x_NP, now.prev_NP, momentum)
         )
         anchor = None if work.anchor_NP is None else work.anchor_NP[:n]
-        return _aspg_step_(ex, work.gradient(k, ex), anchor, work.penalty_of(n), step, projection)
+        return aspg_step(ex, work.gradient(k, ex), anchor, work.penalty_of(n), step, projection)
 
     return _steps(rows, work.steps, one_step)
 
