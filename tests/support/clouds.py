@@ -1,6 +1,4 @@
-"""A round of the cloud in a line: the product's `mix` and `server_step`, put together as Algorithm 1
-has it.
-"""
+"""A round of the cloud: the product's `mix` and `server_step`, as Algorithm 1 has them."""
 
 import torch
 from torch import Tensor
