@@ -16,6 +16,7 @@ Ints = TypeVar("Ints", npt.NDArray[np.int64], torch.Tensor)
 BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE, LABELS, SAMPLES = range(1, 8)
 SHUFFLE, GAMMA, SHARDS, RANKS, OWNERS = range(8, 13)  # of the partitioners in data/partition.py
 AUGMENT = 20
+EXACT = 21  # what a forward pass draws where an exact gradient is taken, for certificates
 PLANNING = 30  # of fedbcd.planner; no run draws from it
 
 _MASK = (1 << 64) - 1

@@ -3,7 +3,7 @@ vectorised gradient per step.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -345,10 +345,10 @@ class Trainer:
         autograd and never traced.
         """
         inputs, targets = self._fetch(positions[None], x.dtype)
-        p = self.objective.layout.size_P
-        return self.objective.gradients_one_by_one(
-            x[None, :p], x[None, p:], inputs, targets
-        ).gradient_NP[0]
+        p, address = self.objective.layout.size_P, draws.address_one(self.seed, draws.EXACT)
+        with seeded(address, x):
+            found = self.objective.gradients_one_by_one(x[None, :p], x[None, p:], inputs, targets)
+        return found.gradient_NP[0]
 
     def _fetch(
         self, positions: Tensor, dtype: torch.dtype, hashes: Tensor | None = None
@@ -371,6 +371,16 @@ def take(samples: Tensor, positions: Tensor) -> Tensor:
     )
 
 
+@contextmanager
+def seeded(address: int, x: Tensor) -> Iterator[None]:
+    """Dropout and the like draw from a generator that is seeded by an address, where x is."""
+    on_cpu = x.device.type == "cpu"  # torch.manual_seed sees to every kind of device, slowly
+    seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        seed(address >> 1)
+        yield
+
+
 class _MiniBatches:
     """The mini-batch gradients of one batch of jobs; keeps buffers and losses on the way."""
 
@@ -387,25 +397,17 @@ class _MiniBatches:
         if self._batches is None:
             self._batches = self.trainer.batches(self.jobs)
         positions, hashes = self._batches.of_step(k, n)
-        seeded = (
-            self.trainer.objective.stochastic or self.trainer.one_by_one
-        )  # one by one, nobody has asked whether it is
-        with self._own_randomness(k, ex) if seeded else nullcontext():
+        # one by one, nobody has asked whether it is
+        draws_numbers = self.trainer.objective.stochastic or self.trainer.one_by_one
+        with self._own_randomness(k, ex) if draws_numbers else nullcontext():
             gradients = self.trainer.gradients(ex, self.buffers_NB[:n], positions, hashes)
         self.buffers_NB[:n] = gradients.buffers_NB
         self.losses.append(gradients.loss_N)
         return gradients.parts
 
-    @contextmanager
-    def _own_randomness(self, k: int, ex: Tensor) -> Iterator[None]:
-        """Dropout and the like draw from a generator that is seeded by the address of this step."""
-        first = self.jobs[0]
-        on_cpu = ex.device.type == "cpu"  # torch.manual_seed sees to every kind of device, slowly
-        seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
-        address = draws.address_one(self.trainer.seed, draws.BATCH, first.device, first.session, k)
-        with torch.random.fork_rng(devices=[ex.device] if ex.is_cuda else []):
-            seed(address >> 1)
-            yield
+    def _own_randomness(self, k: int, ex: Tensor) -> AbstractContextManager[None]:
+        first, seed = self.jobs[0], self.trainer.seed
+        return seeded(draws.address_one(seed, draws.BATCH, first.device, first.session, k), ex)
 
     def check(self, x_NP: Tensor) -> None:
         """Refuse values that are not finite, and say where the first one came from."""
