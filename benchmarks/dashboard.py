@@ -27,13 +27,14 @@ from fedbcd.dashboard.app import make_app
 from fedbcd.dashboard.library import Library
 from fedbcd.engines.environment import environment
 from fedbcd.engines.result import notes_of
-from fedbcd.engines.settings import Settings
+from fedbcd.engines.setup import make_machines
 from fedbcd.record.history import Row
 from fedbcd.record.runfolder import Checkpoint, RunFolder
 from fedbcd.report.page import page, view_of
 from fedbcd.report.view import read_run
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.spec import RunSpec
 from support.waiting import wait_for
 from support.web import complaints, start_browser, text_of
 
@@ -46,17 +47,17 @@ def make_run(folder: Path, rounds: int) -> None:
     """
     data = [(torch.zeros(1, 2), torch.tensor([k % 10])) for k in range(DEVICES)]
     federation = fb.Federation(lambda: nn.Linear(2, 10), nn.functional.cross_entropy, data, SERVERS)
-    settings = Settings(
+    spec = RunSpec(
         fb.FedBCD(), fb.AsyncCloud(first=3), 3, fb.Clock(), 0, {}, {}, torch.float32, None, None
     )
     files = RunFolder(
         folder,
-        settings.identity(federation),
+        spec.identity(federation),
         {"title": "10,000 devices", "run": {"rounds": rounds}},
     )
     log = files.open(files.inspect(False), False)
-    driver = Driver(settings.machines(federation), None, log)
-    simulation = Simulation(driver, Schedule(settings.algorithm, settings.clock, 0, 3, {}, {}))
+    driver = Driver(make_machines(spec, federation), None, log)
+    simulation = Simulation(driver, Schedule(spec.algorithm, spec.clock, 0, 3, {}, {}))
     history = fb.History()
     for k in range(rounds):
         simulation.play_round()

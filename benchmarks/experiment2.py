@@ -95,7 +95,10 @@ def predicted(table: dict[str, Any], scale: float) -> float:
     return (
         scale
         * rounds_of(
-            job.cloud.name, device_model(job), SERVERS, getattr(job.cloud, "first", SERVERS)
+            job.spec.cloud.name,
+            device_model(job),
+            SERVERS,
+            getattr(job.spec.cloud, "first", SERVERS),
         ).mean
     )
 

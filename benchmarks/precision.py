@@ -7,7 +7,6 @@ at several rounds, seconds per round, share of evaluation.
 """
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +31,20 @@ def main() -> None:
     base = next(
         job
         for job in fig3d(Setting(str(chosen.folder), chosen.rounds, "cuda")).jobs
-        if job.algorithm.name == chosen.algorithm
+        if job.spec.algorithm.name == chosen.algorithm
     )
     federation = base.make_federation()
     rows: list[dict[str, Any]] = []
     for precision in chosen.precision or ("tf32", "bfloat16", "float32"):
-        job = replace(base, run=replace(base.run, precision=precision))
         times: list[float] = []
         began = time.perf_counter()
         run = fb.train(
             federation,
-            job.algorithm,
-            active=job.federation.active,
+            base.spec,
             rounds=chosen.rounds,
             looks=chosen.looks,
             certify_every=0,
-            device="cuda",
             precision=precision,
-            measure=base.run.measure,
             compile=precision in chosen.compile,
             on_round=lambda _, times=times: times.append(time.perf_counter()),
         )
@@ -57,7 +52,7 @@ def main() -> None:
         row = {
             "precision": precision,
             "compiled": precision in chosen.compile,
-            "algorithm": job.algorithm.name,
+            "algorithm": base.spec.algorithm.name,
             "first_round_s": round(times[0] - began, 1),
             "ms_per_round": round((times[-2] - times[0]) / (len(times) - 2) * 1e3, 1),
             "evaluation_share": run.summary["evaluation_share"],

@@ -95,7 +95,7 @@ def one_run(
         seed=seed,
         evaluate_every=10**9,
         measure="pooled-labels",  # the paper's
-        device=device,
+        torch_device=device,
     )
     return run.history.last.global_accuracy, run.history.last.personal_accuracy
 

@@ -30,7 +30,7 @@ import fedbcd as fb
 from fedbcd.algorithm.augment import FlipCrop
 from fedbcd.compute.ahead import Ahead
 from fedbcd.data.partition import Partition
-from fedbcd.engines.settings import products_in
+from fedbcd.engines.setup import make_numbers, products_in
 from fedbcd.models import resnet20
 from fedbcd.schedule.arrays import Outline
 from fedbcd.schedule.events import Schedule
@@ -63,17 +63,17 @@ def ours(
     models: int, device: str, precision: str, compile: bool
 ) -> Callable[[], tuple[float, float]]:
     data, active = federation(models), models // SERVERS
-    settings = fb.Settings(
+    spec = fb.RunSpec(
         fb.FedBCD(steps=(STEPS, STEPS), projection=fb.Box(-2, 2)),
         active=active,
         precision=precision,
     )
     with products_in(precision):
-        numbers = settings.numbers(data, torch.device(device))
+        numbers = make_numbers(spec, data, torch.device(device))
         numbers.trainer.check_vectorised(numbers.global_NF()[0])
-        schedule = Schedule(settings.algorithm, settings.clock, 0, active)
+        schedule = Schedule(spec.algorithm, spec.clock, 0, active)
         simulation = Ahead(
-            numbers, Outline(data.servers, schedule, settings.cloud), compile and device != "cpu"
+            numbers, Outline(data.servers, schedule, spec.cloud), compile and device != "cpu"
         )
         began = time.perf_counter()
         simulation.play_round()

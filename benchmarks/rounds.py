@@ -30,7 +30,7 @@ from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.compute.players import EventPlayer, Player
 from fedbcd.compute.workers import workers
 from fedbcd.data.partition import Partition
-from fedbcd.engines.settings import products_in
+from fedbcd.engines.setup import make_machines, make_numbers, make_reader, products_in
 from fedbcd.models import mlp
 from fedbcd.record.eventlog import LogWriter
 from fedbcd.schedule.arrays import Outline
@@ -108,18 +108,18 @@ def ours(
 ) -> Callable[[], tuple[float, float]]:
     """Rounds of a simulation, protocol and all, as in the middle of a run."""
     federation = setting.federation()
-    settings = fb.Settings(
+    spec = fb.RunSpec(
         ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active, **options
     )
-    numbers = settings.numbers(federation, torch.device(device))
+    numbers = make_numbers(spec, federation, torch.device(device))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     numbers.trainer.objective.TRACE_AFTER = (
         4  # as in the middle of a run, when the shapes that come up have been traced
     )
-    schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
-    reader = settings.reader(federation)
+    schedule = Schedule(spec.algorithm, spec.clock, spec.seed, setting.active)
+    reader = make_reader(spec, federation)
     player = EventPlayer(
-        numbers, Simulation(Driver(settings.machines(federation), reader), schedule)
+        numbers, Simulation(Driver(make_machines(spec, federation), reader), schedule)
     )
 
     def run() -> tuple[float, float]:
@@ -145,14 +145,14 @@ def ours_ahead(
     last upload.
     """
     federation = setting.federation()
-    settings = fb.Settings(
+    spec = fb.RunSpec(
         ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active, **options
     )
     with products_in(precision):
-        numbers = settings.numbers(federation, torch.device(device))
+        numbers = make_numbers(spec, federation, torch.device(device))
         numbers.trainer.check_vectorised(numbers.global_NF()[0])
-        schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
-        simulation = Ahead(numbers, Outline(federation.servers, schedule, settings.cloud), compile)
+        schedule = Schedule(spec.algorithm, spec.clock, spec.seed, setting.active)
+        simulation = Ahead(numbers, Outline(federation.servers, schedule, spec.cloud), compile)
         began = time.perf_counter()
         simulation.play_round()
         simulation.settle()
@@ -176,20 +176,18 @@ def ours_logged(
     ahead, or event by event.
     """
     federation = setting.federation()
-    settings = fb.Settings(
+    spec = fb.RunSpec(
         ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active
     )
-    numbers = settings.numbers(federation, torch.device(device))
+    numbers = make_numbers(spec, federation, torch.device(device))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    schedule = Schedule(settings.algorithm, settings.clock, settings.seed, setting.active)
-    reader = settings.reader(federation)
+    schedule = Schedule(spec.algorithm, spec.clock, spec.seed, setting.active)
+    reader = make_reader(spec, federation)
     log = LogWriter(Path(mkdtemp()) / "events.jsonl", {})
-    events = Simulation(Driver(settings.machines(federation), reader, log), schedule)
+    events = Simulation(Driver(make_machines(spec, federation), reader, log), schedule)
     player: Player = EventPlayer(numbers, events)
     if ahead:
-        planned = Ahead(
-            numbers, Outline(federation.servers, schedule, settings.cloud), compile=True
-        )
+        planned = Ahead(numbers, Outline(federation.servers, schedule, spec.cloud), compile=True)
         player = AheadWithEvents(planned, events, reader)
 
     return lambda: timed(lambda: play(player, rounds, device))

@@ -22,6 +22,7 @@ import fedbcd as fb
 from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.compute.workers import workers
 from fedbcd.data.partition import Partition
+from fedbcd.engines.setup import make_machines, make_numbers, make_reader
 from fedbcd.models import mlp
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
@@ -60,15 +61,15 @@ def main() -> None:
     parties = federation(task)
     constants = {"device_step": LEARNING_RATE, "momentum": MOMENTUM, "penalty": PENALTY}
     algorithm = fb.FedProx(steps=task.workload.steps, projection=fb.Box(-2, 2), **constants)
-    settings = fb.Settings(algorithm, active=task.workload.active // SERVERS)
-    numbers = settings.numbers(parties, torch.device("cpu"))
+    spec = fb.RunSpec(algorithm, active=task.workload.active // SERVERS)
+    numbers = make_numbers(spec, parties, torch.device("cpu"))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     numbers.trainer.objective.TRACE_AFTER = (
         4  # traces are made while warming up, as the peers' compilations are
     )
-    schedule = Schedule(algorithm, settings.clock, settings.seed, settings.active)
-    reader = settings.reader(parties)
-    simulation = Simulation(Driver(settings.machines(parties), reader), schedule)
+    schedule = Schedule(algorithm, spec.clock, spec.seed, spec.active)
+    reader = make_reader(spec, parties)
+    simulation = Simulation(Driver(make_machines(spec, parties), reader), schedule)
 
     def play(
         rounds: list[Round],

@@ -2,6 +2,8 @@
 AAAI 2021).
 """
 
+import warnings
+
 from fedbcd import trackers as trackers
 from fedbcd.algorithm.augment import Augment, FlipCrop
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
@@ -19,11 +21,11 @@ from fedbcd.data.partition import (
     diversity,
 )
 from fedbcd.data.samples import Scale
-from fedbcd.engines.cluster.options import Cluster
 from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress, Run
 from fedbcd.engines.run import train
-from fedbcd.engines.settings import Settings
+from fedbcd.errors import RenamedWarning as _RenamedWarning
+from fedbcd.experiments.job import Job, load_job
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
 from fedbcd.record.history import History, Row
 from fedbcd.schedule.delays import (
@@ -36,6 +38,16 @@ from fedbcd.schedule.delays import (
     Uniform,
     Weibull,
 )
+from fedbcd.spec import Cluster, RunSpec
+
+
+def __getattr__(name: str) -> type[RunSpec]:
+    """Names that have been given up, for one version more."""
+    if name == "Settings":
+        warnings.warn("fb.Settings is now fb.RunSpec", _RenamedWarning, stacklevel=2)
+        return RunSpec
+    raise AttributeError(f"module 'fedbcd' has no attribute {name!r}")
+
 
 __version__ = "0.1.0"
 __all__ = [
@@ -61,6 +73,7 @@ __all__ = [
     "GraphCloud",
     "History",
     "IID",
+    "Job",
     "LogNormal",
     "Natural",
     "NoProjection",
@@ -71,9 +84,9 @@ __all__ = [
     "RigorousCloud",
     "Row",
     "Run",
+    "RunSpec",
     "Samples",
     "Scale",
-    "Settings",
     "Shards",
     "Simplex",
     "SyncCloud",
@@ -84,6 +97,7 @@ __all__ = [
     "accuracy",
     "diversity",
     "load_dataset",
+    "load_job",
     "replay",
     "train",
 ]

@@ -7,17 +7,20 @@ stands, what it is, and what it may be.
 """
 
 import difflib
+import functools
 import re
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, RenamedWarning
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -113,6 +116,39 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> 
                 f"{place} has an unknown key {key!r}{nearest(key, known)}; known:"
                 f" {', '.join(sorted(known))}"
             )
+
+
+def follow_renamed(
+    given: Mapping[str, Any], names: Mapping[str, str], before: str = "", calls: int = 2
+) -> dict[str, Any]:
+    """`given` by the names of today; an old one is told as a `RenamedWarning`, so many calls up.
+    `before` goes before names.
+    """
+    for old, new in names.items():
+        if old in given:
+            if new in given:
+                raise ConfigError(f"{before}{old} is now called {new}, and both are given")
+            text = f"{before}{old} is now called {new}; the old name goes with the next version"
+            warnings.warn(text, RenamedWarning, stacklevel=calls + 1)
+    return renamed_keys(given, names)
+
+
+def renamed_keys(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """`given` by the names of today, without a word: records say what was right in their time."""
+    return {names.get(key, key): value for key, value in given.items()}
+
+
+def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """For a function whose keywords have new names: the old ones go on, with a warning."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def called(*arguments: P.args, **keywords: P.kwargs) -> T:
+            return function(*arguments, **follow_renamed(keywords, names))
+
+        return called
+
+    return decorate
 
 
 def nearest(word: str, known: Collection[str]) -> str:

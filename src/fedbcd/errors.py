@@ -73,3 +73,7 @@ class DivergenceWarning(UserWarning):
     """A run was started that may diverge, or whose servers have nothing that makes them agree, as
     far as a glance can tell.
     """
+
+
+class RenamedWarning(DeprecationWarning):
+    """An old name was used; it is understood for one version after it was given up."""

@@ -15,8 +15,8 @@ from fedbcd.compute.rows import Rows
 from fedbcd.engines.cluster import engine, options
 from fedbcd.engines.cluster.actors import part_of
 from fedbcd.engines.cluster.options import expected_work, shards_of
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError, NumericalError
+from fedbcd.spec import RunSpec
 from support.clusters import QUIET, TWO
 from support.runs import (
     BCD,
@@ -187,11 +187,11 @@ def test_an_actor_uses_the_gpu_that_ray_gives_it_and_says_so_where_there_is_none
 # ------------------------------------------------------------------------------------------------
 # without a cluster
 def test_shards_have_equal_work_and_few_servers_each() -> None:
-    fed, settings = federation(), Settings(replace(BCD, batch="all"), active=2)
+    fed, spec = federation(), RunSpec(replace(BCD, batch="all"), active=2)
     for actors in (1, 2, 3, 5):
-        shards = shards_of(fed, settings, actors)
+        shards = shards_of(fed, spec, actors)
         assert sorted(device for shard in shards for device in shard) == list(range(16))
-        work = expected_work(fed, settings)
+        work = expected_work(fed, spec)
         shares = [work[shard].sum() / work.sum() for shard in shards]
         assert max(shares) < 1 / actors + 1 / 16
         homes = [
@@ -199,7 +199,7 @@ def test_shards_have_equal_work_and_few_servers_each() -> None:
             for shard in shards
         ]
         assert sum(map(len, homes)) <= SERVERS + actors - 1
-    assert len(shards_of(fed, settings, 99)) == 16, "no actor without devices"
+    assert len(shards_of(fed, spec, 99)) == 16, "no actor without devices"
 
 
 def test_a_shard_has_its_own_data_and_no_other() -> None:

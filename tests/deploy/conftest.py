@@ -8,14 +8,14 @@ import pytest
 
 from fedbcd.engines.deploy.processes import failpoints
 from fedbcd.engines.deploy.roles.base import Role
-from fedbcd.engines.replay import one_thread
+from fedbcd.engines.setup import threads_inside_torch
 from support.deployments import Town
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """As every process of a deployment computes."""
-    with one_thread():
+    with threads_inside_torch(1):
         yield
 
 

@@ -29,7 +29,6 @@ from fedbcd.engines.deploy.processes.clock import (
 from fedbcd.engines.deploy.processes.logs import Journal
 from fedbcd.engines.deploy.processes.metrics import Metrics
 from fedbcd.engines.deploy.processes.skew import Skews
-from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Acknowledged,
@@ -41,6 +40,7 @@ from fedbcd.protocol.messages import (
     Woke,
 )
 from fedbcd.record.eventlog import LogReader, Transition
+from fedbcd.spec import RunSpec
 from support.deployments import BCD, CASES, Town, Unkind, federation
 from support.processes import (
     ENDLESS,
@@ -236,7 +236,7 @@ def test_rounds_and_the_log_go_on_whatever_the_clock_of_a_role_does(
     clock and one with the right one.
     """
     algorithm, cloud = CASES["fedbcd-async"]
-    town = Town(folder / "town", Settings(algorithm, cloud, active=2), federation())
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
     towns.append(town)
     world = Unkind(town, 1, loss=0.05, death=0.0, fail=0.0, give_up=0.0)
     town.start()
@@ -276,7 +276,7 @@ def test_the_growing_log_does_not_wait_for_a_role_that_is_ahead(
     writer that begins again.
     """
     algorithm, cloud = CASES["fedbcd-async"]
-    town = Town(folder / "town", Settings(algorithm, cloud, active=2), federation())
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
     towns.append(town)
     world = Unkind(town, 2, loss=0.05, death=0.0, fail=0.0, give_up=0.0)
     town.start()
@@ -291,7 +291,7 @@ def test_the_growing_log_does_not_wait_for_a_role_that_is_ahead(
     def look() -> int:
         """Grow, and how many rounds are in the log."""
         folders = {one: town.folder / one for one in town.actors}
-        log = GrowingLog(path, header_of(town.settings, town.federation), town.blueprint, folders)
+        log = GrowingLog(path, header_of(town.spec, town.federation), town.blueprint, folders)
         for _ in range(2):
             log.grow({one: settled(one) for one in town.roles})
         assert log.clock <= town.now + 3 * AHEAD_S
@@ -317,7 +317,7 @@ def test_the_growing_log_does_not_wait_for_a_role_that_is_ahead(
     town.close()
     log = GrowingLog(
         path,
-        header_of(town.settings, town.federation),
+        header_of(town.spec, town.federation),
         town.blueprint,
         {one: town.folder / one for one in town.actors},
     )
@@ -326,7 +326,7 @@ def test_the_growing_log_does_not_wait_for_a_role_that_is_ahead(
     log.close()
     log = GrowingLog(
         path,
-        header_of(town.settings, town.federation),
+        header_of(town.spec, town.federation),
         town.blueprint,
         {one: town.folder / one for one in town.actors},
     )
@@ -346,7 +346,7 @@ def test_a_log_that_stood_still_goes_on_when_everybody_was_carried_away(
     count from there.
     """
     algorithm, cloud = CASES["fedbcd-async"]
-    town = Town(folder / "town", Settings(algorithm, cloud, active=2), federation())
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
     towns.append(town)
     world = Unkind(town, 3, loss=0.05, death=0.0, fail=0.0, give_up=0.0)
     town.start()
@@ -364,7 +364,7 @@ def test_a_log_that_stood_still_goes_on_when_everybody_was_carried_away(
         ]
         log = GrowingLog(
             folder / "events.jsonl",
-            header_of(town.settings, town.federation),
+            header_of(town.spec, town.federation),
             town.blueprint,
             folders,
         )
@@ -384,7 +384,7 @@ def test_a_letter_of_0_1_0_from_a_clock_that_is_days_ahead_is_taken(
     """It says the time by the sender's log, however far ahead that is; nothing else in it has
     changed.
     """
-    town = Town(folder, Settings(BCD, fb.AsyncCloud(first=1), active=2), federation())
+    town = Town(folder, RunSpec(BCD, fb.AsyncCloud(first=1), active=2), federation())
     towns.append(town)
     town.start()
     answers = town.roles["server/0"].receive(

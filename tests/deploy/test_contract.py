@@ -70,7 +70,7 @@ def _closest(table: dict[str, Any], log: Path) -> float:
 
 def _gap_after(job_: Job, server: int, phase: int) -> float:
     """How much later than the last device that is let in the next one would have come."""
-    devices, q = job_.federation.devices, job_.federation.active
+    devices, q = job_.federation.devices, job_.active
     members = np.arange(server * devices, (server + 1) * devices)
     arrivals = np.sort(
         job_.clock.arrival.quantile(
@@ -92,7 +92,7 @@ def test_a_deployment_does_what_the_simulation_did(
     cloud: dict[str, Any], seed: int, tmp_path: Path
 ) -> None:
     table, simulated = _job(cloud, seed), tmp_path / "simulated"
-    parse(table)[0].start(simulated, on_notice=lambda _: None)
+    parse(table)[0].run(simulated, on_notice=lambda _: None)
     assert _closest(table, simulated) * SCALES[0] > 0.13, (
         "another seed has become better; look for it"
     )

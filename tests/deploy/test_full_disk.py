@@ -20,8 +20,8 @@ from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.local.status_client import pid_in
 from fedbcd.engines.deploy.processes.exit_codes import DiskError, ExitCode, is_of_the_disk
 from fedbcd.engines.deploy.roles.filestore import FileStore
-from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import COORDINATOR, Actor, RetryDue, Woke
+from fedbcd.spec import RunSpec
 from support.deployments import BCD, Town, federation
 from support.processes import (
     ENDLESS,
@@ -100,7 +100,7 @@ def no_longer_files(most: int) -> Iterator[None]:
 def test_a_role_that_cannot_write_says_nothing_and_goes_on_from_what_it_has_said(
     actor: Actor, folder: Path, towns: list[Town]
 ) -> None:
-    town = Town(folder, Settings(BCD, fb.SyncCloud(), active=1), federation(devices=3))
+    town = Town(folder, RunSpec(BCD, fb.SyncCloud(), active=1), federation(devices=3))
     towns.append(town)
     town.start()
     failures: list[DiskError] = []

@@ -18,11 +18,11 @@ from fedbcd.engines.deploy.processes.assemble import Deployment
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.engines.deploy.roles.filestore import FileStore
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import LocalProtocolError, RecordError
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Actor, device_actor
 from fedbcd.record.eventlog import LogReader
+from fedbcd.spec import RunSpec
 from support.deployments import CASES, Town, Unkind, federation
 from support.processes import (
     ENDLESS,
@@ -55,9 +55,7 @@ class Watched(Unkind):
             actor: town.folder / actor
             for actor in [*town.actors, *(device_actor(d) for d in sorted(town.late))]
         }
-        return GrowingLog(
-            self.path, header_of(town.settings, town.federation), town.blueprint, folders
-        )
+        return GrowingLog(self.path, header_of(town.spec, town.federation), town.blueprint, folders)
 
     def _step(self) -> None:
         super()._step()
@@ -87,7 +85,7 @@ class Watched(Unkind):
 
 def watched(folder: Path, towns: list[Town], case: str, seed: int, **trouble: float) -> Watched:
     algorithm, cloud = CASES[case]
-    town = Town(folder / "town", Settings(algorithm, cloud, active=2), federation())
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
     towns.append(town)
     world = Watched(town, seed, **trouble)
     world.begin(folder / "events.jsonl")
@@ -158,7 +156,7 @@ def test_a_foreign_log_and_a_server_with_another_store_are_refused(
 
 def test_an_onlooker_sees_every_line_once_and_in_order(folder: Path, towns: list[Town]) -> None:
     algorithm, cloud = CASES["fedbcd-async"]
-    town = Town(folder / "town", Settings(algorithm, cloud, active=2), federation())
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
     towns.append(town)
     unkind = Unkind(town, 9)
     unkind.play(4)
@@ -200,9 +198,7 @@ def test_two_do_not_write_the_same_log(
 def up_of(world: Watched, folder: Path) -> Up:
     """A parent whose children are but names."""
     town = world.town
-    plan = Deployment.of(
-        town.federation, town.settings, Deploy(folder=str(town.folder), plain=True)
-    )
+    plan = Deployment.of(town.federation, town.spec, Deploy(folder=str(town.folder), plain=True))
     up = Up(plan, folder, world.log)
     up.nursery.children = {actor: Child(actor) for actor in actors_of(town.blueprint)}
     return up
@@ -294,13 +290,11 @@ def test_the_log_of_a_real_deployment_grows_while_roles_are_killed(tmp_path: Pat
 
 def _same_as_merged(out: Path, table: dict[str, Any], final: bytes, merged: Path) -> None:
     one = one_job(table)
-    data, settings = one.make_federation(), one.settings()
+    data, spec = one.make_federation(), one.spec
     actors = ["coordinator", "server/0", "server/1", *(device_actor(d) for d in range(6))]
     stores = stores_of(out, actors)
     try:
-        merge(
-            stores, Blueprint.of(settings, data), header_of(settings, data, one.to_table()), merged
-        )
+        merge(stores, Blueprint.of(spec, data), header_of(spec, data, one.to_table()), merged)
     finally:
         for store in stores.values():
             store.close()

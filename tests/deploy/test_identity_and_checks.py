@@ -16,7 +16,6 @@ from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError, DataError, LocalProtocolError, ProtocolError, RecordError
 from fedbcd.protocol import DeviceState
 from fedbcd.protocol.messages import (
@@ -35,13 +34,14 @@ from fedbcd.protocol.messages import (
     Uploaded,
     Woke,
 )
+from fedbcd.spec import RunSpec
 from support.deployments import CASES, Town, Unkind, federation
 
 
 @pytest.fixture
 def town(folder: Path, towns: list[Town]) -> Town:
     """Async-cloud; every device has finished some activations, and nothing is on its way."""
-    found = Town(folder / "town", Settings(*CASES["fedbcd-async"], active=2), federation())
+    found = Town(folder / "town", RunSpec(*CASES["fedbcd-async"], active=2), federation())
     towns.append(found)
     Unkind(found, 0, loss=0, repeat=0, death=0, fail=0, give_up=0).play(6)
     found.drain()
@@ -301,7 +301,7 @@ def test_a_store_belongs_to_one_role_of_one_run(town: Town, folder: Path) -> Non
     store = FileStore(folder / "town" / "device" / "0")
     with pytest.raises(RecordError, match="this store belongs to device/0, not to server/0"):
         ServerRole.open(store, town.blueprint, 0)
-    other = Blueprint.of(replace(town.settings, seed=9), town.federation)
+    other = Blueprint.of(replace(town.spec, seed=9), town.federation)
     with pytest.raises(RecordError, match="belongs to a run with other settings"):
         DeviceRole.open(store, other, 0, OwnData.of(town.federation, 0, 9))
     store.close()
@@ -311,16 +311,16 @@ def test_a_store_goes_on_with_its_own_settings_where_the_job_says_nothing(folder
     """Whatever the defaults are by then; what the job says otherwise is another run, and the store
     names the difference.
     """
-    began, settings = (
+    began, spec = (
         fb.FedBCD(batch=4, penalty=0.5, projection=fb.Box(-0.01, 0.01)),
-        Settings(fb.FedBCD(batch=4), active=2),
+        RunSpec(fb.FedBCD(batch=4), active=2),
     )
     here = federation()
-    for algorithm in (began, settings.algorithm):
+    for algorithm in (began, spec.algorithm):
         store = FileStore(folder / "device", begin=True)
         role = DeviceRole.open(
             store,
-            Blueprint.of(replace(settings, algorithm=algorithm), here),
+            Blueprint.of(replace(spec, algorithm=algorithm), here),
             0,
             OwnData.of(here, 0, 0),
         )
@@ -335,7 +335,7 @@ def test_a_store_goes_on_with_its_own_settings_where_the_job_says_nothing(folder
         ):
             DeviceRole.open(
                 store,
-                Blueprint.of(replace(settings, algorithm=said), here),
+                Blueprint.of(replace(spec, algorithm=said), here),
                 0,
                 OwnData.of(here, 0, 0),
             )
@@ -356,7 +356,7 @@ def test_data_of_another_size_than_declared_are_refused(town: Town, folder: Path
 @pytest.mark.parametrize("change", [{"dtype": torch.float64}, {"storage": torch.bfloat16}])
 def test_other_dtypes_than_float32_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="a deployment computes and stores float32 only"):
-        Blueprint.of(replace(Settings(*CASES["fedbcd-sync"]), **change), federation())
+        Blueprint.of(replace(RunSpec(*CASES["fedbcd-sync"]), **change), federation())
 
 
 # ------------------------------------------------------------------------------------------------
@@ -448,7 +448,7 @@ def test_sums_are_checked_as_sums(folder: Path) -> None:
     """Sync-cloud: one float64 vector, one longer than a model; the norm bound is for the mean of
     which it is the sum.
     """
-    blueprint = Blueprint.of(Settings(*CASES["fedbcd-sync"], active=2), federation())
+    blueprint = Blueprint.of(RunSpec(*CASES["fedbcd-sync"], active=2), federation())
     coordinator = CoordinatorRole.open(
         FileStore(folder, begin=True), blueprint, Limits(norm=20.0, beyond_norm="refuse")
     )

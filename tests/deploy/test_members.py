@@ -16,7 +16,7 @@ from fedbcd.engines.deploy.links.refusals import Refused, RefusedForGood
 from fedbcd.engines.deploy.links.tls import Credentials
 from fedbcd.engines.deploy.processes.options import Deploy, settle
 from fedbcd.errors import ConfigError
-from fedbcd.experiments.deployed import one_job, settings_of
+from fedbcd.experiments.deployed import one_job, spec_of
 from fedbcd.protocol.messages import DeviceJoined, DeviceLeft, Restored, Uploaded
 from fedbcd.record.eventlog import LogReader, Transition
 from support.processes import (
@@ -158,4 +158,4 @@ def test_commands_refuse_what_cannot_be(tmp_path: Path) -> None:
     ):
         CliRunner().invoke(app, ["admit", str(late), "1"], catch_exceptions=False)
     with pytest.raises(ConfigError, match="late names every device of server 1; keep at least one"):
-        settings_of(one_job(job()), Deploy(late=(5, 3, 4), samples=20))
+        spec_of(one_job(job()), Deploy(late=(5, 3, 4), samples=20))

@@ -14,7 +14,6 @@ from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import (
     DeviceLost,
     Mixed,
@@ -23,6 +22,7 @@ from fedbcd.protocol.messages import (
     Uploaded,
     upload_ref,
 )
+from fedbcd.spec import RunSpec
 from support.deployments import Town, Unkind, federation
 
 ALGORITHM = fb.FedBCD(device_step=0.05, batch=4)
@@ -30,9 +30,9 @@ ALGORITHM = fb.FedBCD(device_step=0.05, batch=4)
 
 def lone_server(folder: Path, devices: int) -> tuple[ServerRole, Blueprint]:
     """One server of two, which hears from all its devices."""
-    module, settings = federation().make_model(0), Settings(ALGORITHM, fb.AsyncCloud(first=1))
+    module, spec = federation().make_model(0), RunSpec(ALGORITHM, fb.AsyncCloud(first=1))
     blueprint = Blueprint.make(
-        settings, devices, [[*range(devices)], [devices]], [12] * (devices + 1), module
+        spec, devices, [[*range(devices)], [devices]], [12] * (devices + 1), module
     )
     role = ServerRole.open(FileStore(folder, begin=True), blueprint, 0)
     if role.machine.phase < 0:
@@ -144,9 +144,7 @@ def test_recovery_after_thousands_of_events_is_quick(folder: Path) -> None:
 
 
 def test_no_store_grows_with_rounds_but_for_its_log(folder: Path, towns: list[Town]) -> None:
-    town = Town(
-        folder / "town", Settings(ALGORITHM, fb.AsyncCloud(first=2), active=2), federation()
-    )
+    town = Town(folder / "town", RunSpec(ALGORITHM, fb.AsyncCloud(first=2), active=2), federation())
     towns.append(town)
     unkind = Unkind(town, 3)
     unkind.play(25)

@@ -22,7 +22,7 @@ def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
     (one,) = parse(
         job(federation={"servers": 2, "devices": 4, "active": 2}, run={"rounds": 4}, **changes)
     )
-    one.start(folder, on_notice=lambda _: None)
+    one.run(folder, on_notice=lambda _: None)
     return one, list(LogReader(folder / "events.jsonl"))
 
 
@@ -30,7 +30,7 @@ def _pace(one: Job, device: int) -> Drawn:
     each = one.federation.devices
     members = range(device // each * each, (device // each + 1) * each)
     return Drawn(
-        device, members, one.algorithm, one.clock, one.federation.active, one.run.seed, SCALE
+        device, members, one.spec.algorithm, one.spec.clock, one.active, one.spec.seed, SCALE
     )
 
 
@@ -78,7 +78,7 @@ def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
 
 def test_a_device_that_joins_late_is_available_now_and_then() -> None:
     (one,) = parse(job(algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 2}))
-    late = Drawn(3, range(3), one.algorithm, one.clock, 1, one.run.seed, SCALE)
+    late = Drawn(3, range(3), one.spec.algorithm, one.spec.clock, 1, one.spec.seed, SCALE)
     available = [late.trains_offline(round_) for round_ in range(100)]
     assert 30 <= sum(available) <= 70
     assert [late.arrival(0, round_) is not None for round_ in range(100)] == available
@@ -91,7 +91,7 @@ def test_a_real_device_asks_at_once_and_takes_as_long_as_it_takes() -> None:
 def test_a_simulation_costs_nothing_beyond_its_own_clock(tmp_path: Path) -> None:
     """The account of a log whose clock is exact: no overhead, and as many uploads as there were."""
     one, steps = _simulated(tmp_path / "run", cloud={"name": "async", "first": 1})
-    found = account(tmp_path / "run" / "events.jsonl", one.settings(), Deploy(time_scale=1.0))
+    found = account(tmp_path / "run" / "events.jsonl", one.spec, Deploy(time_scale=1.0))
     assert found["phase_overhead_s"] == pytest.approx(0.0, abs=1e-9)
     assert found["round_overhead_s"] == pytest.approx(0.0, abs=1e-9)
     assert found["activations"] == sum(

@@ -22,7 +22,6 @@ from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.server import ServerProcess
 from fedbcd.engines.deploy.roles.checks import CheckFailed
 from fedbcd.engines.deploy.roles.device import Done
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.protocol.messages import (
     COORDINATOR,
@@ -33,6 +32,7 @@ from fedbcd.protocol.messages import (
     Started,
     Woke,
 )
+from fedbcd.spec import RunSpec
 from support.deployments import BCD, federation
 from support.waiting import LIMIT_S, eventually
 
@@ -48,7 +48,7 @@ def play(
     places = tuple(f"127.0.0.1:{7401 + n}" for n in range(3))
     plan = Deployment.of(
         federation(),
-        Settings(BCD, fb.AsyncCloud(first=1), active=2),
+        RunSpec(BCD, fb.AsyncCloud(first=1), active=2),
         Deploy(folder=str(folder), servers=places, plain=True),
         rounds,
     )

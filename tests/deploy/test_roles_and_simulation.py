@@ -11,7 +11,6 @@ import torch
 
 import fedbcd as fb
 from fedbcd.engines.deploy.roles.checks import Limits
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import (
     DeviceJoined,
@@ -29,19 +28,20 @@ from fedbcd.protocol.messages import (
     device_actor,
 )
 from fedbcd.record.eventlog import LogReader, Transition
+from fedbcd.spec import RunSpec
 from support.deployments import CASES, MODEL, Normed, Town, federation
 from support.runs import OUTGROWN, outgrown
 
 
-def simulate(settings: Settings, data: fb.Federation, rounds: int, out: Path) -> fb.Run:
+def simulate(spec: RunSpec, data: fb.Federation, rounds: int, out: Path) -> fb.Run:
     return fb.train(
         data,
-        settings.algorithm,
-        cloud=settings.cloud,
+        spec.algorithm,
+        cloud=spec.cloud,
         rounds=rounds,
-        active=settings.active,
-        joins=settings.joins,
-        leaves=settings.leaves,
+        active=spec.active,
+        joins=spec.joins,
+        leaves=spec.leaves,
         max_batch=1,
         evaluate_every=rounds,
         certify_every=0,
@@ -94,15 +94,15 @@ def _carry_out(town: Town) -> None:
 
 
 def compare(
-    settings: Settings,
+    spec: RunSpec,
     data: fb.Federation,
     rounds: int,
     folder: Path,
     towns: list[Town],
     **more: Any,
 ) -> dict[str, Any]:
-    run = simulate(settings, data, rounds, folder / "simulation")
-    town = Town(folder / "town", settings, data, **more)
+    run = simulate(spec, data, rounds, folder / "simulation")
+    town = Town(folder / "town", spec, data, **more)
     towns.append(town)
     follow(town, folder / "simulation" / "events.jsonl")
     end = town.replayed()
@@ -116,7 +116,7 @@ def test_every_algorithm_on_every_cloud_ends_with_the_models_of_the_simulation(
     case: str, folder: Path, towns: list[Town]
 ) -> None:
     algorithm, cloud = CASES[case]
-    compare(Settings(algorithm, cloud, active=2), federation(), 5, folder, towns)
+    compare(RunSpec(algorithm, cloud, active=2), federation(), 5, folder, towns)
 
 
 @pytest.mark.parametrize(
@@ -124,18 +124,16 @@ def test_every_algorithm_on_every_cloud_ends_with_the_models_of_the_simulation(
 )
 def test_with_joins_and_leaves(case: str, folder: Path, towns: list[Town]) -> None:
     algorithm, cloud = CASES[case]
-    settings = Settings(algorithm, cloud, active=1, joins={1: 2, 8: 3}, leaves={0: 3, 5: 4})
-    compare(settings, federation(), 6, folder, towns)
+    spec = RunSpec(algorithm, cloud, active=1, joins={1: 2, 8: 3}, leaves={0: 3, 5: 4})
+    compare(spec, federation(), 6, folder, towns)
 
 
 def test_with_a_device_that_leaves_nothing_behind(folder: Path, towns: list[Town]) -> None:
     """The sum that is formed anew is the same, to the last bit, where a subtraction would leave
     another.
     """
-    settings = Settings(
-        OUTGROWN, fb.AsyncCloud(first=2), active=1, leaves={0: 3, 4: 5}, joins={1: 2}
-    )
-    compare(settings, outgrown(), 9, folder, towns, limits=Limits(reach=float("inf")))
+    spec = RunSpec(OUTGROWN, fb.AsyncCloud(first=2), active=1, leaves={0: 3, 4: 5}, joins={1: 2})
+    compare(spec, outgrown(), 9, folder, towns, limits=Limits(reach=float("inf")))
 
 
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedprox-sync"])
@@ -144,7 +142,7 @@ def test_buffers_travel_with_the_model(case: str, folder: Path, towns: list[Town
     projected.
     """
     algorithm, cloud = CASES[case]
-    compare(Settings(algorithm, cloud, active=2), federation(Normed), 3, folder, towns)
+    compare(RunSpec(algorithm, cloud, active=2), federation(Normed), 3, folder, towns)
 
 
 def test_one_penalty_per_device_and_the_absolute_step(folder: Path, towns: list[Town]) -> None:
@@ -152,13 +150,13 @@ def test_one_penalty_per_device_and_the_absolute_step(folder: Path, towns: list[
     algorithm = fb.FedBCD(
         device_step=0.05, batch="all", penalty=gamma, server_step=0.05, server_step_form="absolute"
     )
-    compare(Settings(algorithm, fb.AsyncCloud(first=2), active=2), federation(), 4, folder, towns)
+    compare(RunSpec(algorithm, fb.AsyncCloud(first=2), active=2), federation(), 4, folder, towns)
 
 
 def test_the_merged_log_is_a_log_of_the_simulation(folder: Path, towns: list[Town]) -> None:
     """The same transitions at every actor, in the same order; only the times are real ones."""
     algorithm, cloud = CASES["fedbcd-async"]
-    compare(Settings(algorithm, cloud, active=2), federation(), 4, folder, towns)
+    compare(RunSpec(algorithm, cloud, active=2), federation(), 4, folder, towns)
     there, here = (
         list(LogReader(folder / name / "events.jsonl")) for name in ("simulation", "town")
     )
@@ -184,7 +182,7 @@ def test_sums_are_those_of_the_report_whoever_comes_or_goes_while_a_server_waits
     one.
     """
     town = Town(
-        folder / "town", Settings(*CASES["fedbcd-sync"], active=1, joins={1: 1}), federation()
+        folder / "town", RunSpec(*CASES["fedbcd-sync"], active=1, joins={1: 1}), federation()
     )
     towns.append(town)
     town.start()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fedbcd.engines.deploy.processes.failpoints import Failpoint
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import Absorb, Acknowledged, MixModels, Restored, StepGlobal, Trained
 from fedbcd.record.eventlog import LogReader
+from fedbcd.spec import RunSpec
 from support.deployments import CASES, Town, Unkind, federation
 
 ROUNDS = 5
@@ -32,7 +32,7 @@ def play(
     algorithm, cloud = CASES[case]
     active = 1 if joins else 2
     town = Town(
-        folder / "town", Settings(algorithm, cloud, active=active, joins=joins or {}), federation()
+        folder / "town", RunSpec(algorithm, cloud, active=active, joins=joins or {}), federation()
     )
     towns.append(town)
     unkind = Unkind(town, seed, **faults)
@@ -119,7 +119,7 @@ def test_lost_offline_rounds_are_named(folder: Path, towns: list[Town]) -> None:
 def test_a_role_may_die_at_every_place(point: Failpoint, folder: Path, towns: list[Town]) -> None:
     """Each place again and again, in every role, and nothing else goes wrong."""
     algorithm, cloud = CASES["fedbcd-async"]
-    town = Town(folder / "town", Settings(algorithm, cloud, active=2), federation())
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
     towns.append(town)
     unkind = Unkind(town, 7, loss=0, repeat=0, death=0, give_up=0, fail=0.1, points=(point,))
     unkind.play(ROUNDS)

@@ -15,9 +15,9 @@ from fedbcd.engines.deploy.roles import snapshot
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.engines.settings import Settings
 from fedbcd.protocol import Server
 from fedbcd.protocol.messages import Started, UpdateRequested
+from fedbcd.spec import RunSpec
 from support.deployments import CASES, AnyRole, Town, Unkind, federation
 
 
@@ -47,7 +47,7 @@ def test_recovered_from_a_snapshot_is_recovered_from_the_beginning(
 ) -> None:
     algorithm, cloud = CASES[case]
     town = Town(
-        folder / "town", Settings(algorithm, cloud, active=1, joins={1: 1, 8: 1}), federation()
+        folder / "town", RunSpec(algorithm, cloud, active=1, joins={1: 1, 8: 1}), federation()
     )
     towns.append(town)
     unkind = Unkind(town, 3, changes=0.02)
@@ -71,7 +71,7 @@ def test_recovered_from_a_snapshot_is_recovered_from_the_beginning(
 
 
 def short_life(folder: Path, towns: list[Town]) -> Town:
-    town = Town(folder / "town", Settings(*CASES["fedbcd-async"], active=2), federation())
+    town = Town(folder / "town", RunSpec(*CASES["fedbcd-async"], active=2), federation())
     towns.append(town)
     Unkind(town, 5).play(8)
     return town

@@ -78,7 +78,7 @@ def test_each_role_is_killed_once_and_the_digest_is_that_of_the_undisturbed_run(
     ):
         done = run("up", *arguments)
         assert done.returncode == 0, done.stderr
-    parse(table)[0].start(tmp_path / "simulated")
+    parse(table)[0].run(tmp_path / "simulated")
     summaries = {name: summary_of(tmp_path / name) for name in ("hurt", "whole", "simulated")}
     assert {name: summary["rounds"] for name, summary in summaries.items()} == dict.fromkeys(
         summaries, table["run"]["rounds"]

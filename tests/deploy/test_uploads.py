@@ -22,7 +22,6 @@ from fedbcd.engines.deploy.roles.checks import (
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import NumericalError
 from fedbcd.protocol import DeviceState
 from fedbcd.protocol.messages import (
@@ -43,6 +42,7 @@ from fedbcd.protocol.messages import (
     Woke,
 )
 from fedbcd.record.eventlog import LogReader
+from fedbcd.spec import RunSpec
 from support.deployments import BCD, BCDI, Town, Unkind, federation
 
 FREE = fb.NoProjection()
@@ -60,7 +60,7 @@ def town_of(
 ) -> Town:
     town = Town(
         folder / "town",
-        Settings(algorithm, cloud, active=active, joins=more.pop("joins", {})),
+        RunSpec(algorithm, cloud, active=active, joins=more.pop("joins", {})),
         federation(),
         **more,
     )
@@ -302,7 +302,7 @@ def test_honest_training_from_far_away_is_never_refused(
     size 1.
     """
     town = Town(
-        folder / "town", Settings(algorithm, fb.SyncCloud(), active=2), regression(start, goal)
+        folder / "town", RunSpec(algorithm, fb.SyncCloud(), active=2), regression(start, goal)
     )
     towns.append(town)
     Unkind(town, 0, loss=0, repeat=0, death=0, fail=0, give_up=0).play(6)
@@ -319,7 +319,7 @@ def test_honest_models_on_the_boundary_of_x_are_never_refused(
     """Neither devices', which are projected in float32, nor servers', which are means of those."""
     algorithm = fb.FedBCD(device_step=5.0, batch="all", projection=projection, server_step=1.0)
     for number, cloud in enumerate((fb.SyncCloud(), ASYNC)):
-        town = Town(folder / str(number), Settings(algorithm, cloud, active=3), federation())
+        town = Town(folder / str(number), RunSpec(algorithm, cloud, active=3), federation())
         towns.append(town)
         Unkind(town, 0, loss=0, repeat=0, death=0, fail=0, give_up=0).play(8)
         assert town.declined == []
@@ -556,7 +556,7 @@ class Scaled(nn.Module):
 
 
 def plain_town(folder: Path, towns: list[Town], algorithm: fb.Algorithm, active: int = 3) -> Town:
-    town = Town(folder / "town", Settings(algorithm, ASYNC, active=active), regression(0.0, 1.0))
+    town = Town(folder / "town", RunSpec(algorithm, ASYNC, active=active), regression(0.0, 1.0))
     towns.append(town)
     town.start()
     return town

@@ -16,9 +16,10 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.algorithm.projection import on_bound
 from fedbcd.compute.certify import CALL, DEVICES, SHARE, Certifier, Ration, gap, sample_of
-from fedbcd.engines.settings import Settings
+from fedbcd.engines.setup import make_numbers
 from fedbcd.errors import BorderWarning, ConfigError, DivergenceWarning
 from fedbcd.record.history import COLUMNS, OPTIONAL, History, Row
+from fedbcd.spec import RunSpec
 from support.runs import BCD, BCDI, LOGISTIC, federation, train
 
 NAMES = ("gap", "worst_gap", "pull", "spread")
@@ -402,7 +403,7 @@ def test_penalty_steps_that_grow_are_named_before_the_run() -> None:
 
 def test_the_certifier_counts_its_time() -> None:
     fed = federation(LOGISTIC)
-    numbers = Settings(BCD, active=2).numbers(fed, torch.device("cpu"))
+    numbers = make_numbers(RunSpec(BCD, active=2), fed, torch.device("cpu"))
     certifier = Certifier(numbers, fed.sizes)
     certifier.certificates(range(16))
     assert certifier.seconds > 0

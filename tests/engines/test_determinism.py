@@ -13,11 +13,12 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.compute.numbers import Numbers
-from fedbcd.engines.settings import Settings
+from fedbcd.engines.setup import make_machines, make_numbers, make_reader
 from fedbcd.protocol.messages import Actor, Command, Event
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.schedule.work import Reader
+from fedbcd.spec import RunSpec
 from support.runs import (
     BCD,
     BCDI,
@@ -100,11 +101,11 @@ def test_one_at_a_time_the_digest_does_not_depend_on_when_work_is_done(
     """
     cloud = fb.AsyncCloud(first=2)
     lazy = fb.train(federation(), algorithm, cloud=cloud, rounds=12, active=1, max_batch=1)
-    settings = Settings(algorithm, cloud, active=1, max_batch=1)
-    numbers = settings.numbers(federation(), torch.device("cpu"))
-    eager = Eager(settings.reader(federation()), numbers)
-    driver = Driver(settings.machines(federation()), eager)
-    simulation = Simulation(driver, Schedule(algorithm, settings.clock, seed=0, active=1))
+    spec = RunSpec(algorithm, cloud, active=1, max_batch=1)
+    numbers = make_numbers(spec, federation(), torch.device("cpu"))
+    eager = Eager(make_reader(spec, federation()), numbers)
+    driver = Driver(make_machines(spec, federation()), eager)
+    simulation = Simulation(driver, Schedule(algorithm, spec.clock, seed=0, active=1))
     while simulation.round < 12:
         simulation.play_round()
     assert numbers.digest() == lazy.digest

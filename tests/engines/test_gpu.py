@@ -51,7 +51,7 @@ def test_gpu_and_cpu_agree_within_rounding_and_repeat_bit_for_bit(algorithm: fb.
                 rounds=25,
                 seed=1,
                 dtype=dtype,
-                device=where,
+                torch_device=where,
             )
             for where in ("cpu", "cuda", "cuda")
         )
@@ -71,7 +71,7 @@ def test_recorded_and_compiled_rounds_agree_with_events(cloud) -> None:
             cloud=cloud,
             rounds=25,
             dtype=torch.float64,
-            device="cuda",
+            torch_device="cuda",
             **options,
         )
         for options in ({"ahead": False}, {"ahead": True}, {"compile": True})
@@ -82,7 +82,7 @@ def test_recorded_and_compiled_rounds_agree_with_events(cloud) -> None:
         cloud=cloud,
         rounds=25,
         dtype=torch.float64,
-        device="cuda",
+        torch_device="cuda",
         compile=True,
     )
     assert again.digest == compiled.digest
@@ -100,7 +100,7 @@ def test_a_logged_run_is_recorded_too_and_goes_on_from_its_checkpoint(
         "cloud": cloud,
         "rounds": 25,
         "dtype": torch.float64,
-        "device": "cuda",
+        "torch_device": "cuda",
         "evaluate_every": 10,
     }
     federation, rounds = _federation(torch.float64), iter(range(100))

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.engines.settings import Settings
+from fedbcd.engines.setup import make_machines, make_numbers, make_reader
 from fedbcd.errors import ConfigError
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.spec import RunSpec
 from support.rounding import U
 from support.runs import BCD, BCDI, DEVICES, LOGISTIC, OUTGROWN, SERVERS, federation, outgrown
 
@@ -125,14 +126,12 @@ def test_with_a_step_of_one_the_global_model_is_the_mean_of_the_present_members(
         )  # w + (m - w), m rounded
 
 
-def _simulations(settings: Settings) -> Iterator[tuple[Simulation, Any]]:
+def _simulations(spec: RunSpec) -> Iterator[tuple[Simulation, Any]]:
     """The state after every round."""
-    numbers = settings.numbers(federation(LOGISTIC), torch.device("cpu"))
-    reader = settings.reader(federation(LOGISTIC))
-    driver = Driver(settings.machines(federation(LOGISTIC)), reader)
-    schedule = Schedule(
-        settings.algorithm, settings.clock, settings.seed, 2, settings.joins, settings.leaves
-    )
+    numbers = make_numbers(spec, federation(LOGISTIC), torch.device("cpu"))
+    reader = make_reader(spec, federation(LOGISTIC))
+    driver = Driver(make_machines(spec, federation(LOGISTIC)), reader)
+    schedule = Schedule(spec.algorithm, spec.clock, spec.seed, 2, spec.joins, spec.leaves)
     simulation = Simulation(driver, schedule)
     while simulation.round < 12:
         numbers.play(next(simulation))
@@ -150,7 +149,7 @@ def test_the_sums_of_servers_are_those_of_their_present_members_after_every_roun
     algorithm = fb.FedBCD(device_step=0.05, batch=8, penalty=gamma)
     joins, leaves = {3: 2, 6: 5}, {0: 1, 5: 2, 8: 3, 12: 4, 9: 6}
     for simulation, numbers in _simulations(
-        Settings(algorithm, CLOUDS[cloud], active=2, joins=joins, leaves=leaves)
+        RunSpec(algorithm, CLOUDS[cloud], active=2, joins=joins, leaves=leaves)
     ):
         for server in simulation.machines.servers:
             weights = torch.tensor(

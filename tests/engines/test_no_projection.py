@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fedbcd as fb
+from fedbcd.engines.setup import make_numbers
 from support.runs import LOGISTIC, fedbcd, federation, write_job
 
 TRUE = torch.tensor([10.0, 5.0, -7.0])
@@ -47,8 +48,8 @@ def pretrained() -> nn.Module:
     "kind", [fb.FedBCD, fb.FedBCDI, fb.FedProx, fb.FedAvg], ids=lambda kind: kind.name
 )
 def test_a_pretrained_weight_is_not_cut(kind: type[fb.FedBCD]) -> None:
-    settings = fb.Settings(kind(), active=1)
-    numbers = settings.numbers(regression(pretrained), torch.device("cpu"))
+    spec = fb.RunSpec(kind(), active=1)
+    numbers = make_numbers(spec, regression(pretrained), torch.device("cpu"))
     assert numbers.global_NF().tolist() == [[9.0, -9.0, 0.5]]
     run = fb.train(regression(pretrained), kind(device_step=1e-6), rounds=2, active=1)
     torch.testing.assert_close(run.global_VF, torch.tensor([[9.0, -9.0, 0.5]]), rtol=0, atol=0.01)

@@ -49,7 +49,7 @@ def assert_six_rounds(run: fb.Run, old: Path) -> None:
 
 
 def test_a_silent_job_file_goes_on_with_what_was_recorded(old: Path) -> None:
-    run = job_of(old).start(old, resume=True)
+    run = job_of(old).run(old, resume=True)
     assert_six_rounds(run, old)
     assert run.summary["measure"] == "pooled-labels"
     assert run.history.last.personal_accuracy == pytest.approx(
@@ -60,7 +60,7 @@ def test_a_silent_job_file_goes_on_with_what_was_recorded(old: Path) -> None:
 def test_a_program_that_names_no_measure_goes_on_with_the_one_that_was_recorded(old: Path) -> None:
     job = job_of(old)
     common: dict[str, Any] = {
-        "cloud": job.cloud,
+        "cloud": job.spec.cloud,
         "active": 2,
         "max_batch": 1,
         "out": old,
@@ -68,11 +68,11 @@ def test_a_program_that_names_no_measure_goes_on_with_the_one_that_was_recorded(
         "rounds": 4,
     }
     assert (
-        fb.train(job.make_federation(), job.algorithm, **common).summary["measure"]
+        fb.train(job.make_federation(), job.spec.algorithm, **common).summary["measure"]
         == "pooled-labels"
     )
     with pytest.raises(RecordError, match="measure: pooled-labels there, own-shares here"):
-        fb.train(job.make_federation(), job.algorithm, measure="own-shares", **common)
+        fb.train(job.make_federation(), job.spec.algorithm, measure="own-shares", **common)
 
 
 def pooled(run: fb.Run, device: int) -> float:
@@ -99,7 +99,7 @@ def test_the_log_replays(old: Path) -> None:
 
 def test_what_the_job_file_says_otherwise_is_another_run(old: Path) -> None:
     with pytest.raises(RecordError, match=r"device_step: [01.]+[02]? there, 0\.03 here"):
-        job_of(old, device_step=0.03).start(old, resume=True)
+        job_of(old, device_step=0.03).run(old, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_what_the_job_file_says_otherwise_is_another_run(old: Path) -> None:
 def test_the_present_default_by_name_is_another_run(
     old: Path, setting: str, value: object, message: str
 ) -> None:
-    if not hasattr(job_of(old).algorithm, setting):
-        pytest.skip(f"a run of {job_of(old).algorithm.name}")
+    if not hasattr(job_of(old).spec.algorithm, setting):
+        pytest.skip(f"a run of {job_of(old).spec.algorithm.name}")
     with pytest.raises(RecordError, match=message):
-        job_of(old, **{setting: value}).start(old, resume=True)
+        job_of(old, **{setting: value}).run(old, resume=True)
 
 
 def test_a_silent_program_goes_on_with_what_was_recorded(old: Path) -> None:
@@ -127,17 +127,22 @@ def test_a_silent_program_goes_on_with_what_was_recorded(old: Path) -> None:
     gave.
     """
     job = job_of(old)
-    given = {"device_step": job.algorithm.device_step, "steps": job.algorithm.steps}
-    assert {*given} == job.algorithm.said
+    given = {"device_step": job.spec.algorithm.device_step, "steps": job.spec.algorithm.steps}
+    assert {*given} == job.spec.algorithm.said
     again: Any = {
         "active": 2,
-        "cloud": job.cloud,
+        "cloud": job.spec.cloud,
         "max_batch": 1,
         "checkpoint_every": 2,
         "evaluate_every": 2,
     }
     run = fb.train(
-        job.make_federation(), type(job.algorithm)(**given), rounds=6, out=old, resume=True, **again
+        job.make_federation(),
+        type(job.spec.algorithm)(**given),
+        rounds=6,
+        out=old,
+        resume=True,
+        **again,
     )
     assert_six_rounds(run, old)
 

@@ -59,7 +59,7 @@ def test_a_run_of_a_gpu_that_is_not_here_replays_on_the_cpu_and_that_is_said(
     log = tmp_path / "run" / "events.jsonl"
     header, *lines = log.read_text().splitlines(keepends=True)
     table = json.loads(header)
-    table["job"]["run"]["device"] = "cuda"
+    table["job"]["run"]["torch_device"] = "cuda"
     log.write_text(json.dumps(table) + "\n" + "".join(lines))
     again = fedbcd("replay", log)
     assert again.code == 0, again.err

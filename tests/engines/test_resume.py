@@ -493,11 +493,11 @@ def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on(
 
     def intrude(_: fb.Progress) -> None:
         try:
-            job.start(tmp_path / "run", resume=True)
+            job.run(tmp_path / "run", resume=True)
         except RecordError as error:
             refusals.append(str(error))
 
-    run = job.start(tmp_path / "run", on_round=intrude)
+    run = job.run(tmp_path / "run", on_round=intrude)
     assert len(refusals) == 4
     assert "another process is at work" in refusals[0]
-    assert run.digest == job.start().digest
+    assert run.digest == job.run().digest

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.engines.settings import Settings
+from fedbcd.engines.setup import make_machines, make_numbers, make_reader
 from fedbcd.errors import ReplayMismatch
 from fedbcd.record.eventlog import LogReader, LogWriter
 from fedbcd.schedule import work
@@ -19,6 +19,7 @@ from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.schedule.log import LogRounds
 from fedbcd.schedule.work import Round
+from fedbcd.spec import RunSpec
 from support.runs import LOGISTIC, federation
 
 GRAPH = fb.GraphCloud([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0, 0, 0.5, 0.5]])
@@ -26,52 +27,50 @@ CLOUDS = [fb.SyncCloud(), fb.AsyncCloud(first=2), fb.RigorousCloud(first=2), GRA
 BCD = fb.FedBCD(steps=(1, 4), batch=4)
 BCDI = fb.FedBCDI(steps=(1, 4), batch=4, available=3, offline_limit=2)
 CASES = [
-    *(Settings(BCD, cloud, active=2) for cloud in CLOUDS),
-    *(Settings(BCDI, cloud, active=2) for cloud in CLOUDS),
-    *(Settings(BCD, cloud, active=2, joins={3: 2, 7: 4}, leaves={0: 1, 9: 3}) for cloud in CLOUDS),
-    Settings(BCDI, CLOUDS[1], active=2, joins={3: 2}, leaves={0: 1, 9: 3}),
-    Settings(fb.FedAvg(steps=(1, 4), batch=4), active=2),
-    Settings(replace(BCD, cloud_iterations=2), active=2),
+    *(RunSpec(BCD, cloud, active=2) for cloud in CLOUDS),
+    *(RunSpec(BCDI, cloud, active=2) for cloud in CLOUDS),
+    *(RunSpec(BCD, cloud, active=2, joins={3: 2, 7: 4}, leaves={0: 1, 9: 3}) for cloud in CLOUDS),
+    RunSpec(BCDI, CLOUDS[1], active=2, joins={3: 2}, leaves={0: 1, 9: 3}),
+    RunSpec(fb.FedAvg(steps=(1, 4), batch=4), active=2),
+    RunSpec(replace(BCD, cloud_iterations=2), active=2),
 ]
 ROUNDS = 6
 
 
-def events(settings: Settings, log: LogWriter | None = None) -> Simulation:
+def events(spec: RunSpec, log: LogWriter | None = None) -> Simulation:
     fed = federation(LOGISTIC)
-    driver = Driver(settings.machines(fed), settings.reader(fed), log)
-    schedule = Schedule(
-        settings.algorithm, settings.clock, settings.seed, 2, settings.joins, settings.leaves
-    )
+    driver = Driver(make_machines(spec, fed), make_reader(spec, fed), log)
+    schedule = Schedule(spec.algorithm, spec.clock, spec.seed, 2, spec.joins, spec.leaves)
     return Simulation(driver, schedule)
 
 
-def from_log(settings: Settings, path: Path) -> Iterator[Round]:
+def from_log(spec: RunSpec, path: Path) -> Iterator[Round]:
     fed = federation(LOGISTIC)
-    machines, reader = settings.machines(fed), settings.reader(fed)
-    return iter(LogRounds(LogReader(path), machines, reader, settings.algorithm.steps))
+    machines, reader = make_machines(spec, fed), make_reader(spec, fed)
+    return iter(LogRounds(LogReader(path), machines, reader, spec.algorithm.steps))
 
 
-def _name(settings: Settings) -> str:
-    return f"{settings.algorithm.name}-{settings.cloud.name}" + ("-moves" * bool(settings.joins))
+def _name(spec: RunSpec) -> str:
+    return f"{spec.algorithm.name}-{spec.cloud.name}" + ("-moves" * bool(spec.joins))
 
 
 @pytest.mark.parametrize("settings", CASES, ids=_name)
 def test_rounds_read_from_a_log_are_the_rounds_that_were_played(
-    settings: Settings, tmp_path: Path
+    spec: RunSpec, tmp_path: Path
 ) -> None:
     path = tmp_path / "events.jsonl"
     log = LogWriter(path, {"identity": {}})
-    played = [*islice(events(settings, log), ROUNDS)]
+    played = [*islice(events(spec, log), ROUNDS)]
     log.close()
-    assert [*from_log(settings, path)] == played
+    assert [*from_log(spec, path)] == played
     assert [round_.number for round_ in played][-1] >= ROUNDS
 
 
 @pytest.mark.parametrize("settings", [CASES[k] for k in (0, 1, 3, 4, 5, 7)], ids=_name)
-def test_local_work_comes_as_few_batches_in_which_each_device_is_once(settings: Settings) -> None:
-    for round_ in islice(events(settings), ROUNDS):
+def test_local_work_comes_as_few_batches_in_which_each_device_is_once(spec: RunSpec) -> None:
+    for round_ in islice(events(spec), ROUNDS):
         batches = [part.sessions for part in round_.work if isinstance(part, work.Sessions)]
-        assert len(batches) <= (1 if settings.algorithm == BCD else 4)
+        assert len(batches) <= (1 if spec.algorithm == BCD else 4)
         for batch in batches:
             assert len({session.device for session in batch}) == len(batch)
             assert len({session.offline for session in batch}) == 1
@@ -80,10 +79,10 @@ def test_local_work_comes_as_few_batches_in_which_each_device_is_once(settings: 
 
 @pytest.mark.parametrize("settings", CASES, ids=_name)
 def test_a_round_names_no_model_that_was_forgotten_and_keeps_none_for_ever(
-    settings: Settings,
+    spec: RunSpec,
 ) -> None:
-    there = {*events(settings).driver.observer.held}  # type: ignore[union-attr]
-    for round_ in islice(events(settings), ROUNDS):
+    there = {*events(spec).driver.observer.held}  # type: ignore[union-attr]
+    for round_ in islice(events(spec), ROUNDS):
         for part in round_.work:
             match part:
                 case work.Sessions(sessions):
@@ -107,10 +106,10 @@ def test_a_round_names_no_model_that_was_forgotten_and_keeps_none_for_ever(
 
 @pytest.mark.parametrize("settings", CASES[:4], ids=_name)
 def test_rounds_that_are_thrown_away_leave_those_that_follow_as_they_are(
-    settings: Settings,
+    spec: RunSpec,
 ) -> None:
     """What resuming does: nothing in a later round depends on whether earlier ones were played."""
-    whole, rest = [*islice(events(settings), ROUNDS)], events(settings)
+    whole, rest = [*islice(events(spec), ROUNDS)], events(spec)
     for _ in range(3):
         next(rest)
     assert [*islice(rest, ROUNDS - 3)] == whole[3:]
@@ -118,14 +117,14 @@ def test_rounds_that_are_thrown_away_leave_those_that_follow_as_they_are(
 
 def test_numbers_are_a_fold_over_rounds(tmp_path: Path) -> None:
     """The same rounds give the same bits, wherever they come from."""
-    settings = Settings(BCD, fb.AsyncCloud(first=2), active=2)
-    run = fb.train(federation(LOGISTIC), BCD, cloud=settings.cloud, active=2, rounds=ROUNDS)
+    spec = RunSpec(BCD, fb.AsyncCloud(first=2), active=2)
+    run = fb.train(federation(LOGISTIC), BCD, cloud=spec.cloud, active=2, rounds=ROUNDS)
     path = tmp_path / "events.jsonl"
     log = LogWriter(path, {"identity": {}})
-    played = [*islice(events(settings, log), ROUNDS)]
+    played = [*islice(events(spec, log), ROUNDS)]
     log.close()
-    for rounds in (played, from_log(settings, path)):
-        numbers = settings.numbers(federation(LOGISTIC), torch.device("cpu"))
+    for rounds in (played, from_log(spec, path)):
+        numbers = make_numbers(spec, federation(LOGISTIC), torch.device("cpu"))
         numbers.trainer.check_vectorised(numbers.global_NF()[0])
         for round_ in rounds:
             numbers.play(round_)
@@ -133,12 +132,12 @@ def test_numbers_are_a_fold_over_rounds(tmp_path: Path) -> None:
 
 
 def test_what_a_log_asks_for_that_is_not_there_is_named_with_its_line(tmp_path: Path) -> None:
-    settings, path = CASES[1], tmp_path / "events.jsonl"
+    spec, path = CASES[1], tmp_path / "events.jsonl"
     log = LogWriter(path, {"identity": {}})
-    [*islice(events(settings, log), 2)]
+    [*islice(events(spec, log), 2)]
     log.close()
     lines = path.read_text().splitlines(keepends=True)
     place = next(k for k, line in enumerate(lines) if '"event":{"ServerReady"' in line)
     path.write_text("".join([*lines[:place], *lines[place + 1 :]]))
     with pytest.raises(ReplayMismatch, match=r"line \d+"):
-        [*from_log(settings, path)]
+        [*from_log(spec, path)]

@@ -12,10 +12,11 @@ import fedbcd as fb
 from fedbcd.compute.rows import Rows
 from fedbcd.compute.store import StoredRows, _Watcher, workers_ahead
 from fedbcd.engines.result import Run
-from fedbcd.engines.settings import Settings
+from fedbcd.engines.setup import make_machines
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.spec import RunSpec
 from support.runs import CASES, fedbcd, federation, train, write_job
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -141,11 +142,11 @@ def test_a_job_file_can_name_the_folder(tmp_path: Path) -> None:
 )
 def test_who_works_next_is_known_ahead(case: str) -> None:
     algorithm, cloud = CASES[case]
-    settings, fed = Settings(algorithm, cloud, 2), federation()
-    schedule = Schedule(algorithm, settings.clock, 0, 2)
-    ahead = workers_ahead(fed.servers, lambda: settings.machines(fed), schedule, cloud)
+    spec, fed = RunSpec(algorithm, cloud, 2), federation()
+    schedule = Schedule(algorithm, spec.clock, 0, 2)
+    ahead = workers_ahead(fed.servers, lambda: make_machines(spec, fed), schedule, cloud)
     watcher = _Watcher()
-    simulation = Simulation(Driver(settings.machines(fed), watcher), schedule)
+    simulation = Simulation(Driver(make_machines(spec, fed), watcher), schedule)
     for planned in islice(ahead, 12):
         watcher.devices = set()
         simulation.play_round()

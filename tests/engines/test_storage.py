@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedbcd as fb
+from fedbcd.engines.setup import make_numbers
 from fedbcd.errors import ConfigError
 from support.rounding import U
 from support.runs import LOGISTIC, federation, train
@@ -49,8 +50,8 @@ def test_what_a_device_keeps_is_what_it_uploads() -> None:
 
 
 def test_it_takes_half_the_memory() -> None:
-    settings = [fb.Settings(fb.FedBCD(), active=2, storage=storage) for storage in (None, HALF)]
-    whole, half = (s.numbers(federation(), torch.device("cpu")) for s in settings)
+    specs = [fb.RunSpec(fb.FedBCD(), active=2, storage=storage) for storage in (None, HALF)]
+    whole, half = (make_numbers(spec, federation(), torch.device("cpu")) for spec in specs)
     assert [t.untyped_storage().nbytes() * 2 for t in (half.x_NF, half.prev_NP)] == [
         t.untyped_storage().nbytes() for t in (whole.x_NF, whole.prev_NP)
     ]

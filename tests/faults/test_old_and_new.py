@@ -67,14 +67,14 @@ def test_the_log_replays(old: Path) -> None:
 
 def test_the_stores_make_the_same_log(old: Path) -> None:
     job, log = job_of(old), LogReader(old / "events.jsonl")
-    federation, settings = job.make_federation(), job.settings()
+    federation, spec = job.make_federation(), job.spec
     steps = list(log)
     stores = {actor: FileStore(folder, read_only=True) for actor, folder in stores_of(old).items()}
     out = old / "again.jsonl"
     end = merge(
         stores,
-        Blueprint.of(settings, federation),
-        header_of(settings, federation, job.to_table()),
+        Blueprint.of(spec, federation),
+        header_of(spec, federation, job.to_table()),
         out,
     )
     for store in stores.values():
@@ -87,7 +87,7 @@ def test_every_role_goes_on(old: Path) -> None:
     """Each is recovered from its store, is in step with its peers, and says the next thing."""
     job = job_of(old)
     federation = job.make_federation()
-    plan = Blueprint.of(job.settings(), federation)
+    plan = Blueprint.of(job.spec, federation)
     roles: dict[str, Any] = {}
     for actor, folder in stores_of(old).items():
         store = FileStore(folder)

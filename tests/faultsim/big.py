@@ -26,7 +26,7 @@ from fedbcd.engines.deploy.local.up import Up, free_ports, make_certificates, ma
 from fedbcd.engines.deploy.processes.assemble import Deployment
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.replay import replay
-from fedbcd.engines.settings import Settings
+from fedbcd.spec import RunSpec
 
 WIDTH = 8
 PATIENCE_S = 1800.0
@@ -67,13 +67,13 @@ def play(
         servers=tuple(f"127.0.0.1:{port}" for port in ports[1:]),
         epoch=time.time(),
     )
-    settings = Settings(
+    spec = RunSpec(
         fb.FedBCD(device_step=0.001, batch=2, steps=(1, 1)),
         fb.SyncCloud(),
         active=active,
         max_batch=1,
     )
-    plan = Deployment.of(whole, settings, options, rounds)
+    plan = Deployment.of(whole, spec, options, rounds)
     make_certificates(folder / "certs", plan.blueprint)
     make_stores(options, plan.blueprint)
     size = plan.blueprint.start.nbytes
@@ -99,7 +99,7 @@ def play(
         "most_memory_in_models": memory,
     }
     if check:
-        end = merge_stores(folder, whole, settings, options, {})
+        end = merge_stores(folder, whole, spec, options, {})
         found["replayed"] = (
             replay(folder / "events.jsonl", whole, exact=True)["digest"] == end["digest"]
         )

@@ -40,7 +40,6 @@ from fedbcd.engines.deploy.local.up import free_ports, make_certificates, make_s
 from fedbcd.engines.deploy.processes.assemble import Deployment
 from fedbcd.engines.deploy.processes.logs import Journal
 from fedbcd.engines.deploy.processes.options import Deploy
-from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Acknowledged,
@@ -49,6 +48,7 @@ from fedbcd.protocol.messages import (
     Uploaded,
     server_actor,
 )
+from fedbcd.spec import RunSpec
 
 AGAIN_S = 15.0  # the first pause; it doubles, as that of a real device does
 CONNECT_S = 900.0
@@ -147,14 +147,14 @@ def deployment(
         peer_s=(60.0, 120.0),
         epoch=time.time(),
     )
-    settings = Settings(
+    spec = RunSpec(
         fb.FedBCD(device_step=0.02, batch=4),
         fb.AsyncCloud(first=max(servers // 2, 1)),
         active=active,
         max_batch=1,
     )
     groups = [range(n * devices, (n + 1) * devices) for n in range(servers)]
-    plan = Deployment.private(settings, groups, partial(nn.Linear, values - 1, 1), options)
+    plan = Deployment.private(spec, groups, partial(nn.Linear, values - 1, 1), options)
     if not plain:
         make_certificates(folder / "certs", plan.blueprint)
     make_stores(options, plan.blueprint)

@@ -74,9 +74,8 @@ class Here:
 
     def replays(self, folder: Path) -> bool:
         """Merge the logs and replay them: raises where they disagree with the models on disk."""
-        settings = self.job.settings()
         end = merge_stores(
-            folder, self.federation, settings, self.options(folder), self.job.to_table()
+            folder, self.federation, self.job.spec, self.options(folder), self.job.to_table()
         )
         return bool(
             replay(folder / "events.jsonl", self.federation, exact=True)["digest"] == end["digest"]

@@ -12,8 +12,8 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.engines.deploy.processes.failpoints import Failpoint
 from fedbcd.engines.deploy.roles.blueprint import Blueprint
-from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import COORDINATOR, device_actor, server_actor
+from fedbcd.spec import RunSpec
 
 UNTIL = 4.0  # seconds of trouble
 STRUCK = 0.35  # of the seeds have wrong stores
@@ -112,8 +112,8 @@ def blueprint_of(
     module = nn.Linear(2, 1)
     nn.init.constant_(module.weight, 0.25)
     nn.init.constant_(module.bias, -0.5)
-    settings = Settings(algorithm, cloud, active=active, joins=dict.fromkeys(late, 1))
-    return Blueprint.make(settings, active, groups, [4 + d for d in range(devices)], module)
+    spec = RunSpec(algorithm, cloud, active=active, joins=dict.fromkeys(late, 1))
+    return Blueprint.make(spec, active, groups, [4 + d for d in range(devices)], module)
 
 
 @dataclass(frozen=True)

@@ -379,7 +379,7 @@ def test_a_clock_that_never_ends(tmp_path: Path, value: float) -> None:
 
 
 def test_a_seed_beyond_64_bits(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"run.seed": 2**63}, f"seed={2**63} must fit in 64 bits")
+    _refuse(tmp_path, CONFIG, {"run.seed": 2**63}, f"run.seed = {2**63} must fit in 64 bits")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta"])
@@ -387,8 +387,8 @@ def test_a_device_that_is_not_there(tmp_path: Path, device: str) -> None:
     _refuse(
         tmp_path,
         CONFIG,
-        {"run.device": device},
-        f"device='{device}' cannot be used here",
+        {"run.torch_device": device},
+        f"torch_device='{device}' cannot be used here",
         "use 'cpu'",
     )
 

@@ -24,7 +24,6 @@ from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import ProtocolError
 from fedbcd.models import logistic
 from fedbcd.protocol import DeviceState, ServerState
@@ -43,6 +42,7 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
+from fedbcd.spec import RunSpec
 
 SERVERS, DEVICES = 3, 9
 MODEL: Callable[[], nn.Module] = partial(logistic, 64, 10)
@@ -100,7 +100,7 @@ class Town:
     """
 
     folder: Path
-    settings: Settings
+    spec: RunSpec
     federation: fb.Federation
     roles: dict[Actor, AnyRole] = field(default_factory=dict)
     post: list[Letter] = field(default_factory=list)
@@ -117,9 +117,9 @@ class Town:
 
     def __post_init__(self) -> None:
         self.acting = ""
-        self.settings = replace(self.settings, max_batch=1)
-        self.blueprint = Blueprint.of(self.settings, self.federation)
-        self.late = set(self.settings.joins)
+        self.spec = replace(self.spec, max_batch=1)
+        self.blueprint = Blueprint.of(self.spec, self.federation)
+        self.late = set(self.spec.joins)
 
     @property
     def actors(self) -> list[Actor]:
@@ -154,7 +154,7 @@ class Town:
             return ServerRole.open(store, self.blueprint, number_of(actor), self.limits)
         device = number_of(actor)
         return DeviceRole.open(
-            store, self.blueprint, device, OwnData.of(self.federation, device, self.settings.seed)
+            store, self.blueprint, device, OwnData.of(self.federation, device, self.spec.seed)
         )
 
     def connect(self, actor: Actor) -> None:
@@ -271,7 +271,7 @@ class Town:
         stores = {str(p.relative_to(self.folder)): FileStore(p, read_only=True) for p in found}
         out = self.folder / "events.jsonl"
         try:
-            end = merge(stores, self.blueprint, header_of(self.settings, self.federation), out)
+            end = merge(stores, self.blueprint, header_of(self.spec, self.federation), out)
         finally:
             for store in stores.values():
                 store.close()
@@ -404,18 +404,18 @@ class Unkind:
             DeviceState.WITHDRAWING,
         ):
             offline = (
-                self.settings_offline
+                self.spec_offline
                 and role.machine.state is DeviceState.ASKING
                 and self.chance.random() < 0.2
             )
             self.town.tell(actor, OfflineDue() if offline else RetryDue())
         else:
-            offline = self.settings_offline and self.chance.random() < 0.5
+            offline = self.spec_offline and self.chance.random() < 0.5
             self.town.tell(actor, OfflineDue() if offline else Woke())
 
     @property
-    def settings_offline(self) -> bool:
-        return self.town.settings.algorithm.offline
+    def spec_offline(self) -> bool:
+        return self.town.spec.algorithm.offline
 
     def _server(self, actor: Actor, role: ServerRole) -> None:
         busy = [d for d in role.machine.members if role.machine.is_working(d)]

@@ -15,7 +15,7 @@ from fedbcd.config import dump_toml, read_toml
 from fedbcd.engines.deploy.local.finish import merge_stores
 from fedbcd.engines.deploy.local.status_client import ask_health, ask_status
 from fedbcd.engines.deploy.processes.options import settle
-from fedbcd.experiments.deployed import one_job, settings_of
+from fedbcd.experiments.deployed import one_job, spec_of
 from fedbcd.protocol.messages import Actor
 from fedbcd.record.runfolder import read_tensors
 from support.forked import CLI, Forked
@@ -133,9 +133,7 @@ def finish_log(out: Path) -> dict[str, Any]:
         one_job(read_toml(out / "config.toml")),
         settle(read_toml(out / "deploy.toml")["deploy"], {}, {}),
     )
-    return merge_stores(
-        out, job.make_federation(), settings_of(job, options), options, job.to_table()
-    )
+    return merge_stores(out, job.make_federation(), spec_of(job, options), options, job.to_table())
 
 
 def end_soon(out: Path, more: int = 2) -> int:

@@ -48,7 +48,7 @@ def test_the_panels_are_those_of_figures_3_and_4() -> None:
     """
     shown = {name: panel(Setting()).jobs[0] for name, panel in PANELS.items()}
     assert {
-        n: (j.data.name, j.federation.active, j.data.diversity, j.data.samples)
+        n: (j.data.name, j.active, j.data.diversity, j.data.samples)
         for n, j in shown.items()
         if n.startswith("fig3")
     } == {
@@ -59,7 +59,7 @@ def test_the_panels_are_those_of_figures_3_and_4() -> None:
     }
     for name, diversity in (("fig4a", 3), ("fig4b", 3), ("fig4c", 6), ("fig4d", 6)):
         panel = PANELS[name](Setting())
-        assert [getattr(j.cloud, "first", None) for j in panel.jobs] == [None, 7, 5, 3, None]
+        assert [getattr(j.spec.cloud, "first", None) for j in panel.jobs] == [None, 7, 5, 3, None]
         assert {j.data.diversity for j in panel.jobs} == {diversity}
         assert panel.axis == "clock"
 
@@ -68,7 +68,7 @@ def test_the_settings_are_the_papers() -> None:
     """Section "Numerical Experiments": eta_x 0.005, zeta 0.9, epochs [1, 5], box [-2, 2], R 32,
     eta_z 0.5, gamma 1 / 0.2 / 5.
     """
-    by_title = {job.title: job.algorithm for job in PANELS["fig3a"](Setting()).jobs}
+    by_title = {job.title: job.spec.algorithm for job in PANELS["fig3a"](Setting()).jobs}
     for algorithm in by_title.values():
         assert (algorithm.device_step, algorithm.batch, algorithm.steps) == (0.005, 32, (1, 5))
         assert (algorithm.projection.low, algorithm.projection.high) == (-2, 2)
@@ -213,7 +213,7 @@ def test_a_sweep_tries_every_combination_and_ranks_them(tmp_path: Path) -> None:
     assert [p.values for p in points] == [
         {"algorithm.penalty": p, "federation.active": a} for p in (0.1, 5.0) for a in (1, 2)
     ]
-    assert [[j.run.seed for j in p.jobs] for p in points] == [[0, 1]] * 4
+    assert [[j.spec.seed for j in p.jobs] for p in points] == [[0, 1]] * 4
     tried = rank(part, points, run_jobs([j for p in points for j in p.jobs], tmp_path))
     scores = [t.global_accuracy for t in tried]
     assert scores == sorted(scores, reverse=True)

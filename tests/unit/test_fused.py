@@ -37,6 +37,7 @@ from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.compute.workers import OneWorker
 from fedbcd.data.samples import Scale
+from fedbcd.engines.setup import make_numbers
 from fedbcd.models import logistic, mlp
 from support.chains import RULE, Example, builds, runs_here
 from support.exploring import examples
@@ -192,7 +193,7 @@ def test_targets_that_are_no_class_are_left_to_torch(targets: list[int]) -> None
     tells it.
     """
     devices = [(torch.randn(4, 6), torch.tensor(targets))] * 2
-    setting = fb.Settings(fb.FedBCD(batch=2), active=1)
+    setting = fb.RunSpec(fb.FedBCD(batch=2), active=1)
     numbers = setting.numbers(
         fb.Federation(lambda: mlp(6, 3, (4,)), functional.cross_entropy, devices, 1),
         torch.device("cpu"),
@@ -205,7 +206,7 @@ def test_targets_that_are_no_class_are_left_to_torch(targets: list[int]) -> None
 @pytest.mark.parametrize(("features", "fused"), [(2**18, True), (2**21, False)])
 def test_very_large_batches_are_left_to_torch(features: int, fused: bool) -> None:
     devices = [(torch.zeros(3, features), torch.tensor([0, 1, 2]))] * 2
-    setting = fb.Settings(fb.FedBCD(batch="all"), active=1)
+    setting = fb.RunSpec(fb.FedBCD(batch="all"), active=1)
     numbers = setting.numbers(
         fb.Federation(lambda: logistic(features, 3), functional.cross_entropy, devices, 1),
         torch.device("cpu"),
@@ -361,7 +362,7 @@ def test_no_projection_is_compiled_as_well_with_the_bits_of_a_box_that_nothing_r
         for chosen in (fb.NoProjection(), fb.Box(-1e3, 1e3))
     )
     assert free.digest == wide.digest
-    numbers = fb.Settings(BCD, active=2).numbers(federation(), torch.device("cpu"))
+    numbers = make_numbers(fb.RunSpec(BCD, active=2), federation(), torch.device("cpu"))
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     assert isinstance(BCD.projection, fb.NoProjection)
     assert numbers.trainer.fused is not None

@@ -260,7 +260,7 @@ def test_a_job_names_the_measure_or_has_own_shares() -> None:
         parse({**table, "run": {"rounds": 1, **run}})[0]
         for run in ({}, {"measure": "pooled-labels"})
     )
-    assert (silent.settings().measure, named.settings().measure) == MEASURES
+    assert (silent.spec.chosen_measure, named.spec.chosen_measure) == MEASURES
     assert (
         silent.to_table()["run"]["measure"] == "own-shares"
     )  # said in records, whatever the default is when they are read
@@ -268,7 +268,7 @@ def test_a_job_names_the_measure_or_has_own_shares() -> None:
 
 def test_the_papers_panels_name_the_papers_measure_and_their_results_keep_their_keys() -> None:
     jobs = [job for panel in panels(list(PANELS), Setting()) for job in panel.jobs]
-    assert {job.settings().measure for job in jobs} == {"pooled-labels"}
+    assert {job.spec.chosen_measure for job in jobs} == {"pooled-labels"}
     run = jobs[0].to_table()["run"]
     assert "measure" in run
     keys = [job_key(parse_with(jobs[0].to_table(), measure)) for measure in MEASURES]
@@ -303,12 +303,12 @@ def test_a_job_goes_on_with_the_measure_of_the_record() -> None:
     (silent,) = parse(table)
     (named,) = parse({"run": {"rounds": 1, "measure": "own-shares"}})
     assert (
-        silent.going_on({"algorithm": {"name": "fedbcd"}}).settings().measure == "pooled-labels"
+        silent.going_on({"algorithm": {"name": "fedbcd"}}).spec.chosen_measure == "pooled-labels"
     )  # the identity of a run
-    assert silent.going_on(silent.to_table()).settings().measure == "own-shares"
-    assert named.going_on({"algorithm": {"name": "fedbcd"}}).settings().measure == "own-shares"
-    assert silent.going_on({}).settings().measure == "own-shares"
-    assert parse(table, recorded=True)[0].settings().measure == "pooled-labels"
+    assert silent.going_on(silent.to_table()).spec.chosen_measure == "own-shares"
+    assert named.going_on({"algorithm": {"name": "fedbcd"}}).spec.chosen_measure == "own-shares"
+    assert silent.going_on({}).spec.chosen_measure == "own-shares"
+    assert parse(table, recorded=True)[0].spec.chosen_measure == "pooled-labels"
 
 
 def parse_with(table: dict[str, Any], measure: str) -> Any:

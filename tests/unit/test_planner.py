@@ -5,6 +5,7 @@ pilots, and one round explained.
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -279,7 +280,7 @@ def test_a_pilot_that_goes_on_is_where_a_run_at_once_would_be() -> None:
     found = run_pilots(job, [2], seeds=1)
     whole = fb.train(
         job.make_federation(),
-        job.algorithm,
+        job.spec.algorithm,
         cloud=fb.AsyncCloud(2),
         until_clock=40,
         active=2,
@@ -295,7 +296,7 @@ def test_pilots_run_on_the_cloud_that_is_planned_for() -> None:
     for cloud in (fb.AsyncCloud(2), fb.RigorousCloud(2)):
         found = run_pilots(job, [2], seeds=1, cloud=cloud.name)
         whole = fb.train(
-            job.make_federation(), job.algorithm, cloud=cloud, until_clock=20, active=2, seed=0
+            job.make_federation(), job.spec.algorithm, cloud=cloud, until_clock=20, active=2, seed=0
         )
         assert found.cloud == cloud.name
         ends[cloud.name] = (found.pilots[0].rounds, found.pilots[0].scores[-1])
@@ -351,17 +352,15 @@ def test_pilots_are_compared_where_both_were() -> None:
 def test_pilots_keep_the_storage_of_the_job_and_take_no_certificates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[dict[str, object]] = []
+    asked: list[fb.RunSpec] = []
 
-    def noted(*args: object, **options: object) -> fb.Run:
-        asked.append(options)
-        return fb.train(*args, **options)  # type: ignore[arg-type]
+    def noted(federation: fb.Federation, spec: fb.RunSpec, **options: Any) -> fb.Run:
+        asked.append(spec)
+        return fb.train(federation, spec, **options)
 
     monkeypatch.setattr(pilots, "train", noted)
     run_pilots(parse(job_table(run={"until_clock": 40.0, "storage": "bfloat16"}))[0], [2], seeds=1)
-    assert {(options["storage"], options["certify_every"]) for options in asked} == {
-        (torch.bfloat16, 0)
-    }
+    assert {(spec.storage, spec.certify_every) for spec in asked} == {(torch.bfloat16, 0)}
 
 
 def test_pilots_try_few_b() -> None:

@@ -49,7 +49,7 @@ ROWS = {
     **dict.fromkeys(("errors", "config", "describe", "recorded"), 0),
     **dict.fromkeys(("algorithm", "protocol", "theory"), 1),
     **dict.fromkeys(("data", "models", "record"), 2),
-    **dict.fromkeys(("schedule", "compute"), 3),
+    **dict.fromkeys(("schedule", "compute", "spec"), 3),
     "engines": 4,
     **dict.fromkeys(("experiments", "planner", "report", "export", "trackers"), 5),
     **dict.fromkeys(("cli", "dashboard", "deploy"), 6),
@@ -60,6 +60,7 @@ SIDEWAYS = {
     ("recorded", "config"),
     ("recorded", "describe"),
     ("compute", "schedule"),
+    ("spec", "schedule"),
     ("planner", "experiments"),
     ("report", "planner"),
     ("export", "experiments"),
@@ -383,7 +384,7 @@ def _samples(data: fb.Federation) -> list[Any]:
         ({"max_batch": 0}, "max_batch=0 must be 1 or more"),
         ({"evaluate_every": 0}, "evaluate_every=0 must be 1 or more"),
         ({"dtype": torch.int64}, "must be a floating-point dtype"),
-        ({"device": "gpu"}, "device='gpu' cannot be used here"),
+        ({"torch_device": "gpu"}, "torch_device='gpu' cannot be used here"),
     ],
 )
 def test_impossible_settings_are_value_errors_with_a_remedy(

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedbcd.config import read_toml
 from fedbcd.experiments.check import Report, check_job, recorded_jobs
-from fedbcd.experiments.job import default_table, parse
+from fedbcd.experiments.job import Federations, default_table, parse
 from fedbcd.theory.assumptions import Verdict
 
 SOMETHING_FAILS = 1
@@ -57,13 +57,15 @@ def check_command(
     if data is not None:
         table["data"] = {**table.get("data", {}), "folder": str(data)}
     path = log / "events.jsonl" if log is not None and log.is_dir() else log
-    jobs, skipped = (parse(table), []) if path is None else recorded_jobs(parse(table), path)
+    made, jobs = Federations(), parse(table)
+    jobs, skipped = (jobs, []) if path is None else recorded_jobs(jobs, path, made)
     for sentence in skipped:
         console.print(f"note: {sentence}", markup=False, highlight=False, soft_wrap=True)
     reports = []
     for job in jobs:
         with console.status(f"checking {job.name} ..."):
-            reports.append(check_job(job, log=path, devices=devices, rounds=rounds))
+            how = {"devices": devices, "rounds": rounds}
+            reports.append(check_job(job, log=path, federation=made.of(job), **how))
     screen = console if as_json else Console()
     for report in reports:
         screen.print(_table(report))

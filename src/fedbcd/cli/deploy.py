@@ -24,7 +24,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.processes.options import Deploy, settle
 from fedbcd.engines.warnings import never_mixes
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.experiments.deployed import deployment_of, one_job, read_job, settings_of
+from fedbcd.experiments.deployed import deployment_of, one_job, read_job, spec_of
 from fedbcd.experiments.job import Job, default_table
 from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
@@ -340,8 +340,8 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     )
 
     federation = job.make_federation()
-    _note(never_mixes(job.cloud, job.federation.servers))
-    deployment = deployment_of(job, options, job.run.rounds, federation=federation)
+    _note(never_mixes(job.spec.cloud, job.federation.servers))
+    deployment = deployment_of(job, options, job.spec.rounds, federation=federation)
     actors = actors_of(deployment.blueprint)
     fresh = not (out / "deploy.toml").exists()
     if fresh:
@@ -355,7 +355,7 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     else:
         check_stores(options, deployment.blueprint)
     deployment = replace(deployment, options=options)
-    log = growing_log(out, federation, settings_of(job, options), options, job.to_table())
+    log = growing_log(out, federation, spec_of(job, options), options, job.to_table())
     up = Up(deployment, out, log)
     console.print(
         f"{len(actors)} processes, logs in {out / 'logs'}; Ctrl-C stops them",
@@ -391,7 +391,7 @@ def _watch(up: "Up", job: Job, options: Deploy) -> bool:
         n: signal.signal(n, lambda n, _: asked.append(n)) for n in (signal.SIGINT, signal.SIGTERM)
     }
     until = (
-        None if job.run.until_clock is None else job.run.until_clock * (options.time_scale or 1.0)
+        None if job.spec.until_clock is None else job.spec.until_clock * (options.time_scale or 1.0)
     )
     finished, told = False, 0
     try:
@@ -421,7 +421,7 @@ def _watch(up: "Up", job: Job, options: Deploy) -> bool:
 
 def _picture(view: "View", job: Job) -> Table:
     """The live table."""
-    seen, goal = view.coordinator, job.run.rounds or f"clock {job.run.until_clock:g}"
+    seen, goal = view.coordinator, job.spec.rounds or f"clock {job.spec.until_clock:g}"
     title = (
         f"round {seen.get('round', '-')} of {goal}, clock {seen.get('clock', 0.0):.1f} s,"
         f" {view.running} processes"
@@ -468,7 +468,7 @@ def _conclude(
         run = conclude(
             out,
             federation,
-            settings_of(job, deployment.options),
+            spec_of(job, deployment.options),
             deployment.options,
             job.to_table(),
             facts,

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedbcd.config import read_toml
+from fedbcd.config import follow_renamed, read_toml
 from fedbcd.experiments.claims import Verdict, judge
 from fedbcd.experiments.figures import by_run, draw_panel, write_claims, write_table
 from fedbcd.experiments.job import Job
@@ -43,7 +43,8 @@ def paper_command(
     seeds: Annotated[
         int, typer.Option(help="How many seeds; the band in the figure is their spread.")
     ] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    on: Annotated[str, typer.Option(help="Where torch computes: cpu or cuda.")] = "cpu",
+    device: Annotated[str | None, typer.Option(hidden=True)] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for figures, tables and what is known already.")
     ] = Path("runs/paper"),
@@ -57,7 +58,9 @@ def paper_command(
     """Draw a figure of the paper from raw data, and judge the paper's claims on it. Interrupt it as
     you like: it goes on from there.
     """
-    chosen = panels(panel, Setting(None if data is None else str(data), rounds, device))
+    if device is not None:
+        on = follow_renamed({"--device": device}, {"--device": "--on"})["--on"]
+    chosen = panels(panel, Setting(None if data is None else str(data), rounds, on))
     jobs = [job for p in chosen for job in p.with_seeds(seeds)]
     results = iter(_run(jobs, out / "cache", workers))
     curves = {}

@@ -207,8 +207,8 @@ def _job(file: Path | None, title: str | None, data: Path | None) -> Job:
                 f"no run is called {title!r}; there are {', '.join(repr(job.name) for job in jobs)}"
             )
         return named[0]
-    fitting = [job for job in jobs if job.cloud.name in ("async", "rigorous")] or [
-        job for job in jobs if job.algorithm.personal
+    fitting = [job for job in jobs if job.spec.cloud.name in ("async", "rigorous")] or [
+        job for job in jobs if job.spec.algorithm.personal
     ]
     return (fitting or jobs)[0]
 
@@ -220,7 +220,7 @@ def _cloud(screen: Console, job: Job | None, named: str | None) -> str:
     if job is None:
         return named or AsyncCloud.name
     chosen = planned_cloud(job, named)
-    if isinstance(job.cloud, GraphCloud):
+    if isinstance(job.spec.cloud, GraphCloud):
         screen.print(
             f"the mixing matrix of {job.name} is replaced by the {chosen} cloud",
             markup=False,
@@ -233,7 +233,7 @@ def _cloud(screen: Console, job: Job | None, named: str | None) -> str:
 def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[int, ServerTime]":
     from fedbcd.planner.server_time import device_model
 
-    return {active: device_model(job, active) for active in actives or [job.federation.active]}
+    return {active: device_model(job, active) for active in actives or [job.active]}
 
 
 def _from_log(
@@ -353,9 +353,10 @@ def _pilots(
 ) -> "Recommendation | None":
     from fedbcd.planner.pilots import run_pilots
 
-    if not job.algorithm.personal:
+    if not job.spec.algorithm.personal:
         screen.print(
-            f"no pilots: {job.algorithm.name} keeps one model everywhere and waits for all servers",
+            f"no pilots: {job.spec.algorithm.name} keeps one model everywhere and waits for all"
+            " servers",
             highlight=False,
         )
         return None

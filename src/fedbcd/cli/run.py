@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -49,14 +50,14 @@ from fedbcd.cli.report import export_command, report_command
 from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.datasets import DATASETS
+from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT
-from fedbcd.engines.cluster.options import Cluster
 from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress as RunProgress
 from fedbcd.engines.result import Run
-from fedbcd.engines.settings import torch_device
-from fedbcd.errors import ConfigError, FedBCDError, RecordError
-from fedbcd.experiments.job import Job, default_table, parse
+from fedbcd.engines.setup import find_torch_device
+from fedbcd.errors import ConfigError, FedBCDError, RecordError, RenamedWarning
+from fedbcd.experiments.job import Federations, Job, default_table, parse
 from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.experiments.pool import without_none
 from fedbcd.models import MODELS
@@ -64,6 +65,7 @@ from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.runfolder import recorded_in, write_whole
 from fedbcd.report.page import write_report
+from fedbcd.spec import Cluster
 from fedbcd.trackers import Tracker, tracker
 
 app = typer.Typer(
@@ -120,12 +122,15 @@ def run_command(
             )
         ),
     ] = None,
+    on: Annotated[
+        str | None, typer.Option(help="Where torch computes: cpu, cuda, cuda:1, ...")
+    ] = None,
     engine: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="'simulate', in this process, or 'cluster': devices spread over a Ray cluster."
         ),
-    ] = "simulate",
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(
@@ -146,8 +151,9 @@ def run_command(
     table = _job_table(file, out if resume else None)
     _override(table, rounds=rounds, seed=seed, folder=data)
     folder = out if out is not None else _new_folder(file)
-    jobs = _jobs(table, folder, resume, recorded=file is None)
-    runs = _train_all(jobs, folder, resume, track or [], _engine(engine, address, actors, gpus))
+    place = {"torch_device": on, "engine": _engine(engine, address, actors, gpus)}
+    jobs = [job.changed(**place) for job in _jobs(table, folder, resume, recorded=file is None)]
+    runs = _train_all(jobs, folder, resume, track or [])
     _show(jobs, runs, folder, as_json)
 
 
@@ -185,7 +191,9 @@ def replay_command(
     federation = job.make_federation()
     job.use_threads(federation)
     with console.status("replaying ..."):
-        result = replay(path, federation, exact=exact, device="cpu" if exact else _device_of(job))
+        result = replay(
+            path, federation, exact=exact, torch_device="cpu" if exact else _place_of(job)
+        )
     if not result["complete"]:
         console.print(
             "the log has no end: the run was stopped or killed. What it holds was replayed."
@@ -206,17 +214,17 @@ def replay_command(
         print(json.dumps(result))
 
 
-def _device_of(job: Job) -> str:
+def _place_of(job: Job) -> str:
     """Where the job ran, if this machine has that; otherwise a CPU, and that is said."""
+    name = str(job.spec.torch_device)
     try:
-        torch_device(job.run.device)
+        find_torch_device(name)
     except ConfigError:
         console.print(
-            f"there is no {job.run.device!r} here, so this is computed on the CPU, where last bits"
-            " may differ"
+            f"there is no {name!r} here, so this is computed on the CPU, where last bits may differ"
         )
         return "cpu"
-    return job.run.device
+    return name
 
 
 @app.command("models")
@@ -276,6 +284,8 @@ def main() -> None:
     and shows its trace.
     """
     keep_freed_memory()
+    warnings.simplefilter("always", RenamedWarning)
+    warnings.showwarning = _show_warning
     try:
         app()
     except FedBCDError as error:
@@ -285,6 +295,19 @@ def main() -> None:
             f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}",
             RecordError.exit_code,
         )
+
+
+_show_others = warnings.showwarning
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], *more: Any, **where: Any
+) -> None:
+    """An old name in a file or a call is a note; other warnings look as Python shows them."""
+    if issubclass(category, RenamedWarning):
+        console.print(f"note: {message}", markup=False, highlight=False, soft_wrap=True)
+    else:
+        _show_others(message, category, *more, **where)
 
 
 def _complain(sentence: str, code: int) -> NoReturn:
@@ -353,7 +376,9 @@ def _new_folder(file: Path | None) -> Path:
     return folder
 
 
-def _engine(engine: str, address: str | None, actors: int | None, gpus: float) -> str | Cluster:
+def _engine(
+    engine: str | None, address: str | None, actors: int | None, gpus: float
+) -> str | Cluster | None:
     if engine == "cluster":
         return Cluster(address=address, actors=actors, gpus=gpus)
     if address is not None or actors is not None or gpus:
@@ -363,21 +388,21 @@ def _engine(engine: str, address: str | None, actors: int | None, gpus: float) -
     return engine
 
 
-def _train_all(
-    jobs: list[Job], folder: Path, resume: bool, track: list[str], engine: str | Cluster
-) -> list[Run]:
+def _train_all(jobs: list[Job], folder: Path, resume: bool, track: list[str]) -> list[Run]:
     """Train the jobs one after another; stop politely on Ctrl-C."""
     places = _places(jobs, folder)
     trackers = [
         [tracker(wish, place, job.name, job.to_table()) for wish in track]
         for job, place in zip(jobs, places, strict=True)
     ]
+    made = Federations()
+    federations = [made.of(job) for job in jobs]
     if len(jobs) > 1:
-        _check_all(jobs, places, folder, resume)
+        _check_all(jobs, federations, places, folder, resume)
         _claim(folder, {"runs": [job.to_table() for job in jobs]})
     runs: list[Run] = []
     with _stop_on_interrupt() as stopped, _progress() as progress:
-        for job, place, told in zip(jobs, places, trackers, strict=True):
+        for job, federation, place, told in zip(jobs, federations, places, trackers, strict=True):
             bar = progress.add_task(job.name, total=1.0, note="")
 
             def on_round(p: RunProgress, bar: TaskID = bar, told: list[Tracker] = told) -> None:
@@ -389,10 +414,10 @@ def _train_all(
                 with contextlib.ExitStack() as stack:
                     for each in told:
                         stack.enter_context(each)
-                    run = job.start(
+                    run = job.run(
                         place,
                         resume=resume,
-                        engine=engine,
+                        federation=federation,
                         on_round=on_round,
                         on_notice=lambda text: console.print(
                             f"note: {text}", markup=False, soft_wrap=True
@@ -433,7 +458,9 @@ def _places(jobs: list[Job], folder: Path) -> list[Path]:
     return places
 
 
-def _check_all(jobs: list[Job], places: list[Path], folder: Path, resume: bool) -> None:
+def _check_all(
+    jobs: list[Job], federations: list[Federation], places: list[Path], folder: Path, resume: bool
+) -> None:
     """Refuse several runs together, before the first begins: the last may be hours away."""
     if resume and (folder / "events.jsonl").exists():
         raise RecordError(
@@ -448,8 +475,8 @@ def _check_all(jobs: list[Job], places: list[Path], folder: Path, resume: bool) 
         raise RecordError(
             f"{folder} is not empty; choose a new folder with --out, or go on with --resume"
         )
-    for job, place in zip(jobs, places, strict=True):
-        job.check(place, resume)
+    for job, federation, place in zip(jobs, federations, places, strict=True):
+        job.check(federation, place, resume)
 
 
 def _claim(folder: Path, table: dict[str, Any]) -> None:

@@ -1,33 +1,28 @@
 """A recorded run again: the event log is the schedule, so the numbers follow from it alone."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.compute.numbers import Numbers
-from fedbcd.config import choose
+from fedbcd.config import renamed
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import measure_in
-from fedbcd.engines.settings import Settings, torch_device
+from fedbcd.engines.setup import (
+    find_torch_device,
+    make_machines,
+    make_numbers,
+    make_reader,
+    threads_inside_torch,
+)
 from fedbcd.errors import RecordError, ReplayMismatch
-from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.protocol.messages import number_of
 from fedbcd.record.eventlog import LogReader
-from fedbcd.recorded import completed
-from fedbcd.schedule.delays import DELAYS, Clock
 from fedbcd.schedule.log import LogRounds
-
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+from fedbcd.spec import RunSpec
 
 OTHER_ORDER = (
     "cluster",
@@ -36,11 +31,12 @@ OTHER_ORDER = (
 OnStep = Callable[[float, "Replaying"], None]
 
 
+@renamed(device="torch_device")
 def replay(
     log: str | Path,
     federation: Federation,
     *,
-    device: str | torch.device = "cpu",
+    torch_device: str | torch.device = "cpu",
     exact: bool = False,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
@@ -54,36 +50,35 @@ def replay(
     `engine`.
     """
     reader = LogReader(Path(log))
-    settings = _recorded_settings(reader, federation)
-    with one_thread() if exact else nullcontext():
-        return _replayed(
-            reader, settings, federation, torch_device("cpu" if exact else device), exact, on_step
-        )
+    spec = recorded_spec(reader, federation)
+    with threads_inside_torch(1 if exact else None):
+        where = find_torch_device("cpu" if exact else torch_device)
+        return _replayed(reader, spec, federation, where, exact, on_step)
 
 
 def _replayed(
     reader: LogReader,
-    settings: Settings,
+    spec: RunSpec,
     federation: Federation,
     device: torch.device,
     exact: bool,
     on_step: OnStep | None,
 ) -> dict[str, Any]:
-    if exact and settings.max_batch != 1:
+    if exact and spec.max_batch != 1:
         raise RecordError(
             f"{reader.path} is of a run that trained devices together"
-            f" (max_batch={settings.max_batch}), and its digest depends on that; replay it without"
+            f" (max_batch={spec.max_batch}), and its digest depends on that; replay it without"
             " --exact"
         )
     remember, undone = _looked_ahead(reader.path)
-    numbers = settings.numbers(federation, device)
+    numbers = make_numbers(spec, federation, device)
     numbers.trainer.check_vectorised(numbers.global_NF()[0])
     numbers.remember(remember)
     rounds = LogRounds(
         reader,
-        settings.machines(federation),
-        settings.reader(federation, remember, undone),
-        settings.algorithm.steps,
+        make_machines(spec, federation),
+        make_reader(spec, federation, remember, undone),
+        spec.algorithm.steps,
     )
     replaying = Replaying(rounds, numbers)
     if on_step is not None:
@@ -133,17 +128,6 @@ def _looked_ahead(path: Path) -> tuple[set[int], set[tuple[int, int]]]:
     return restored, undone
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread inside torch, so that no sum depends on how many cores there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class Replaying:
     """A replay under way: its machines, and its numbers as they are at this point of the log."""
 
@@ -159,42 +143,19 @@ class Replaying:
         return self._numbers
 
 
-def _recorded_settings(reader: LogReader, federation: Federation) -> Settings:
-    """The settings in the head of a log, if they belong to this federation."""
-    settings = _parsed_settings(reader)
-    if reader.header["identity"] != json.loads(json.dumps(settings.identity(federation))):
-        raise RecordError(
-            f"{reader.path} was recorded with other data, other servers or another model than the"
-            " federation given"
-        )
-    settings.check(federation)
-    return settings
-
-
-def _parsed_settings(reader: LogReader) -> Settings:
+def recorded_spec(reader: LogReader, federation: Federation) -> RunSpec:
+    """The run in the head of a log, if it belongs to this federation."""
     try:
-        identity = reader.header["identity"]
-        return Settings(
-            algorithm=choose(ALGORITHMS, completed(identity["algorithm"]), "algorithm"),
-            cloud=choose(CLOUDS, identity["cloud"], "cloud"),
-            active=int(identity["active"]),
-            clock=Clock(
-                *(
-                    choose(DELAYS, identity["clock"][key], f"clock.{key}")
-                    for key in ("arrival", "step")
-                )
-            ),
-            seed=int(identity["seed"]),
-            joins={int(device): int(when) for device, when in identity["joins"]},
-            leaves={int(device): int(when) for device, when in identity["leaves"]},
-            dtype=DTYPES[identity["dtype"]],
-            max_batch=None if identity["max_batch"] is None else int(identity["max_batch"]),
-            storage=DTYPES[identity["storage"]] if "storage" in identity else None,
-            precision=identity.get("precision", "float32"),
-            measure=measure_in(identity),
-        )
+        spec = RunSpec.from_identity(reader.header["identity"])
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(
             f"{reader.path} does not say how its run was set up ({error}); it is not a log of this"
             " version"
         ) from None
+    if reader.header["identity"] != json.loads(json.dumps(spec.identity(federation))):
+        raise RecordError(
+            f"{reader.path} was recorded with other data, other servers or another model than the"
+            " federation given"
+        )
+    spec.check(federation)
+    return spec

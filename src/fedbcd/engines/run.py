@@ -23,31 +23,35 @@ from fedbcd.compute.players import NONE, EventPlayer, Player
 from fedbcd.compute.rows import Rows
 from fedbcd.compute.store import devices_of_rounds, stored_in
 from fedbcd.compute.workers import workers
+from fedbcd.config import renamed
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import DEFAULT, Measure, measure_in, untested
+from fedbcd.data.measure import Measure, untested
 from fedbcd.engines.cluster.engine import cluster_numbers
-from fedbcd.engines.cluster.options import Cluster, chosen_cluster
+from fedbcd.engines.cluster.options import chosen_cluster
 from fedbcd.engines.look import members_of, row_of, scores_of
 from fedbcd.engines.result import Progress, Run, notes_of
-from fedbcd.engines.settings import (
-    Precision,
-    Settings,
+from fedbcd.engines.setup import (
+    find_torch_device,
+    make_machines,
+    make_numbers,
+    make_reader,
+    make_schedule,
     products_in,
     rounds_between_looks,
     samples_per_round,
-    torch_device,
+    threads_inside_torch,
 )
 from fedbcd.engines.warnings import at_the_border, doubts
 from fedbcd.errors import BorderWarning, ConfigError, DivergenceWarning, RecordError
-from fedbcd.protocol.clouds import Cloud, SyncCloud
+from fedbcd.protocol.clouds import Cloud
 from fedbcd.record.eventlog import LogWriter
 from fedbcd.record.history import History
 from fedbcd.record.runfolder import Checkpoint, RunFolder, recorded_in
-from fedbcd.recorded import going_on
 from fedbcd.schedule.arrays import Outline, why_not_ahead
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.spec import OPTIONS, Cluster, Precision, RunSpec, in_words
 
 MOST_LOOKS, FEWEST_LOOKS = 20, 4  # where the user has not said
 # so many times as long as a look is the training between two; a GPU tests faster than it takes
@@ -55,35 +59,37 @@ MOST_LOOKS, FEWEST_LOOKS = 20, 4  # where the user has not said
 ON_GPU = 10.0
 
 
+@renamed(device="torch_device")
 def train(
     federation: Federation,
-    algorithm: Algorithm,
+    algorithm: Algorithm | RunSpec,
     *,
     cloud: Cloud | None = None,
-    rounds: int | None = None,
-    until_clock: float | None = None,
-    active: int | None = None,
     clock: Clock | None = None,
-    seed: int = 0,
+    active: int | None = None,
+    seed: int | None = None,
     joins: Mapping[int, int] | None = None,
     leaves: Mapping[int, int] | None = None,
+    dtype: torch.dtype | None = None,
+    max_batch: int | None = None,
+    storage: torch.dtype | None = None,
+    precision: Precision | None = None,
+    measure: Measure | None = None,
+    rounds: int | None = None,
+    until_clock: float | None = None,
     evaluate_every: int | None = None,
     looks: int | None = None,
     certify_every: int | None = None,
     certify_devices: int | None = None,
     checkpoint_every: int | None = None,
+    torch_device: str | torch.device | None = None,
+    threads: int | None = None,
+    state: str | Path | None = None,
+    ahead: bool | None = None,
+    compile: bool | None = None,
+    engine: str | Cluster | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    engine: str | Cluster = "simulate",
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-    max_batch: int | None = None,
-    storage: torch.dtype | None = None,
-    state: str | Path | None = None,
-    precision: Precision = "float32",
-    measure: Measure | None = None,
-    ahead: bool | None = None,
-    compile: bool = False,
     record: Mapping[str, Any] | None = None,
     on_round: Callable[[Progress], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
@@ -91,148 +97,74 @@ def train(
 ) -> Run:
     """Train personal and global models on a virtual clock.
 
+    algorithm         with its settings; or a whole `RunSpec`, of which the keywords change what
+                      they name
     cloud             SyncCloud() by default; AsyncCloud(first=B), RigorousCloud(first=B),
-    GraphCloud(mixing)
-    rounds            stop after this many rounds of the coordinator, or ...
-    until_clock       ... after the first round that ends at this virtual time or later
-    active            q, uploads that end a server's phase; by default 0.3 of a server's devices
-    clock             how long devices take; by default the paper's clock model
-    joins, leaves     device -> round: a new device starts from its server's z; one that leaves is
-    no longer counted
-    evaluate_every    rounds between two rows of the history, or ...
-    looks             ... how many rows there are to be, about; by default up to 20, so far apart
-    that they take under 30 % of the time
-    certify_every     every so many of those rows hold certificates (gap, pull, spread), 0: none; by
-    default as many
-                      as add under 4 % to the work so far, and the summary at the end
-    certify_devices   how many devices the gap is taken on: it needs their exact gradients; 8 by
-    default, fewer in a very short run
-    checkpoint_every  rounds between two checkpoints (with `out`); by default as often as
-    evaluations
+                      GraphCloud(mixing)
     out, resume       a folder for log, checkpoints and models; resume=True goes on with what is
-    there,
-                      and as it was set, where `algorithm` was not told otherwise
-    engine            "cluster", or a Cluster(...), spreads the devices over the actors of a Ray
-    cluster (docs/cluster.md)
-    max_batch         how many devices train together at most; 1 gives results that do not depend on
-    batching
-    storage           torch.bfloat16 keeps personal models in half the memory; arithmetic stays in
-    `dtype`
-    state             a folder to keep personal models in, where they are more than memory holds;
-    only active ones are then resident
-    precision         "tf32" or "bfloat16": products of less precise factors, several times as fast
-    on a GPU; steps stay in `dtype`
-    measure           of personal accuracy: "own-shares", the default, counts each label by its
-    share of the device's own samples;
-                      "pooled-labels", the paper's, all test samples of the device's labels alike
-    ahead             without events between rounds, which are then recorded once and replayed: by
-    default on a GPU, where the schedule
-                      allows it; with `out` their events are played beside them, for the log
-    compile           with `ahead`: fuse what is between the matrix products by torch.compile; takes
-    a minute at first, for long runs
+                      there, and as it was set, where `algorithm` was not told otherwise
     record            plain data to keep at the head of the event log, e.g. the job file
-    on_round, on_notice, should_stop   progress, remarks in a sentence (without it, what may diverge
-    is a `DivergenceWarning`), and a
-                      polite way to end early
+    on_round, on_notice, should_stop
+                      progress, remarks in a sentence (without it, what may diverge is a
+                      `DivergenceWarning`), and a polite way to end early
     """
-    changes = (joins or {}, leaves or {})
+    said = {name: value for name, value in locals().items() if name in ("cloud", *OPTIONS)}
+    spec = (algorithm if isinstance(algorithm, RunSpec) else RunSpec(algorithm)).changed(said)
     if out is not None and resume:
-        there = recorded_in(Path(out))
-        algorithm, measure = (
-            going_on(algorithm, there.get("algorithm")),
-            measure or measure_in(there),
-        )
-    who = (algorithm, cloud or SyncCloud(), active, clock or Clock(), seed, *changes)
-    settings = Settings(*who, dtype, max_batch, storage, precision, measure or DEFAULT)
-    plan = _Plan(
-        rounds, until_clock, evaluate_every, checkpoint_every, looks, certify_every, certify_devices
-    )
-    settings.check(federation)
-    if certify_devices is not None and certify_devices < 1:
-        raise ConfigError(
-            f"certify_devices={certify_devices} must be 1 or more; certify_every=0 computes no"
-            " certificates"
-        )
-    where = torch_device(device)
-    plan = replace(
-        plan,
-        apart=rounds_between_looks(
-            federation, settings, *(() if where.type == "cpu" else (ON_GPU,))
-        ),
-    )
-    cluster, kept_in = chosen_cluster(engine), None if state is None else Path(state)
+        spec = spec.going_on(recorded_in(Path(out)))
+    spec.check(federation)
+    spec.check_budget()
+    where, cluster = find_torch_device(spec.torch_device), chosen_cluster(spec.engine)
     if cluster is not None and where.type != "cpu":
         raise ConfigError(
-            f"device={str(where)!r}: on a cluster actors have GPUs, the driver needs none; use"
-            " Cluster(gpus=1.0)"
+            f"torch_device={str(where)!r}: on a cluster actors have GPUs, the driver needs none;"
+            " use Cluster(gpus=1.0)"
         )
-    with products_in(precision), _numbers(federation, settings, where, cluster, kept_in) as numbers:
-        session = _Training(federation, settings, plan, numbers, on_notice, kept_in)
-        session.choose_player(ahead, compile)
+    with (
+        products_in(spec.precision),
+        threads_inside_torch(spec.threads),
+        _numbers(federation, spec, where, cluster) as numbers,
+    ):
+        session = _Training(federation, spec, numbers, on_notice)
+        session.choose_player()
         folder = (
             None
             if out is None
-            else RunFolder(Path(out), settings.identity(federation), dict(record or {}))
+            else RunFolder(Path(out), spec.identity(federation), dict(record or {}))
         )
         return session.run(
             folder, resume, on_round or (lambda _: None), should_stop or (lambda: False)
         )
 
 
+train.__doc__ = f"{train.__doc__}\n    Options, None as in the `RunSpec`:\n\n{in_words()}\n"
+
+
 @contextmanager
 def _numbers(
-    federation: Federation,
-    settings: Settings,
-    device: torch.device,
-    cluster: Cluster | None,
-    state: Path | None,
+    federation: Federation, spec: RunSpec, device: torch.device, cluster: Cluster | None
 ) -> Iterator[Numbers]:
     """All models at x(0): in memory, in files, or on a cluster."""
+    state = None if spec.state is None else Path(spec.state)
     if cluster is None:
-        yield settings.numbers(federation, device, None if state is None else stored_in(state))
+        yield make_numbers(spec, federation, device, None if state is None else stored_in(state))
         return
-    with cluster_numbers(settings, federation, cluster, state) as numbers:
+    with cluster_numbers(spec, federation, cluster, state) as numbers:
         yield numbers
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """How long to go on, and how often to look."""
+class _Looks:
+    """When to look at the models, and with which certificates."""
 
-    rounds: int | None
-    until_clock: float | None
-    evaluate_every: int | None
-    checkpoint_every: int | None
-    looks: int | None
-    certify_every: int | None
-    certify_devices: int | None
-    apart: int = (
-        1  # rounds between two looks at least, where the user has not said how many there are to be
-    )
-
-    def __post_init__(self) -> None:
-        if (self.rounds is None) == (self.until_clock is None):
-            raise ConfigError("give either rounds=... or until_clock=..., to say when to stop")
-        if self.rounds is not None and self.rounds < 1:
-            raise ConfigError(f"rounds={self.rounds} must be 1 or more")
-        if self.until_clock is not None and not 0 < self.until_clock < math.inf:
-            raise ConfigError(f"until_clock={self.until_clock} must be a finite number above 0")
-        for name, value in (
-            ("evaluate_every", self.evaluate_every),
-            ("checkpoint_every", self.checkpoint_every),
-            ("looks", self.looks),
-        ):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value} must be 1 or more")
-        if self.certify_every is not None and self.certify_every < 0:
-            raise ConfigError(f"certify_every={self.certify_every} must be 0 (never) or more")
+    spec: RunSpec
+    # rounds between two looks at least, where the user has not said how many there are to be
+    apart: int
 
     def fraction(self, round_: int, clock: float) -> float:
         """How much of the run is done."""
-        return min(
-            1.0,
-            round_ / self.rounds if self.rounds is not None else clock / (self.until_clock or 1.0),
-        )
+        rounds, until = self.spec.rounds, self.spec.until_clock
+        return min(1.0, round_ / rounds if rounds is not None else clock / (until or 1.0))
 
     def is_done(self, round_: int, clock: float) -> bool:
         """Whether to stop here."""
@@ -246,25 +178,26 @@ class _Plan:
         """
         if self.is_done(*after):
             return True
-        if self.evaluate_every is not None:
-            return after[0] % self.evaluate_every == 0
-        if self.looks is None:
+        rounds, looks, every = self.spec.rounds, self.spec.looks, self.spec.evaluate_every
+        if every is not None:
+            return after[0] % every == 0
+        if looks is None:
             progress = self.fraction(*after) - self.fraction(*last) + 1e-9
             return progress >= 1 / FEWEST_LOOKS or (
                 progress >= 1 / MOST_LOOKS and after[0] - last[0] >= self.apart
             )
-        if self.rounds is not None:
-            return after[0] % max(1, self.rounds // self.looks) == 0
-        return int(self.fraction(*before) * self.looks) < int(self.fraction(*after) * self.looks)
+        if rounds is not None:
+            return after[0] % max(1, rounds // looks) == 0
+        return int(self.fraction(*before) * looks) < int(self.fraction(*after) * looks)
 
     def certified_devices(self, row: int) -> int | None:
         """On how many devices this row of the history is to be certified, as the user has said;
         None: nothing was said.
         """
-        if self.certify_every is None and self.certify_devices is None:
+        if self.spec.certify_every is None and self.spec.certify_devices is None:
             return None
-        every = 1 if self.certify_every is None else self.certify_every
-        return (self.certify_devices or DEVICES) if every > 0 and row % every == 0 else 0
+        every = 1 if self.spec.certify_every is None else self.spec.certify_every
+        return (self.spec.certify_devices or DEVICES) if every > 0 and row % every == 0 else 0
 
 
 class _Training:
@@ -273,18 +206,16 @@ class _Training:
     def __init__(
         self,
         federation: Federation,
-        settings: Settings,
-        plan: _Plan,
+        spec: RunSpec,
         numbers: Numbers,
         notice: Callable[[str], None] | None,
-        state: Path | None = None,
     ) -> None:
         self.federation = federation
-        self.settings = settings
-        self.plan = plan
-        self.state = state
+        self.spec = spec
         self.numbers = numbers
         device = numbers.sums.total_VF.device
+        slower = () if device.type == "cpu" else (ON_GPU,)
+        self.plan = _Looks(spec, rounds_between_looks(federation, spec, *slower))
         self.next_devices: Iterator[Collection[int]] = iter(())
         trainer = self.numbers.trainer
         reason = trainer.check_vectorised(self.numbers.global_NF()[0])
@@ -295,13 +226,13 @@ class _Training:
         self.notice = notice
         together = device.type != "cpu" and not trainer.one_by_one
         self.evaluator = Evaluator(
-            federation, trainer.objective, device, together, settings.measure
+            federation, trainer.objective, device, together, spec.chosen_measure
         )
         self.certifier = Certifier(self.numbers, federation.sizes)
-        work = settings.algorithm.steps[1] * CALL + samples_per_round(federation, settings)
+        work = spec.algorithm.steps[1] * CALL + samples_per_round(federation, spec)
         self.ration = Ration(federation.sizes, work)
-        self.machines = settings.machines(federation)
-        self.reader = settings.reader(federation)
+        self.machines = make_machines(spec, federation)
+        self.reader = make_reader(spec, federation)
         self.driver = Driver(self.machines, self.reader)
         self.events = Simulation(self.driver, self._schedule())
         self.player: Player = EventPlayer(numbers, self.events)
@@ -313,8 +244,9 @@ class _Training:
         self.resumed_at = 0.0  # seconds that went before a resume
         self.looking = 0.0  # seconds since then that went into evaluation
 
-    def choose_player(self, ahead: bool | None, compile: bool) -> None:
+    def choose_player(self) -> None:
         """Without events between rounds if that can be, and pays or is asked for."""
+        ahead, compile = self.spec.ahead, self.spec.compile
         reason = self._why_not_ahead()
         if ahead and reason is not None:
             raise ConfigError(
@@ -333,7 +265,7 @@ class _Training:
         """From where the run stands, rounds planned ahead; their events are played as well if they
         are logged.
         """
-        outline = Outline(self.federation.servers, self._schedule(), self.settings.cloud)
+        outline = Outline(self.federation.servers, self._schedule(), self.spec.cloud)
         outline.go_to(self.events.round)
         self.player = ahead = Ahead(self.numbers, outline, self.compile)
         if self.driver.log is not None:
@@ -341,7 +273,7 @@ class _Training:
 
     def _why_not_ahead(self) -> str | None:
         return self.numbers.devices.why_not_ahead() or why_not_ahead(
-            self.federation.servers, self._schedule(), self.settings.cloud
+            self.federation.servers, self._schedule(), self.spec.cloud
         )
 
     def run(
@@ -400,10 +332,7 @@ class _Training:
         return torch.get_num_threads() if on_cpu and self.numbers.trainer.divisible else 1
 
     def _schedule(self) -> Schedule:
-        s = self.settings
-        return Schedule(
-            s.algorithm, s.clock, s.seed, s.active_of(self.federation), s.joins, s.leaves
-        )
+        return make_schedule(self.spec, self.federation)
 
     def _fast_forward(self, checkpoint: Checkpoint) -> None:
         """Time does not depend on numbers: draw rounds up to the checkpoint without playing them,
@@ -449,7 +378,8 @@ class _Training:
                 self._look()
             self.seconds = time.perf_counter() - began
             stop = should_stop()
-            due = look if plan.checkpoint_every is None else after[0] % plan.checkpoint_every == 0
+            every = self.spec.checkpoint_every
+            due = look if every is None else after[0] % every == 0
             if folder is not None and log is not None and (due or stop or plan.is_done(*after)):
                 folder.write_checkpoint(self._checkpoint(log))
                 self.numbers.devices.saved_in(folder.checkpoint)
@@ -462,13 +392,13 @@ class _Training:
         """Who works in the rounds after the next one, so that their models can be fetched
         meanwhile.
         """
-        if self.state is not None:
-            settings, federation = self.settings, self.federation
+        if self.spec.state is not None:
+            spec, federation = self.spec, self.federation
             ahead = devices_of_rounds(
                 federation.servers,
-                lambda: settings.machines(federation),
+                lambda: make_machines(spec, federation),
                 self._schedule(),
-                settings.cloud,
+                spec.cloud,
             )
             self.next_devices = islice(ahead, self.player.round + 1, None)
 
@@ -491,11 +421,11 @@ class _Training:
         """Say before a run starts what may make it diverge, as far as a glance can tell, and
         whether X cuts initial weights.
         """
-        for doubt in doubts(self.federation, self.settings, self.numbers):
-            self._say(doubt, DivergenceWarning, calls=7)
+        for doubt in doubts(self.federation, self.spec, self.numbers):
+            self._say(doubt, DivergenceWarning, calls=8)
         cut = at_the_border(self.numbers, [])
         if cut is not None:
-            self._say(f"before the first step {cut}", BorderWarning, calls=7)
+            self._say(f"before the first step {cut}", BorderWarning, calls=8)
         if self.notice is not None and (remark := untested(self.federation)):
             self.notice(remark)
 
@@ -544,10 +474,10 @@ class _Training:
         """Those of the final models, for the summary; empty where there are none."""
         last = self.history.last
         found = Certificates(last.gap, last.worst_gap, last.pull, last.spread)
-        if math.isnan(last.pull) and self.plan.certify_every != 0:
+        if math.isnan(last.pull) and self.spec.certify_every != 0:
             members = [device for device, _ in members_of(self.machines)]
             devices = self.ration.devices_at_the_end(members, self.player.round, self._certified())
-            found = self.certifier.certificates(members, self.plan.certify_devices or devices)
+            found = self.certifier.certificates(members, self.spec.certify_devices or devices)
         return {name: value for name, value in asdict(found).items() if not math.isnan(value)}
 
     def _certified(self) -> int:
@@ -573,19 +503,19 @@ class _Training:
         certificates = self._last_certificates()
         border = at_the_border(numbers, [device for device, _ in members_of(self.machines)])
         if border is not None:
-            self._say(border, BorderWarning, calls=6)
+            self._say(border, BorderWarning, calls=7)
         summary = {
-            "algorithm": self.settings.algorithm.name,
-            "cloud": self.settings.cloud.name,
-            "seed": self.settings.seed,
+            "algorithm": self.spec.algorithm.name,
+            "cloud": self.spec.cloud.name,
+            "seed": self.spec.seed,
             "rounds": self.player.round,
             "clock": self.player.now,
             "global_accuracy": last.global_accuracy,
             "personal_accuracy": last.personal_accuracy,
-            "measure": self.settings.measure,
+            "measure": self.spec.chosen_measure,
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self.evaluator.score(
-                numbers.global_NF().double().mean(0).to(self.settings.dtype)
+                numbers.global_NF().double().mean(0).to(self.spec.dtype)
             ),
             "seconds": round(self.seconds, 3),
             "evaluation_share": self._share(self.looking),

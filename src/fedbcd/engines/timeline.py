@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.data.federation import Federation
-from fedbcd.engines.settings import Settings
+from fedbcd.engines.setup import make_machines, make_schedule
 from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import (
     Absorb,
@@ -26,7 +26,8 @@ from fedbcd.protocol.messages import (
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.runfolder import difference
 from fedbcd.schedule.driver import Driver
-from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.schedule.events import Simulation
+from fedbcd.spec import RunSpec
 
 SHAPING = (
     "servers",
@@ -112,7 +113,7 @@ class TimelineRecorder:
 
 
 def planned_timeline(
-    settings: Settings,
+    spec: RunSpec,
     federation: Federation,
     rounds: int | None,
     until_clock: float | None,
@@ -121,17 +122,10 @@ def planned_timeline(
     """The schedule that a run of these settings will have, played on the virtual clock without any
     tensor; at most `most` rounds of it.
     """
-    recorder = TimelineRecorder(federation.servers, _is_numbered(settings.cloud.name))
+    recorder = TimelineRecorder(federation.servers, _is_numbered(spec.cloud.name))
     simulation = Simulation(
-        Driver(settings.machines(federation), recorder),
-        Schedule(
-            settings.algorithm,
-            settings.clock,
-            settings.seed,
-            settings.active_of(federation),
-            settings.joins,
-            settings.leaves,
-        ),
+        Driver(make_machines(spec, federation), recorder),
+        make_schedule(spec, federation),
     )
     while simulation.round < min(most, rounds or most) and simulation.now < (
         until_clock or float("inf")
@@ -140,11 +134,11 @@ def planned_timeline(
     return recorder.timeline(simulation.now)
 
 
-def other_schedule(path: Path, settings: Settings, federation: Federation) -> str:
+def other_schedule(path: Path, spec: RunSpec, federation: Federation) -> str:
     """In which settings that shape a schedule the run of an event log differs from this one; empty
     if in none.
     """
-    there, here = _identity(LogReader(path)), settings.identity(federation)
+    there, here = _identity(LogReader(path)), spec.identity(federation)
     return difference({key: there.get(key) for key in SHAPING}, {key: here[key] for key in SHAPING})
 
 

@@ -16,8 +16,8 @@ from fedbcd.compute.certify import sample_of
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.smoothness import DeviceLoss
 from fedbcd.data.federation import Federation
-from fedbcd.engines.settings import Settings
 from fedbcd.protocol.clouds import Cloud, GraphCloud
+from fedbcd.spec import RunSpec
 from fedbcd.theory.bounds import device_step_limit, stable_step_limit
 from fedbcd.theory.mixing import cut_off
 
@@ -31,16 +31,16 @@ DEVICES, SMALL = (
 )
 
 
-def doubts(federation: Federation, settings: Settings, numbers: Numbers) -> list[str]:
+def doubts(federation: Federation, spec: RunSpec, numbers: Numbers) -> list[str]:
     """A sentence for each setting that may make the run diverge, or keeps it from agreeing; most
     runs have none.
     """
-    alone = never_mixes(settings.cloud, len(federation.servers))
+    alone = never_mixes(spec.cloud, len(federation.servers))
     found = (
-        _graph(settings),
+        _graph(spec),
         alone,
-        _penalty(federation, settings),
-        _step(federation, settings, numbers),
+        _penalty(federation, spec),
+        _step(federation, spec, numbers),
     )
     return [text for text in found if text]
 
@@ -68,11 +68,11 @@ def at_the_border(numbers: Numbers, devices: Sequence[int]) -> str | None:
     )
 
 
-def _graph(settings: Settings) -> str | None:
+def _graph(spec: RunSpec) -> str | None:
     """Servers that never hear of others, Assumption 1(ii)."""
-    if not isinstance(settings.cloud, GraphCloud):
+    if not isinstance(spec.cloud, GraphCloud):
         return None
-    matrices = settings.cloud.mixing
+    matrices = spec.cloud.mixing
     edges = {
         (n, m)
         for matrix in matrices
@@ -99,10 +99,10 @@ def never_mixes(cloud: Cloud, servers: int) -> str | None:
     )
 
 
-def _penalty(federation: Federation, settings: Settings) -> str | None:
+def _penalty(federation: Federation, spec: RunSpec) -> str | None:
     """FedBCD-I's penalty steps x <- x - gamma_i (x - z) take x - z times 1 - gamma_i."""
-    largest = float(penalties(settings.algorithm, federation.devices).max())
-    if isinstance(settings.algorithm, FedBCDI) and largest > 2:
+    largest = float(penalties(spec.algorithm, federation.devices).max())
+    if isinstance(spec.algorithm, FedBCDI) and largest > 2:
         return (
             f"penalty={largest:g}: each of FedBCD-I's penalty steps ends {largest - 1:.3g} times as"
             " far from the server's model as it began, on its other side; use a penalty of at"
@@ -111,11 +111,11 @@ def _penalty(federation: Federation, settings: Settings) -> str | None:
     return None
 
 
-def _step(federation: Federation, settings: Settings, numbers: Numbers) -> str | None:
+def _step(federation: Federation, spec: RunSpec, numbers: Numbers) -> str | None:
     """eta_x against the largest L_i + gamma_i seen at the start, on a few devices. Curvature often
     falls later: it may go well.
     """
-    algorithm, start = settings.algorithm, numbers.global_NF()[0]
+    algorithm, start = spec.algorithm, numbers.global_NF()[0]
     gamma_N = penalties(algorithm, federation.devices)
     if isinstance(algorithm, FedBCDI):
         gamma_N = torch.zeros_like(gamma_N)  # its penalty has steps of its own

@@ -14,13 +14,13 @@ from fedbcd.algorithm.projection import diameter
 from fedbcd.algorithm.variants import Algorithm, FedBCD, penalties
 from fedbcd.compute.smoothness import bias, estimate, sigma
 from fedbcd.data.federation import Federation
-from fedbcd.engines.settings import Settings
 from fedbcd.engines.timeline import Timeline, other_schedule, planned_timeline, recorded_timeline
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.experiments.job import Job
+from fedbcd.experiments.job import Federations, Job
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
 from fedbcd.record.eventlog import LogReader
 from fedbcd.schedule.delays import Constant
+from fedbcd.spec import RunSpec
 from fedbcd.theory import assumptions
 from fedbcd.theory.assumptions import Bias, Finding, Smoothness, Verdict
 from fedbcd.theory.mixing import first_b_matrices
@@ -85,35 +85,42 @@ class Report:
         }
 
 
-def check_job(job: Job, *, log: Path | None = None, devices: int = 4, rounds: int = 2000) -> Report:
+def check_job(
+    job: Job,
+    *,
+    log: Path | None = None,
+    devices: int = 4,
+    rounds: int = 2000,
+    federation: Federation | None = None,
+) -> Report:
     """Judge Assumptions 1 to 5 for a job: curvature on `devices` of its devices, the schedule
-    planned (`rounds` at most) or from `log`.
+    planned (`rounds` at most) or from `log`. `federation` is its own, where it has been made.
     """
     if devices < 1 or rounds < 1:
         raise ConfigError(f"devices={devices} and rounds={rounds} must be 1 or more")
-    federation, settings = job.make_federation(), job.settings()
+    federation, spec = federation or job.make_federation(), job.spec
     job.use_threads(federation)
-    settings.check(federation)
-    if log is not None and (other := other_schedule(log, settings, federation)):
+    spec.check(federation)
+    if log is not None and (other := other_schedule(log, spec, federation)):
         raise RecordError(
             f"{log} records another run than {job.name!r} ({other}); give the log of this run, or"
             " none"
         )
-    findings = [_scope(job.algorithm)]
-    if job.algorithm.personal:
+    findings = [_scope(job.spec.algorithm)]
+    if job.spec.algorithm.personal:
         timeline = (
-            planned_timeline(settings, federation, job.run.rounds, job.run.until_clock, rounds)
+            planned_timeline(spec, federation, job.spec.rounds, job.spec.until_clock, rounds)
             if log is None
             else recorded_timeline(log)
         )
         beyond = _beyond(job, timeline)
-        total = job.run.rounds or (None if beyond else timeline.rounds)
-        findings += _of_the_schedule(settings, federation, timeline, _source(log, timeline), beyond)
-        findings += _of_the_problem(settings, federation, devices, total)
+        total = job.spec.rounds or (None if beyond else timeline.rounds)
+        findings += _of_the_schedule(spec, federation, timeline, _source(log, timeline), beyond)
+        findings += _of_the_problem(spec, federation, devices, total)
     return Report(
         job.name,
         tuple(sorted(findings, key=lambda finding: finding.assumption)),
-        _is_random(settings),
+        _is_random(spec),
     )
 
 
@@ -121,9 +128,9 @@ def _beyond(job: Job, timeline: Timeline) -> str:
     """The part of the run that the schedule does not reach, in words; empty if it reaches the
     end.
     """
-    if job.run.rounds is not None:
-        return f"the run has {job.run.rounds}" if timeline.rounds < job.run.rounds else ""
-    end = job.run.until_clock or 0.0
+    if job.spec.rounds is not None:
+        return f"the run has {job.spec.rounds}" if timeline.rounds < job.spec.rounds else ""
+    end = job.spec.until_clock or 0.0
     return (
         f"they end at {timeline.clock:.4g}, the run at {end:g} of the clock"
         if timeline.clock < end
@@ -131,19 +138,19 @@ def _beyond(job: Job, timeline: Timeline) -> str:
     )
 
 
-def _is_random(settings: Settings) -> bool:
-    low, high = settings.algorithm.steps
+def _is_random(spec: RunSpec) -> bool:
+    low, high = spec.algorithm.steps
     return low < high or not all(
-        isinstance(delay, Constant) for delay in (settings.clock.arrival, settings.clock.step)
+        isinstance(delay, Constant) for delay in (spec.clock.arrival, spec.clock.step)
     )
 
 
-def recorded_jobs(jobs: Sequence[Job], log: Path) -> tuple[list[Job], list[str]]:
+def recorded_jobs(jobs: Sequence[Job], log: Path, made: Federations) -> tuple[list[Job], list[str]]:
     """Those of the jobs whose run the log records, and a sentence for each other one; an error if
     it records none of them.
     """
     jobs = [job.going_on(LogReader(log).header.get("identity") or {}) for job in jobs]
-    others = {job.name: other_schedule(log, job.settings(), job.make_federation()) for job in jobs}
+    others = {job.name: other_schedule(log, job.spec, made.of(job)) for job in jobs}
     if all(others.values()):
         reasons = "; ".join(f"{name!r}: {other}" for name, other in others.items())
         raise RecordError(
@@ -190,11 +197,11 @@ def _scope(algorithm: Algorithm) -> Finding:
 
 
 def _of_the_schedule(
-    settings: Settings, federation: Federation, timeline: Timeline, source: str, beyond: str
+    spec: RunSpec, federation: Federation, timeline: Timeline, source: str, beyond: str
 ) -> list[Finding]:
     servers = len(federation.servers)
     found = [assumptions.activation(timeline.active, timeline.watched, source, beyond)]
-    if settings.cloud.sync:
+    if spec.cloud.sync:
         alone = "Sync-cloud: one global model, so |V| = 1 in the theory"
         return [
             *found,
@@ -206,8 +213,8 @@ def _of_the_schedule(
             ),
             *assumptions.mixing_weights([torch.ones(1, 1, dtype=torch.float64)]),
         ]
-    if isinstance(settings.cloud, GraphCloud):
-        matrices = [torch.tensor(m, dtype=torch.float64) for m in settings.cloud.mixing]
+    if isinstance(spec.cloud, GraphCloud):
+        matrices = [torch.tensor(m, dtype=torch.float64) for m in spec.cloud.mixing]
         graphs = [[(n, m) for n, m in matrix.nonzero().tolist()] for matrix in matrices]
         edges: Sequence[Sequence[tuple[int, int]]] = [
             graphs[t % len(graphs)] for t in range(timeline.rounds)
@@ -226,12 +233,12 @@ def _of_the_schedule(
 
 
 def _of_the_problem(
-    settings: Settings, federation: Federation, devices: int, rounds: int | None
+    spec: RunSpec, federation: Federation, devices: int, rounds: int | None
 ) -> list[Finding]:
-    algorithm = settings.algorithm
-    module = federation.make_model(settings.seed)
-    objective = Objective(module.to(settings.dtype), federation.loss)
-    start = objective.layout.flatten(module, settings.dtype)
+    algorithm = spec.algorithm
+    module = federation.make_model(spec.seed)
+    objective = Objective(module.to(spec.dtype), federation.loss)
+    start = objective.layout.flatten(module, spec.dtype)
     p = objective.layout.size_P
     start[:p] = algorithm.projection.project(start[:p])
     known, why_not = _smoothness(federation, algorithm, objective, start, devices)
@@ -242,7 +249,7 @@ def _of_the_problem(
         assumptions.compactness(diameter(algorithm.projection, p)),
         assumptions.smoothness(known, why_not),
         step,
-        _server_step(settings, federation, float(gamma.max()), rounds),
+        _server_step(spec, federation, float(gamma.max()), rounds),
         assumptions.momentum(
             algorithm.momentum, algorithm.device_step, gamma.tolist(), known, step_fails
         ),
@@ -264,16 +271,16 @@ def _smoothness(
 
 
 def _server_step(
-    settings: Settings, federation: Federation, gamma: float, rounds: int | None
+    spec: RunSpec, federation: Federation, gamma: float, rounds: int | None
 ) -> Finding:
     """4(ii), with the relative form turned into the printed one: eta_abs = eta_z / sum of gamma_i
     over those who count.
     """
-    algorithm = settings.algorithm
-    if isinstance(settings.cloud, AsyncCloud) and settings.cloud.first < len(federation.servers):
+    algorithm = spec.algorithm
+    if isinstance(spec.cloud, AsyncCloud) and spec.cloud.first < len(federation.servers):
         return assumptions.unequal_server_steps()
     weights = penalties(algorithm, federation.devices)
-    groups = [list(range(federation.devices))] if settings.cloud.sync else federation.servers
+    groups = [list(range(federation.devices))] if spec.cloud.sync else federation.servers
     steps = {
         f"server {n}": (
             algorithm.server_step

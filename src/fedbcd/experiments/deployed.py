@@ -4,7 +4,7 @@ section.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,9 @@ from torch import nn
 from fedbcd.config import read_toml
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.processes.options import Deploy, settle
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import Job, parse
+from fedbcd.spec import Place, RunSpec, default_of
 
 if TYPE_CHECKING:
     from fedbcd.engines.deploy.processes.assemble import Deployment
@@ -41,10 +41,11 @@ def one_job(table: Mapping[str, Any], recorded: bool = False) -> Job:
             f"a deployment runs one job, but the file has {len(jobs)} runs ({names}); keep one of"
             " them"
         )
-    return replace(jobs[0], run=replace(jobs[0].run, max_batch=1, threads=1, device="cpu"))
+    place = {f.name: default_of(f) for f in fields(Place)}
+    return replace(jobs[0], spec=replace(jobs[0].spec, **place | {"max_batch": 1, "threads": 1}))
 
 
-def settings_of(job: Job, options: Deploy) -> Settings:
+def spec_of(job: Job, options: Deploy) -> RunSpec:
     """What a simulation of this deployment would be set to: devices that are admitted late join in
     some round, the log says when.
     """
@@ -61,7 +62,12 @@ def settings_of(job: Job, options: Deploy) -> Settings:
                 f"deploy.late names every device of server {n}; keep at least one that is a member"
                 " from the beginning"
             )
-    return replace(job.settings(), joins=dict.fromkeys(options.late, 1))
+    if job.spec.joins or job.spec.leaves:
+        raise ConfigError(
+            "run.joins and run.leaves are for a simulation; name those that join in deploy.late,"
+            " and use 'fedbcd admit' and 'fedbcd dismiss'"
+        )
+    return replace(job.spec, joins=dict.fromkeys(options.late, 1))
 
 
 def deployment_of(
@@ -79,10 +85,10 @@ def deployment_of(
     torch.set_num_threads(1)
     if options.samples is None:
         return Deployment.of(
-            federation or job.make_federation(), settings_of(job, options), options, rounds
+            federation or job.make_federation(), spec_of(job, options), options, rounds
         )
     each = job.federation.devices
     servers = [range(n * each, (n + 1) * each) for n in range(job.federation.servers)]
     return Deployment.private(
-        settings_of(job, options), servers, model or job.model.factory(None), options, rounds
+        spec_of(job, options), servers, model or job.model.factory(None), options, rounds
     )

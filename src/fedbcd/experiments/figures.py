@@ -40,7 +40,7 @@ def write_table(results: Sequence[Result], path: Path) -> None:
         writer.writerow(("run", "seed", *COLUMNS))
         for result in results:
             writer.writerows(
-                (result.job.title, result.job.run.seed, *astuple(row)) for row in result.history
+                (result.job.title, result.job.spec.seed, *astuple(row)) for row in result.history
             )
 
 
@@ -64,7 +64,7 @@ def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) 
     figure, axes = pyplot.subplots(
         1, count, figsize=(5.2 * count, 3.9), layout="constrained", squeeze=False
     )
-    measures = ", ".join(sorted({job.settings().measure for job in panel.jobs}))
+    measures = ", ".join(sorted({job.spec.chosen_measure for job in panel.jobs}))
     for place, column in zip(axes[0], panel.columns, strict=True):
         _draw_column(place, panel.axis, column, runs)
         place.set_ylabel(

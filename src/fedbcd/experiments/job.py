@@ -6,7 +6,7 @@ import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -15,22 +15,22 @@ import torch
 from torch import nn
 
 from fedbcd.algorithm.augment import FlipCrop
-from fedbcd.algorithm.variants import ALGORITHMS, Algorithm, FedBCD
-from fedbcd.config import build, check_keys, choose, convert, nearest, read_toml
+from fedbcd.algorithm.variants import FedBCD
+from fedbcd.config import build, check_keys, convert, nearest, read_toml, renamed_keys
 from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import DEFAULT, Measure, measure_in
 from fedbcd.data.partition import Diversity, Partition, Partitioner
 from fedbcd.describe import describe
 from fedbcd.engines.result import Run
 from fedbcd.engines.run import train
-from fedbcd.engines.settings import Settings, torch_device
+from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
-from fedbcd.protocol.clouds import CLOUDS, Cloud, SyncCloud
 from fedbcd.record.runfolder import RunFolder, recorded_in
-from fedbcd.recorded import completed, going_on
-from fedbcd.schedule.delays import DELAYS, Clock, Delay
+from fedbcd.recorded import completed
+from fedbcd.spec import OPTIONS, RENAMED, RunSpec
+
+Load = Callable[[str, Path | None], LoadedDataset]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,6 @@ class DataPart:
 
 
 MOST_DEVICES = 100_000_000  # a slip of the pen must not take all memory
-MOST_THREADS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +85,9 @@ class FederationPart:
 
     servers: int = 10
     devices: int = 10  # per server
-    active: int = 3  # q, uploads that end a server's phase
 
     def __post_init__(self) -> None:
-        for name in ("servers", "devices", "active"):
+        for name in ("servers", "devices"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"federation.{name} = {getattr(self, name)} must be 1 or more")
         if self.servers * self.devices > MOST_DEVICES:
@@ -97,9 +95,14 @@ class FederationPart:
                 f"federation.servers = {self.servers} with {self.devices} devices each are more"
                 f" than {MOST_DEVICES:,} devices; use fewer"
             )
-        if self.active > self.devices:
+
+    def check_active(self, active: int) -> None:
+        """Refuse a q that no server of so many devices can have."""
+        if active < 1:
+            raise ConfigError(f"federation.active = {active} must be 1 or more")
+        if active > self.devices:
             raise ConfigError(
-                f"federation.active = {self.active} exceeds the {self.devices} devices of a server;"
+                f"federation.active = {active} exceeds the {self.devices} devices of a server;"
                 f" use active <= {self.devices}"
             )
 
@@ -141,125 +144,50 @@ class ModelPart:
         return partial(MODELS[self.name], inputs=inputs, classes=data.classes, **options)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunPart:
-    """How long, how often to look, and on what."""
-
-    rounds: int | None = None
-    until_clock: float | None = None
-    seed: int = 0
-    evaluate_every: int | None = None
-    looks: int | None = (
-        # evaluations in all, where evaluate_every is left out; by default up to 20, under 30 % of
-        # the time
-        None
-    )
-    certify_every: int | None = (
-        # every so many evaluations with certificates, 0: none; by default as many as are cheap
-        None
-    )
-    certify_devices: int | None = (
-        None  # devices whose first-order gap is taken (8 by default, fewer in a very short run)
-    )
-    checkpoint_every: int | None = None
-    device: str = "cpu"
-    dtype: Literal["float32", "float64"] = "float32"
-    max_batch: int | None = None
-    storage: Literal["float32", "bfloat16"] | None = None  # of personal models between sessions
-    state: str | None = (
-        None  # a folder to keep personal models in, where memory is too small for them
-    )
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"  # of products of float32 numbers
-    measure: Measure | None = (
-        # of personal accuracy: by the device's own shares of labels (the default), or by the test
-        # set's, pooled
-        None
-    )
-    ahead: bool | None = (
-        # rounds planned ahead, without events between them; by default on a GPU, where the schedule
-        # allows it
-        None
-    )
-    compile: bool = (
-        False  # with rounds planned ahead: fused by torch.compile, which takes a minute at first
-    )
-    threads: int | None = (
-        None  # of torch; by default 1 for small models, where more only wait for each other
-    )
-
-    def __post_init__(self) -> None:
-        for name in (
-            "rounds",
-            "evaluate_every",
-            "looks",
-            "certify_devices",
-            "checkpoint_every",
-            "max_batch",
-            "threads",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"run.{name} = {value} must be 1 or more")
-        if self.threads is not None and self.threads > MOST_THREADS:
-            raise ConfigError(
-                f"run.threads = {self.threads} must be {MOST_THREADS} or less; more than there are"
-                " cores do not help"
-            )
-        if self.certify_every is not None and self.certify_every < 0:
-            raise ConfigError(f"run.certify_every = {self.certify_every} must be 0 (never) or more")
-        if self.until_clock is not None and not 0 < self.until_clock < math.inf:
-            raise ConfigError(
-                f"run.until_clock = {self.until_clock} must be a finite number above 0"
-            )
-        if self.rounds is not None and self.until_clock is not None:
-            raise ConfigError(
-                f"[run] has both rounds = {self.rounds} and until_clock = {self.until_clock:g};"
-                " keep one of them"
-            )
+ACTIVE = 3  # q, where a job file is silent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run, fully described."""
+    """One run, with the data and the model that it is about."""
 
     title: str = ""
     data: DataPart = field(default_factory=DataPart)
     federation: FederationPart = field(default_factory=FederationPart)
     model: ModelPart = field(default_factory=ModelPart)
-    algorithm: Algorithm = field(default_factory=FedBCD)
-    cloud: Cloud = field(default_factory=SyncCloud)
-    clock: Clock = field(default_factory=Clock)
-    run: RunPart = field(default_factory=lambda: RunPart(rounds=100))
+    spec: RunSpec = field(default_factory=lambda: RunSpec.from_table({}, ACTIVE))
 
     @property
     def name(self) -> str:
         """The title, or what it runs."""
-        return self.title or f"{self.algorithm.name} {self.cloud.name}"
+        return self.title or f"{self.spec.algorithm.name} {self.spec.cloud.name}"
+
+    @property
+    def active(self) -> int:
+        """q: a job names it, or has 3."""
+        return ACTIVE if self.spec.active is None else self.spec.active
 
     def to_table(self) -> dict[str, Any]:
         """A table that makes this job again."""
-        clock = {"arrival": describe(self.clock.arrival), "step": describe(self.clock.step)}
-        parts = {
-            key: describe(getattr(self, key))
-            for key in ("data", "federation", "model", "algorithm", "cloud", "run")
-        }
-        parts["run"]["measure"] = self._measure()  # said, whatever the default is when this is read
-        return {"title": self.name, **parts, "clock": clock}
+        parts = {key: describe(getattr(self, key)) for key in ("data", "federation", "model")}
+        parts["federation"]["active"] = self.active
+        return {"title": self.name, **parts, **self.spec.to_table()}
+
+    def changed(self, **said: Any) -> "Job":
+        """With other options of its run; None leaves one as it is."""
+        return replace(self, spec=self.spec.changed(said))
 
     def going_on(self, record: Mapping[str, Any]) -> "Job":
         """This job, as recorded where it says nothing: a record is a job's table, or the identity
         of a run.
         """
-        run = replace(self.run, measure=self.run.measure or measure_in(record))
-        return replace(self, algorithm=going_on(self.algorithm, record.get("algorithm")), run=run)
+        return replace(self, spec=self.spec.going_on(record))
 
-    def make_federation(self) -> Federation:
+    def make_federation(self, load: Load = load_dataset) -> Federation:
         """Load the data, split them, and put the model to them."""
-        data = load_dataset(
-            self.data.name, None if self.data.folder is None else Path(self.data.folder)
-        )
+        data = load(self.data.name, None if self.data.folder is None else Path(self.data.folder))
         devices = self.federation.servers * self.federation.devices
-        split = self.data.split(data, devices, self.run.seed)
+        split = self.data.split(data, devices, self.spec.seed)
         return Federation.from_partition(
             self.model.factory(data),
             nn.functional.cross_entropy,
@@ -275,75 +203,66 @@ class Job:
         chosen = self.data.augment or ("flip-crop" if self.data.name == "cifar10" else "none")
         return FlipCrop() if chosen == "flip-crop" else None
 
-    def check(self, out: Path, resume: bool) -> None:
-        """Refuse what `start` would refuse, before anything is trained or written."""
-        torch_device(self.run.device)
-        federation = self.make_federation()
-        settings = (self.going_on(recorded_in(out)) if resume else self).settings()
-        settings.check(federation)
-        RunFolder(out, settings.identity(federation), self.to_table()).inspect(resume)
-
-    def settings(self) -> Settings:
-        """What makes this run, beyond the federation."""
-        dtype = torch.float64 if self.run.dtype == "float64" else torch.float32
-        parts = (self.algorithm, self.cloud, self.federation.active, self.clock, self.run.seed)
-        kept: dict[str, Any] = {
-            "storage": self._storage(),
-            "precision": self.run.precision,
-            "measure": self._measure(),
-        }
-        return Settings(*parts, dtype=dtype, max_batch=self.run.max_batch, **kept)
-
-    def _measure(self) -> Measure:
-        return self.run.measure or DEFAULT
-
-    def _storage(self) -> torch.dtype | None:
-        return (
-            None
-            if self.run.storage is None
-            else {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.run.storage]
-        )
+    def check(self, federation: Federation, out: Path, resume: bool) -> None:
+        """Refuse what `run` would refuse, before anything is trained or written."""
+        find_torch_device(self.spec.torch_device)
+        job = self.going_on(recorded_in(out)) if resume else self
+        job.spec.check(federation)
+        RunFolder(out, job.spec.identity(federation), job.to_table()).inspect(resume)
 
     def use_threads(self, federation: Federation) -> None:
         """Set the number of torch's threads that this job asks for."""
-        if self.run.threads is not None or _is_small(federation):
-            torch.set_num_threads(self.run.threads or 1)
+        if self.spec.threads is not None or _is_small(federation):
+            torch.set_num_threads(self.spec.threads or 1)
 
-    def start(self, out: Path | None = None, *, resume: bool = False, **callbacks: Any) -> Run:
-        """Train; see `fedbcd.train` for the callbacks."""
+    def run(
+        self,
+        out: Path | str | None = None,
+        *,
+        resume: bool = False,
+        federation: Federation | None = None,
+        **more: Any,
+    ) -> Run:
+        """Train; `more` are options of `fedbcd.train`, which change those of the file, and its
+        callbacks. `federation` is the job's own, where it has been made before.
+        """
+        options = {name: more.pop(name) for name in OPTIONS if name in more}
+        job = self.changed(**options)
         if out is not None and resume:
-            self = self.going_on(recorded_in(out))
-        run = self.run
-        federation = self.make_federation()
-        self.use_threads(federation)
-        return train(
-            federation,
-            self.algorithm,
-            cloud=self.cloud,
-            rounds=run.rounds,
-            until_clock=run.until_clock,
-            active=self.federation.active,
-            clock=self.clock,
-            seed=run.seed,
-            evaluate_every=run.evaluate_every,
-            looks=run.looks,
-            certify_every=run.certify_every,
-            certify_devices=run.certify_devices,
-            checkpoint_every=run.checkpoint_every,
-            out=out,
-            resume=resume,
-            device=run.device,
-            dtype=torch.float64 if run.dtype == "float64" else torch.float32,
-            max_batch=run.max_batch,
-            storage=self._storage(),
-            state=run.state,
-            precision=run.precision,
-            measure=run.measure,
-            ahead=run.ahead,
-            compile=run.compile,
-            record=self.to_table(),
-            **callbacks,
-        )
+            job = job.going_on(recorded_in(Path(out)))
+        federation = federation or job.make_federation()
+        job.use_threads(federation)
+        return train(federation, job.spec, out=out, resume=resume, record=job.to_table(), **more)
+
+
+class Federations:
+    """Those of several jobs in turn: data sets are loaded once, and split anew where the next job
+    has another split.
+    """
+
+    def __init__(self) -> None:
+        self._load = cache(load_dataset)
+        self._last: tuple[Any, Federation] | None = None
+
+    def of(self, job: Job) -> Federation:
+        """The federation of a job."""
+        key = (job.data, job.federation, job.model, job.spec.seed)
+        if self._last is None or self._last[0] != key:
+            self._last = key, job.make_federation(self._load)
+        return self._last[1]
+
+
+def load_job(path: str | Path, run: str | None = None) -> Job:
+    """The job of a file, to look at, change and `run`; of several in one file, the one called
+    `run`.
+    """
+    jobs = {job.name: job for job in parse(read_toml(Path(path)))}
+    if run is None and len(jobs) == 1:
+        return next(iter(jobs.values()))
+    if run not in jobs:
+        said = f"none is called {run!r}{nearest(run, jobs)}" if run else "name one of them"
+        raise ConfigError(f"{path} has {len(jobs)} runs ({', '.join(map(repr, jobs))}): {said}")
+    return jobs[run]
 
 
 SMALL = 50_000  # parameters; below, a step takes less time than waking a second thread
@@ -375,7 +294,7 @@ def parse(table: Mapping[str, Any], recorded: bool = False) -> list[Job]:
         if recorded and isinstance(named := job.get("algorithm", {"name": FedBCD.name}), Mapping):
             job["algorithm"] = completed(named)
         if recorded and isinstance(run := job.get("run", {}), Mapping):
-            job["run"] = completed(run, "run")
+            job["run"] = completed(renamed_keys(run, RENAMED), "run")
         jobs.append(_job(job))
     names = [job.name for job in jobs]
     for name in names:
@@ -397,52 +316,42 @@ def _merged(old: Any, new: Any) -> Any:
 
 def _job(table: Mapping[str, Any]) -> Job:
     parts: dict[str, Any] = {"title": convert(table.get("title", ""), str, "title")}
-    for key, kind in (
-        ("data", DataPart),
-        ("federation", FederationPart),
-        ("model", ModelPart),
-        ("run", RunPart),
-    ):
+    federation = table.get("federation", {})
+    active = ACTIVE
+    if isinstance(federation, Mapping) and "active" in federation:
+        active = convert(federation["active"], int, "federation.active")
+        federation = {key: value for key, value in federation.items() if key != "active"}
+    for key, kind in (("data", DataPart), ("model", ModelPart)):
         if key in table:
             parts[key] = build(kind, table[key], key)
-    if "algorithm" in table:
-        parts["algorithm"] = choose(ALGORITHMS, table["algorithm"], "algorithm")
-    if "cloud" in table:
-        parts["cloud"] = choose(CLOUDS, table["cloud"], "cloud")
-    if "clock" in table:
-        parts["clock"] = _clock(table["clock"])
-    job = Job(**parts)
-    if job.run.rounds is None and job.run.until_clock is None:
-        raise ConfigError(
-            "[run] needs rounds or until_clock, to say when to stop, e.g. rounds = 100"
-        )
-    job.cloud.coordinator(
-        job.federation.servers, job.algorithm.cloud_iterations
+    parts["federation"] = build(FederationPart, federation, "federation")
+    parts["federation"].check_active(active)
+    job = Job(**parts, spec=RunSpec.from_table(_with_times(table), active))
+    job.spec.cloud.coordinator(
+        job.federation.servers, job.spec.algorithm.cloud_iterations
     )  # refuses B > servers
     return job
 
 
-def _clock(table: Any) -> Clock:
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"[clock] must be a table, not {table!r}")
-    check_keys(table, {"arrival", "step"}, "clock")
-    return Clock(**{key: _delay(value, f"clock.{key}") for key, value in table.items()})
+def _with_times(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A trace of [clock] may name a file with one recorded time per line instead of its values."""
+    clock = table.get("clock")
+    if not isinstance(clock, Mapping):
+        return table
+    return {**table, "clock": {key: _delay(value, f"clock.{key}") for key, value in clock.items()}}
 
 
-def _delay(table: Any, where: str) -> Delay:
-    """A delay by name; a trace may name a file with one recorded time per line instead of its
-    values.
-    """
-    if isinstance(table, Mapping) and table.get("name") == "trace" and "file" in table:
-        path = Path(str(table["file"]))
-        try:
-            values = [float(line) for line in path.read_text().split()]
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{where}.file = {str(path)!r} is not a list of times, one per line: {error}"
-            ) from None
-        table = {"name": "trace", "values": values}
-    return choose(DELAYS, table, where)
+def _delay(table: Any, where: str) -> Any:
+    if not (isinstance(table, Mapping) and table.get("name") == "trace" and "file" in table):
+        return table
+    path = Path(str(table["file"]))
+    try:
+        values = [float(line) for line in path.read_text().split()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{where}.file = {str(path)!r} is not a list of times, one per line: {error}"
+        ) from None
+    return {"name": "trace", "values": values}
 
 
 def _is_small(federation: Federation) -> bool:

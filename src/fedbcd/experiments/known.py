@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,14 +20,15 @@ from fedbcd.algorithm.projection import Box
 from fedbcd.algorithm.variants import FedBCD, penalties
 from fedbcd.compute.numbers import Numbers
 from fedbcd.data.federation import Federation
-from fedbcd.engines.settings import Settings
+from fedbcd.engines.setup import make_machines, make_numbers, make_reader, make_schedule
 from fedbcd.engines.timeline import Timeline, TimelineRecorder
 from fedbcd.protocol.clouds import RigorousCloud
 from fedbcd.protocol.messages import Actor, Command, Event, StepModel, number_of
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
-from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.schedule.events import Simulation
 from fedbcd.schedule.work import Reader
+from fedbcd.spec import RunSpec
 from fedbcd.theory import certificates as theory
 from fedbcd.theory.bounds import Problem, device_step_limit, server_step_limit
 from fedbcd.theory.mixing import (
@@ -330,11 +331,12 @@ def trace(
         projection=Box(-BORDER, BORDER),
     )
     clock = Clock(RegularTimes(math.e), RegularTimes(math.pi))
-    settings = Settings(algorithm, RigorousCloud(FIRST), ACTIVE, clock, seed, dtype=torch.float64)
-    settings.check(federation)
-    numbers = settings.numbers(federation, torch.device("cpu"))
+    timing: Any = {"active": ACTIVE, "clock": clock, "seed": seed}
+    spec = RunSpec(algorithm, RigorousCloud(FIRST), dtype=torch.float64, **timing)
+    spec.check(federation)
+    numbers = make_numbers(spec, federation, torch.device("cpu"))
     phases = _Phases(
-        settings.reader(federation),
+        make_reader(spec, federation),
         numbers,
         TimelineRecorder(federation.servers, numbered=True),
         federation.servers,
@@ -346,8 +348,8 @@ def trace(
         for members in federation.servers
     ]
     simulation = Simulation(
-        Driver(settings.machines(federation), phases),
-        Schedule(algorithm, settings.clock, seed, ACTIVE),
+        Driver(make_machines(spec, federation), phases),
+        make_schedule(spec, federation),
     )
     while min(len(z) for z in phases.z) <= rounds:
         simulation.play_round()

@@ -10,8 +10,9 @@ from fedbcd.algorithm.projection import Box
 from fedbcd.algorithm.variants import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
 from fedbcd.data.measure import Measure
 from fedbcd.errors import ConfigError
-from fedbcd.experiments.job import DataPart, FederationPart, Job, ModelPart, RunPart
+from fedbcd.experiments.job import DataPart, Job, ModelPart
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
+from fedbcd.spec import RunSpec
 
 MEASURE: Measure = (
     "pooled-labels"  # "edge devices test local models on test data that have the same diversity"
@@ -33,11 +34,7 @@ class Panel:
         """Every run with every seed."""
         if seeds < 1:
             raise ConfigError(f"seeds={seeds} must be 1 or more")
-        return [
-            replace(job, run=replace(job.run, seed=seed))
-            for job in self.jobs
-            for seed in range(seeds)
-        ]
+        return [job.changed(seed=seed) for job in self.jobs for seed in range(seeds)]
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Setting:
 
     folder: str | None = None
     rounds: int | None = None  # of the Sync-cloud; Figure 4 turns it into clock time
-    device: str = "cpu"
+    torch_device: str = "cpu"
 
     def rounds_or(self, default: int) -> int:
         """As many rounds as asked for, or the panel's own."""
@@ -97,11 +94,8 @@ def fig3d(setting: Setting) -> Panel:
     """CIFAR-10 with ResNet-20, 5 active devices per server, diversity 3."""
     base = Job(
         data=DataPart(name="cifar10", folder=setting.folder, diversity=3, samples=500),
-        federation=FederationPart(active=5),
         model=ModelPart(name="resnet20"),
-        run=RunPart(
-            rounds=setting.rounds_or(300), looks=20, device=setting.device, measure=MEASURE
-        ),
+        spec=_spec(setting, active=5, rounds=300),
     )
     return _against_rounds("fig3d", "CIFAR-10, active 5, diversity 3", base)
 
@@ -151,26 +145,37 @@ def panels(names: Sequence[str], setting: Setting) -> list[Panel]:
 def _mnist(setting: Setting, diversity: int, active: int, rounds: int) -> Job:
     return Job(
         data=DataPart(name="mnist", folder=setting.folder, diversity=diversity, samples=600),
-        federation=FederationPart(active=active),
         model=ModelPart(name="mlp", hidden=(128, 64)),
-        run=RunPart(
-            rounds=setting.rounds_or(rounds), looks=20, device=setting.device, measure=MEASURE
-        ),
+        spec=_spec(setting, active, rounds),
     )
 
 
+def _spec(setting: Setting, active: int, rounds: int) -> RunSpec:
+    spec = RunSpec(
+        FedBCD(),
+        active=active,
+        rounds=setting.rounds_or(rounds),
+        looks=20,
+        torch_device=setting.torch_device,
+        measure=MEASURE,
+    )
+    spec.check_values("run.")
+    return spec
+
+
 def _against_rounds(name: str, title: str, base: Job) -> Panel:
-    jobs = tuple(replace(base, title=title, algorithm=algorithm) for title, algorithm in ALL)
+    jobs = tuple(
+        replace(base.changed(algorithm=algorithm), title=title) for title, algorithm in ALL
+    )
     return Panel(name, title, jobs, "round", ("personal_accuracy", "global_accuracy"))
 
 
 def _against_clock(name: str, title: str, algorithm: Algorithm, base: Job) -> Panel:
-    assert base.run.rounds is not None
-    timed = replace(
-        base, run=replace(base.run, rounds=None, until_clock=SYNC_ROUND * base.run.rounds, looks=40)
-    )
+    assert base.spec.rounds is not None
+    timed = base.changed(until_clock=SYNC_ROUND * base.spec.rounds, looks=40)
     jobs = tuple(
-        replace(timed, title=title, algorithm=algorithm, cloud=cloud) for title, cloud in CLOUDS
+        replace(timed.changed(algorithm=algorithm, cloud=cloud), title=title)
+        for title, cloud in CLOUDS
     )
-    prox = replace(timed, title="FedProx, Sync", algorithm=PROX)
+    prox = replace(timed.changed(algorithm=PROX), title="FedProx, Sync")
     return Panel(name, title, (*jobs, prox), "clock", ("global_accuracy",))

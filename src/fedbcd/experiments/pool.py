@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,19 @@ from typing import Any
 import torch
 
 from fedbcd.compute.allocator import keep_freed_memory
-from fedbcd.engines.settings import torch_device
+from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.experiments.job import Job, parse
+from fedbcd.experiments.job import Federations, Job, parse
 from fedbcd.record.history import History, Row
 from fedbcd.recorded import in_record, shortened
+from fedbcd.spec import OPTIONS, Place, default_of, plain
 
 CHECKPOINT_EVERY = 200  # rounds
 # to be raised when a correction changes what runs compute by more than rounding: old results are
 # then not used any more
 RESULTS = 1
+NAMED = ("seed", "dtype")  # keys hold them even at their defaults, as they did in 0.1.0
+BESIDE = {"checkpoint_every", *(f.name for f in fields(Place))}  # options that are not in keys
 
 
 @dataclass(frozen=True)
@@ -41,23 +44,21 @@ class Result:
 
 
 def job_key(job: Job) -> str:
-    """A hash of everything that changes the result; titles, folders and thread counts do not, nor
-    does what is left out.
+    """A hash of everything that changes the result: not titles, folders, places or checkpoints. An
+    option at its default is left out, so that new ones leave the keys of known results as they are.
     """
     table = without_none(
-        json.loads(json.dumps(job.to_table() | {"algorithm": in_record(job.algorithm)}))
+        json.loads(json.dumps(job.to_table() | {"algorithm": in_record(job.spec.algorithm)}))
     )
     if RESULTS > 1:
         table["results"] = RESULTS
     del table["title"]
-    for section, key in (
-        ("data", "folder"),
-        ("run", "threads"),
-        ("run", "checkpoint_every"),
-        ("run", "device"),
-    ):
-        table[section].pop(key, None)
-    table["run"] = shortened(table["run"], "run")
+    table["data"].pop("folder", None)
+    table["run"] = {
+        name: value
+        for name, value in shortened(table["run"], "run").items()
+        if name not in BESIDE and (name in NAMED or value != plain(default_of(OPTIONS[name])))
+    }
     if job.data.manifest is not None:  # what it says counts, not where it lies
         table["data"]["manifest"] = hashlib.sha256(Path(job.data.manifest).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
@@ -74,8 +75,8 @@ def run_jobs(
     """
     if workers < 1:
         raise ConfigError(f"workers={workers} must be 1 or more")
-    for device in {job.run.device for job in jobs}:
-        torch_device(device)  # also where all results are known
+    for name in {job.spec.torch_device for job in jobs}:
+        find_torch_device(name)  # also where all results are known
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,8 +88,9 @@ def run_jobs(
         if job_key(job) not in todo:
             on_done(job)
     if workers == 1 or len(todo) <= 1:
+        made = Federations()
         for job in todo.values():
-            _compute(job, folder)
+            _compute(job, folder, made)
             on_done(job)
     else:
         _in_processes(todo, folder, workers, on_done)
@@ -116,12 +118,12 @@ def _work(table: str, folder: str) -> None:
     """In a process of its own: one thread each, so that processes do not wait for each other's."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    _compute(parse(without_none(json.loads(table)))[0], Path(folder))
+    _compute(parse(without_none(json.loads(table)))[0], Path(folder), Federations())
 
 
-def _compute(job: Job, folder: Path) -> None:
+def _compute(job: Job, folder: Path, made: Federations) -> None:
     place = folder / f"{job_key(job)}.run"
-    run = _sparing(job).start(place, resume=True)
+    run = _sparing(job).run(place, resume=True, federation=made.of(job))
     kept = {
         "job": (
             replace(job, data=replace(job.data, folder=None)).to_table()
@@ -129,7 +131,11 @@ def _compute(job: Job, folder: Path) -> None:
         "summary": run.summary,
         "history": [astuple(row) for row in run.history],
         "personal": list(run.personal_scores.values()),
-        "made_with": {"results": RESULTS, "torch": torch.__version__, "device": job.run.device},
+        "made_with": {
+            "results": RESULTS,
+            "torch": torch.__version__,
+            "device": str(job.spec.torch_device),
+        },
     }
     temporary = _result_file(folder, job).with_suffix(".tmp")
     temporary.write_text(json.dumps(kept))
@@ -141,8 +147,7 @@ def _sparing(job: Job) -> Job:
     """The same job with fewer checkpoints: a run in a series is short, and its models are not
     kept.
     """
-    every = job.run.checkpoint_every or CHECKPOINT_EVERY
-    return replace(job, run=replace(job.run, checkpoint_every=every))
+    return job.changed(checkpoint_every=job.spec.checkpoint_every or CHECKPOINT_EVERY)
 
 
 def _result_file(folder: Path, job: Job) -> Path:

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, variance
 from tempfile import TemporaryDirectory
-
-import torch
+from typing import Any
 
 from fedbcd.data.federation import Federation
 from fedbcd.engines.run import train
 from fedbcd.errors import ConfigError
-from fedbcd.experiments.job import Job
+from fedbcd.experiments.job import Federations, Job
 from fedbcd.experiments.sweep import Score
 from fedbcd.planner.order_statistics import check_rank
 from fedbcd.planner.server_time import device_model
 from fedbcd.planner.timeline import rounds_of
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud, RigorousCloud, SyncCloud
+from fedbcd.spec import RunSpec
 
 PLANNED: dict[str, type[AsyncCloud] | type[RigorousCloud]] = {
     kind.name: kind for kind in (AsyncCloud, RigorousCloud)
@@ -102,8 +102,9 @@ def run_pilots(
     _check(job, chosen, seeds, until_clock)
     last = STOPS[-1] * job_length(job) if until_clock is None else until_clock
     stops = tuple(share / STOPS[-1] * last for share in STOPS)
-    jobs = [replace(job, run=replace(job.run, seed=job.run.seed + k)) for k in range(seeds)]
-    federations = [each.make_federation() for each in jobs]
+    jobs = [job.changed(seed=job.spec.seed + k) for k in range(seeds)]
+    made = Federations()
+    federations = [made.of(each) for each in jobs]
     jobs[0].use_threads(federations[0])
     pilots = [Pilot(first) for first in chosen]
     racing = list(pilots)
@@ -122,7 +123,7 @@ def planned_cloud(job: Job, named: str | None = None) -> str:
     """The name of the cloud that a job is planned for: the one `named`, else its own ("async" for
     "sync", which is its B = N).
     """
-    chosen = named or ("async" if isinstance(job.cloud, SyncCloud) else job.cloud.name)
+    chosen = named or ("async" if isinstance(job.spec.cloud, SyncCloud) else job.spec.cloud.name)
     if chosen == GraphCloud.name:
         raise ConfigError(
             f"{job.name} mixes all servers along its matrix, so there is no B to choose; "
@@ -140,18 +141,18 @@ def job_length(job: Job) -> float:
     """How long the job runs on its clock: as it says, or its rounds times the expected length of
     one.
     """
-    if job.run.until_clock is not None:
-        return job.run.until_clock
+    if job.spec.until_clock is not None:
+        return job.spec.until_clock
     first = (
-        job.cloud.first
-        if isinstance(job.cloud, AsyncCloud | RigorousCloud)
+        job.spec.cloud.first
+        if isinstance(job.spec.cloud, AsyncCloud | RigorousCloud)
         else job.federation.servers
     )
-    assert job.run.rounds is not None
+    assert job.spec.rounds is not None
     return (
-        job.run.rounds
+        job.spec.rounds
         * rounds_of(
-            job.cloud.name, device_model(job), job.federation.servers, first, job.run.rounds
+            job.spec.cloud.name, device_model(job), job.federation.servers, first, job.spec.rounds
         ).mean
     )
 
@@ -163,10 +164,10 @@ def _check(job: Job, firsts: Sequence[int], seeds: int, until_clock: float | Non
         raise ConfigError(f"seeds={seeds} must be 1 or more")
     if until_clock is not None and not 0 < until_clock < math.inf:
         raise ConfigError(f"until_clock={until_clock} must be a finite number above 0")
-    if not job.algorithm.personal:
+    if not job.spec.algorithm.personal:
         raise ConfigError(
-            f"{job.algorithm.name} keeps one model everywhere and waits for all servers; there is"
-            " no B to try"
+            f"{job.spec.algorithm.name} keeps one model everywhere and waits for all servers; there"
+            " is no B to try"
         )
 
 
@@ -184,21 +185,9 @@ def _advance(
     for seed, (job, federation) in enumerate(zip(jobs, federations, strict=True)):
         run = train(
             federation,
-            job.algorithm,
-            cloud=cloud,
-            until_clock=stop,
-            active=job.federation.active,
-            clock=job.clock,
-            seed=job.run.seed,
-            looks=1,
-            certify_every=0,
+            pilot_spec(job.spec, cloud, stop),
             out=folder / f"{pilot.first}-{seed}",
             resume=True,
-            device=job.run.device,
-            dtype=torch.float64 if job.run.dtype == "float64" else torch.float32,
-            max_batch=job.run.max_batch,
-            storage=job.settings().storage,
-            measure=job.run.measure,
             on_notice=lambda _: None,  # the run that is chosen says them
         )
         scores.append(float(getattr(run.history.last, by)))
@@ -210,6 +199,13 @@ def _advance(
             " score on"
         )
     pilot.scores.append(tuple(scores))
+
+
+def pilot_spec(spec: RunSpec, cloud: AsyncCloud | RigorousCloud, stop: float) -> RunSpec:
+    """The job's own run on a cloud up to clock `stop`, looked at once, where it ends."""
+    quiet: dict[str, Any] = {"evaluate_every": None, "looks": 1, "certify_every": 0}
+    timed = spec.changed({"cloud": cloud, "until_clock": stop})
+    return replace(timed, checkpoint_every=None, certify_devices=None, **quiet)
 
 
 def _without_hopeless(racing: Sequence[Pilot], stop: float) -> list[Pilot]:

@@ -82,10 +82,10 @@ class DeviceModel:
 
 def device_model(job: Job, active: int | None = None) -> DeviceModel:
     """The device model of a job; with FedBCD-I only the available devices can arrive."""
-    members, q = job.federation.devices, job.federation.active if active is None else active
-    if isinstance(job.algorithm, FedBCDI):
-        members = min(members, job.algorithm.available_of(members))
-    return DeviceModel(job.clock, members, q, job.algorithm.steps)
+    members, q = job.federation.devices, job.active if active is None else active
+    if isinstance(job.spec.algorithm, FedBCDI):
+        members = min(members, job.spec.algorithm.available_of(members))
+    return DeviceModel(job.spec.clock, members, q, job.spec.algorithm.steps)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from fedbcd.compute.store import stored_in
 from fedbcd.data.federation import Federation
 from fedbcd.data.samples import Samples
 from fedbcd.engines.cluster.options import import_ray
-from fedbcd.engines.settings import Settings, products_in, torch_device
+from fedbcd.engines.setup import find_torch_device, make_devices, make_trainer, products_in
 from fedbcd.schedule.work import Count, Session, Sessions
+from fedbcd.spec import RunSpec
 
 Array = np.ndarray[Any, Any]
 MODELS = ("x", "x_prev")
@@ -100,7 +101,7 @@ class Shard:
     def hold(
         self,
         part: Federation,
-        settings: Settings,
+        spec: RunSpec,
         devices: Sequence[int],
         where: str,
         state: str | None,
@@ -113,17 +114,17 @@ class Shard:
             return OwnRows(devices, rows, start)
 
         make_rows: MakeRows = own_rows if state is None else stored_in(Path(state))
-        self._precision = settings.precision
-        device = torch_device(
+        self._precision = spec.precision
+        device = find_torch_device(
             where
         )  # of a GPU: the first of those that Ray has set aside for this actor
-        trainer, start = settings.trainer(part, device)
+        trainer, start = make_trainer(spec, part, device)
         trainer.check_vectorised(start)
-        self._devices = devices_ = settings.devices(part, trainer, start, make_rows)
+        self._devices = devices_ = make_devices(spec, part, trainer, start, make_rows)
         shape = (len(part.servers), len(start))
         total_VF = torch.zeros(shape, dtype=torch.float64, device=device)
         self._sums = Sums(total_VF, [0.0] * len(part.servers))
-        self._evaluator = Evaluator(part, trainer.objective, device, measure=settings.measure)
+        self._evaluator = Evaluator(part, trainer.objective, device, measure=spec.chosen_measure)
         self._models = dict(zip(MODELS, (devices_.x_NF, devices_.prev_NP), strict=True))
 
     def node(self) -> str:

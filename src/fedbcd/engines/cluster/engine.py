@@ -30,11 +30,12 @@ from fedbcd.compute.store import StoredRows
 from fedbcd.compute.workers import Workers
 from fedbcd.data.federation import Federation
 from fedbcd.engines.cluster.actors import MODELS, Array, Done, Shard, packed, part_of, unpacked
-from fedbcd.engines.cluster.options import Cluster, expected_work, import_ray, shards_of
-from fedbcd.engines.settings import Settings
+from fedbcd.engines.cluster.options import expected_work, import_ray, shards_of
+from fedbcd.engines.setup import make_numbers_of, make_trainer
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.protocol.messages import ModelRef
 from fedbcd.schedule.work import Count, Sessions
+from fedbcd.spec import Cluster, RunSpec
 
 OBJECT_STORE = 150 * 2**20  # bytes, of a Ray that is started for one run
 OF_A_RAY_FOR_ONE_RUN = {
@@ -96,21 +97,21 @@ class Shards:
         self,
         ray: Any,
         federation: Federation,
-        settings: Settings,
+        spec: RunSpec,
         options: Cluster,
         state: Path | None,
     ) -> None:
         self.ray = ray
-        self.federation, self.settings, self.options, self.state = (
+        self.federation, self.spec, self.options, self.state = (
             federation,
-            settings,
+            spec,
             options,
             state,
         )
         self.traffic = Traffic()
         self.shards = [
             _Shard(devices)
-            for devices in shards_of(federation, settings, _number_of_actors(ray, options))
+            for devices in shards_of(federation, spec, _number_of_actors(ray, options))
         ]
         self.of_device = np.zeros(federation.devices, dtype=np.int64)
         for number, shard in enumerate(self.shards):
@@ -136,7 +137,7 @@ class Shards:
             "cuda" if self.options.gpus else "cpu",
             None if self.state is None else str(self.state),
         )
-        return shard.actor.hold.remote(part, self.settings, shard.devices, where, state)
+        return shard.actor.hold.remote(part, self.spec, shard.devices, where, state)
 
     def close(self) -> None:
         """The run is over."""
@@ -224,7 +225,7 @@ class Shards:
         self.traffic.rebuilt += 1
         self.ray.kill(shard.actor)
         refs = [self._start(shard)]
-        if self._checkpoint is not None and self.settings.algorithm.personal:
+        if self._checkpoint is not None and self.spec.algorithm.personal:
             refs += [
                 shard.actor.set_rows.remote(*saved)
                 for saved in rows_in(self._checkpoint, shard.devices)
@@ -243,7 +244,7 @@ class Shards:
 
     def report(self) -> dict[str, Any]:
         """Who did how much, and what travelled."""
-        work = expected_work(self.federation, self.settings)
+        work = expected_work(self.federation, self.spec)
         total = float(work.sum())
         nodes = self.ask("node", dict.fromkeys(range(len(self.shards)), ()))
         shards = [
@@ -362,7 +363,7 @@ class RemoteRows(Rows):
     def kept(self) -> ManyModels:
         """All rows, on this machine: in memory, or where the run keeps its state."""
         if self._shards.state is None:
-            return torch.cat(list(self.blocks())).to(self._shards.settings.dtype)
+            return torch.cat(list(self.blocks())).to(self._shards.spec.dtype)
         kept = StoredRows(
             self._shards.state, self.shape[0], torch.zeros(self.shape[1], dtype=self.dtype)
         )
@@ -548,15 +549,15 @@ def ray_for(options: Cluster) -> Iterator[Any]:
 
 @contextmanager
 def cluster_numbers(
-    settings: Settings, federation: Federation, options: Cluster, state: Path | None
+    spec: RunSpec, federation: Federation, options: Cluster, state: Path | None
 ) -> Iterator[Numbers]:
     """Numbers whose devices are in actors, which go when the run is over."""
     with ray_for(options) as ray:
-        shards = Shards(ray, federation, settings, options, state)
+        shards = Shards(ray, federation, spec, options, state)
         try:
-            trainer, start = settings.trainer(federation, torch.device("cpu"))
-            rows = federation.devices if settings.algorithm.personal else 0
-            kept, p = start.to(settings.kept_as), trainer.objective.layout.size_P
+            trainer, start = make_trainer(spec, federation, torch.device("cpu"))
+            rows = federation.devices if spec.algorithm.personal else 0
+            kept, p = start.to(spec.kept_as), trainer.objective.layout.size_P
             tables: tuple[ManyModels, ManyModels]
             if rows:
                 tables = (
@@ -565,7 +566,7 @@ def cluster_numbers(
                 )
             else:
                 tables = (kept.new_empty(0, len(kept)), kept.new_empty(0, p))
-            devices = RemoteDevices(shards, settings.cloud.sync, *tables)
-            yield settings.numbers_of(federation, trainer, start, devices)
+            devices = RemoteDevices(shards, spec.cloud.sync, *tables)
+            yield make_numbers_of(spec, federation, trainer, start, devices)
         finally:
             shards.close()

@@ -1,40 +1,13 @@
 """How a run is spread over a cluster, and how the work is shared out."""
 
 import importlib
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedbcd.data.federation import Federation
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Where `train(engine=...)` computes: on the actors of a Ray cluster, each with a shard of the
-    devices.
-
-    address  of a running cluster, e.g. "auto" or "head:6379"; without one, Ray is started on this
-    machine for the run
-    actors   how many shards; by default one per `cpus` that the cluster has (or per `gpus`)
-    cpus     of each actor, as Ray counts them
-    gpus     of each actor; a fraction shares a GPU, e.g. 0.25 puts four actors on one
-    """
-
-    address: str | None = None
-    actors: int | None = None
-    cpus: float = 1.0
-    gpus: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.actors is not None and self.actors < 1:
-            raise ConfigError(f"actors={self.actors} must be 1 or more")
-        if self.cpus < 0 or self.gpus < 0 or self.cpus + self.gpus == 0:
-            raise ConfigError(
-                f"cpus={self.cpus:g} and gpus={self.gpus:g} must be 0 or more, and not both 0"
-            )
+from fedbcd.spec import Cluster, RunSpec
 
 
 def chosen_cluster(engine: str | Cluster) -> Cluster | None:
@@ -58,14 +31,12 @@ def import_ray() -> Any:
         ) from None
 
 
-def expected_work(
-    federation: Federation, settings: Settings
-) -> np.ndarray[Any, np.dtype[np.float64]]:
+def expected_work(federation: Federation, spec: RunSpec) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Samples that each device trains on in a round of its server, on average: chance of being
     active x steps x batch.
     """
-    active, batch = settings.active_of(federation), settings.algorithm.batch
-    mean_steps = sum(settings.algorithm.steps) / 2
+    active, batch = spec.active_of(federation), spec.algorithm.batch
+    mean_steps = sum(spec.algorithm.steps) / 2
     work = np.zeros(federation.devices)
     for members in federation.servers:
         for device in members:
@@ -74,14 +45,14 @@ def expected_work(
     return work
 
 
-def shards_of(federation: Federation, settings: Settings, actors: int) -> list[list[int]]:
+def shards_of(federation: Federation, spec: RunSpec, actors: int) -> list[list[int]]:
     """Devices of each actor: server after server, cut where the expected work is even.
 
     Neighbours share a server, so that the sums of V servers come back from A actors as V + A - 1
     vectors at most.
     """
     order = np.array([device for members in federation.servers for device in members])
-    work = expected_work(federation, settings)[order]
+    work = expected_work(federation, spec)[order]
     middle = np.cumsum(work) - work / 2
     shard = np.minimum((middle / work.sum() * actors).astype(int), actors - 1)
     return [devices for k in range(actors) if (devices := order[shard == k].tolist())]

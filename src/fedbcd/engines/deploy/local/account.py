@@ -13,7 +13,6 @@ import numpy as np
 from fedbcd.algorithm import draws
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.timeouts import quantile
-from fedbcd.engines.settings import Settings
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Activated,
@@ -29,6 +28,7 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.record.eventlog import LogReader
 from fedbcd.schedule.delays import Delay
+from fedbcd.spec import RunSpec
 
 
 class _Phase:
@@ -45,7 +45,7 @@ class _Phase:
         self.is_drawn = True
 
 
-def account(log: Path, settings: Settings, options: Deploy) -> dict[str, Any]:
+def account(log: Path, spec: RunSpec, options: Deploy) -> dict[str, Any]:
     """Mean and high quantile of what was waited for."""
     reader = _Reader()
     for step in LogReader(log):
@@ -59,11 +59,9 @@ def account(log: Path, settings: Settings, options: Deploy) -> dict[str, Any]:
     }
     if options.time_scale is not None:
         beyond = [
-            _beyond(phase, settings, options.time_scale) for phase in reader.done if phase.is_drawn
+            _beyond(phase, spec, options.time_scale) for phase in reader.done if phase.is_drawn
         ]
-        last = [
-            _beyond(phase, settings, options.time_scale) for phase in reader.last if phase.is_drawn
-        ]
+        last = [_beyond(phase, spec, options.time_scale) for phase in reader.last if phase.is_drawn]
         found["phases_ahead_of_draws"] = sum(not phase.is_drawn for phase in reader.done)
         found |= {"phase_overhead_s": _mean(beyond), "phase_overhead_s_p95": _high(beyond)}
         found["round_overhead_s"] = round(
@@ -127,12 +125,12 @@ class _Reader:
                     self.done.append(phase)
 
 
-def _beyond(phase: _Phase, settings: Settings, scale: float) -> float:
+def _beyond(phase: _Phase, spec: RunSpec, scale: float) -> float:
     """Seconds that a phase took beyond the drawn arrivals and work of the devices that it waited
     for.
     """
     assert phase.ended is not None
-    seed, clock = settings.seed, settings.clock
+    seed, clock = spec.seed, spec.clock
     due = [
         _quantile(clock.arrival, draws.unit_one(seed, draws.ARRIVAL, device, phase.number))
         + phase.steps.get(device, 0)

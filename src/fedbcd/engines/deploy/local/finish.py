@@ -21,10 +21,10 @@ from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.engines.look import row_of, scores_of
 from fedbcd.engines.replay import Replaying, replay
 from fedbcd.engines.result import Run
-from fedbcd.engines.settings import Settings
 from fedbcd.engines.warnings import at_the_border
 from fedbcd.errors import ReplayMismatch
 from fedbcd.record.history import History
+from fedbcd.spec import RunSpec
 
 LOOKS = 20
 
@@ -32,7 +32,7 @@ LOOKS = 20
 def conclude(
     out: Path,
     federation: Federation,
-    settings: Settings,
+    spec: RunSpec,
     options: Deploy,
     job: dict[str, Any],
     facts: dict[str, Any],
@@ -40,8 +40,8 @@ def conclude(
     """Merge, replay, evaluate, write; raises `ReplayMismatch` if the replay does not end with the
     deployment's own models.
     """
-    end = merge_stores(out, federation, settings, options, job)
-    looks = _Looks(federation, settings, [end["clock"] * k / LOOKS for k in range(LOOKS)])
+    end = merge_stores(out, federation, spec, options, job)
+    looks = _Looks(federation, spec, [end["clock"] * k / LOOKS for k in range(LOOKS)])
     began = time.perf_counter()
     found = replay(out / "events.jsonl", federation, exact=True, on_step=looks.before)
     if found["digest"] != end["digest"]:
@@ -50,16 +50,16 @@ def conclude(
             f" {end['digest']}"
         )
     run = looks.result(end, {**facts, "replay_seconds": round(time.perf_counter() - began, 3)})
-    run.summary["deployment"] |= account(out / "events.jsonl", settings, options)
+    run.summary["deployment"] |= account(out / "events.jsonl", spec, options)
     run.save(out)
     return run
 
 
 def merge_stores(
-    out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any]
+    out: Path, federation: Federation, spec: RunSpec, options: Deploy, job: dict[str, Any]
 ) -> dict[str, Any]:
     """The stores of all roles as `events.jsonl`, as far as it has not grown before; its end."""
-    log = growing_log(out, federation, settings, options, job)
+    log = growing_log(out, federation, spec, options, job)
     try:
         return log.finish()
     finally:
@@ -67,22 +67,20 @@ def merge_stores(
 
 
 def growing_log(
-    out: Path, federation: Federation, settings: Settings, options: Deploy, job: dict[str, Any]
+    out: Path, federation: Federation, spec: RunSpec, options: Deploy, job: dict[str, Any]
 ) -> GrowingLog:
     """`events.jsonl` of a deployment in a folder, to go on with."""
-    blueprint = Blueprint.of(settings, federation)
+    blueprint = Blueprint.of(spec, federation)
     folders = {actor: options.folder_of(actor) for actor in actors_of(blueprint)}
-    return GrowingLog(
-        out / "events.jsonl", header_of(settings, federation, job), blueprint, folders
-    )
+    return GrowingLog(out / "events.jsonl", header_of(spec, federation, job), blueprint, folders)
 
 
 class _Looks:
     """Evaluates the models as they were at chosen times."""
 
-    def __init__(self, federation: Federation, settings: Settings, times: list[float]) -> None:
+    def __init__(self, federation: Federation, spec: RunSpec, times: list[float]) -> None:
         self._federation = federation
-        self._settings = settings
+        self._spec = spec
         self._times = times
         self._evaluator: Evaluator | None = None
         self._at: Replaying | None = None
@@ -103,7 +101,7 @@ class _Looks:
                 self._federation,
                 numbers.trainer.objective,
                 torch.device("cpu"),
-                measure=self._settings.measure,
+                measure=self._spec.chosen_measure,
             )
         self.scores = scores_of(numbers, machines, self._evaluator)
         self.history.append(row_of(numbers, machines, self.scores, clock, Certificates()))
@@ -122,17 +120,17 @@ class _Looks:
         )
         z_VF, border = numbers.global_NF(), at_the_border(numbers, range(self._federation.devices))
         summary = {
-            "algorithm": self._settings.algorithm.name,
-            "cloud": self._settings.cloud.name,
-            "seed": self._settings.seed,
+            "algorithm": self._spec.algorithm.name,
+            "cloud": self._spec.cloud.name,
+            "seed": self._spec.seed,
             "rounds": end["rounds"],
             "clock": end["clock"],
             "global_accuracy": last.global_accuracy,
             "personal_accuracy": last.personal_accuracy,
-            "measure": self._settings.measure,
+            "measure": self._spec.chosen_measure,
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self._evaluator.score(
-                z_VF.double().mean(0).to(self._settings.dtype)
+                z_VF.double().mean(0).to(self._spec.dtype)
             ),
             "seconds": round(end["clock"], 3),
             "digest": end["digest"],

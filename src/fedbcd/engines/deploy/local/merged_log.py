@@ -21,7 +21,6 @@ from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.local.log_order import Order
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.store import Store
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import RecordError
 from fedbcd.protocol import Device, DeviceState
 from fedbcd.protocol.messages import (
@@ -48,13 +47,14 @@ from fedbcd.protocol.messages import (
     upload_ref,
 )
 from fedbcd.record.eventlog import LogWriter, Transition
+from fedbcd.spec import RunSpec
 
 
 def header_of(
-    settings: Settings, federation: Federation, job: Mapping[str, Any] | None = None
+    spec: RunSpec, federation: Federation, job: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The head of a deployment's log: devices train one at a time, each by itself."""
-    return {"identity": replace(settings, max_batch=1).identity(federation), "job": dict(job or {})}
+    return {"identity": replace(spec, max_batch=1).identity(federation), "job": dict(job or {})}
 
 
 def merge(

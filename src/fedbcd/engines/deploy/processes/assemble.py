@@ -26,10 +26,10 @@ from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.engines.deploy.roles.store import Store
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.messages import COORDINATOR, Actor, number_of
 from fedbcd.schedule.delays import Clock
+from fedbcd.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -49,36 +49,36 @@ class Deployment:
 
     @classmethod
     def of(
-        cls, federation: Federation, settings: Settings, options: Deploy, rounds: int | None = None
+        cls, federation: Federation, spec: RunSpec, options: Deploy, rounds: int | None = None
     ) -> "Deployment":
         """The deployment of a job whose data everybody can read, as in experiments and tests."""
-        module = federation.make_model(settings.seed)
-        blueprint = Blueprint.of(settings, federation)
+        module = federation.make_model(spec.seed)
+        blueprint = Blueprint.of(spec, federation)
         return cls(
             blueprint,
             declared_of(module),
             options,
-            settings.clock,
-            lambda i: OwnData.of(federation, i, settings.seed),
+            spec.clock,
+            lambda i: OwnData.of(federation, i, spec.seed),
             rounds,
         )
 
     @classmethod
     def private(
         cls,
-        settings: Settings,
+        spec: RunSpec,
         servers: Sequence[Sequence[int]],
         model: Callable[[], nn.Module],
         options: Deploy,
         rounds: int | None = None,
     ) -> "Deployment":
         """The deployment whose devices have data of their own, which nobody else can read."""
-        module = make_module(model, settings.seed)
-        active = settings.active or 1
+        module = make_module(model, spec.seed)
+        active = spec.active or 1
         blueprint = Blueprint.make(
-            settings, active, servers, options.sizes(sum(map(len, servers))), module
+            spec, active, servers, options.sizes(sum(map(len, servers))), module
         )
-        return cls(blueprint, declared_of(module), options, settings.clock, _no_data, rounds)
+        return cls(blueprint, declared_of(module), options, spec.clock, _no_data, rounds)
 
     def process(
         self, actor: Actor, available: Callable[[], bool] | None = None, init: bool = False

@@ -18,12 +18,12 @@ from fedbcd.compute.batch import take
 from fedbcd.data.federation import Federation, Transform, as_dtype
 from fedbcd.data.samples import Samples
 from fedbcd.describe import describe
-from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError
 from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import server_actor
 from fedbcd.recorded import going_on, in_record
+from fedbcd.spec import RunSpec
 
 DTYPE = torch.float32
 
@@ -53,39 +53,39 @@ class Blueprint:
         )
 
     @classmethod
-    def of(cls, settings: Settings, federation: Federation) -> "Blueprint":
+    def of(cls, spec: RunSpec, federation: Federation) -> "Blueprint":
         """That of a run in simulation."""
-        settings.check(federation)
-        module = federation.make_model(settings.seed)
+        spec.check(federation)
+        module = federation.make_model(spec.seed)
         return cls.make(
-            settings, settings.active_of(federation), federation.servers, federation.sizes, module
+            spec, spec.active_of(federation), federation.servers, federation.sizes, module
         )
 
     @classmethod
     def make(
         cls,
-        settings: Settings,
+        spec: RunSpec,
         active: int,
         servers: Sequence[Sequence[int]],
         sizes: Sequence[int],
         module: nn.Module,
     ) -> "Blueprint":
         """From its parts, where nobody has the data of all; `module` holds the initial weights."""
-        if settings.dtype != DTYPE or settings.storage not in (None, DTYPE):
+        if (spec.dtype, spec.storage or DTYPE, spec.precision) != (DTYPE, DTYPE, "float32"):
             raise ConfigError(
-                f"dtype={settings.dtype}, storage={settings.storage}: a deployment computes and"
-                " stores float32 only"
+                f"dtype={spec.dtype}, storage={spec.storage}, precision={spec.precision!r}: a"
+                " deployment computes and stores float32 only"
             )
         layout = Layout(module)
         groups = tuple(tuple(members) for members in servers)
         who = (
-            settings.algorithm,
-            settings.cloud,
+            spec.algorithm,
+            spec.cloud,
             active,
-            settings.seed,
+            spec.seed,
             groups,
             tuple(sizes),
-            frozenset(settings.joins),
+            frozenset(spec.joins),
         )
         return cls(*who, layout.flatten(module, DTYPE), layout.size_P)
 

@@ -1,0 +1,180 @@
+"""From the description of a run to what plays it: machines, a schedule, numbers at x(0), and where
+torch computes.
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.variants import FedBCDI, cloud_weights
+from fedbcd.compute.batch import Trainer
+from fedbcd.compute.devices import Devices, StackedDevices
+from fedbcd.compute.numbers import Numbers
+from fedbcd.compute.rows import MakeRows
+from fedbcd.data.federation import Federation
+from fedbcd.errors import ConfigError
+from fedbcd.schedule.driver import Machines
+from fedbcd.schedule.events import Schedule
+from fedbcd.schedule.work import Reader, first_models
+from fedbcd.spec import Precision, RunSpec
+
+
+def make_machines(spec: RunSpec, federation: Federation) -> Machines:
+    """Fresh machines."""
+    algorithm = spec.algorithm
+    limit = algorithm.offline_limit if isinstance(algorithm, FedBCDI) else None
+    return Machines(
+        federation.servers,
+        spec.cloud,
+        spec.active_of(federation),
+        algorithm.cloud_iterations,
+        limit,
+        set(spec.joins),
+    )
+
+
+def make_schedule(spec: RunSpec, federation: Federation) -> Schedule:
+    """Everything that decides who does what when."""
+    active = spec.active_of(federation)
+    return Schedule(spec.algorithm, spec.clock, spec.seed, active, spec.joins, spec.leaves)
+
+
+def make_reader(
+    spec: RunSpec,
+    federation: Federation,
+    remember: Collection[int] = (),
+    undone: Collection[tuple[int, int]] = (),
+) -> Reader:
+    """What turns this run's transitions into rounds."""
+    return Reader(spec.cloud, len(federation.servers), remember, undone)
+
+
+def make_trainer(
+    spec: RunSpec, federation: Federation, device: torch.device
+) -> tuple[Trainer, Tensor]:
+    """What trains devices, and x(0)."""
+    module = federation.make_model(spec.seed)
+    objective = Objective(
+        module.to(spec.dtype),
+        federation.loss,
+        torch.bfloat16 if spec.precision == "bfloat16" else None,
+    )
+    start = objective.layout.flatten(module, spec.dtype).to(device)
+    p = objective.layout.size_P
+    start[:p] = spec.algorithm.projection.project(start[:p])  # x(0) is in X
+    trainer = Trainer(federation, spec.algorithm, objective, spec.seed, start, spec.max_batch)
+    return trainer, start
+
+
+def make_devices(
+    spec: RunSpec,
+    federation: Federation,
+    trainer: Trainer,
+    start: Tensor,
+    make_rows: MakeRows | None = None,
+) -> StackedDevices:
+    """All devices at x(0)."""
+    weights = cloud_weights(spec.algorithm, federation.sizes).tolist()
+    return StackedDevices(trainer, start, weights, spec.kept_as, make_rows)
+
+
+def make_numbers_of(
+    spec: RunSpec, federation: Federation, trainer: Trainer, start: Tensor, devices: Devices
+) -> Numbers:
+    """All models at x(0), where devices are already."""
+    held = first_models(spec.cloud, len(federation.servers))
+    return Numbers(federation, trainer, devices, held, start, set(spec.joins))
+
+
+def make_numbers(
+    spec: RunSpec,
+    federation: Federation,
+    device: torch.device,
+    make_rows: MakeRows | None = None,
+) -> Numbers:
+    """Fresh numbers: all models at x(0); `make_rows` keeps personal models elsewhere than in a
+    tensor.
+    """
+    trainer, start = make_trainer(spec, federation, device)
+    devices = make_devices(spec, federation, trainer, start, make_rows)
+    return make_numbers_of(spec, federation, trainer, start, devices)
+
+
+def rounds_between_looks(federation: Federation, spec: RunSpec, longer: float = 4) -> int:
+    """How many rounds train for about `longer` times as long as it takes to test all models once.
+
+    Counted, not timed, so that it is the same everywhere: to train on a sample (a small batch,
+    forward and backward, a step) takes at least four times as long as to test on one.
+    """
+    if federation.test is None:
+        return 1
+    servers = len(federation.servers)
+    tested = len(federation.test) * (1 if spec.cloud.sync else servers)
+    if federation.labels is not None and spec.algorithm.personal:
+        found = torch.unique(federation.test.targets, return_counts=True)
+        count = dict(zip(*(values.tolist() for values in found), strict=True))
+        tested += sum(count.get(label, 0) for labels in federation.labels for label in labels)
+    return math.ceil(longer * tested / (4 * samples_per_round(federation, spec)))
+
+
+def samples_per_round(federation: Federation, spec: RunSpec) -> float:
+    """On how many samples a round trains, about."""
+    servers, (low, high), batch = (
+        len(federation.servers),
+        spec.algorithm.steps,
+        spec.algorithm.batch,
+    )
+    at_work = spec.active_of(federation) * int(getattr(spec.cloud, "first", servers))
+    if isinstance(
+        spec.algorithm, FedBCDI
+    ):  # activations take no samples; who was not in contact for long does not go on offline
+        available = sum(spec.algorithm.available_of(len(members)) for members in federation.servers)
+        at_work = min(available, at_work * spec.algorithm.offline_limit)
+    batch = sum(federation.sizes) // federation.devices if batch == "all" else batch
+    return at_work * batch * (low + high) / 2
+
+
+@contextmanager
+def products_in(precision: Precision) -> Iterator[None]:
+    """Let the GPU's matrix units round factors to TF32 (or not), for a while; CPUs do not have
+    it.
+    """
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextmanager
+def threads_inside_torch(count: int | None) -> Iterator[None]:
+    """So many for a while; None leaves them as they are."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count is not None:
+            torch.set_num_threads(before)
+
+
+def find_torch_device(name: str | torch.device) -> torch.device:
+    """The torch device of this name, if there is one."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"torch_device={str(name)!r} cannot be used here ({reason}); use 'cpu', or 'cuda' where"
+            " there is a GPU"
+        ) from None
+    return device

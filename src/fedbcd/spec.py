@@ -1,0 +1,530 @@
+"""What a run is, as one value: `train`, job files, replays, pilots, deployments, clusters and kept
+results are all told by a `RunSpec`.
+
+It is made of small parts. The first three, with algorithm and cloud, say what is computed: they
+are the identity of a run, which stands at the head of its log. The others say how long, how it is
+watched, and where it is computed. A new option is one field with a sentence in one of the parts,
+and a keyword of `train`.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
+
+import torch
+from torch import nn
+
+from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
+from fedbcd.algorithm.variants import ALGORITHMS, Algorithm, FedBCD, FedBCDI, penalties
+from fedbcd.config import build, check_keys, choose, convert, follow_renamed
+from fedbcd.data.federation import Federation
+from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
+from fedbcd.describe import describe
+from fedbcd.errors import ConfigError
+from fedbcd.protocol.clouds import CLOUDS, Cloud, GraphCloud, SyncCloud
+from fedbcd.recorded import completed, going_on, in_record, shortened
+from fedbcd.schedule.delays import DELAYS, Clock
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+MOST_THREADS = 4096
+FLOATS = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+A_FLOAT = (
+    lambda dtype: dtype.is_floating_point,
+    "be a floating-point dtype, such as torch.float32",
+)
+RENAMED = {"device": "torch_device"}  # options, each with its name of today
+
+
+def option(default: Any, says: str, **more: Any) -> Any:
+    """A field of a description, with a sentence on it.
+
+    must     what holds of its value: pairs of a test, and words for `must ...`
+    read     makes a value of plain data, where its type does not say how
+    always   an identity names it even where it has its default
+    """
+    value = {"default_factory": default} if isinstance(default, type) else {"default": default}
+    return field(**value, metadata={"says": says, **more})
+
+
+def at_least(least: int, remedy: str = "") -> tuple[Callable[[Any], bool], str]:
+    """A bound, for `must`."""
+    return lambda value: value >= least, f"be {least} or more{remedy}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where `train(engine=...)` computes: on the actors of a Ray cluster, each with a shard of the
+    devices.
+
+    address  of a running cluster, e.g. "auto" or "head:6379"; without one, Ray is started on this
+    machine for the run
+    actors   how many shards; by default one per `cpus` that the cluster has (or per `gpus`)
+    cpus     of each actor, as Ray counts them
+    gpus     of each actor; a fraction shares a GPU, e.g. 0.25 puts four actors on one
+    """
+
+    address: str | None = None
+    actors: int | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    name: ClassVar[str] = "cluster"
+
+    def __post_init__(self) -> None:
+        if self.actors is not None and self.actors < 1:
+            raise ConfigError(f"actors={self.actors} must be 1 or more")
+        if self.cpus < 0 or self.gpus < 0 or self.cpus + self.gpus == 0:
+            raise ConfigError(
+                f"cpus={self.cpus:g} and gpus={self.gpus:g} must be 0 or more, and not both 0"
+            )
+
+
+# ------------------------------------------------------------------------------------------------
+# plain data
+def plain(value: Any) -> Any:
+    """A value as files and records have it."""
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Mapping):
+        return sorted(value.items())
+    return describe(value) if value is None or is_dataclass(value) else _as_text(value)
+
+
+def _as_text(value: Any) -> Any:
+    return value if isinstance(value, str | int | float) else str(value)
+
+
+def _dtype(value: Any, where: str) -> torch.dtype:
+    name = convert(value, Literal[tuple(FLOATS)], where)
+    return FLOATS[name]  # type: ignore[no-any-return]
+
+
+def _changes(value: Any, where: str) -> dict[int, int]:
+    """Of members: pairs of device and round."""
+    pairs = convert(value, tuple[tuple[int, int], ...], where)
+    return dict(pairs)
+
+
+def _clock(value: Any, where: str) -> Clock:
+    parts = {"arrival": DELAYS, "step": DELAYS}
+    return build(Clock, value, where.removeprefix("run."), parts)
+
+
+def _engine(value: Any, where: str) -> str | Cluster:
+    if isinstance(value, Mapping):
+        return choose({Cluster.name: Cluster}, value, where)
+    return convert(value, str, where)  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------------------------
+# what is computed
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Who works when."""
+
+    clock: Clock = option(
+        Clock, "how long devices take; by default the paper's clock model", read=_clock, always=True
+    )
+    active: int | None = option(
+        None,
+        "q, uploads that end a server's phase; by default 0.3 of a server's devices",
+        always=True,
+    )
+    seed: int = option(
+        0,
+        "of splits, delays, batches and initial weights",
+        must=[
+            (
+                lambda value: -(1 << 63) <= value < 1 << 63,
+                "fit in 64 bits: between -2^63 and 2^63 - 1",
+            )
+        ],
+        always=True,
+    )
+    joins: Mapping[int, int] = option(
+        dict,
+        "device -> round: a new device starts from its server's z",
+        read=_changes,
+        always=True,
+    )
+    leaves: Mapping[int, int] = option(
+        dict, "device -> round: it is no longer counted from then on", read=_changes, always=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """With which numbers."""
+
+    dtype: torch.dtype = option(
+        torch.float32, "of models and steps", must=[A_FLOAT], read=_dtype, always=True
+    )
+    max_batch: int | None = option(
+        None,
+        "how many devices train together at most; 1 gives results that do not depend on batching",
+        must=[at_least(1)],
+        always=True,
+    )
+    storage: torch.dtype | None = option(
+        None,
+        "of personal models between sessions: torch.bfloat16 keeps them in half the memory;"
+        " arithmetic stays in `dtype`",
+        must=[A_FLOAT],
+        read=_dtype,
+    )
+    precision: Precision = option(
+        "float32",
+        '"tf32" or "bfloat16": products of less precise factors, several times as fast on a GPU;'
+        " steps stay in `dtype`",
+    )
+
+    @property
+    def kept_as(self) -> torch.dtype:
+        """Of personal models."""
+        return self.storage or self.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """By which measure."""
+
+    measure: Measure | None = option(
+        None,
+        'of personal accuracy: "own-shares", the default, counts each label by its share of the'
+        " device's own samples; \"pooled-labels\", the paper's, all test samples of the device's"
+        " labels alike",
+        always=True,
+    )
+
+    @property
+    def chosen_measure(self) -> Measure:
+        """As given, or the default."""
+        return self.measure or DEFAULT
+
+
+# ------------------------------------------------------------------------------------------------
+# how long, how it is watched, and where
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """When to stop: one of the two."""
+
+    rounds: int | None = option(
+        None, "stop after this many rounds of the coordinator, or", must=[at_least(1)]
+    )
+    until_clock: float | None = option(
+        None,
+        "after the first round that ends at this virtual time or later",
+        must=[(lambda value: 0 < value < math.inf, "be a finite number above 0")],
+    )
+
+    def check_budget(self, section: str = "") -> None:
+        """Refuse a run without an end, or with two; `section` is that of a job file."""
+        if self.rounds is not None and self.until_clock is not None and section:
+            raise ConfigError(
+                f"{section} has both rounds = {self.rounds} and until_clock = {self.until_clock:g};"
+                " keep one of them"
+            )
+        if (self.rounds is None) == (self.until_clock is None):
+            raise ConfigError(
+                f"{section} needs rounds or until_clock, to say when to stop, e.g. rounds = 100"
+                if section
+                else "give either rounds=... or until_clock=..., to say when to stop"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """How often to look, and to save."""
+
+    evaluate_every: int | None = option(
+        None, "rounds between two rows of the history, or", must=[at_least(1)]
+    )
+    looks: int | None = option(
+        None,
+        "how many rows there are to be, about; by default up to 20, so far apart that they take"
+        " under 30 % of the time",
+        must=[at_least(1)],
+    )
+    certify_every: int | None = option(
+        None,
+        "every so many of those rows hold certificates (gap, pull, spread), 0: none; by default as"
+        " many as add under 4 % to the work so far, and the summary at the end",
+        must=[at_least(0, "; 0 computes none")],
+    )
+    certify_devices: int | None = option(
+        None,
+        "how many devices the gap is taken on: it needs their exact gradients; 8 by default, fewer"
+        " in a very short run",
+        must=[at_least(1, "; certify_every=0 computes no certificates")],
+    )
+    checkpoint_every: int | None = option(
+        None,
+        "rounds between two checkpoints (with `out`); by default as often as evaluations",
+        must=[at_least(1)],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where it is computed, and how: a digest may depend on it in its last bits, a run does not."""
+
+    torch_device: str | torch.device = option("cpu", "where torch computes: cpu, cuda, cuda:1")
+    threads: int | None = option(
+        None,
+        "of torch; by default as many as it has, and in jobs 1 for small models, where more only"
+        " wait for each other",
+        must=[
+            at_least(1),
+            (
+                lambda value: value <= MOST_THREADS,
+                f"be {MOST_THREADS} or less; more than there are cores do not help",
+            ),
+        ],
+    )
+    state: str | Path | None = option(
+        None,
+        "a folder to keep personal models in, where they are more than memory holds; only active"
+        " ones are then resident",
+    )
+    ahead: bool | None = option(
+        None,
+        "without events between rounds, which are then recorded once and replayed: by default on a"
+        " GPU, where the schedule allows it; with `out` their events are played beside them, for"
+        " the log",
+    )
+    compile: bool = option(
+        False,
+        "with `ahead`: fuse what is between the matrix products by torch.compile; takes a minute at"
+        " first, for long runs",
+    )
+    engine: str | Cluster = option(
+        "simulate",
+        '"cluster", or a Cluster(...), spreads the devices over the actors of a Ray cluster'
+        " (docs/cluster.md)",
+        read=_engine,
+    )
+
+
+PARTS = (Timing, Numerics, Measured, Budget, Watch, Place)
+IDENTITY = (Timing, Numerics, Measured)  # the parts that determine the numbers
+
+
+@dataclass(frozen=True)
+class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
+    """A run, beyond its federation."""
+
+    algorithm: Algorithm
+    cloud: Cloud = field(default_factory=SyncCloud)
+
+    # ---------------------------------------------------------------------------------------------
+    # changes
+    def changed(self, said: Mapping[str, Any]) -> "RunSpec":
+        """With what is said, where it is not None; to say when to stop replaces what was said of
+        it.
+        """
+        changes = {name: value for name, value in said.items() if value is not None}
+        if changes.keys() & {f.name for f in fields(Budget)}:
+            changes = {f.name: None for f in fields(Budget)} | changes
+        return replace(self, **changes)
+
+    def going_on(self, record: Mapping[str, Any]) -> "RunSpec":
+        """As recorded where it says nothing: a record is a job's table, or the identity of a
+        run.
+        """
+        algorithm = going_on(self.algorithm, record.get("algorithm"))
+        return replace(self, algorithm=algorithm, measure=self.measure or measure_in(record))
+
+    # ---------------------------------------------------------------------------------------------
+    # files and records
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], active: int | None = None) -> "RunSpec":
+        """What a job file says, in its sections algorithm, cloud, clock and run."""
+        said: dict[str, Any] = {"algorithm": FedBCD(), "active": active}
+        for key, kinds in (("algorithm", ALGORITHMS), ("cloud", CLOUDS)):
+            if key in table:
+                said[key] = choose(kinds, table[key], key)
+        if "clock" in table:
+            said["clock"] = _clock(table["clock"], "clock")
+        run = table.get("run", {"rounds": 100})
+        if not isinstance(run, Mapping):
+            raise ConfigError(f"[run] must be a table, not {run!r}")
+        run = follow_renamed(run, RENAMED, "[run] ")
+        check_keys(run, IN_RUN, "run")
+        spec = cls(**said, **{key: _read(key, value, f"run.{key}") for key, value in run.items()})
+        spec.check_values("run.")
+        spec.check_budget("[run]")
+        return spec
+
+    def to_table(self) -> dict[str, Any]:
+        """Sections that make it again, with all that there is to say."""
+        return {
+            "algorithm": describe(self.algorithm),
+            "cloud": describe(self.cloud),
+            "run": {name: plain(getattr(self, name)) for name in IN_RUN}
+            | {"measure": self.chosen_measure},  # whatever the default is when this is read
+            "clock": plain(self.clock),
+        }
+
+    def identity(self, federation: Federation) -> dict[str, Any]:
+        """What makes this run this run and no other, as plain data. How long it runs, and where, is
+        not part of it. An option that has been added since is named where it is not at its default.
+        """
+        settled = replace(self, active=self.active_of(federation), measure=self.chosen_measure)
+        chosen = {
+            f.name: plain(getattr(settled, f.name))
+            for part in IDENTITY
+            for f in fields(part)
+            if f.metadata.get("always") or getattr(settled, f.name) != default_of(f)
+        }
+        augment = federation.augment
+        return {
+            "algorithm": in_record(self.algorithm),
+            "cloud": describe(self.cloud),
+            **shortened(chosen, "run"),
+            "servers": federation.servers,
+            "data": federation.fingerprint(),
+            "augment": describe(augment)
+            if is_dataclass(augment)
+            else getattr(augment, "name", None),
+            "model": _model_fingerprint(federation.make_model(self.seed)),
+        }
+
+    @classmethod
+    def from_identity(cls, identity: Mapping[str, Any]) -> "RunSpec":
+        """The run of an identity; KeyError, TypeError or ValueError where it is not one."""
+        said = completed(identity, "run")
+        options = [f for part in IDENTITY for f in fields(part)]
+        return cls(
+            algorithm=choose(ALGORITHMS, completed(identity["algorithm"]), "algorithm"),
+            cloud=choose(CLOUDS, identity["cloud"], "cloud"),
+            **{
+                f.name: _read(f.name, said[f.name], f.name)
+                for f in options
+                if f.name in said or f.metadata.get("always")
+            },
+        )
+
+    # ---------------------------------------------------------------------------------------------
+    # checks
+    def active_of(self, federation: Federation) -> int:
+        """q: as given, or 0.3 of the smallest server's members."""
+        return (
+            max(1, round(0.3 * min(self._members(federation))))
+            if self.active is None
+            else self.active
+        )
+
+    def _members(self, federation: Federation) -> list[int]:
+        return [
+            sum(device not in self.joins for device in members) for members in federation.servers
+        ]
+
+    def check_values(self, section: str = "") -> None:
+        """Refuse what no federation makes right; `section` goes before names, "run." in job
+        files.
+        """
+        for name in OPTIONS:
+            value = getattr(self, name)
+            for holds, what in OPTIONS[name].metadata.get("must", ()):
+                if value is not None and not holds(value):
+                    said = f"{section}{name} = {value}" if section else f"{name}={value}"
+                    raise ConfigError(f"{said} must {what}")
+        if self.precision not in get_args(Precision):
+            raise ConfigError(
+                f"precision={self.precision!r} is unknown; known: {', '.join(get_args(Precision))}"
+            )
+        if self.precision != "float32" and self.dtype != torch.float32:
+            raise ConfigError(
+                f"precision={self.precision!r} is about products of float32 numbers; leave"
+                f" dtype={self.dtype} out"
+            )
+        check_measure(self.chosen_measure)
+
+    def check(self, federation: Federation) -> None:
+        """Refuse what cannot be, before anything is written."""
+        self.check_values()
+        self._check_changes(federation)
+        self._check_active(federation)
+        if not self.algorithm.personal and not self.cloud.sync:
+            raise ConfigError(
+                f"{self.algorithm.name} keeps one model everywhere and runs on the sync cloud only,"
+                f" not {self.cloud.name}"
+            )
+        gamma = penalties(self.algorithm, federation.devices)  # refuses a wrong number of them
+        if self.algorithm.server_step_form == "absolute":
+            sizes = [len(members) for members in federation.servers]  # with those that join late
+            most = sum(sizes) if self.cloud.sync else max(sizes)
+            check_absolute_step(self.algorithm.server_step, float(gamma.max()), most)
+        if isinstance(self.cloud, GraphCloud):
+            for matrix in self.cloud.mixing:
+                check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))
+
+    def _check_active(self, federation: Federation) -> None:
+        members, active = self._members(federation), self.active_of(federation)
+        if not 1 <= active <= min(members):
+            raise ConfigError(
+                f"active={active} must be between 1 and {min(members)}, the members of the smallest"
+                " server"
+            )
+        if isinstance(self.algorithm, FedBCDI):
+            available = min(self.algorithm.available_of(n) for n in members)
+            if active > available:
+                raise ConfigError(
+                    f"active={active} exceeds the {available} available devices of a server; use"
+                    f" active <= {available}"
+                )
+
+    def _check_changes(self, federation: Federation) -> None:
+        for name, changes in (("joins", self.joins), ("leaves", self.leaves)):
+            for device, when in changes.items():
+                if not (0 <= device < federation.devices and when >= 1):
+                    raise ConfigError(
+                        f"{name}[{device}]={when} must name a device below {federation.devices} and"
+                        " a round from 1 on"
+                    )
+        for device in set(self.joins) & set(self.leaves):
+            if self.leaves[device] <= self.joins[device]:
+                raise ConfigError(
+                    f"device {device} leaves in round {self.leaves[device]} but joins in"
+                    f" {self.joins[device]} only"
+                )
+        for n, members in enumerate(federation.servers):
+            if all(device in self.leaves or device in self.joins for device in members):
+                raise ConfigError(
+                    f"server {n} would be left without devices; keep at least one that neither"
+                    " joins late nor leaves"
+                )
+
+
+def default_of(each: Field[Any]) -> Any:
+    """What an option is where nothing is said."""
+    return each.default_factory() if callable(each.default_factory) else each.default
+
+
+OPTIONS: dict[str, Field[Any]] = {f.name: f for part in PARTS for f in fields(part)}
+IN_RUN = [name for name in OPTIONS if name not in ("clock", "active")]  # they have sections
+HINTS = get_type_hints(RunSpec)
+
+
+def _read(name: str, value: Any, where: str) -> Any:
+    """An option from plain data."""
+    read = OPTIONS[name].metadata.get("read")
+    if read is None or value is None:
+        return convert(value, HINTS[name], where)
+    return read(value, where)
+
+
+def in_words() -> str:
+    """Every option with its sentence, for `help`."""
+    return "\n".join(f"    {name:<18}{f.metadata['says']}" for name, f in OPTIONS.items())
+
+
+def _model_fingerprint(module: nn.Module) -> str:
+    """A hash of a module's tensors: their names, shapes and initial values."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
