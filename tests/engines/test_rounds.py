@@ -54,7 +54,7 @@ def _name(spec: RunSpec) -> str:
     return f"{spec.algorithm.name}-{spec.cloud.name}" + ("-moves" * bool(spec.joins))
 
 
-@pytest.mark.parametrize("settings", CASES, ids=_name)
+@pytest.mark.parametrize("spec", CASES, ids=_name)
 def test_rounds_read_from_a_log_are_the_rounds_that_were_played(
     spec: RunSpec, tmp_path: Path
 ) -> None:
@@ -66,7 +66,7 @@ def test_rounds_read_from_a_log_are_the_rounds_that_were_played(
     assert [round_.number for round_ in played][-1] >= ROUNDS
 
 
-@pytest.mark.parametrize("settings", [CASES[k] for k in (0, 1, 3, 4, 5, 7)], ids=_name)
+@pytest.mark.parametrize("spec", [CASES[k] for k in (0, 1, 3, 4, 5, 7)], ids=_name)
 def test_local_work_comes_as_few_batches_in_which_each_device_is_once(spec: RunSpec) -> None:
     for round_ in islice(events(spec), ROUNDS):
         batches = [part.sessions for part in round_.work if isinstance(part, work.Sessions)]
@@ -77,7 +77,7 @@ def test_local_work_comes_as_few_batches_in_which_each_device_is_once(spec: RunS
         assert round_.devices == {s.device for batch in batches for s in batch}
 
 
-@pytest.mark.parametrize("settings", CASES, ids=_name)
+@pytest.mark.parametrize("spec", CASES, ids=_name)
 def test_a_round_names_no_model_that_was_forgotten_and_keeps_none_for_ever(
     spec: RunSpec,
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_round_names_no_model_that_was_forgotten_and_keeps_none_for_ever(
         assert len(there) <= 3 * 4 + 2
 
 
-@pytest.mark.parametrize("settings", CASES[:4], ids=_name)
+@pytest.mark.parametrize("spec", CASES[:4], ids=_name)
 def test_rounds_that_are_thrown_away_leave_those_that_follow_as_they_are(
     spec: RunSpec,
 ) -> None:

@@ -10,9 +10,9 @@ import torch
 
 import fedbcd as fb
 from fedbcd.compute.rows import Rows
-from fedbcd.compute.store import StoredRows, _Watcher, workers_ahead
+from fedbcd.compute.store import StoredRows, devices_of_rounds
 from fedbcd.engines.result import Run
-from fedbcd.engines.setup import make_machines
+from fedbcd.engines.setup import make_machines, make_reader
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
@@ -142,15 +142,12 @@ def test_a_job_file_can_name_the_folder(tmp_path: Path) -> None:
 )
 def test_who_works_next_is_known_ahead(case: str) -> None:
     algorithm, cloud = CASES[case]
-    spec, fed = RunSpec(algorithm, cloud, 2), federation()
+    spec, fed = RunSpec(algorithm, cloud, active=2), federation()
     schedule = Schedule(algorithm, spec.clock, 0, 2)
-    ahead = workers_ahead(fed.servers, lambda: make_machines(spec, fed), schedule, cloud)
-    watcher = _Watcher()
-    simulation = Simulation(Driver(make_machines(spec, fed), watcher), schedule)
-    for planned in islice(ahead, 12):
-        watcher.devices = set()
-        simulation.play_round()
-        assert watcher.devices == set(planned)
+    ahead = devices_of_rounds(fed.servers, lambda: make_machines(spec, fed), schedule, cloud)
+    driver = Driver(make_machines(spec, fed), make_reader(spec, fed))
+    for planned, played in zip(islice(ahead, 12), Simulation(driver, schedule), strict=False):
+        assert set(played.devices) == set(planned)
 
 
 @pytest.mark.parametrize("devices", [1, 3, 257, 700])

@@ -136,7 +136,7 @@ def test_the_async_cloud_of_the_main_text_breaks_4_ii_and_the_rigorous_one_does_
 def test_p_and_q_are_those_of_the_planned_and_of_the_recorded_schedule(tmp_path: Path) -> None:
     train("fedbcd-rigorous", rounds=30, evaluate_every=30, out=tmp_path / "run")
     algorithm, cloud = CASES["fedbcd-rigorous"]
-    planned = planned_timeline(RunSpec(algorithm, cloud, 2), federation(), 30, None)
+    planned = planned_timeline(RunSpec(algorithm, cloud, active=2), federation(), 30, None)
     recorded = recorded_timeline(tmp_path / "run" / "events.jsonl")
     assert planned == recorded
     assert planned.rounds == 30
@@ -147,7 +147,7 @@ def test_p_and_q_are_those_of_the_planned_and_of_the_recorded_schedule(tmp_path:
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-graph", "fedbcd-i-async"])
 def test_every_upload_is_an_activation_of_some_round(case: str) -> None:
     algorithm, cloud = CASES[case]
-    timeline = planned_timeline(RunSpec(algorithm, cloud, 2), federation(), 12, None)
+    timeline = planned_timeline(RunSpec(algorithm, cloud, active=2), federation(), 12, None)
     mixed = sum(len(first) for first in timeline.mixes)
     assert sum(map(len, timeline.active.values())) == 2 * mixed
 
