@@ -28,6 +28,7 @@ from fedbcd.engines.cluster.engine import actors_kept
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.schedule.delays import DELAYS
+from fedbcd.spec import RENAMED
 from golden import data
 from golden.jobs import as_toml
 
@@ -72,6 +73,7 @@ def perform(case: Case, folder: Path, given: Path | None) -> dict[str, Any]:
     table, log: as plain values.
     """
     torch.set_num_threads(case["threads"])
+    case = _by_todays_names(case)
     if case["kind"] == "replay":
         return _replay(case["path"], _federation(case["federation"]), case["exact"])
     if case["kind"] == "command":
@@ -88,7 +90,7 @@ def perform(case: Case, folder: Path, given: Path | None) -> dict[str, Any]:
     if case["log"]:
         found["log"] = _log(folder / "run" / "events.jsonl")
         replayed = fb.replay(
-            folder / "run" / "events.jsonl", federation, device="cpu", exact=case["exact"]
+            folder / "run" / "events.jsonl", federation, torch_device="cpu", exact=case["exact"]
         )
         found["replay"] = {key: replayed[key] for key in ("rounds", "clock", "complete", "digest")}
     return found
@@ -117,7 +119,7 @@ def _replay(path: Path, federation: fb.Federation, exact: bool) -> dict[str, Any
     result = fb.replay(
         path,
         federation,
-        device="cpu",
+        torch_device="cpu",
         exact=exact,
         on_step=lambda _, driver: drivers.append(driver),
     )
@@ -260,6 +262,16 @@ def _of(kinds: dict[str, Any], table: dict[str, Any]) -> Any:
             for key, v in settings.items()
         }
     )
+
+
+def _by_todays_names(case: Case) -> Case:
+    def today(options: dict[str, Any]) -> dict[str, Any]:
+        return {RENAMED.get(key, key): value for key, value in options.items()}
+
+    if "job" in case:
+        job = case["job"]
+        return {**case, "job": {**job, "run": today(job["run"])}}
+    return {**case, "train": today(case["train"])} if "train" in case else case
 
 
 def _method(table: dict[str, Any]) -> fb.Algorithm:
