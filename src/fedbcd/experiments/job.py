@@ -226,8 +226,8 @@ class Job:
         """Train; `more` are options of `fedbcd.train`, which change those of the file, and its
         callbacks. `federation` is the job's own, where it has been made before.
         """
-        options = {name: more.pop(name) for name in OPTIONS if name in more}
-        job = self.changed(**options)
+        named = [name for name in ("algorithm", "cloud", *OPTIONS) if name in more]
+        job = self.changed(**{name: more.pop(name) for name in named})
         if out is not None and resume:
             job = job.going_on(recorded_in(Path(out)))
         federation = federation or job.make_federation()
