@@ -194,7 +194,8 @@ def test_targets_that_are_no_class_are_left_to_torch(targets: list[int]) -> None
     """
     devices = [(torch.randn(4, 6), torch.tensor(targets))] * 2
     setting = fb.RunSpec(fb.FedBCD(batch=2), active=1)
-    numbers = setting.numbers(
+    numbers = make_numbers(
+        setting,
         fb.Federation(lambda: mlp(6, 3, (4,)), functional.cross_entropy, devices, 1),
         torch.device("cpu"),
     )
@@ -207,7 +208,8 @@ def test_targets_that_are_no_class_are_left_to_torch(targets: list[int]) -> None
 def test_very_large_batches_are_left_to_torch(features: int, fused: bool) -> None:
     devices = [(torch.zeros(3, features), torch.tensor([0, 1, 2]))] * 2
     setting = fb.RunSpec(fb.FedBCD(batch="all"), active=1)
-    numbers = setting.numbers(
+    numbers = make_numbers(
+        setting,
         fb.Federation(lambda: logistic(features, 3), functional.cross_entropy, devices, 1),
         torch.device("cpu"),
     )
