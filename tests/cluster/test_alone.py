@@ -124,7 +124,7 @@ def test_ctrl_c_stops_after_the_round_and_leaves_a_run_to_resume(tmp_path: Path)
         wait_for(lambda: _all_gone(process.pid))
     done = (out / "history.csv").read_text().splitlines()
     rounds = max(int(line.split(",")[0]) for line in done[1:])
-    again = parse(job_table(**changes | {"run.rounds": rounds + 200}))[0].start(
+    again = parse(job_table(**changes | {"run.rounds": rounds + 200}))[0].run(
         out, resume=True, engine=TWO
     )
     assert again.finished

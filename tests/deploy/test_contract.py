@@ -73,8 +73,8 @@ def _gap_after(job_: Job, server: int, phase: int) -> float:
     devices, q = job_.federation.devices, job_.active
     members = np.arange(server * devices, (server + 1) * devices)
     arrivals = np.sort(
-        job_.clock.arrival.quantile(
-            draws.unit(draws.address(job_.run.seed, draws.ARRIVAL, members, np.array([phase])))
+        job_.spec.clock.arrival.quantile(
+            draws.unit(draws.address(job_.spec.seed, draws.ARRIVAL, members, np.array([phase])))
         )
     )
     return float(np.min(np.diff(arrivals)[:q]))
