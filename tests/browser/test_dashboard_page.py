@@ -69,7 +69,7 @@ def test_a_run_in_progress_advances_on_the_page(browser: Any, tmp_path: Path) ->
             should_stop=goes_on.is_set,
         )
     )
-    job.run()
+    job.start()
     try:
         wait_for(lambda: (tmp_path / "live" / "events.jsonl").exists())
         with opened(browser, Library([tmp_path])):
