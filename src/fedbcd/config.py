@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from fedbcd.errors import ConfigError, RenamedWarning
+from fedbcd.own import imported
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,12 +63,16 @@ def choose(kinds: Mapping[str, type[T]], table: Any, where: str) -> T:
     if not isinstance(table, Mapping) or "name" not in table:
         raise ConfigError(f"[{where}] needs a name; known: {', '.join(kinds)}")
     name = table["name"]
-    if not isinstance(name, str) or name not in kinds:
+    if isinstance(name, str) and ":" in name:
+        kind: type[T] = imported(name, where)
+    elif not isinstance(name, str) or name not in kinds:
         raise ConfigError(
             f"{where}.name = {name!r} is unknown{nearest(str(name), kinds)}; known:"
-            f" {', '.join(kinds)}"
+            f" {', '.join(kinds)}, or your own as package.module:Name"
         )
-    return build(kinds[name], {k: v for k, v in table.items() if k != "name"}, where)
+    else:
+        kind = kinds[name]
+    return build(kind, {k: v for k, v in table.items() if k != "name"}, where)
 
 
 def build(

@@ -5,11 +5,17 @@
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from fedbcd.own import is_own, path_of
+
 
 def describe(value: Any) -> Any:
     """Plain data (dictionaries, lists, numbers, strings) that says what a settings value is."""
     if is_dataclass(value) and not isinstance(value, type):
-        name = {"name": value.name} if hasattr(value, "name") else {}
+        kind = type(value)
+        if is_own(kind):
+            name = {"name": path_of(kind)}
+        else:
+            name = {"name": value.name} if hasattr(value, "name") else {}
         return name | {f.name: describe(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, list | tuple):
         return [describe(v) for v in value]

@@ -24,6 +24,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
+from fedbcd.own import is_own, path_of
 from fedbcd.protocol.clouds import CLOUDS, Cloud, GraphCloud, SyncCloud
 from fedbcd.recorded import completed, going_on, in_record, shortened
 from fedbcd.schedule.delays import DELAYS, Clock
@@ -441,6 +442,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 f" dtype={self.dtype} out"
             )
         check_measure(self.chosen_measure)
+        if is_own(type(self.cloud)):
+            self._check_own_cloud()
 
     def check(self, federation: Federation) -> None:
         """Refuse what cannot be, before anything is written."""
@@ -460,6 +463,20 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:
                 check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))
+        elif is_own(type(self.cloud)):
+            weights = self.cloud.weights(0, range(len(federation.servers)))
+            if weights is not None:
+                check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
+
+    def _check_own_cloud(self) -> None:
+        """A cloud of somebody else has what those of fedbcd have."""
+        path = path_of(type(self.cloud))
+        for name in ("name", "sync", "coordinator", "weights"):
+            if not hasattr(self.cloud, name):
+                raise ConfigError(
+                    f"the cloud {path} has no {name}; it needs name, sync, coordinator(servers,"
+                    " iterations) and weights(round, servers), as fb.GraphCloud has them"
+                )
 
     def _check_active(self, federation: Federation) -> None:
         members, active = self._members(federation), self.active_of(federation)

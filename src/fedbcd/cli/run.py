@@ -61,6 +61,7 @@ from fedbcd.experiments.job import Federations, Job, default_table, parse
 from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.experiments.pool import without_none
 from fedbcd.models import MODELS
+from fedbcd.own import imports
 from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.runfolder import recorded_in, write_whole
@@ -80,6 +81,11 @@ app = typer.Typer(
 )
 console = Console(stderr=True)
 INTERRUPTED = 130
+
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import code that the record of a run names (package:Name)."),
+]
 
 
 @app.command("run")
@@ -141,6 +147,7 @@ def run_command(
         int | None, typer.Option(help="Shards on the cluster (default: one per CPU).")
     ] = None,
     gpus: Annotated[float, typer.Option(help="GPUs of each actor; a fraction shares one.")] = 0.0,
+    trust: Trust = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one summary object on the last line.")
     ] = False,
@@ -152,8 +159,9 @@ def run_command(
     _override(table, rounds=rounds, seed=seed, folder=data)
     folder = out if out is not None else _new_folder(file)
     place = {"torch_device": on, "engine": _engine(engine, address, actors, gpus)}
-    jobs = [job.changed(**place) for job in _jobs(table, folder, resume, recorded=file is None)]
-    runs = _train_all(jobs, folder, resume, track or [])
+    with imports(allowed=trust):
+        jobs = [job.changed(**place) for job in _jobs(table, folder, resume, recorded=file is None)]
+        runs = _train_all(jobs, folder, resume, track or [])
     _show(jobs, runs, folder, as_json)
 
 
@@ -170,6 +178,7 @@ def replay_command(
             ),
         ),
     ] = False,
+    trust: Trust = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one summary object on the last line.")
     ] = False,
@@ -187,12 +196,17 @@ def replay_command(
             f"{path} was not made by 'fedbcd run', so it does not name its data and model; use"
             " fedbcd.replay()"
         )
-    job = parse(without_none(table), recorded=True)[0]
+    with imports(allowed=trust):
+        job = parse(without_none(table), recorded=True)[0]
     federation = job.make_federation()
     job.use_threads(federation)
     with console.status("replaying ..."):
         result = replay(
-            path, federation, exact=exact, torch_device="cpu" if exact else _place_of(job)
+            path,
+            federation,
+            exact=exact,
+            torch_device="cpu" if exact else _place_of(job),
+            trust=trust,
         )
     if not result["complete"]:
         console.print(

@@ -19,6 +19,7 @@ from fedbcd.engines.setup import (
     threads_inside_torch,
 )
 from fedbcd.errors import RecordError, ReplayMismatch
+from fedbcd.own import imports
 from fedbcd.protocol.messages import number_of
 from fedbcd.record.eventlog import LogReader
 from fedbcd.schedule.log import LogRounds
@@ -39,6 +40,7 @@ def replay(
     torch_device: str | torch.device = "cpu",
     exact: bool = False,
     on_step: OnStep | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Recompute a recorded run from its event log alone; raises if a machine or the final digest
     disagrees with the record.
@@ -47,10 +49,11 @@ def replay(
     then that of its stores, bit for bit. `on_step` is called before each transition with its time
     and what is being replayed: it may look at its `machines` and `numbers`. The digest is not
     compared if the run was computed on a cluster or ahead of its events; the result then names that
-    `engine`.
+    `engine`. `trust`: code that the log names, kinds of other people, may be imported.
     """
     reader = LogReader(Path(log))
-    spec = recorded_spec(reader, federation)
+    with imports(allowed=trust):
+        spec = recorded_spec(reader, federation)
     with threads_inside_torch(1 if exact else None):
         where = find_torch_device("cpu" if exact else torch_device)
         return _replayed(reader, spec, federation, where, exact, on_step)

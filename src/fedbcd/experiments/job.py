@@ -26,6 +26,7 @@ from fedbcd.engines.run import train
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
+from fedbcd.own import imports
 from fedbcd.record.runfolder import RunFolder, recorded_in
 from fedbcd.recorded import completed
 from fedbcd.spec import OPTIONS, RENAMED, RunSpec
@@ -278,8 +279,13 @@ def parse(table: Mapping[str, Any], recorded: bool = False) -> list[Job]:
     """The jobs of a job file: one, or one per entry of `[[runs]]`, each with its own changes.
 
     recorded   the table is a record of what was run, so where it says nothing it means what was
-    done then
+    done then; and it may not import code, unless that is allowed around this call
     """
+    with imports(allowed=not recorded):
+        return _parsed(table, recorded)
+
+
+def _parsed(table: Mapping[str, Any], recorded: bool) -> list[Job]:
     check_keys(
         table, {*SECTIONS, "title", "runs", "deploy"}, ""
     )  # [deploy] is for `fedbcd up` and the roles

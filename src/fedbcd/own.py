@@ -1,0 +1,67 @@
+"""Kinds of other people: `package.module:Name` in place of a name that fedbcd knows.
+
+A job file that a user names is trusted to import code. A record (a log, a run folder, a store) is
+not, unless told: who opens somebody's results does not want to run somebody's programs.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from fedbcd.errors import ConfigError
+
+_trusted: ContextVar[bool] = ContextVar("trusted", default=False)
+
+
+@contextmanager
+def imports(allowed: bool) -> Iterator[None]:
+    """Whether what is read in here may import code; within an allowance everything may."""
+    token = _trusted.set(_trusted.get() or allowed)
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def path_of(kind: type) -> str:
+    """By which name it is imported again."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def is_own(kind: type) -> bool:
+    """Whether it is somebody else's."""
+    return kind.__module__.partition(".")[0] != "fedbcd"
+
+
+def imported(path: str, where: str) -> type[Any]:
+    """The frozen dataclass at `package.module:Name`; modules are found as Python finds them, and
+    in the current folder.
+    """
+    if not _trusted.get():
+        raise ConfigError(
+            f"{where}.name = {path!r} is code that a record names; if you trust who made it, say so"
+            " (--trust, or trust=True)"
+        )
+    module, _, name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"{where}.name = {path!r} cannot be imported ({error}); write package.module:Name, and"
+            f" start where Python finds the module, or put it into {here}"
+        ) from None
+    if not (isinstance(found, type) and is_dataclass(found)):
+        raise ConfigError(
+            f"{where}.name = {path!r} must be a dataclass: its fields are what records say of it"
+        )
+    return found

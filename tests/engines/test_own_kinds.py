@@ -1,0 +1,171 @@
+"""Kinds of other people, by object in Python and as `package.module:Name` in a job file: a cloud
+whose mixing varies with the round, a delay law, a set to project onto, a partition.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedbcd as fb
+from fedbcd.cli import main
+from fedbcd.errors import ConfigError
+from fedbcd.experiments.job import load_job
+from support.runs import federation
+
+THEIRS = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from fedbcd.protocol.coordinator import AsyncCoordinator
+
+
+@dataclass(frozen=True)
+class Gossip:
+    """In even rounds neighbours 0-1 and 2-3 mix, in odd ones 1-2 and 3-0."""
+
+    share: float = 0.5
+    name: ClassVar[str] = "gossip"
+    sync: ClassVar[bool] = False
+
+    def coordinator(self, servers, iterations):
+        return AsyncCoordinator(range(servers), servers, iterations, alike=False)
+
+    def weights(self, round_, servers):
+        a = np.eye(4) * (1 - self.share)
+        for n in range(0, 4, 2):
+            i, j = (n + round_) % 4, (n + 1 + round_) % 4
+            a[i, j] = a[j, i] = self.share
+        return tuple(tuple(float(a[n, k]) for k in servers) for n in servers)
+
+
+@dataclass(frozen=True)
+class Triangular:
+    """Between 0 and `most`, mostly short."""
+
+    most: float = 2.0
+
+    def quantile(self, u):
+        return self.most * (1 - np.sqrt(1 - np.asarray(u)))
+
+
+@dataclass(frozen=True)
+class Halfspace:
+    """Models whose numbers do not add up to more than `most`."""
+
+    most: float = 1.0
+
+    def project(self, x):
+        over = (x.sum(-1, keepdim=True) - self.most).clamp(min=0)
+        return x - over / x.shape[-1]
+
+
+class NotFrozen:
+    pass
+'''
+JOB = """
+[data]
+name = "digits"
+samples = 12
+[federation]
+servers = 4
+devices = 16
+active = 2
+[algorithm]
+name = "fedbcd"
+projection = {name = "theirs:Halfspace", most = 0.5}
+[cloud]
+name = "theirs:Gossip"
+share = 0.25
+[clock]
+step = {name = "theirs:Triangular", most = 3.0}
+[run]
+rounds = 4
+dtype = "float64"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    (tmp_path / "job.toml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    return tmp_path
+
+
+def command(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["fedbcd", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_a_job_file_may_name_kinds_of_its_own(folder: Path) -> None:
+    run = load_job(folder / "job.toml").run(folder / "out")
+    assert float(run.personal_NF.sum(-1).max()) <= 0.5 + 1e-12
+    head = json.loads((folder / "out" / "events.jsonl").read_text().partition("\n")[0])
+    assert head["identity"]["cloud"] == {"name": "theirs:Gossip", "share": 0.25}
+    assert head["identity"]["clock"]["step"] == {"name": "theirs:Triangular", "most": 3.0}
+    theirs = sys.modules["theirs"]
+    again = fb.train(
+        run.federation,
+        fb.FedBCD(projection=theirs.Halfspace(0.5)),
+        cloud=theirs.Gossip(0.25),
+        clock=fb.Clock(step=theirs.Triangular(3.0)),
+        active=2,
+        rounds=4,
+        dtype=run.global_VF.dtype,
+    )
+    assert again.digest == run.digest, "by object it is the same run"
+
+
+def test_mixing_weights_of_one_s_own_vary_with_the_round(folder: Path) -> None:
+    """Server 0 mixes with 1 in round 0, and with 3 in round 1."""
+    sys.path.append(str(folder))
+    from theirs import Gossip
+
+    cloud = Gossip(0.5)
+    assert cloud.weights(0, range(4))[0] == (0.5, 0.5, 0.0, 0.0)
+    assert cloud.weights(1, range(4))[0] == (0.5, 0.0, 0.0, 0.5)
+    mixed = fb.train(federation(), fb.FedBCD(steps=(1, 2)), cloud=cloud, active=2, rounds=2)
+    alone = fb.train(federation(), fb.FedBCD(steps=(1, 2)), cloud=Gossip(0.0), active=2, rounds=2)
+    assert mixed.digest != alone.digest
+
+
+def test_a_record_imports_nothing_unless_it_is_trusted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load_job(folder / "job.toml").run(folder / "out")
+    for words in (("replay", folder / "out"), ("run", "--resume", "--out", folder / "out")):
+        monkeypatch.delitem(sys.modules, "theirs", raising=False)
+        assert command(*words, monkeypatch=monkeypatch) != 0
+        assert "theirs" not in sys.modules
+        assert "--trust" in capsys.readouterr().err
+    assert command("replay", folder / "out", "--trust", monkeypatch=monkeypatch) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("theirs:Gosip", "cannot be imported .*Gosip"),
+        ("thiers:Gossip", "cannot be imported .*thiers"),
+        ("theirs:NotFrozen", "must be a dataclass"),
+        ("theirs:Triangular", "has no name; it needs name, sync, coordinator"),
+    ],
+)
+def test_what_cannot_be_used_is_named_before_anything_runs(
+    folder: Path, name: str, says: str
+) -> None:
+    job = JOB.replace("theirs:Gossip", name).replace("share = 0.25\n", "")
+    (folder / "job.toml").write_text(job)
+    with pytest.raises(ConfigError, match=says):
+        load_job(folder / "job.toml").run(folder / "out")
+    assert not (folder / "out").exists()
