@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedbcd as fb
+from fedbcd.algorithm.projection import is_within
 from fedbcd.cli import main
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import load_job
@@ -169,3 +171,14 @@ def test_what_cannot_be_used_is_named_before_anything_runs(
     with pytest.raises(ConfigError, match=says):
         load_job(folder / "job.toml").run(folder / "out")
     assert not (folder / "out").exists()
+
+
+def test_a_set_that_only_projects_is_asked_for_the_nearest_point(folder: Path) -> None:
+    """Servers check that uploads lie in X."""
+    sys.path.append(str(folder))
+    from theirs import Halfspace
+
+    inside, outside = torch.full((4,), 0.1), torch.full((4,), 0.5)
+    assert is_within(Halfspace(1.0), inside, 1e-6)
+    assert not is_within(Halfspace(1.0), outside, 1e-6)
+    assert is_within(Halfspace(1.0), Halfspace(1.0).project(outside), 1e-6)

@@ -29,6 +29,15 @@ class Projection(Protocol):
         ...
 
 
+def is_within(projection: Projection, x: Tensor, tolerance: float) -> bool:
+    """Whether x lies in X. A set of somebody's own that cannot say is asked for the nearest point,
+    which may be as far away as it takes to be `tolerance` off in each coordinate.
+    """
+    if hasattr(projection, "contains"):
+        return projection.contains(x, tolerance)
+    return bool(((projection.project(x) - x).abs() <= tolerance).all())
+
+
 @dataclass(frozen=True, slots=True)
 class NoProjection:
     """X is the whole space; Assumption 2(i) (compactness) does not hold."""

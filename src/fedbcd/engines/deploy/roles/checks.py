@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeGuard
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.projection import Projection
+from fedbcd.algorithm.projection import Projection, is_within
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.parts import parts
 from fedbcd.errors import ConfigError, RemoteProtocolError
@@ -179,7 +179,7 @@ def check_within(x_P: Tensor, projection: Projection, roundings: float = 2.0) ->
     averages such vectors rounds more often, and says so.
     """
     allowance = roundings * ROUNDING * norm_of(x_P)
-    if projection.contains(x_P, allowance):
+    if is_within(projection, x_P, allowance):
         return
     away = (x_P - projection.project(x_P)).abs()
     place = int(away.argmax())
