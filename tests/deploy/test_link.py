@@ -21,9 +21,9 @@ from fedbcd.engines.deploy.links.endpoint import split_address
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, TensorShape
 from fedbcd.engines.deploy.links.listener import Listener
 from fedbcd.engines.deploy.links.operator_client import ask_status
-from fedbcd.engines.deploy.links.refusals import Refused, RefusedForGood
+from fedbcd.engines.deploy.links.refusals import RefusedForGood
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, host_name
-from fedbcd.errors import ConfigError, RemoteProtocolError
+from fedbcd.errors import ConfigError, Refused, RemoteProtocolError
 from support.waiting import LIMIT_S, eventually
 from support.wire import (
     DEVICE,

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedbcd.engines.deploy.links.refusals import Refused, RefusedForGood, Replaced
+from fedbcd.engines.deploy.links.refusals import RefusedForGood, Replaced
 from fedbcd.engines.deploy.links.tls import Credentials
+from fedbcd.errors import Refused
 from support.waiting import eventually
 from support.wire import (
     DEVICE,

@@ -20,10 +20,9 @@ from fedbcd.engines.deploy.processes.device import DeviceProcess
 from fedbcd.engines.deploy.processes.metrics import Metrics, Mixing
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.server import ServerProcess
-from fedbcd.engines.deploy.roles.checks import CheckFailed
 from fedbcd.engines.deploy.roles.device import Done
 from fedbcd.engines.settings import Settings
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.errors import ConfigError, RecordError, Refused
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Activated,
@@ -153,9 +152,9 @@ def test_an_operator_is_not_told_of_a_change_that_is_not_durable(first: bool, fo
             waiting = [asyncio.create_task(ask()) for ask in (asks if first else asks[::-1])]
             await asyncio.sleep(0.01)
         told = await asyncio.gather(*waiting, return_exceptions=True)
-        assert isinstance(told[0 if first else 1], RecordError | CheckFailed)
+        assert isinstance(told[0 if first else 1], RecordError | Refused)
         with pytest.raises(
-            CheckFailed, match="server/0 is ending, so this may not have happened; ask again"
+            Refused, match="server/0 is ending, so this may not have happened; ask again"
         ):
             await process.change("dismiss", 1)
 
@@ -203,7 +202,7 @@ NOTICES = [
 def test_a_notice_that_cannot_be_is_refused(folder: Path) -> None:
     async def device(process: DeviceProcess) -> None:
         for body in NOTICES:
-            with pytest.raises(CheckFailed, match="gave a notice that cannot be"):
+            with pytest.raises(Refused, match="gave a notice that cannot be"):
                 await process.noticed("server/0", "phase", body)
         await process.noticed(
             "server/0",
@@ -214,7 +213,7 @@ def test_a_notice_that_cannot_be_is_refused(folder: Path) -> None:
     async def server(process: ServerProcess) -> None:
         await process.tell(Started())
         for body in ({}, {"round": math.inf}, {"round": "x"}):
-            with pytest.raises(CheckFailed, match="gave a notice that cannot be"):
+            with pytest.raises(Refused, match="gave a notice that cannot be"):
                 await process.noticed(COORDINATOR, "round", body)
         await process.noticed("device/0", "round", {"round": "not its to say"})
 
@@ -275,7 +274,7 @@ def test_listeners_learn_how_long_peers_take_to_answer_and_hang_up_on_those_that
         peer, kind, body = links.told[-1]
         assert (peer, kind, body["number"]) == (new, "pong", 5)
         assert body["clock"] == pytest.approx(process.now(), abs=60.0)
-        with pytest.raises(CheckFailed, match="gave a notice that cannot be"):
+        with pytest.raises(Refused, match="gave a notice that cannot be"):
             await process.heard(new, "ping", {"number": -5.5})
         await beat()
         now += 11.0

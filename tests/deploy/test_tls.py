@@ -23,8 +23,9 @@ from fedbcd.engines.deploy.links.certs import Authority
 from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
 from fedbcd.engines.deploy.links.listener import Listener
-from fedbcd.engines.deploy.links.refusals import CredentialsError, Refused, RefusedForGood
+from fedbcd.engines.deploy.links.refusals import CredentialsError, RefusedForGood
 from fedbcd.engines.deploy.links.tls import Credentials, host_name, identity_of, is_loopback
+from fedbcd.errors import Refused
 from support.waiting import LIMIT_S, eventually
 from support.wire import (
     DEVICE,

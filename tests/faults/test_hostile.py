@@ -20,10 +20,10 @@ from faultsim.disk import Disk
 from faultsim.schedule import blueprint_of
 from faultsim.told import environment
 from fedbcd.config import read_toml
-from fedbcd.engines.deploy.roles.checks import CheckFailed, check_notice
+from fedbcd.engines.deploy.roles.checks import check_notice
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, Refused
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Started
 from support.waiting import LIMIT_S, eventually
@@ -59,7 +59,7 @@ def test_a_hello_with_a_counter_that_is_none_is_refused_and_the_server_lives(wro
         "uploading": False,
     }
     for name in ("activation", "incarnation"):
-        with pytest.raises(CheckFailed, match="device/0 does not say how far it is"):
+        with pytest.raises(Refused, match="device/0 does not say how far it is"):
             role.greet("device/0", {**hello, name: wrong}, 1.0)
     assert "store/0" not in role.store.facts
     assert role.greet("device/0", json.loads(json.dumps(hello)), 1.0) == []
@@ -80,9 +80,9 @@ def test_a_store_without_a_proper_name_is_refused(store: Any) -> None:
         "uploading": False,
         "phase": 0,
     }
-    with pytest.raises(CheckFailed, match="does not say how far it is"):
+    with pytest.raises(Refused, match="does not say how far it is"):
         role.greet("device/0", hello, 1.0)
-    with pytest.raises(CheckFailed, match="does not say how far it is"):
+    with pytest.raises(Refused, match="does not say how far it is"):
         CoordinatorRole.open(coordinator, plan).greet("server/0", hello, 1.0)
 
 
@@ -90,14 +90,14 @@ def test_numbers_of_a_notice_are_checked() -> None:
     """A notice whose round was no number ended the device's process."""
     check_notice("server/0", {"phase": 3, "round": -1, "elapsed": 1}, "phase", "round")
     for wrong in (None, "1", float("nan"), float("inf"), -1.0, [], 1e16, True):
-        with pytest.raises(CheckFailed):
+        with pytest.raises(Refused):
             check_notice("server/0", {"round": 1, "elapsed": wrong}, "round")
     for other in (None, 1.0, "1", -2, 2**53, True):
-        with pytest.raises(CheckFailed):
+        with pytest.raises(Refused):
             check_notice("server/0", {"round": other}, "round")
     check_notice("server/0", {"round": 1, "members": [0, 7]}, "round")
     for members in (None, 3, "3", [-1], [1.0], [[1]], {"0": 1}):
-        with pytest.raises(CheckFailed):
+        with pytest.raises(Refused):
             check_notice("server/0", {"round": 1, "members": members}, "round")
 
 

@@ -19,7 +19,7 @@ from fedbcd.engines.deploy.local import log_order as order
 from fedbcd.engines.deploy.processes import clock
 from fedbcd.engines.deploy.roles import coordinator, device, server, snapshot, store
 from fedbcd.engines.deploy.roles.base import Role
-from fedbcd.engines.deploy.roles.checks import CheckFailed
+from fedbcd.errors import Refused
 from fedbcd.protocol import Device, Server
 from fedbcd.protocol import coordinator as coordinators
 from fedbcd.protocol import device as devices
@@ -398,7 +398,7 @@ def _without(role: Any, *reasons: str) -> Any:
     def check_guest(self: Any, guest: str, hello: Any) -> None:
         try:
             whole(self, guest, hello)
-        except CheckFailed as refused:
+        except Refused as refused:
             if refused.reason not in reasons:
                 raise
 

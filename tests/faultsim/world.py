@@ -19,9 +19,8 @@ from faultsim.disk import Disk
 from faultsim.schedule import SERVERS, UNTIL, Fault, Planned, Schedule
 from faultsim.stores import Stores
 from fedbcd.data.samples import Samples
-from fedbcd.engines.deploy.links.codec import Limits, decode, encode
+from fedbcd.engines.deploy.links.codec import WireLimits, decode, encode
 from fedbcd.engines.deploy.links.letter import Letter
-from fedbcd.engines.deploy.links.refusals import Refused
 from fedbcd.engines.deploy.processes import failpoints
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, Stopped
 from fedbcd.engines.deploy.roles.base import Role
@@ -29,7 +28,7 @@ from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.device import DeviceRole, Done
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import ProtocolError, RecordError
+from fedbcd.errors import ProtocolError, RecordError, Refused
 from fedbcd.protocol import DeviceState, ServerState
 from fedbcd.protocol.messages import (
     COORDINATOR,
@@ -168,7 +167,7 @@ class World:
         size = self.plan.size_F
         self.stores = Stores(self)
         self.is_calm = False  # trouble has ended
-        self._limits = Limits(frozenset({("F32", size), ("F64", size + 1)}))
+        self._limits = WireLimits(frozenset({("F32", size), ("F64", size + 1)}))
 
     # ---------------------------------------------------------------------------------------------
     # time

@@ -605,7 +605,7 @@ def status_command(
     import asyncio
 
     from fedbcd.engines.deploy.links.operator_client import ask_status
-    from fedbcd.engines.deploy.links.refusals import Refused
+    from fedbcd.errors import Refused
 
     path = file / "deploy.toml" if file.is_dir() else file
     options = settle(

@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedbcd.engines.deploy.links.codec import Assembler, Limits, encode
+from fedbcd.engines.deploy.links.codec import Assembler, WireLimits, encode
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Message, Notice
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Refused as RefusedFrame
 from fedbcd.engines.deploy.links.letter import Letter
-from fedbcd.engines.deploy.links.refusals import Counts, Refusals, Refused, reason_of
-from fedbcd.errors import ProtocolError
+from fedbcd.engines.deploy.links.refusals import Counts, Refusals, reason_of
+from fedbcd.errors import ProtocolError, Refused
 from fedbcd.protocol.messages import Actor
 
 TEXT_BYTES = 65_536  # of a JSON text in Hello, Welcome or Notice
@@ -62,7 +62,7 @@ class Traffic:
     """
 
     def __init__(
-        self, limits: Limits, counts: Counts, refusals: Refusals, options: LinkOptions
+        self, limits: WireLimits, counts: Counts, refusals: Refusals, options: LinkOptions
     ) -> None:
         self.limits = limits
         self.counts = counts

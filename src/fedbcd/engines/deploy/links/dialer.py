@@ -35,11 +35,11 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, TensorShape
 from fedbcd.engines.deploy.links.refusals import (
     CredentialsError,
     MissingExtra,
-    Refused,
     RefusedForGood,
     Replaced,
 )
 from fedbcd.engines.deploy.links.tls import Certificate, Credentials, Plain, check_plain, host_name
+from fedbcd.errors import Refused
 from fedbcd.protocol.messages import Actor
 
 try:

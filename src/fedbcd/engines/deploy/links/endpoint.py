@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedbcd.engines.deploy.links.codec import Declared, Limits
+from fedbcd.engines.deploy.links.codec import Declared, WireLimits
 from fedbcd.engines.deploy.links.connection import (
     Closed,
     LinkOptions,
@@ -93,7 +93,7 @@ class End:
         self._about = about
         self._journal: Journal = journal or Silence()
         self._refusals = Refusals(self.counts, self._journal)
-        self._traffic = Traffic(Limits.of(model), self.counts, self._refusals, self.options)
+        self._traffic = Traffic(WireLimits.of(model), self.counts, self._refusals, self.options)
         self._peers: dict[Actor, Peer] = {}
 
     @property

@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
-from fedbcd.engines.deploy.links.codec import SAID, Declared, kind_of
+from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.connection import (
     Session,
     parse_text,
@@ -31,12 +31,7 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import (
     StatusRequest,
     Welcome,
 )
-from fedbcd.engines.deploy.links.refusals import (
-    CredentialsError,
-    MissingExtra,
-    Refused,
-    reason_of,
-)
+from fedbcd.engines.deploy.links.refusals import CredentialsError, MissingExtra, reason_of
 from fedbcd.engines.deploy.links.tls import (
     Certificate,
     Credentials,
@@ -46,8 +41,9 @@ from fedbcd.engines.deploy.links.tls import (
     identity_of,
 )
 from fedbcd.engines.deploy.processes.exit_codes import AddressError
-from fedbcd.errors import ProtocolError
+from fedbcd.errors import ProtocolError, Refused
 from fedbcd.protocol.messages import Actor
+from fedbcd.protocol.senders import PAIRS, kind_of
 
 try:
     import grpc
@@ -285,7 +281,7 @@ class Listener(End):
                 f"{hello.actor!r:.80} wants {hello.to!r:.80}, but this is {self.me}; look at its"
                 " addresses",
             )
-        if (kind_of(hello.actor), kind_of(self.me)) not in SAID:
+        if (kind_of(hello.actor), kind_of(self.me)) not in PAIRS:
             raise Refused("identity", f"{hello.actor!r:.80} has nothing to say to {self.me}")
 
     def _retire(self, peer: Actor, instance: bytes) -> None:

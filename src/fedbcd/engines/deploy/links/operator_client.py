@@ -13,12 +13,9 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import (
     StatusReply,
     StatusRequest,
 )
-from fedbcd.engines.deploy.links.refusals import (
-    MissingExtra,
-    Refused,
-    RefusedForGood,
-)
+from fedbcd.engines.deploy.links.refusals import MissingExtra, RefusedForGood
 from fedbcd.engines.deploy.links.tls import Plain, Security, check_plain, host_name
+from fedbcd.errors import Refused
 from fedbcd.protocol.messages import Actor
 
 try:

@@ -20,14 +20,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedbcd.engines.deploy.links.refusals import (
-    CredentialsError,
-    Journal,
-    MissingExtra,
-    Refused,
-    Silence,
-)
-from fedbcd.errors import ConfigError
+from fedbcd.engines.deploy.links.refusals import CredentialsError, Journal, MissingExtra, Silence
+from fedbcd.errors import ConfigError, Refused
 from fedbcd.protocol.messages import Actor
 
 try:

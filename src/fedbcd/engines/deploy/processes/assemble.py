@@ -20,7 +20,7 @@ from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Drawn, Pace, Real
 from fedbcd.engines.deploy.processes.server import ServerProcess
 from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
-from fedbcd.engines.deploy.roles.checks import Limits
+from fedbcd.engines.deploy.roles.checks import TrustLimits
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.filestore import FileStore
@@ -108,7 +108,7 @@ class Deployment:
         self, actor: Actor, store: Store, journal: Journal, available: Callable[[], bool] | None
     ) -> Process:
         options = self.options
-        limits = Limits(
+        limits = TrustLimits(
             norm=options.norm_limit, beyond_norm=options.beyond_norm, reach=options.reach_limit
         )
         if actor == COORDINATOR:

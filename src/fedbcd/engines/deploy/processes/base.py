@@ -27,7 +27,7 @@ from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.endpoint import trouble_of
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import Change, Listener, Welcomes
-from fedbcd.engines.deploy.links.refusals import Counts, Refused
+from fedbcd.engines.deploy.links.refusals import Counts
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, Security
 from fedbcd.engines.deploy.processes.clock import OFF_S, SteadyClock, wall
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
@@ -39,8 +39,8 @@ from fedbcd.engines.deploy.processes.options import Deploy, split_address
 from fedbcd.engines.deploy.processes.skew import Skews
 from fedbcd.engines.deploy.processes.timeouts import Timeouts
 from fedbcd.engines.deploy.roles.base import Role
-from fedbcd.engines.deploy.roles.checks import CheckFailed, check_notice, is_time
-from fedbcd.errors import FedBCDError, ProtocolError
+from fedbcd.engines.deploy.roles.checks import check_notice, is_time
+from fedbcd.errors import FedBCDError, ProtocolError, Refused
 from fedbcd.protocol.messages import Actor, Event, RetryDue
 from fedbcd.record.eventlog import Transition
 
@@ -307,14 +307,12 @@ class Process(ABC):
         """
         self.metrics.letters.labels(direction="in", event=type(letter.event).__name__).inc()
         self.skews.at_least(letter.sender, letter.clock - self.now())
-        refused: list[CheckFailed] = []
+        refused: list[Refused] = []
         await self.do(lambda now: self.take(letter, now, refused.append))
         for why in refused:
             raise why
 
-    def take(
-        self, letter: Letter, now: float, refused: Callable[[CheckFailed], None]
-    ) -> list[Letter]:
+    def take(self, letter: Letter, now: float, refused: Callable[[Refused], None]) -> list[Letter]:
         """In the role's thread."""
         return self.role.receive(letter, now, refused)
 

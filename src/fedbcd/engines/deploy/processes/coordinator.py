@@ -14,9 +14,8 @@ from fedbcd.engines.deploy.processes.base import Process
 from fedbcd.engines.deploy.processes.logs import Journal
 from fedbcd.engines.deploy.processes.metrics import Mixing
 from fedbcd.engines.deploy.processes.options import Deploy
-from fedbcd.engines.deploy.roles.checks import CheckFailed
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
-from fedbcd.errors import ProtocolError
+from fedbcd.errors import ProtocolError, Refused
 from fedbcd.protocol.messages import (
     Actor,
     GlobalUpdated,
@@ -70,9 +69,7 @@ class CoordinatorProcess(Process):
         """Nothing to do: servers report by themselves."""
         self.after([])
 
-    def take(
-        self, letter: Letter, now: float, refused: Callable[[CheckFailed], None]
-    ) -> list[Letter]:
+    def take(self, letter: Letter, now: float, refused: Callable[[Refused], None]) -> list[Letter]:
         """In the role's thread, one report at a time; one too many for the last round stays
         unanswered.
         """

@@ -12,8 +12,9 @@ from fedbcd.engines.deploy.links.listener import only
 from fedbcd.engines.deploy.processes.base import Process
 from fedbcd.engines.deploy.processes.logs import Journal
 from fedbcd.engines.deploy.processes.options import Deploy
-from fedbcd.engines.deploy.roles.checks import CheckFailed, check_notice
+from fedbcd.engines.deploy.roles.checks import check_notice
 from fedbcd.engines.deploy.roles.server import ServerRole
+from fedbcd.errors import Refused
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Activated,
@@ -126,13 +127,13 @@ class ServerProcess(Process):
         """
         machine = self.role.machine
         if what not in CHANGES:
-            raise CheckFailed(
+            raise Refused(
                 "event",
                 f"{what!r:.80} is none of the changes that {self.role.actor} knows:"
                 f" {', '.join(CHANGES)}",
             )
         if device not in self.role.blueprint.servers[machine.server]:
-            raise CheckFailed(
+            raise Refused(
                 "membership",
                 f"device {device} does not belong to {self.role.actor}, by the job file; look for"
                 " its own server",
@@ -148,7 +149,7 @@ class ServerProcess(Process):
 
         await self.do(act)
         if self.is_ending:  # it may have come too late, or not have reached the disk
-            raise CheckFailed(
+            raise Refused(
                 "ending",
                 f"{self.role.actor} is ending, so this may not have happened; ask again once it"
                 " runs",

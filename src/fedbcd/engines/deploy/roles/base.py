@@ -9,7 +9,7 @@ the tensors from the files that the last transaction names.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,18 +21,15 @@ from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.roles import snapshot
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.checks import (
-    CheckFailed,
-    Limits,
-    check_clock,
+    TrustLimits,
     check_model,
-    check_numbers,
-    check_sender,
     first_not_finite,
 )
 from fedbcd.engines.deploy.roles.store import Store
-from fedbcd.errors import LocalProtocolError, NumericalError, ProtocolError, RecordError
+from fedbcd.errors import LocalProtocolError, NumericalError, ProtocolError, RecordError, Refused
 from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.messages import Actor, Command, Event, RetryDue, Send
+from fedbcd.protocol.senders import check_clock, check_sender, check_values
 from fedbcd.record.eventlog import Transition
 from fedbcd.record.runfolder import difference
 
@@ -52,8 +49,11 @@ class Role:
     )
 
     machine: Device | Server | Coordinator
+    home: Actor | None = None  # the one peer that it listens to
 
-    def __init__(self, actor: Actor, store: Store, blueprint: Blueprint, limits: Limits) -> None:
+    def __init__(
+        self, actor: Actor, store: Store, blueprint: Blueprint, limits: TrustLimits
+    ) -> None:
         self.actor = actor
         self.store = store
         self.blueprint = blueprint
@@ -95,7 +95,7 @@ class Role:
     # ---------------------------------------------------------------------------------------------
     # events
     def receive(
-        self, letter: Letter, now: float, refused: Callable[[CheckFailed], None] = lambda _: None
+        self, letter: Letter, now: float, refused: Callable[[Refused], None] = lambda _: None
     ) -> list[Letter]:
         """Handle a letter from the network; raises a `ProtocolError` and changes nothing if it
         cannot be accepted.
@@ -103,12 +103,16 @@ class Role:
         If what it says is refused, but that it came has consequences, they are handled, and
         `refused` is told why.
         """
-        check_sender(letter, self.actor, self._speakers())
-        check_numbers(letter.event)
+        if letter.to != self.actor:
+            raise Refused(
+                "address", f"{letter.sender} sent a letter for {letter.to} to {self.actor}"
+            )
+        check_sender(letter.event, letter.sender, self.actor, self.home)
+        check_values(letter.event)
         check_clock(letter.clock)
         try:
             remark = self._check(letter)
-        except CheckFailed as failed:
+        except Refused as failed:
             instead = self._instead_of(letter.event, failed)
             if instead is None:
                 raise
@@ -124,7 +128,7 @@ class Role:
         size = self._size_of(letter.event)
         return None if size is None else check_model(letter.model, *size, self.limits)
 
-    def _instead_of(self, event: Event, failed: CheckFailed) -> Event | None:  # noqa: ARG002
+    def _instead_of(self, event: Event, failed: Refused) -> Event | None:  # noqa: ARG002
         """What has happened when the model of this event is refused; None: nothing."""
         return None
 
@@ -274,10 +278,6 @@ class Role:
 
     # ---------------------------------------------------------------------------------------------
     # of each role
-    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
-        """Which events may come from the network, and who may say them."""
-        raise NotImplementedError
-
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
         """Length and dtype of the model that belongs to an event, if one does."""
         return (self.blueprint.size_F, DTYPE) if hasattr(event, "model") else None

@@ -2,7 +2,7 @@
 light work only.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,7 @@ from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.checks import (
-    CheckFailed,
-    Limits,
+    TrustLimits,
     check_model,
     check_norm,
     check_reach,
@@ -28,6 +27,7 @@ from fedbcd.engines.deploy.roles.checks import (
 from fedbcd.engines.deploy.roles.parts import in_parts, several_in_parts
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
+from fedbcd.errors import Refused
 from fedbcd.protocol import Coordinator
 from fedbcd.protocol.clouds import RigorousCloud, SyncCloud
 from fedbcd.protocol.messages import (
@@ -44,7 +44,6 @@ from fedbcd.protocol.messages import (
     StepGlobal,
     number_of,
     ref,
-    server_actor,
 )
 
 
@@ -55,7 +54,7 @@ class CoordinatorRole(Role):
 
     machine: Coordinator
 
-    def __init__(self, store: Store, blueprint: Blueprint, limits: Limits) -> None:
+    def __init__(self, store: Store, blueprint: Blueprint, limits: TrustLimits) -> None:
         """See `open`."""
         super().__init__(COORDINATOR, store, blueprint, limits)
         self.machine = blueprint.coordinator_machine()
@@ -69,10 +68,10 @@ class CoordinatorRole(Role):
 
     @classmethod
     def open(
-        cls, store: Store, blueprint: Blueprint, limits: Limits | None = None
+        cls, store: Store, blueprint: Blueprint, limits: TrustLimits | None = None
     ) -> "CoordinatorRole":
         """The coordinator of this store, where it left off."""
-        role = cls(store, blueprint.going_on(store.facts), limits or Limits())
+        role = cls(store, blueprint.going_on(store.facts), limits or TrustLimits())
         role._recover()
         return role
 
@@ -88,14 +87,14 @@ class CoordinatorRole(Role):
         """
         number = number_of(server)
         if number >= len(self.blueprint.servers):
-            raise CheckFailed(
+            raise Refused(
                 "membership",
                 f"there is no {server}; this deployment has {len(self.blueprint.servers)} servers",
             )
         check_run(server, hello, self.store.facts)
         store, phase = hello.get("store"), hello.get("phase")
         if not is_store_id(store) or not (is_counter(phase) or phase == -1):
-            raise CheckFailed(
+            raise Refused(
                 "hello",
                 f"{server} does not say how far it is (store={store!r:.80}, phase={phase!r:.80})",
             )
@@ -103,20 +102,20 @@ class CoordinatorRole(Role):
         assert isinstance(phase, int)
         heard, known = self._heard.get(number), self.store.facts.get(f"store/{number}")
         if known not in (None, store):
-            raise CheckFailed(
+            raise Refused(
                 "lost",
                 f"{server} comes with another store than before; what its devices have contributed"
                 " is in the old one: put that back (only if everything is to begin anew, the"
                 " coordinator begins a new store as well)",
             )
         if heard is not None and phase < heard.phase:
-            raise CheckFailed(
+            raise Refused(
                 "behind",
                 f"{server} is in phase {phase}, but has reported phase {heard.phase}: its store is"
                 " an old one",
             )
         if phase > self._latest_phase(heard):
-            raise CheckFailed(
+            raise Refused(
                 "ahead",
                 f"{server} is in phase {phase}, but phase {self._latest_phase(heard)} is the latest"
                 " that the coordinator can know of: its store is empty or an old one. Put the"
@@ -139,9 +138,6 @@ class CoordinatorRole(Role):
 
     # ---------------------------------------------------------------------------------------------
     # transitions
-    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
-        return {ServerReady: lambda event: server_actor(event.server)}
-
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:  # noqa: ARG002
         size = self.blueprint.size_F
         return (size + 1, torch.float64) if self.blueprint.cloud.sync else (size, DTYPE)
@@ -186,9 +182,7 @@ class CoordinatorRole(Role):
         )
         if weight == 0.0:
             if bool(total.any()):
-                raise CheckFailed(
-                    "weight", f"the sum of server/{server} counts nobody, but is not 0"
-                )
+                raise Refused("weight", f"the sum of server/{server} counts nobody, but is not 0")
             return None
         mean = in_parts(len(total), DTYPE, lambda part: (total[part] / weight).to(DTYPE))
         check_model(mean, len(mean), DTYPE, replace(self.limits, norm=None))

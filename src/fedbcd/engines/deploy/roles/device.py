@@ -2,7 +2,7 @@
 thread; what it gave is then told.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,17 +17,15 @@ from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.roles.base import Letter, Role
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint, OwnData
-from fedbcd.engines.deploy.roles.checks import CheckFailed, Limits, first_not_finite
+from fedbcd.engines.deploy.roles.checks import TrustLimits, first_not_finite
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
-from fedbcd.errors import DataError, LocalProtocolError, NumericalError
+from fedbcd.errors import DataError, LocalProtocolError, NumericalError, Refused
 from fedbcd.protocol import Device, DeviceState
 from fedbcd.protocol.messages import (
-    Acknowledged,
     Activated,
     Actor,
     Command,
-    Declined,
     Event,
     Failed,
     ModelRef,
@@ -82,12 +80,13 @@ class DeviceRole(Role):
     machine: Device
 
     def __init__(
-        self, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: Limits
+        self, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: TrustLimits
     ) -> None:
         """See `open`."""
         super().__init__(device_actor(device), store, blueprint, limits)
         self.machine = blueprint.device_machine(device)
         self.device = device
+        self.home = self.machine.server
         self.work: Work | None = None
         self.x = (
             blueprint.start
@@ -106,10 +105,10 @@ class DeviceRole(Role):
         blueprint: Blueprint,
         device: int,
         data: OwnData,
-        limits: Limits | None = None,
+        limits: TrustLimits | None = None,
     ) -> "DeviceRole":
         """The device of this store, where it left off."""
-        role = cls(store, blueprint.going_on(store.facts), device, data, limits or Limits())
+        role = cls(store, blueprint.going_on(store.facts), device, data, limits or TrustLimits())
         role._recover()
         return role
 
@@ -199,7 +198,7 @@ class DeviceRole(Role):
             and event.incarnation > here.incarnation
             and event.activation < here.activation
         ):
-            raise CheckFailed(
+            raise Refused(
                 "older",
                 f"{letter.sender} wants to put {self.actor} back to activation {event.activation},"
                 f" but has acknowledged {here.activation}: the store of {letter.sender} is empty or"
@@ -207,10 +206,6 @@ class DeviceRole(Role):
                 f" {letter.sender} back",
             )
         return super()._check(letter)
-
-    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
-        server = self.machine.server
-        return dict.fromkeys((Activated, Acknowledged, Declined, Restored), lambda _: server)
 
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
         if isinstance(event, Restored) and not self.blueprint.algorithm.personal:

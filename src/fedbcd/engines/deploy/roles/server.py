@@ -20,8 +20,7 @@ from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.checks import (
-    CheckFailed,
-    Limits,
+    TrustLimits,
     check_reach,
     check_run,
     check_within,
@@ -31,9 +30,9 @@ from fedbcd.engines.deploy.roles.checks import (
 from fedbcd.engines.deploy.roles.parts import in_parts, parts
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
+from fedbcd.errors import Refused
 from fedbcd.protocol import Server, ServerState
 from fedbcd.protocol.messages import (
-    COORDINATOR,
     Absorb,
     Acknowledged,
     Activated,
@@ -48,22 +47,17 @@ from fedbcd.protocol.messages import (
     DeviceReset,
     Dismiss,
     Event,
-    GlobalUpdated,
-    Isolated,
     Mixed,
     ModelRef,
     OpenPhase,
     Restored,
-    Resumed,
     RetryDue,
     Send,
     ServerReady,
     Started,
     StepModel,
-    UpdateRequested,
     Uploaded,
     Withdrawn,
-    device_actor,
     incarnation_of,
     number_of,
     server_actor,
@@ -81,7 +75,9 @@ class ServerRole(Role):
     OWN = (Started, RetryDue, DeviceLost, DeviceJoined, DeviceLeft, DeviceReset)
     machine: Server
 
-    def __init__(self, store: Store, blueprint: Blueprint, server: int, limits: Limits) -> None:
+    def __init__(
+        self, store: Store, blueprint: Blueprint, server: int, limits: TrustLimits
+    ) -> None:
         """See `open`."""
         super().__init__(server_actor(server), store, blueprint, limits)
         self.machine = blueprint.server_machine(server)
@@ -108,10 +104,10 @@ class ServerRole(Role):
 
     @classmethod
     def open(
-        cls, store: Store, blueprint: Blueprint, server: int, limits: Limits | None = None
+        cls, store: Store, blueprint: Blueprint, server: int, limits: TrustLimits | None = None
     ) -> "ServerRole":
         """The server of this store, where it left off."""
-        role = cls(store, blueprint.going_on(store.facts), server, limits or Limits())
+        role = cls(store, blueprint.going_on(store.facts), server, limits or TrustLimits())
         role._recover()
         return role
 
@@ -128,12 +124,12 @@ class ServerRole(Role):
         number = number_of(device)
         last = self.machine.last_of(number)
         if last is None and number in self.blueprint.servers[self.server]:
-            raise CheckFailed(
+            raise Refused(
                 "not_admitted",
                 f"{device} is no member of {self.actor} now; fedbcd admit makes it one",
             )
         if last is None:
-            raise CheckFailed(
+            raise Refused(
                 "membership",
                 f"{device} is no member of {self.actor}; its members are"
                 f" {sorted(self.machine.members)[:20]}",
@@ -141,7 +137,7 @@ class ServerRole(Role):
         check_run(device, hello, self.store.facts)
         there, times = _Standing.of(device, hello), self.machine.incarnation_of(number)
         if there.activation > last + 1 or there.incarnation > times:
-            raise CheckFailed(
+            raise Refused(
                 "ahead",
                 f"{device} has finished {there.activation} activations and was put in step"
                 f" {there.incarnation} times, {self.actor} knows of {last + 1} and {times}: its"
@@ -206,7 +202,7 @@ class ServerRole(Role):
             check_reach(letter.model, self.z, limits)
         return remark
 
-    def _instead_of(self, event: Event, failed: CheckFailed) -> Event | None:
+    def _instead_of(self, event: Event, failed: Refused) -> Event | None:
         """An upload that is refused ends its activation: nobody waits for it, and the device is
         told to go on without it.
         """
@@ -224,9 +220,6 @@ class ServerRole(Role):
 
     # ---------------------------------------------------------------------------------------------
     # transitions
-    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
-        return _SPEAKERS
-
     def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
         before = self._current
         if isinstance(event, Uploaded) and self._accepts(event.device, commands):
@@ -573,7 +566,7 @@ class _Standing:
             and all(map(is_counter, counters))
             and isinstance(there.uploading, bool)
         ):
-            raise CheckFailed("hello", f"{device} does not say how far it is ({there!r:.200})")
+            raise Refused("hello", f"{device} does not say how far it is ({there!r:.200})")
         return there
 
     def is_in_step_with(self, here: "_Standing", new: bool) -> bool:
@@ -587,11 +580,3 @@ class _Standing:
         return self.activation == here.activation or (
             self.activation == here.activation - 1 and self.uploading
         )
-
-
-_SPEAKERS: Mapping[type[Event], Callable[[Any], Actor]] = {
-    **dict.fromkeys(
-        (UpdateRequested, Uploaded, Withdrawn, Resumed), lambda event: device_actor(event.device)
-    ),
-    **dict.fromkeys((Mixed, GlobalUpdated, Isolated), lambda _: COORDINATOR),
-}
