@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-import io
 import json
+import logging
+import re
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from fedbcd import errors
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.engines.deploy.processes.health import Health
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import LOGGER, log_of
 from fedbcd.engines.deploy.processes.metrics import Metrics, Mixing, totals
 from fedbcd.engines.deploy.processes.timeouts import MULTIPLE, WINDOW, Patience, Timeouts
 from fedbcd.protocol.messages import MixModels
@@ -135,18 +136,29 @@ def test_a_client_that_sends_too_much_is_cut_off() -> None:
 
 # ------------------------------------------------------------------------------------------------
 # logs
-def test_logs_are_json_lines_without_secrets() -> None:
-    stream = io.StringIO()
-    journal = Journal("device/1", stream=stream)
-    journal.debug("unseen")
-    journal.info(
+def forget_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process of its own: nobody has configured `logging`."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(LOGGER, "handlers", LOGGER.handlers[:1])
+
+
+def test_logs_are_json_lines_without_secrets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_handlers(monkeypatch)
+    log_of("server/0", "error").warning("unseen")
+    log = log_of("device/1")
+    log.debug("unseen")
+    log.info(
         "connected",
         peer="server/0",
         private_key="abc",
         note="x -----BEGIN EC PRIVATE KEY-----\nabc\n-----END EC PRIVATE KEY----- y",
     )
-    (line,) = stream.getvalue().splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     said = json.loads(line)
+    assert [*said] == ["time", "level", "actor", "what", "peer", "private_key", "note"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", said["time"])
     assert (said["actor"], said["level"], said["what"], said["peer"]) == (
         "device/1",
         "info",
@@ -154,6 +166,28 @@ def test_logs_are_json_lines_without_secrets() -> None:
         "server/0",
     )
     assert "abc" not in line
+
+
+def test_handlers_of_the_user_hear_a_role_with_its_fields_and_stderr_stays_quiet(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_handlers(monkeypatch)
+    heard: list[logging.LogRecord] = []
+
+    class Mine(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record)
+
+    logging.getLogger().addHandler(Mine())
+    log_of("device/1").warning("refused", peer="server/0", token="abc")
+    (record,) = heard
+    assert record.name == "fedbcd.deploy.device.1"
+    assert (record.getMessage(), record.actor, record.fields) == (
+        "refused",
+        "device/1",
+        {"peer": "server/0", "token": "***"},
+    )
+    assert capsys.readouterr().err == ""
 
 
 # ------------------------------------------------------------------------------------------------

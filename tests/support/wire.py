@@ -81,7 +81,7 @@ class Ear:
             "model": model,
             "security": security,
             "options": options,
-            "journal": self,
+            "log": self,
             **hooks,
             **more,
         }
@@ -104,7 +104,7 @@ class Ear:
     warning = error = info
 
     def heard(self, what: str) -> list[dict[str, Any]]:
-        """The journal's entries of one kind."""
+        """The log's entries of one kind."""
         return [fields for word, fields in self.said if word == what]
 
 

@@ -142,7 +142,7 @@ class Dialer(End):
     def _trouble(self, sentence: str) -> None:
         if sentence != self._last_trouble:
             self._last_trouble = sentence
-            self._journal.warning("not_connected", peer=self.peer, sentence=sentence)
+            self._log.warning("not_connected", peer=self.peer, sentence=sentence)
 
     async def _targets(self) -> list[str]:
         """Where to dial, looked up anew."""

@@ -28,13 +28,12 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import (
     Counts,
-    Journal,
     MissingExtra,
     Refusals,
-    Silence,
     reason_of,
 )
 from fedbcd.engines.deploy.links.tls import Certificate, Credentials, Security
+from fedbcd.engines.deploy.processes.logs import Log
 from fedbcd.errors import ConfigError, ProtocolError
 from fedbcd.protocol.messages import Actor
 
@@ -80,7 +79,7 @@ class End:
         on_notice: OnNotice | None = None,
         about: About = dict,
         options: LinkOptions | None = None,
-        journal: Journal | None = None,
+        log: Log | None = None,
         counts: Counts | None = None,
     ) -> None:
         self.me = me
@@ -91,8 +90,8 @@ class End:
         self._on_letter, self._on_notice = on_letter, on_notice
         self._on_connect, self._on_disconnect = on_connect, on_disconnect
         self._about = about
-        self._journal: Journal = journal or Silence()
-        self._refusals = Refusals(self.counts, self._journal)
+        self._log = log or Log(me)
+        self._refusals = Refusals(self.counts, self._log)
         self._traffic = Traffic(WireLimits.of(model), self.counts, self._refusals, self.options)
         self._peers: dict[Actor, Peer] = {}
 
@@ -149,7 +148,7 @@ class End:
         self.counts.connections += 1
         self._peers[peer] = entry
         self._refusals.trouble.pop(peer, None)
-        self._journal.info("connected", peer=peer)
+        self._log.info("connected", peer=peer)
         try:
             if welcome is not None:
                 await entry.session.write(welcome)
@@ -158,7 +157,7 @@ class End:
         finally:
             if self._peers.get(peer) is entry:
                 del self._peers[peer]
-                self._journal.info("disconnected", peer=peer)
+                self._log.info("disconnected", peer=peer)
                 if self._on_disconnect is not None:
                     await self._on_disconnect(peer)
 

@@ -14,8 +14,8 @@ MissingExtra       24  the packages of the deploy extra are not installed
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
+from fedbcd.engines.deploy.processes.logs import Log
 from fedbcd.errors import ConfigError, FedBCDError, ProtocolError
 from fedbcd.protocol.messages import Actor
 
@@ -63,35 +63,6 @@ def reason_of(error: FedBCDError) -> str:
     )
 
 
-class Journal(Protocol):
-    """Where links write what an operator should know: a word for what happened, and its fields."""
-
-    def info(self, what: str, **fields: Any) -> None:
-        """Something usual."""
-        ...
-
-    def warning(self, what: str, **fields: Any) -> None:
-        """Something to look at."""
-        ...
-
-    def error(self, what: str, **fields: Any) -> None:
-        """Something to look at now."""
-        ...
-
-
-class Silence:
-    """A journal that nobody reads."""
-
-    def info(self, what: str, **fields: Any) -> None:
-        """Nothing."""
-
-    def warning(self, what: str, **fields: Any) -> None:
-        """Nothing."""
-
-    def error(self, what: str, **fields: Any) -> None:
-        """Nothing."""
-
-
 @dataclass
 class Counts:
     """What went over the links of one role; the metrics read it."""
@@ -121,9 +92,9 @@ class Refusals:
     REMEMBERED = 10_000  # pairs of peer and reason; beyond, refusals are counted only
     REASONS = 50  # that peers may invent; the others are counted together
 
-    def __init__(self, counts: Counts, journal: Journal) -> None:
+    def __init__(self, counts: Counts, log: Log) -> None:
         self._counts = counts
-        self._journal = journal
+        self._log = log
         self._logged: set[tuple[Actor, str]] = set()
         self.trouble: dict[Actor, str] = {}  # what is said about stores, until the peer is welcome
 
@@ -149,6 +120,6 @@ class Refusals:
             self.trouble[peer] = sentence
         if (peer, reason) not in self._logged and len(self._logged) < self.REMEMBERED:
             self._logged.add((peer, reason))
-            (self._journal.error if is_error else self._journal.warning)(
+            (self._log.error if is_error else self._log.warning)(
                 what, peer=peer, reason=reason, sentence=sentence
             )

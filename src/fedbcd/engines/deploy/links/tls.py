@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedbcd.engines.deploy.links.refusals import CredentialsError, Journal, MissingExtra, Silence
+from fedbcd.engines.deploy.links.refusals import CredentialsError, MissingExtra
+from fedbcd.engines.deploy.processes.logs import Log
 from fedbcd.errors import ConfigError, Refused
 from fedbcd.protocol.messages import Actor
 
@@ -107,18 +108,18 @@ class Credentials:
     the last good ones in force.
     """
 
-    def __init__(self, folder: Path, me: Actor, journal: Journal | None = None) -> None:
+    def __init__(self, folder: Path, me: Actor, log: Log | None = None) -> None:
         """`folder` is the role's own, or the one that `fedbcd certs init` made, which holds it."""
         part = folder / folder_name(me)
         self.folder = part if (part / IDENTITY).is_file() else folder
         self.me = me
-        self._journal = journal or Silence()
+        self._log = log or Log(me)
         self._lock = threading.Lock()  # gRPC asks for certificates from a thread of its own
         self.generation = 0  # counts the changes
         self._stamp = self._look()
         self._files = self._read(None)
         if self._stamp[0] is not None and (self.folder / IDENTITY).stat().st_mode & 0o077:
-            self._journal.warning(
+            self._log.warning(
                 "key_readable",
                 sentence=f"others can read the key in {self.folder / IDENTITY}; use chmod 600",
             )
@@ -135,7 +136,7 @@ class Credentials:
             try:
                 files = self._read(self._files.crl)
             except CredentialsError as error:
-                self._journal.warning(
+                self._log.warning(
                     "credentials_kept", sentence=f"{error}; the last good ones stay in force"
                 )
                 return False

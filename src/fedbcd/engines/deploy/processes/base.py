@@ -33,7 +33,7 @@ from fedbcd.engines.deploy.processes.clock import OFF_S, SteadyClock, wall
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.processes.health import Health, note_port
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import Log
 from fedbcd.engines.deploy.processes.metrics import Metrics, totals
 from fedbcd.engines.deploy.processes.options import Deploy, split_address
 from fedbcd.engines.deploy.processes.skew import Skews
@@ -61,7 +61,7 @@ class Process(ABC):
         {"upload"}
     )  # messages that a peer answers without waiting for anybody else
 
-    def __init__(self, role: Role, options: Deploy, declared: Declared, journal: Journal) -> None:
+    def __init__(self, role: Role, options: Deploy, declared: Declared, log: Log) -> None:
         self.clock = SteadyClock(options.epoch, partial(wall, role.actor))
         self._event_at = 0.0  # the earliest time that the event under way may have
         self.role = role
@@ -70,15 +70,15 @@ class Process(ABC):
         self.security: Security = (
             Plain()
             if options.plain
-            else Credentials(options.certificates_of(role.actor), role.actor, journal)
+            else Credentials(options.certificates_of(role.actor), role.actor, log)
         )
         self.listener: Listener | None = None
         self.dialer: Dialer | None = None
         role.watch = self.seen
-        role.warn = lambda peer, remark: journal.warning("remark", peer=peer, sentence=remark)
-        self.journal = journal
+        role.warn = lambda peer, remark: log.warning("remark", peer=peer, sentence=remark)
+        self.log = log
         self.metrics = Metrics(role.actor)
-        self.skews = Skews(self.metrics, journal)
+        self.skews = Skews(self.metrics, log)
         self.counts = Counts()
         self.timeouts = Timeouts(options.retry_s, options.lost_s, options.peer_s)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="role")
@@ -153,7 +153,7 @@ class Process(ABC):
             change=change,
             **self._common(),
         )
-        self.journal.info("listening", port=await self.listener.start())
+        self.log.info("listening", port=await self.listener.start())
 
     def dial(self, peer: Actor) -> None:
         """Keep a connection to a peer, for ever."""
@@ -172,7 +172,7 @@ class Process(ABC):
             "on_notice": self.heard,
             "about": lambda: self.role.hello() | {"clock": self.now()},
             "options": self._link_options(),
-            "journal": self.journal,
+            "log": self.log,
             "counts": self.counts,
         }
 
@@ -261,7 +261,7 @@ class Process(ABC):
             code = self._complain(error)
         finally:
             await self._close(health)
-        self.journal.info("ended", code=int(code), meaning=code.name)
+        self.log.info("ended", code=int(code), meaning=code.name)
         return code
 
     def end(self, code: ExitCode) -> None:
@@ -280,7 +280,7 @@ class Process(ABC):
         port = await health.start(*split_address(self.options.health, "deploy.health"))
         note_port(self.options.folder_of(self.role.actor), port)
         await self.open_links()
-        self.journal.info("started", health_port=port, **self.status())
+        self.log.info("started", health_port=port, **self.status())
         self.begin()
         self.at(PING, self.timeouts.peer.seconds(), self.beat)
         self._refresh()
@@ -364,7 +364,7 @@ class Process(ABC):
         for outcome, (_, handled) in zip(outcomes, group, strict=True):
             self.metrics.handling.observe(took)
             if isinstance(outcome, ProtocolError):
-                self.journal.debug("refused", sentence=str(outcome))
+                self.log.debug("refused", sentence=str(outcome))
                 handled.set_exception(outcome)
             else:
                 await self.post(outcome)
@@ -390,7 +390,7 @@ class Process(ABC):
         try:
             await work
         except Refused as error:
-            self.journal.warning("refused_own", sentence=str(error))
+            self.log.warning("refused_own", sentence=str(error))
         except Exception as error:  # noqa: BLE001  whatever it is, the process must not go on half dead
             self._fail(error)
 
@@ -400,14 +400,14 @@ class Process(ABC):
         if isinstance(error, FedBCDError):
             self.end(self._complain(error))
         else:
-            self.journal.error(
+            self.log.error(
                 "bug", sentence=str(error), trace="".join(traceback.format_exception(error))
             )
             self.end(ExitCode.BUG)
 
     def _complain(self, error: FedBCDError) -> ExitCode:
         code = ExitCode(error.exit_code)
-        self.journal.error("failed", code=int(code), meaning=code.name, sentence=str(error))
+        self.log.error("failed", code=int(code), meaning=code.name, sentence=str(error))
         return code
 
     def at(self, key: object, seconds: float, then: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import only
 from fedbcd.engines.deploy.processes.base import Process
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import Log
 from fedbcd.engines.deploy.processes.metrics import Mixing
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
@@ -41,10 +41,10 @@ class CoordinatorProcess(Process):
         role: CoordinatorRole,
         options: Deploy,
         declared: Declared,
-        journal: Journal,
+        log: Log,
         rounds: int | None,
     ) -> None:
-        super().__init__(role, options, declared, journal)
+        super().__init__(role, options, declared, log)
         self.rounds = rounds
         self._mixing = Mixing(self.metrics, role.machine.round)
         self._reports: deque[Letter] = deque()  # handled, but perhaps not yet durable
@@ -116,7 +116,7 @@ class CoordinatorProcess(Process):
         round_ = self._settled
         if round_ != self._round:
             self._round = round_
-            self.journal.info("round", round=round_, finished=self.finished)
+            self.log.info("round", round=round_, finished=self.finished)
             await self.broadcast("round", self._notice())
         await super().post(letters)
 

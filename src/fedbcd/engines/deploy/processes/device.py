@@ -13,7 +13,7 @@ from typing import Any
 from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.processes.base import Process
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import Log
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Drawn, Pace, Real
 from fedbcd.engines.deploy.roles.checks import check_notice
@@ -51,9 +51,9 @@ class DeviceProcess(Process):
     role: DeviceRole
 
     def __init__(
-        self, role: DeviceRole, options: Deploy, declared: Declared, journal: Journal, pace: Pace
+        self, role: DeviceRole, options: Deploy, declared: Declared, log: Log, pace: Pace
     ) -> None:
-        super().__init__(role, options, declared, journal)
+        super().__init__(role, options, declared, log)
         self.pace = pace
         self._computing = False
         self._phase: dict[str, Any] = {}  # the server's latest notice
@@ -132,7 +132,7 @@ class DeviceProcess(Process):
             self._note_undone(
                 NOT_FINITE,
                 f"{done.trouble}; this is undone, and the device goes on with the model of before",
-                self.journal.error,
+                self.log.error,
             )
         return self.role.finish(done, now)
 
@@ -148,7 +148,7 @@ class DeviceProcess(Process):
                 f"{server} has refused the upload of activation {activation}; it is undone, and the"
                 " device goes on with the model of before"
             )
-            self._note_undone(step.event.reason, sentence, self.journal.warning)
+            self._note_undone(step.event.reason, sentence, self.log.warning)
 
     def _note_undone(self, reason: str, sentence: str, log: Callable[..., None]) -> None:
         self._undone, self._trouble = self._undone + 1, sentence

@@ -10,7 +10,7 @@ from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import only
 from fedbcd.engines.deploy.processes.base import Process
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import Log
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.checks import check_notice
 from fedbcd.engines.deploy.roles.server import ServerRole
@@ -42,10 +42,8 @@ class ServerProcess(Process):
 
     role: ServerRole
 
-    def __init__(
-        self, role: ServerRole, options: Deploy, declared: Declared, journal: Journal
-    ) -> None:
-        super().__init__(role, options, declared, journal)
+    def __init__(self, role: ServerRole, options: Deploy, declared: Declared, log: Log) -> None:
+        super().__init__(role, options, declared, log)
         self._is_welcome = False  # the coordinator has told it something
         self._round = 0  # of the coordinator, as it last told
         self._finished = False
@@ -155,7 +153,7 @@ class ServerProcess(Process):
                 " runs",
             )
         if changed:
-            self.journal.info(
+            self.log.info(
                 {"admit": "admitted", "dismiss": "dismissed"}[what],
                 device=device,
                 members=len(machine.members),
@@ -179,7 +177,7 @@ class ServerProcess(Process):
                 self._heard_from(letter.event.device, letter.event.activation)
         if isinstance(letter.event, Withdrawn):
             event = letter.event
-            self.journal.warning(
+            self.log.warning(
                 "withdrawn", device=event.device, activation=event.activation, reason=event.reason
             )
 
@@ -201,7 +199,7 @@ class ServerProcess(Process):
     def _lost(self, device: int, activation: int) -> None:
         self.metrics.lost.inc()
         self.timeouts.lost.given_up(device)
-        self.journal.warning("device_lost", device=device, activation=activation)
+        self.log.warning("device_lost", device=device, activation=activation)
         self.spawn(self.tell(DeviceLost(device=device, activation=activation)))
 
     # ---------------------------------------------------------------------------------------------
