@@ -24,6 +24,7 @@ from fedbcd.engines.deploy.links.operator_client import ask_status
 from fedbcd.engines.deploy.links.refusals import RefusedForGood
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, host_name
 from fedbcd.errors import ConfigError, Refused, RemoteProtocolError
+from fedbcd.protocol.notices import PhaseNotice, Ping, RoundNotice
 from support.waiting import LIMIT_S, eventually
 from support.wire import (
     DEVICE,
@@ -95,10 +96,16 @@ def test_hello_welcome_and_notices_carry_what_roles_say_of_themselves(certs: Pat
             await eventually(lambda: there.connects)
             assert here.connects == [(DEVICE, {"store": "abc", "activation": 2})]
             assert there.connects == [(SERVER, {"phase": 4})]
-            assert await server.notice(DEVICE, "phase", {"phase": 5})
-            assert await device.notice(SERVER, "bye", {})
+            notice = PhaseNotice(phase=5, round=2, open=True, elapsed=0.5, members=(1, 7))
+            assert await server.notice(DEVICE, notice)
+            assert await device.notice(SERVER, Ping(number=3))
             await eventually(lambda: here.notices and there.notices)
-            assert there.notices == [(SERVER, "phase", {"phase": 5})]
+            assert there.notices == [(SERVER, notice)]
+            assert here.notices == [(DEVICE, Ping(number=3))]
+            assert await device.notice(SERVER, RoundNotice(round=9))  # not its to say
+            await eventually(lambda: server.counts.refused)
+            assert [*server.counts.refused] == ["identity"]
+            assert len(here.notices) == 1
         await eventually(lambda: here.disconnects == [DEVICE])
         assert not server.connected
         await server.stop()
@@ -132,7 +139,7 @@ def test_a_letter_to_nobody_is_dropped_and_counted(certs: Path) -> None:
     async def scenario() -> None:
         async with linked(certs) as (server, _, _device, _there):
             assert not await server.send(dataclasses.replace(down(None), to="device/8"))
-            assert not await server.notice("device/8", "phase", {})
+            assert not await server.notice("device/8", Ping(number=1))
             assert server.counts.dropped == 1
 
     asyncio.run(scenario())

@@ -108,7 +108,7 @@ def a_group_is_answered_before_its_commit() -> Any:
             self._held, self._held_facts = [], {}
         yield
 
-    return patch.object(store.StoreOn, "together", lazy)
+    return patch.object(store.StoreOn, "group_commit", lazy)
 
 
 def only_the_last_of_a_group_is_synced() -> Any:

@@ -235,7 +235,7 @@ class World:
                 f"{actor} had {node.committed} transitions and has {node.role.store.length} after"
                 " it was opened again"
             )
-        node.role.watch = lambda step: self._noted(node, step)
+        node.role.watch = lambda step, _: self._noted(node, step)
         self._work(node)
         self.after(0.01, lambda: self._connect_all(actor))
 
@@ -499,7 +499,7 @@ class World:
 
     def _together(self, node: Node, letters: list[Letter]) -> list[Letter]:
         calls = [partial(node.role.receive, letter, self._time(node)) for letter in letters]
-        outcomes = node.role.together(calls)
+        outcomes = node.role.handle_group(calls)
         self.groups[len(calls)] += 1
         self.refused += [
             f"{node.actor}: {outcome}" for outcome in outcomes if isinstance(outcome, ProtocolError)

@@ -21,6 +21,7 @@ from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import Listener, only
 from fedbcd.engines.deploy.links.tls import Credentials, Security
 from fedbcd.protocol.messages import Acknowledged, Activated, Event, UpdateRequested, Uploaded
+from fedbcd.protocol.notices import Notice
 from support.waiting import eventually
 
 SERVER, DEVICE = "server/3", "device/7"
@@ -64,7 +65,7 @@ class Ear:
         self.letters: list[Letter] = []
         self.connects: list[tuple[str, dict[str, Any]]] = []
         self.disconnects: list[str] = []
-        self.notices: list[tuple[str, str, dict[str, Any]]] = []
+        self.notices: list[tuple[str, Notice]] = []
         self.said: list[tuple[str, dict[str, Any]]] = []
 
     def common(
@@ -95,8 +96,8 @@ class Ear:
     async def disconnect(self, actor: str) -> None:
         self.disconnects.append(actor)
 
-    async def notice(self, actor: str, kind: str, body: dict[str, Any]) -> None:
-        self.notices.append((actor, kind, body))
+    async def notice(self, actor: str, notice: Notice) -> None:
+        self.notices.append((actor, notice))
 
     def info(self, what: str, **fields: Any) -> None:
         self.said.append((what, fields))

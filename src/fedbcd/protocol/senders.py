@@ -6,7 +6,7 @@ A link asks before it takes memory for a model, a role before its machine sees a
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from fedbcd.errors import Refused
 from fedbcd.protocol.messages import (
@@ -26,17 +26,21 @@ from fedbcd.protocol.messages import (
     Uploaded,
     Withdrawn,
 )
+from fedbcd.protocol.notices import Notice, PhaseNotice, RoundNotice
 
 MOST = (1 << 53) - 1  # of any number: beyond, JSON readers and float clocks go astray
 MODEL = re.compile(r"[a-z]+(/[0-9]{1,18}){1,4}")
 WORD = re.compile(r"[a-z_]{1,32}")
 
-# event -> the kinds of actors that may say it, and to which; nothing else comes from the network
-SENDERS: Mapping[type[Event], tuple[str, str]] = {
+# message -> the kinds of actors that may say it, and to which; nothing else comes from the network,
+# but for the pings of any two that have something to say to each other
+SENDERS: Mapping[type[Event | Notice], tuple[str, str]] = {
     **dict.fromkeys((UpdateRequested, Uploaded, Withdrawn, Resumed), ("device", "server")),
     **dict.fromkeys((Activated, Acknowledged, Declined, Restored), ("server", "device")),
     ServerReady: ("server", COORDINATOR),
     **dict.fromkeys((Mixed, GlobalUpdated, Isolated), (COORDINATOR, "server")),
+    PhaseNotice: ("server", "device"),
+    RoundNotice: (COORDINATOR, "server"),
 }
 PAIRS = frozenset(SENDERS.values())  # who has anything to say to whom
 
@@ -78,6 +82,16 @@ def check_values(message: Any) -> None:
             raise Refused(
                 "event", f"{field} is {value!r:.80}, which names no model (such as x/7/2)"
             )
+
+
+def is_counter(value: object) -> bool:
+    """Whether what a peer says of itself is a counter."""
+    return type(value) is int and 0 <= value <= MOST
+
+
+def is_time(value: object) -> TypeGuard[float]:
+    """Whether what a peer says of its clock is a time, right or wrong."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST
 
 
 def check_clock(sent: float) -> None:

@@ -11,8 +11,9 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +23,22 @@ from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import MissingExtra
 from fedbcd.errors import Refused
 from fedbcd.protocol.messages import Actor, Event
-from fedbcd.protocol.senders import check_clock, check_sender, check_values
+from fedbcd.protocol.notices import Notice, PhaseNotice, Ping, Pong, RoundNotice
+from fedbcd.protocol.senders import (
+    MOST,
+    SENDERS,
+    check_clock,
+    check_sender,
+    check_values,
+    is_counter,
+    is_time,
+)
 from fedbcd.record.eventlog import decode as decode_event
 from fedbcd.record.eventlog import encode as encode_event
 
 try:
     from fedbcd.engines.deploy.links.fedbcd_pb2 import Chunk, Frame, Message
+    from fedbcd.engines.deploy.links.fedbcd_pb2 import Notice as NoticeFrame
 except ImportError as missing:
     raise MissingExtra(missing.name or "protobuf") from None
 
@@ -38,6 +49,12 @@ EVENT_BYTES = 4096
 HEADER_BYTES = 1024  # of the safetensors file
 DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F64": torch.float64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NOTICES: dict[str, Any] = {
+    "phase": PhaseNotice,
+    "round": RoundNotice,
+    "ping": Ping,
+    "pong": Pong,
+}
 LARGEST_NUMBER = 2**63 - 1
 
 
@@ -240,6 +257,57 @@ class Assembler:
                 f"a model of {length} bytes exceeds {self.limits.largest_bytes}, the most that can"
                 " fit here",
             )
+
+
+def encode_notice(notice: Any) -> Frame:
+    """One frame: the kind, and its fields as JSON, without those that say nothing."""
+    (kind,) = (kind for kind, form in NOTICES.items() if form is type(notice))
+    fields = ((name, getattr(notice, name)) for name in type(notice).__slots__)
+    body = {name: value for name, value in fields if value not in (None, ())}
+    return Frame(notice=NoticeFrame(kind=kind, body=json.dumps(body)))
+
+
+def decode_notice(kind: str, body: Mapping[str, Any], sender: Actor, to: Actor) -> Notice | None:
+    """The inverse; None for a kind that only newer software knows. So are fields passed over."""
+    form = NOTICES.get(kind)
+    if form is None:
+        return None
+    try:
+        notice: Notice = form(
+            **{name: _READ[name](body[name]) for name in form.__slots__ if name in body}
+        )
+    except (TypeError, ValueError):
+        raise Refused("notice", f"{sender} gave a notice that cannot be: {body!r:.200}") from None
+    if form in SENDERS:
+        check_sender(notice, sender, to)
+    return notice
+
+
+def _counter(value: Any) -> int:
+    if not is_counter(value) and not (type(value) is int and value == -1):
+        raise ValueError(value)
+    return int(value)
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= MOST:
+        raise ValueError(value)
+    return float(value)
+
+
+def _members(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(map(is_counter, value)):
+        raise ValueError(value)
+    return tuple(value)
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("phase", "round", "number"), _counter),
+    **dict.fromkeys(("open", "finished"), bool),
+    "elapsed": _seconds,
+    "members": _members,
+    "clock": lambda value: value if is_time(value) else None,  # one that is wrong says nothing
+}
 
 
 class _Parcel:

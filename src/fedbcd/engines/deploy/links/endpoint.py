@@ -36,6 +36,7 @@ from fedbcd.engines.deploy.links.tls import Certificate, Credentials, Security
 from fedbcd.engines.deploy.processes.logs import Log
 from fedbcd.errors import ConfigError, ProtocolError
 from fedbcd.protocol.messages import Actor
+from fedbcd.protocol.notices import Notice
 
 try:
     import grpc
@@ -109,10 +110,10 @@ class End:
         self.counts.dropped += not sent
         return sent
 
-    async def notice(self, to: Actor, kind: str, body: dict[str, Any]) -> bool:
+    async def notice(self, to: Actor, notice: Notice) -> bool:
         """Tell a peer something that is not part of the protocol; on the same terms as `send`."""
         peer = self._peers.get(to)
-        return peer is not None and peer.session.notice(kind, body)
+        return peer is not None and peer.session.notice(notice)
 
     @property
     def trouble(self) -> list[str]:

@@ -112,8 +112,8 @@ class Deployment:
             norm=options.norm_limit, beyond_norm=options.beyond_norm, reach=options.reach_limit
         )
         if actor == COORDINATOR:
-            role = CoordinatorRole.open(store, self.blueprint, limits)
-            return CoordinatorProcess(role, self.options, self.declared, log, self.rounds)
+            role = CoordinatorRole.open(store, self.blueprint, limits, self.rounds)
+            return CoordinatorProcess(role, self.options, self.declared, log)
         number = number_of(actor)
         if actor.startswith("server/"):
             return ServerProcess(

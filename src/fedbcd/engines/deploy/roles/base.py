@@ -3,9 +3,9 @@ clock: time is passed in.
 
 A role takes one event at a time: what came from the network is checked, the machine handles it,
 tensors are computed, all of it is made durable, and only then the letters go out; several events
-may share one wait for the disk (`together`). A refused event has changed nothing. After a crash the
-role is made again from its store: the machine by its latest snapshot and the events stored since,
-the tensors from the files that the last transaction names.
+may share one wait for the disk (`handle_group`). A refused event has changed nothing. After a
+crash the role is made again from its store: the machine by its latest snapshot and the events
+stored since, the tensors from the files that the last transaction names.
 """
 
 import json
@@ -37,8 +37,8 @@ __all__ = ["Letter", "Role"]
 
 
 class Role:
-    """What device, server and coordinator have in common. `watch` is shown every transition, `warn`
-    every remark about a peer.
+    """What device, server and coordinator have in common. `watch` is shown every transition and the
+    model that came with its event, `warn` every remark about a peer.
     """
 
     OWN: ClassVar[
@@ -58,13 +58,15 @@ class Role:
         self.store = store
         self.blueprint = blueprint
         self.limits = limits
-        self.watch: Callable[[Transition], None] | None = None
+        self.watch: Callable[[Transition, Tensor | None], None] | None = None
         self.warn: Callable[[Actor, str], None] | None = None
         self._clock = HybridClock()
         self._facts: dict[str, str] = {}  # that go with the next commit
         self._recovering = False
         self._broken = False
-        self._unseen: list[Transition] | None = None  # of a group that is not yet durable
+        self._unseen: list[tuple[Transition, Tensor | None]] | None = (
+            None  # of a group that is not yet durable
+        )
         self._claim()
 
     def _claim(self) -> None:
@@ -141,7 +143,7 @@ class Role:
             )
         return self._handle(event, None, now)
 
-    def together(
+    def handle_group(
         self, calls: Sequence[Callable[[], list[Letter]]]
     ) -> list[list[Letter] | ProtocolError]:
         """Several calls, one after the other, that become durable with one wait for the disk; each
@@ -150,14 +152,14 @@ class Role:
         outcomes: list[list[Letter] | ProtocolError] = []
         self._unseen = []
         try:
-            with self.store.together():
+            with self.store.group_commit():
                 outcomes += [_outcome(call) for call in calls]
         except BaseException:
             self._broken = True
             raise
-        steps, self._unseen = self._unseen, None
-        for step in steps:
-            self._show(step)
+        seen, self._unseen = self._unseen, None
+        for step, model in seen:
+            self._show(step, model)
         return outcomes
 
     def hello(self) -> dict[str, Any]:
@@ -202,15 +204,15 @@ class Role:
         except BaseException:
             self._broken = True  # machine and memory are ahead of the disk
             raise
-        self._show(step)
+        self._show(step, model)
         return self._letters(commands, said_at(time, now))
 
-    def _show(self, step: Transition) -> None:
+    def _show(self, step: Transition, model: Tensor | None) -> None:
         """To `watch`, once it is durable."""
         if self._unseen is not None:
-            self._unseen.append(step)
+            self._unseen.append((step, model))
         elif self.watch is not None:
-            self.watch(step)
+            self.watch(step, model)
 
     def _letters(self, commands: Sequence[Command], clock: float) -> list[Letter]:
         letters = [

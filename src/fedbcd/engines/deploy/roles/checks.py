@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from fedbcd.algorithm.projection import Projection
 from fedbcd.engines.deploy.roles.parts import parts
 from fedbcd.errors import ConfigError, Refused
 from fedbcd.protocol.messages import Actor
-from fedbcd.protocol.senders import MOST
 
 STORE_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 ROUNDING = 2.0**-24  # of a float32, relative
@@ -52,30 +51,9 @@ def check_run(peer: Actor, hello: Mapping[str, Any], facts: Mapping[str, str]) -
         )
 
 
-def is_counter(value: object) -> bool:
-    """Whether what a peer says of itself is a counter."""
-    return type(value) is int and 0 <= value <= MOST
-
-
 def is_store_id(value: object) -> bool:
     """Whether what a peer says of itself is the name of a store."""
     return isinstance(value, str) and STORE_ID.fullmatch(value) is not None
-
-
-def check_notice(sender: Actor, body: Mapping[str, Any], *counters: str) -> None:
-    """Whether a notice holds these counters (-1 stands for none yet) and, if it tells how long ago
-    or who belongs, what can be.
-    """
-    elapsed, members = body.get("elapsed", 0.0), body.get("members", [])
-    wrong = [name for name in counters if not (is_counter(body.get(name)) or body.get(name) == -1)]
-    wrong += [] if isinstance(members, list) and all(map(is_counter, members)) else ["members"]
-    if wrong or not (type(elapsed) in (int, float) and 0 <= elapsed <= MOST):
-        raise Refused("notice", f"{sender} gave a notice that cannot be: {body!r:.200}")
-
-
-def is_time(value: object) -> TypeGuard[float]:
-    """Whether what a peer says of its clock is a time, right or wrong."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST
 
 
 def check_model(

@@ -2,7 +2,7 @@
 light work only.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from fedbcd.engines.deploy.roles.checks import (
     check_run,
     check_weight,
     check_within,
-    is_counter,
     is_store_id,
 )
 from fedbcd.engines.deploy.roles.parts import in_parts, several_in_parts
@@ -45,6 +44,7 @@ from fedbcd.protocol.messages import (
     number_of,
     ref,
 )
+from fedbcd.protocol.senders import is_counter
 
 
 class CoordinatorRole(Role):
@@ -54,9 +54,12 @@ class CoordinatorRole(Role):
 
     machine: Coordinator
 
-    def __init__(self, store: Store, blueprint: Blueprint, limits: TrustLimits) -> None:
+    def __init__(
+        self, store: Store, blueprint: Blueprint, limits: TrustLimits, rounds: int | None
+    ) -> None:
         """See `open`."""
         super().__init__(COORDINATOR, store, blueprint, limits)
+        self.rounds = rounds
         self.machine = blueprint.coordinator_machine()
         self.z = blueprint.start  # Sync-cloud: the one global model
         self._current: ModelRef = ref("z", 0)
@@ -68,10 +71,16 @@ class CoordinatorRole(Role):
 
     @classmethod
     def open(
-        cls, store: Store, blueprint: Blueprint, limits: TrustLimits | None = None
+        cls,
+        store: Store,
+        blueprint: Blueprint,
+        limits: TrustLimits | None = None,
+        rounds: int | None = None,
     ) -> "CoordinatorRole":
-        """The coordinator of this store, where it left off."""
-        role = cls(store, blueprint.going_on(store.facts), limits or TrustLimits())
+        """The coordinator of this store, where it left off. After `rounds` rounds it mixes no more,
+        but still repeats answers that were lost.
+        """
+        role = cls(store, blueprint.going_on(store.facts), limits or TrustLimits(), rounds)
         role._recover()
         return role
 
@@ -138,6 +147,16 @@ class CoordinatorRole(Role):
 
     # ---------------------------------------------------------------------------------------------
     # transitions
+    def receive(
+        self, letter: Letter, now: float, refused: Callable[[Refused], None] = lambda _: None
+    ) -> list[Letter]:
+        """As every role, but a report that would end one round too many stays unanswered."""
+        event, machine = letter.event, self.machine
+        is_over = self.rounds is not None and machine.round >= self.rounds
+        if is_over and isinstance(event, ServerReady) and machine.ends_round(event):
+            return []
+        return super().receive(letter, now, refused)
+
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:  # noqa: ARG002
         size = self.blueprint.size_F
         return (size + 1, torch.float64) if self.blueprint.cloud.sync else (size, DTYPE)

@@ -24,7 +24,6 @@ from fedbcd.engines.deploy.roles.checks import (
     check_reach,
     check_run,
     check_within,
-    is_counter,
     is_store_id,
 )
 from fedbcd.engines.deploy.roles.parts import in_parts, parts
@@ -62,6 +61,7 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
+from fedbcd.protocol.senders import is_counter
 
 TOTAL, REPORT = (
     "total",

@@ -4,7 +4,8 @@ file of its own.
 Tensor files come first: each is written under a temporary name, synced, renamed, and the folder
 synced. Then one transaction holds the transition, its time, the facts, and which files are current.
 Files that no transaction names are swept when a store is opened. Several transitions can become
-durable `together`: the disk is then waited for once, and nothing may be said of any before.
+durable with one `group_commit`: the disk is then waited for once, and nothing may be said of any
+before.
 """
 
 import hashlib
@@ -79,7 +80,7 @@ class Store(Protocol):
         """
         ...
 
-    def together(self) -> AbstractContextManager[None]:
+    def group_commit(self) -> AbstractContextManager[None]:
         """Hold every commit within, and make all of them durable at its end, or none."""
         ...
 
@@ -285,7 +286,7 @@ class StoreOn:
         self._facts |= facts or {}
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def group_commit(self) -> Iterator[None]:
         """Hold every commit within, and make all of them durable at its end; after an error the
         store must be opened again.
         """
