@@ -1,7 +1,7 @@
 """Structured logs through `logging`: one JSON object per line on stderr, and never a secret.
 
-Every role has a logger of its own, such as `fedbcd.deploy.device.7`. Its lines go to stderr where
-nobody has configured `logging`; otherwise to those handlers, with their fields as `record.fields`.
+Every role has a logger of its own, such as `fedbcd.deploy.device.7`. Handlers of a program hear it,
+with the fields as `record.fields`; one at `fedbcd.deploy` hears it instead of stderr.
 """
 
 import contextlib
@@ -63,10 +63,10 @@ class StderrHandler(logging.Handler):
 
 
 def log_of(actor: Actor, level: str = "info") -> Log:
-    """The log of a role from this level on; on stderr, unless `logging` has been configured."""
+    """The log of a role from this level on; on stderr, unless `fedbcd.deploy` has a handler."""
     log = Log(actor)
     log.setLevel(level.upper())
-    if not logging.getLogger().handlers and len(LOGGER.handlers) == 1:
+    if len(LOGGER.handlers) == 1:
         handler = StderrHandler()
         handler.setFormatter(JsonFormatter())
         LOGGER.addHandler(handler)
