@@ -17,7 +17,7 @@ from faultsim.schedule import Schedule
 from fedbcd.algorithm import cloud
 from fedbcd.engines.deploy.local import log_order as order
 from fedbcd.engines.deploy.processes import clock
-from fedbcd.engines.deploy.roles import coordinator, device, server, snapshot, store
+from fedbcd.engines.deploy.roles import contributions, coordinator, device, server, snapshot, store
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.errors import Refused
 from fedbcd.protocol import Device, Server
@@ -162,7 +162,7 @@ def absorbs_are_not_repeated() -> Any:
     whole = server.ServerRole._load
 
     def load(self: server.ServerRole) -> None:
-        self._again = []
+        self._copies.uncounted = []
         whole(self)
 
     return patch.object(server.ServerRole, "_load", load)
@@ -174,7 +174,7 @@ def absorb_without_before() -> Any:
     def absorb(total: Tensor, weight: float, after: Tensor, before: Tensor | None) -> None:
         total.add_(after.double(), alpha=weight)
 
-    return patch.object(server, "absorb", absorb)
+    return patch.object(contributions, "absorb", absorb)
 
 
 def one_server_too_few() -> Any:
@@ -323,7 +323,7 @@ def snapshot_forgets_contributions() -> Any:
 
 def lost_memory_is_overlooked() -> Any:
     """A device with an empty or an old disk is taken for what it was."""
-    return patch.object(server._Standing, "is_in_step_with", lambda *_, **__: True)
+    return patch.object(server._Progress, "is_in_step_with", lambda *_, **__: True)
 
 
 def models_are_not_kept_for_lost_devices() -> Any:

@@ -23,10 +23,9 @@ from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.checks import (
     TrustLimits,
     check_model,
-    first_not_finite,
 )
 from fedbcd.engines.deploy.roles.store import Store
-from fedbcd.errors import LocalProtocolError, NumericalError, ProtocolError, RecordError, Refused
+from fedbcd.errors import LocalProtocolError, ProtocolError, RecordError, Refused
 from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.messages import Actor, Command, Event, RetryDue, Send
 from fedbcd.protocol.senders import check_clock, check_sender, check_values
@@ -67,32 +66,7 @@ class Role:
         self._unseen: list[tuple[Transition, Tensor | None]] | None = (
             None  # of a group that is not yet durable
         )
-        self._claim()
-
-    def _claim(self) -> None:
-        """Refuse a store that belongs to another role or another run."""
-        mine = {"actor": self.actor, **self.blueprint.facts()}
-        facts = self.store.facts
-        if "actor" not in facts:
-            self.store.commit(facts=mine)
-        elif facts["actor"] != self.actor:
-            raise RecordError(
-                f"this store belongs to {facts['actor']}, not to {self.actor}; give each role a"
-                " folder of its own"
-            )
-        elif facts["run"] != mine["run"]:
-            there, here = (
-                {"algorithm": json.loads(known.get("algorithm", "{}"))} for known in (facts, mine)
-            )
-            named = (
-                f" ({difference(there, here)})" if "algorithm" in facts and there != here else ""
-            )
-            raise RecordError(
-                f"the store of {self.actor} belongs to a run with other settings{named}; use those,"
-                " or another folder"
-            )
-        elif "algorithm" not in facts:  # of version 0.1.0
-            self.store.commit(facts=mine)
+        _claim(store, actor, blueprint)
 
     # ---------------------------------------------------------------------------------------------
     # events
@@ -194,7 +168,7 @@ class Role:
         ):  # says the last thing again and changes nothing, so it leaves no trace
             return self._letters(commands, said_at(time, now))
         try:
-            self._apply(event, model, commands)
+            self._apply(self.store.length, event, model, commands)
             if (self.store.length + 1) % self.SNAPSHOT_EVERY == 0:
                 self._before_snapshot()
                 self._facts["snapshot"] = snapshot.take(self._parts(), self.store.length + 1, time)
@@ -247,22 +221,10 @@ class Role:
                     f"transition {number} of the store of {self.actor} is one that this fedbcd"
                     " would not make"
                 )
-            self._follow(number, step.event, commands)
+            self._apply(number, step.event, None, commands)
             self._clock.last = step.time
         self._load()
         self._recovering = False
-
-    def _save_computed(self, name: str, tensor: Tensor) -> None:
-        """Save what has been computed from others' models. With what is taken it is finite; if it
-        is not, nothing becomes durable.
-        """
-        place = first_not_finite(tensor)
-        if place is not None:
-            raise NumericalError(
-                f"value {place} of {name}, which {self.actor} has computed, is"
-                f" {float(tensor[place])}; it is not kept"
-            )
-        self.store.save(name, tensor)
 
     def _drop(self, name: str) -> None:
         """Forget a tensor with the next commit; what is followed after a crash was forgotten
@@ -272,7 +234,7 @@ class Role:
             self.store.drop(name)
 
     def _parts(self) -> snapshot.Parts:
-        """What a snapshot holds: the machine, and what `_follow` takes note of."""
+        """What a snapshot holds: the machine, and what `_apply` takes note of."""
         return {"machine": (self.machine, snapshot.names_of(self.machine))}
 
     def _before_snapshot(self) -> None:
@@ -284,12 +246,12 @@ class Role:
         """Length and dtype of the model that belongs to an event, if one does."""
         return (self.blueprint.size_F, DTYPE) if hasattr(event, "model") else None
 
-    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
-        """Compute what a transition asks for, and save what it changes."""
-        raise NotImplementedError
-
-    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:
-        """After a crash: take note of one stored transition, without computing."""
+    def _apply(
+        self, number: int, event: Event, model: Tensor | None, commands: Sequence[Command]
+    ) -> None:
+        """Take note of transition `number`; unless it is followed once more after a crash, also
+        compute what it asks for, and save what it changes.
+        """
         raise NotImplementedError
 
     def _load(self) -> None:
@@ -306,3 +268,27 @@ def _outcome(call: Callable[[], list[Letter]]) -> list[Letter] | ProtocolError:
         return call()
     except ProtocolError as error:
         return error
+
+
+def _claim(store: Store, actor: Actor, blueprint: Blueprint) -> None:
+    """Refuse a store that belongs to another role or another run."""
+    mine = {"actor": actor, **blueprint.facts()}
+    facts = store.facts
+    if "actor" not in facts:
+        store.commit(facts=mine)
+    elif facts["actor"] != actor:
+        raise RecordError(
+            f"this store belongs to {facts['actor']}, not to {actor}; give each role a"
+            " folder of its own"
+        )
+    elif facts["run"] != mine["run"]:
+        there, here = (
+            {"algorithm": json.loads(known.get("algorithm", "{}"))} for known in (facts, mine)
+        )
+        named = f" ({difference(there, here)})" if "algorithm" in facts and there != here else ""
+        raise RecordError(
+            f"the store of {actor} belongs to a run with other settings{named}; use those,"
+            " or another folder"
+        )
+    elif "algorithm" not in facts:  # of version 0.1.0
+        store.commit(facts=mine)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedbcd.algorithm.projection import Projection
 from fedbcd.engines.deploy.roles.parts import parts
-from fedbcd.errors import ConfigError, Refused
+from fedbcd.errors import ConfigError, NumericalError, Refused
 from fedbcd.protocol.messages import Actor
 
 STORE_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -83,6 +83,19 @@ def first_not_finite(model: Tensor) -> int | None:
         if bool(wrong.any()):
             return int(part.start) + int(wrong.nonzero()[0])
     return None
+
+
+def finite(tensor: Tensor, name: str, actor: Actor) -> Tensor:
+    """What has been computed from others' models, to be saved. With what is taken it is finite; if
+    it is not, nothing becomes durable.
+    """
+    place = first_not_finite(tensor)
+    if place is not None:
+        raise NumericalError(
+            f"value {place} of {name}, which {actor} has computed, is {float(tensor[place])}; it is"
+            " not kept"
+        )
+    return tensor
 
 
 def norm_of(model: Tensor) -> float:

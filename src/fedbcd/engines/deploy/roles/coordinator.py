@@ -21,6 +21,7 @@ from fedbcd.engines.deploy.roles.checks import (
     check_run,
     check_weight,
     check_within,
+    finite,
     is_store_id,
 )
 from fedbcd.engines.deploy.roles.parts import in_parts, several_in_parts
@@ -175,19 +176,11 @@ class CoordinatorRole(Role):
         model = self._mean(event.server, letter.model) if plan.cloud.sync else letter.model
         if model is None:
             return remark
-        check_within(model[: plan.size_P], plan.algorithm.projection, self._roundings(event.server))
+        check_within(
+            model[: plan.size_P], plan.algorithm.projection, _roundings(plan, event.server)
+        )
         check_reach(model, self.z if plan.cloud.sync else self._answered(event.server), self.limits)
         return check_norm(model, self.limits)
-
-    def _roundings(self, server: int) -> float:
-        """How often a model of the cloud may have been rounded: twice on its device, and twice in
-        each step, of which 1 - eta_z stays.
-        """
-        algorithm, weights = self.blueprint.algorithm, self.blueprint.weights()
-        step = algorithm.server_step
-        if algorithm.server_step_form == "absolute":
-            step *= min(weights[device] for device in self.blueprint.servers[server])
-        return 2.0 + 2.0 / min(step, 1.0)
 
     def _mean(self, server: int, vector: Tensor) -> Tensor | None:
         """Of those that a sum counts, whose weights must be those of devices of its server; None if
@@ -214,26 +207,42 @@ class CoordinatorRole(Role):
             return self.blueprint.start
         return self._fresh[handle] if handle in self._fresh else self.store.tensor(handle)
 
-    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
+    def _apply(
+        self,
+        number: int,  # noqa: ARG002
+        event: Event,
+        model: Tensor | None,
+        commands: Sequence[Command],
+    ) -> None:
         assert isinstance(event, ServerReady)
-        assert model is not None
         if self._is_news(event):
-            self.store.save(_name(event), model)
-        answered, self._fresh = {*self._said.values()}, {}
-        self._follow(self.store.length, event, commands)
+            heard = self._heard.get(event.server)
+            if heard is not None:
+                self._drop(_name(heard))
+            self._heard[event.server] = event
+            if model is not None:
+                self.store.save(_name(event), model)
+        before = {*self._said.values()}
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.message, Mixed):
+                self._said[number_of(command.to)] = command.message.model
+        if model is not None:
+            self._compute(event, model, commands)
+        for handle in before - {*self._said.values()}:
+            self._drop(handle)
+
+    def _compute(self, event: ServerReady, model: Tensor, commands: Sequence[Command]) -> None:
+        self._fresh = {}
         for command in commands:
             match command:
                 case MixModels():
                     self._mix(command, self._reports(command.servers, event, model))
                 case StepGlobal():
-                    self._step(
-                        command, self._reports(range(len(self.blueprint.servers)), event, model)
-                    )
+                    servers = range(len(self.blueprint.servers))
+                    self._step(command, self._reports(servers, event, model))
         for handle, tensor in self._fresh.items():
             if handle in self._said.values():
-                self._save_computed(handle, tensor)
-        for handle in answered - {*self._said.values()}:
-            self._drop(handle)
+                self.store.save(handle, finite(tensor, handle, self.actor))
 
     def _reports(self, servers: Iterable[int], event: ServerReady, model: Tensor) -> list[Tensor]:
         """What these servers have reported; one of them just now, unless it is a copy."""
@@ -268,24 +277,13 @@ class CoordinatorRole(Role):
             )
 
         self.z = in_parts(self.blueprint.size_F, DTYPE, step)
-        self._save_computed(command.result, self.z)
+        self.store.save(command.result, finite(self.z, command.result, self.actor))
         self._drop(self._current)
         self._current = command.result
 
     def _is_news(self, event: ServerReady) -> bool:
         heard = self._heard.get(event.server)
         return heard is None or (event.phase, event.iteration) > (heard.phase, heard.iteration)
-
-    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        assert isinstance(event, ServerReady)
-        if self._is_news(event):
-            heard = self._heard.get(event.server)
-            if heard is not None:
-                self._drop(_name(heard))
-            self._heard[event.server] = event
-        for command in commands:
-            if isinstance(command, Send) and isinstance(command.message, Mixed):
-                self._said[number_of(command.to)] = command.message.model
 
     def _parts(self) -> Parts:
         return {**super()._parts(), "coordinator": (self, ("_heard", "_said"))}
@@ -309,3 +307,14 @@ class CoordinatorRole(Role):
 def _name(ready: ServerReady) -> str:
     """Of the file that holds what a server reported."""
     return f"report/{ready.server}/{ready.phase}/{ready.iteration}"
+
+
+def _roundings(plan: Blueprint, server: int) -> float:
+    """How often a model of the cloud may have been rounded: twice on its device, and twice in
+    each step, of which 1 - eta_z stays.
+    """
+    algorithm, weights = plan.algorithm, plan.weights()
+    step = algorithm.server_step
+    if algorithm.server_step_form == "absolute":
+        step *= min(weights[device] for device in plan.servers[server])
+    return 2.0 + 2.0 / min(step, 1.0)

@@ -212,7 +212,28 @@ class DeviceRole(Role):
             return None
         return super()._size_of(event)
 
-    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
+    def _apply(
+        self,
+        number: int,  # noqa: ARG002
+        event: Event,
+        model: Tensor | None,
+        commands: Sequence[Command],
+    ) -> None:
+        is_restored = self.machine.incarnation > self._incarnation
+        if not self._recovering:
+            self._take_over(event, model if is_restored else None, commands)
+        if is_restored or isinstance(event, Trained | OfflineTrained | Failed):
+            self.work, self._incarnation = None, self.machine.incarnation
+        for command in commands:
+            if isinstance(command, Train | Pull | TrainOffline):
+                self.work = command
+        if not self._recovering:
+            self._tidy(event, model)
+
+    def _take_over(
+        self, event: Event, restored: Tensor | None, commands: Sequence[Command]
+    ) -> None:
+        """The model that training gave, that was there before, or that the server knows."""
         if isinstance(event, Trained):
             self._set_aside()
         if isinstance(event, Trained | OfflineTrained):
@@ -220,10 +241,11 @@ class DeviceRole(Role):
             self._keep(self._done.x, self._done.prev)
         elif any(isinstance(command, Undo) for command in commands):
             self._put_back()
-        elif self.machine.incarnation > self._incarnation and self.blueprint.algorithm.personal:
-            assert model is not None
-            self._keep(model, model[: self.blueprint.size_P])
-        self._follow(self.store.length, event, commands)
+        elif restored is not None and self.blueprint.algorithm.personal:
+            self._keep(restored, restored[: self.blueprint.size_P])
+
+    def _tidy(self, event: Event, model: Tensor | None) -> None:
+        """Keep what is needed next, and nothing else."""
         if self.machine.state is not DeviceState.UPLOADING:
             for name in BEFORE.values():
                 self._drop(name)
@@ -270,15 +292,6 @@ class DeviceRole(Role):
             if self.machine.granted is not None
             else getattr(self.work, "model", None)
         )
-
-    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if isinstance(event, Trained | OfflineTrained | Failed):
-            self.work = None
-        elif self.machine.incarnation > self._incarnation:
-            self.work, self._incarnation = None, self.machine.incarnation
-        for command in commands:
-            if isinstance(command, Train | Pull | TrainOffline):
-                self.work = command
 
     def _parts(self) -> Parts:
         return {**super()._parts(), "device": (self, ("work", "_incarnation"))}
