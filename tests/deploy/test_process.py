@@ -20,7 +20,7 @@ from fedbcd.engines.deploy.processes.device import DeviceProcess
 from fedbcd.engines.deploy.processes.metrics import Metrics, Mixing
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.server import ServerProcess
-from fedbcd.engines.deploy.roles.device import Done
+from fedbcd.engines.deploy.roles.device import WorkDone
 from fedbcd.engines.settings import Settings
 from fedbcd.errors import ConfigError, RecordError, Refused
 from fedbcd.protocol.messages import (
@@ -107,10 +107,10 @@ def test_a_device_does_not_start_the_same_work_twice(folder: Path) -> None:
 
     async def scene(process: DeviceProcess) -> None:
         role = process.role
-        made: list[Done] = []
+        made: list[WorkDone] = []
         compute = role.compute
 
-        def counted() -> Done:
+        def counted() -> WorkDone:
             made.append(compute())
             return made[-1]
 

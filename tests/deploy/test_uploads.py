@@ -216,7 +216,7 @@ def test_a_baseline_starts_from_z_again(folder: Path, towns: list[Town]) -> None
     town.replayed()
 
 
-def test_what_0_1_0_was_uploading_when_it_was_stopped_is_let_go_as_it_is(
+def test_what_0_1_0_was_uploading_when_it_was_stopped_is_remove_old_as_it_is(
     folder: Path, towns: list[Town]
 ) -> None:
     """It had set nothing aside."""

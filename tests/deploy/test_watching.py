@@ -17,7 +17,7 @@ from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.engines.deploy.processes.health import Health
 from fedbcd.engines.deploy.processes.logs import LOGGER, log_of
 from fedbcd.engines.deploy.processes.metrics import Metrics, Mixing, totals
-from fedbcd.engines.deploy.processes.timeouts import MULTIPLE, WINDOW, Patience, Timeouts
+from fedbcd.engines.deploy.processes.timeouts import MULTIPLE, WINDOW, AdaptiveTimeout, Timeouts
 from fedbcd.protocol.messages import MixModels
 from support.waiting import LIMIT_S
 
@@ -27,7 +27,7 @@ OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 # ------------------------------------------------------------------------------------------------
 # timeouts
 def test_patience_follows_what_was_observed_within_bounds() -> None:
-    patience = Patience(1.0, 60.0)
+    patience = AdaptiveTimeout(1.0, 60.0)
     assert patience.seconds() == 60.0 / MULTIPLE  # nothing seen: slow rather than hasty
     for _ in range(100):
         patience.observe(2.0)
@@ -40,7 +40,7 @@ def test_patience_follows_what_was_observed_within_bounds() -> None:
 
 
 def test_rare_slow_answers_do_not_set_the_pace() -> None:
-    patience = Patience(0.1, 1000.0)
+    patience = AdaptiveTimeout(0.1, 1000.0)
     for k in range(WINDOW):
         patience.observe(100.0 if k == 5 else 1.0)
     assert patience.seconds() == MULTIPLE

@@ -359,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         hurt._actors = [COORDINATOR, *map(server_actor, range(asked.servers))]
         hurt.start()
-        pid = hurt.nursery.children["server/0"].pid
+        pid = hurt.supervisor.children["server/0"].pid
         assert pid is not None
         try:
             found = drive(

@@ -51,10 +51,10 @@ def commit_before_the_files() -> Any:
         whole(self)
         let_go(self)
 
-    let_go = store.StoreOn._let_go
+    let_go = store.StoreOn._remove_old
     return _both(
         patch.object(store.StoreOn, "_sync_files", late),
-        patch.object(store.StoreOn, "_let_go", after),
+        patch.object(store.StoreOn, "_remove_old", after),
     )
 
 
@@ -323,7 +323,7 @@ def snapshot_forgets_contributions() -> Any:
 
 def lost_memory_is_overlooked() -> Any:
     """A device with an empty or an old disk is taken for what it was."""
-    return patch.object(server._Progress, "is_in_step_with", lambda *_, **__: True)
+    return patch.object(server._DeviceProgress, "is_in_step_with", lambda *_, **__: True)
 
 
 def models_are_not_kept_for_lost_devices() -> Any:

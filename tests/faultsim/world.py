@@ -26,7 +26,7 @@ from fedbcd.engines.deploy.processes.failpoints import Failpoint, Stopped
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
-from fedbcd.engines.deploy.roles.device import DeviceRole, Done
+from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
 from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.errors import ProtocolError, RecordError, Refused
 from fedbcd.protocol import DeviceState, ServerState
@@ -315,7 +315,7 @@ class World:
 
         self.after(self.chance.uniform(0.05, 0.4), finish)
 
-    def _spoiled(self, node: Node, done: Done) -> Done:
+    def _spoiled(self, node: Node, done: WorkDone) -> WorkDone:
         """What came of a piece of work, unless trouble is due: then nothing did, or a model that no
         honest training gives.
 

@@ -58,7 +58,7 @@ def down(model: torch.Tensor | None, activation: int = 0) -> Letter:
     return Letter(SERVER, DEVICE, event, model, 2.0)
 
 
-class Ear:
+class Recorder:
     """Hears everything that one end of a link is told."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Ear:
 
 
 def listener(
-    ear: Ear, security: Security, address: str = "127.0.0.1:0", me: str = SERVER, **more: Any
+    ear: Recorder, security: Security, address: str = "127.0.0.1:0", me: str = SERVER, **more: Any
 ) -> Listener:
     """A listener that welcomes device/7."""
     more.setdefault("welcomes", only({DEVICE}))
@@ -119,7 +119,7 @@ def listener(
 
 
 def dialer(
-    ear: Ear, security: Security, port: int, me: str = DEVICE, peer: str = SERVER, **more: Any
+    ear: Recorder, security: Security, port: int, me: str = DEVICE, peer: str = SERVER, **more: Any
 ) -> Dialer:
     """A dialler to this machine."""
     return Dialer(
@@ -142,9 +142,11 @@ async def running(work: Awaitable[None]) -> AsyncIterator["asyncio.Task[None]"]:
 
 
 @contextlib.asynccontextmanager
-async def linked(folder: Path, **more: Any) -> AsyncIterator[tuple[Listener, Ear, Dialer, Ear]]:
+async def linked(
+    folder: Path, **more: Any
+) -> AsyncIterator[tuple[Listener, Recorder, Dialer, Recorder]]:
     """server/3 and device/7, connected over TLS."""
-    here, there = Ear(), Ear()
+    here, there = Recorder(), Recorder()
     server = listener(here, Credentials(folder, SERVER), **more)
     device = dialer(
         there,

@@ -36,11 +36,9 @@ class Coordinator(Protocol):
 
     def handle(self, event: Event) -> list[Command]:
         """Advance by one event and return what is to be done."""
-        ...
 
     def ends_round(self, ready: ServerReady) -> bool:
         """Whether this report is the one that the round under way waits for; changes nothing."""
-        ...
 
 
 class SyncCoordinator:

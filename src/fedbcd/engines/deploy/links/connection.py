@@ -64,8 +64,8 @@ class LinkOptions:
     watch_s: float = 1.0  # how often certificates and revocation list are looked at
 
 
-class Traffic:
-    """What the sessions of one role share: counts, refusals, and the places for models under
+class LinkTraffic:
+    """What the connections of one role share: counts, refusals, and the places for models under
     way.
     """
 
@@ -76,10 +76,10 @@ class Traffic:
         self.counts = counts
         self.refusals = refusals
         self.options = options
-        self.room = Room(options.arriving_bytes)
+        self.room = MemoryBudget(options.arriving_bytes)
 
 
-class Room:
+class MemoryBudget:
     """Memory for models under way: who finds none waits in turn."""
 
     def __init__(self, total: int) -> None:
@@ -113,7 +113,7 @@ class Room:
 
 
 class Closed(Exception):
-    """The session has ended: the peer hung up, or one side refused to go on."""
+    """The connection has ended: the peer hung up, or one side refused to go on."""
 
     def __init__(self, reason: str, sentence: str, by_peer: bool = False) -> None:
         super().__init__(sentence)
@@ -144,14 +144,14 @@ class Bucket:
         return max((1 - self._tokens) / self._rate, 0.0)
 
 
-class Session:
+class Connection:
     """The two streams of one connection."""
 
     def __init__(
         self,
         me: Actor,
         peer: Actor,
-        traffic: Traffic,
+        traffic: LinkTraffic,
         read: Read,
         write: Write,
         on_letter: OnLetter,
@@ -186,7 +186,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------
     # sending
     def send(self, letter: Letter) -> bool:
-        """Queue a letter; False if it is dropped since too many wait, or the session is ending."""
+        """Queue a letter; False if it is dropped: too many wait, or the connection is ending."""
         return self._queue(letter)
 
     def notice(self, notice: Notice) -> bool:
@@ -250,7 +250,7 @@ class Session:
             self._is_listening = False
             try:
                 await self._receive(frame)
-            # what the peer said cannot be; other errors are our own and end the session
+            # what the peer said cannot be; other errors are our own and end the connection
             except ProtocolError as error:
                 self._refuse(reason_of(error), str(error))
             finally:

@@ -3,10 +3,11 @@
 from collections.abc import Awaitable
 from typing import Any
 
+from fedbcd.engines.deploy.links.addresses import split_address
 from fedbcd.engines.deploy.links.connection import (
     parse_text,
 )
-from fedbcd.engines.deploy.links.endpoint import SERVICE, split_address, words
+from fedbcd.engines.deploy.links.endpoint import SERVICE, words
 from fedbcd.engines.deploy.links.fedbcd_pb2 import (
     ChangeReply,
     ChangeRequest,

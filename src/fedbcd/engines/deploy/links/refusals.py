@@ -15,7 +15,7 @@ MissingExtra       24  the packages of the deploy extra are not installed
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fedbcd.engines.deploy.processes.logs import Log
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.errors import ConfigError, FedBCDError, ProtocolError
 from fedbcd.protocol.messages import Actor
 
@@ -92,7 +92,7 @@ class Refusals:
     REMEMBERED = 10_000  # pairs of peer and reason; beyond, refusals are counted only
     REASONS = 50  # that peers may invent; the others are counted together
 
-    def __init__(self, counts: Counts, log: Log) -> None:
+    def __init__(self, counts: Counts, log: RoleLog) -> None:
         self._counts = counts
         self._log = log
         self._logged: set[tuple[Actor, str]] = set()

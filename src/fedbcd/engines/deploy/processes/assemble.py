@@ -15,7 +15,7 @@ from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.processes.base import Process
 from fedbcd.engines.deploy.processes.coordinator import CoordinatorProcess
 from fedbcd.engines.deploy.processes.device import DeviceProcess
-from fedbcd.engines.deploy.processes.logs import Log, log_of
+from fedbcd.engines.deploy.processes.logs import RoleLog, log_of
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Drawn, Pace, Real
 from fedbcd.engines.deploy.processes.server import ServerProcess
@@ -105,7 +105,7 @@ class Deployment:
         return process
 
     def _process(
-        self, actor: Actor, store: Store, log: Log, available: Callable[[], bool] | None
+        self, actor: Actor, store: Store, log: RoleLog, available: Callable[[], bool] | None
     ) -> Process:
         options = self.options
         limits = TrustLimits(

@@ -23,7 +23,7 @@ from fedbcd.engines.deploy.processes.clock import SteadyClock, wall
 from fedbcd.engines.deploy.processes.event_queue import Call, EventQueue
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
-from fedbcd.engines.deploy.processes.logs import Log
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.monitor import Monitor
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.peers import Peers, Pings
@@ -43,7 +43,7 @@ class Process(ABC):
     timers run.
     """
 
-    def __init__(self, role: Role, options: Deploy, declared: Declared, log: Log) -> None:
+    def __init__(self, role: Role, options: Deploy, declared: Declared, log: RoleLog) -> None:
         self.clock = SteadyClock(options.epoch, partial(wall, role.actor))
         self.role = role
         self.options = options

@@ -10,7 +10,7 @@ from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import only
 from fedbcd.engines.deploy.processes.base import Process
-from fedbcd.engines.deploy.processes.logs import Log
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.metrics import Mixing
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
@@ -38,7 +38,7 @@ class CoordinatorProcess(Process):
         role: CoordinatorRole,
         options: Deploy,
         declared: Declared,
-        log: Log,
+        log: RoleLog,
     ) -> None:
         super().__init__(role, options, declared, log)
         self._mixing = Mixing(self.metrics, role.machine.round)

@@ -14,10 +14,10 @@ from torch import Tensor
 from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.processes.base import Process
-from fedbcd.engines.deploy.processes.logs import Log
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Pace
-from fedbcd.engines.deploy.roles.device import DeviceRole, Done
+from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
 from fedbcd.protocol.device import NOT_FINITE, DeviceState
 from fedbcd.protocol.messages import Actor, Declined, Failed, OfflineDue, Trained, Undo, Woke
 from fedbcd.protocol.notices import Notice, PhaseNotice
@@ -52,7 +52,7 @@ class DeviceProcess(Process):
     role: DeviceRole
 
     def __init__(
-        self, role: DeviceRole, options: Deploy, declared: Declared, log: Log, pace: Pace
+        self, role: DeviceRole, options: Deploy, declared: Declared, log: RoleLog, pace: Pace
     ) -> None:
         super().__init__(role, options, declared, log)
         self.pace = pace
@@ -126,7 +126,7 @@ class DeviceProcess(Process):
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
         await self.events.do(lambda now: self._hand_in(done, now))
 
-    def _hand_in(self, done: Done, now: float) -> list[Letter]:
+    def _hand_in(self, done: WorkDone, now: float) -> list[Letter]:
         """In the role's turn: an event that comes in between must not start the same work again."""
         self._computing = False
         if isinstance(done.event, Failed) and done.work == self.role.work:
@@ -230,7 +230,7 @@ class DeviceProcess(Process):
         self.timers.set(OfflineDue, seconds, due)
 
 
-async def _in_thread(compute: Callable[[], Done]) -> Done:
+async def _in_thread(compute: Callable[[], WorkDone]) -> WorkDone:
     """Like `asyncio.to_thread`, but the event loop need not wait for it to end: the work is started
     again next time.
 
@@ -238,9 +238,9 @@ async def _in_thread(compute: Callable[[], Done]) -> Done:
     to wait leaves with `os._exit`.
     """
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Done] = loop.create_future()
+    future: asyncio.Future[WorkDone] = loop.create_future()
 
-    def settle(done: Done | None, error: Exception | None) -> None:
+    def settle(done: WorkDone | None, error: Exception | None) -> None:
         if future.done():
             return
         if error is not None:

@@ -22,7 +22,7 @@ LOGGER = logging.getLogger("fedbcd.deploy")
 LOGGER.addHandler(logging.NullHandler())  # who uses links alone hears what they configure
 
 
-class Log(logging.LoggerAdapter[logging.Logger]):
+class RoleLog(logging.LoggerAdapter[logging.Logger]):
     """What a role has to say: `log.info("phase_opened", phase=3)`."""
 
     def __init__(self, actor: Actor) -> None:
@@ -62,9 +62,9 @@ class StderrHandler(logging.Handler):
             sys.stderr.flush()
 
 
-def log_of(actor: Actor, level: str = "info") -> Log:
+def log_of(actor: Actor, level: str = "info") -> RoleLog:
     """The log of a role from this level on; on stderr, unless `fedbcd.deploy` has a handler."""
-    log = Log(actor)
+    log = RoleLog(actor)
     log.setLevel(level.upper())
     if len(LOGGER.handlers) == 1:
         handler = StderrHandler()

@@ -4,12 +4,12 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from fedbcd.engines.deploy.links.addresses import split_address
 from fedbcd.engines.deploy.links.endpoint import trouble_of
 from fedbcd.engines.deploy.links.refusals import Counts
 from fedbcd.engines.deploy.processes.clock import OFF_S
 from fedbcd.engines.deploy.processes.health import Health, note_port
 from fedbcd.engines.deploy.processes.metrics import Metrics, totals
-from fedbcd.engines.deploy.processes.options import split_address
 from fedbcd.engines.deploy.processes.skew import Skews
 
 if TYPE_CHECKING:

@@ -25,27 +25,21 @@ class Pace(Protocol):
         """Whether the device asks, and trains offline, also when it has heard of no phase or round:
         notices may be lost.
         """
-        ...
 
     def is_available(self) -> bool:
         """Whether it could take part now."""
-        ...
 
     def among(self, members: Sequence[int]) -> "Pace":
         """The same, now that these are the members of its server."""
-        ...
 
     def arrival(self, phase: int, round_: int) -> float | None:
         """How long after a phase opens this device asks; None: not in this phase."""
-        ...
 
     def work(self, activation: int, steps: int) -> float:
         """How long the work of an activation takes at least."""
-        ...
 
     def trains_offline(self, round_: int) -> bool:
         """Whether the device takes an offline round in this round of the coordinator (FedBCD-I)."""
-        ...
 
 
 @dataclass(frozen=True)

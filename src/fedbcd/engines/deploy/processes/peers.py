@@ -11,24 +11,24 @@ from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import Change, Listener, Welcomes
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, Security
 from fedbcd.engines.deploy.processes.clock import OFF_S
-from fedbcd.engines.deploy.processes.logs import Log
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.skew import Skews
-from fedbcd.engines.deploy.processes.timeouts import Patience
+from fedbcd.engines.deploy.processes.timeouts import AdaptiveTimeout
 from fedbcd.protocol.messages import Actor
 from fedbcd.protocol.notices import Notice, Ping, Pong
 
 
 class Peers:
-    """Those who dial in, the one that is dialled, or both. For `link` see `End`."""
+    """Those who dial in, the one that is dialled, or both. For `link` see `LinkEnd`."""
 
-    def __init__(self, me: Actor, options: Deploy, patience: Patience, **link: Any) -> None:
+    def __init__(self, me: Actor, options: Deploy, patience: AdaptiveTimeout, **link: Any) -> None:
         self.listener: Listener | None = None
         self.dialer: Dialer | None = None
         self._me = me
         self._options = options
         self._patience = patience
-        self._log: Log = link["log"]
+        self._log: RoleLog = link["log"]
         security: Security = Plain()
         if not options.plain:
             security = Credentials(options.certificates_of(me), me, self._log)
@@ -108,7 +108,7 @@ class Pings:
     """
 
     def __init__(
-        self, peers: Peers, patience: Patience, skews: Skews, now: Callable[[], float]
+        self, peers: Peers, patience: AdaptiveTimeout, skews: Skews, now: Callable[[], float]
     ) -> None:
         self._peers = peers
         self._patience = patience

@@ -11,7 +11,7 @@ from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import only
 from fedbcd.engines.deploy.processes.base import Process
-from fedbcd.engines.deploy.processes.logs import Log
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.errors import Refused
@@ -44,7 +44,7 @@ class ServerProcess(Process):
 
     role: ServerRole
 
-    def __init__(self, role: ServerRole, options: Deploy, declared: Declared, log: Log) -> None:
+    def __init__(self, role: ServerRole, options: Deploy, declared: Declared, log: RoleLog) -> None:
         super().__init__(role, options, declared, log)
         self._is_welcome = False  # the coordinator has told it something
         self._round = 0  # of the coordinator, as it last told

@@ -8,7 +8,7 @@ Operators are told.
 from typing import Any
 
 from fedbcd.engines.deploy.processes.clock import OFF_S
-from fedbcd.engines.deploy.processes.logs import Log
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.metrics import Metrics
 from fedbcd.protocol.messages import Actor
 
@@ -18,7 +18,7 @@ class Skews:
     one is off is logged.
     """
 
-    def __init__(self, metrics: Metrics, log: Log) -> None:
+    def __init__(self, metrics: Metrics, log: RoleLog) -> None:
         self._metrics = metrics
         self._log = log
         self._of: dict[Actor, float] = {}

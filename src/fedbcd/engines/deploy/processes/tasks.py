@@ -6,14 +6,14 @@ from collections.abc import Coroutine
 from typing import Any
 
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
-from fedbcd.engines.deploy.processes.logs import Log
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.errors import FedBCDError, Refused
 
 
 class Tasks:
     """Coroutines that nobody waits for. An error that nobody expects ends the process."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: RoleLog) -> None:
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
         self.ended: asyncio.Future[ExitCode] = asyncio.get_running_loop().create_future()
@@ -43,7 +43,7 @@ class Tasks:
             self.end(ExitCode.BUG)
 
     def complain(self, error: FedBCDError) -> ExitCode:
-        """Log why the process ends; its exit code."""
+        """RoleLog why the process ends; its exit code."""
         code = ExitCode(error.exit_code)
         self._log.error("failed", code=int(code), meaning=code.name, sentence=str(error))
         return code

@@ -52,7 +52,7 @@ BEFORE = {
 
 
 @dataclass(frozen=True)
-class Done:
+class WorkDone:
     """What a piece of work gave."""
 
     work: Work
@@ -62,7 +62,7 @@ class Done:
     trouble: str = ""  # why it failed
 
 
-class _Task(NamedTuple):
+class _DueWork(NamedTuple):
     """What a piece of work starts from."""
 
     work: Work
@@ -94,9 +94,11 @@ class DeviceRole(Role):
         self.prev = self.x[: blueprint.size_P]
         self._trainer = _trainer(blueprint, device, data)
         self._anchor: tuple[ModelRef, Tensor] | None = None  # z_n of the activation under way
-        self._done: Done | None = None  # while it is taken over
+        self._done: WorkDone | None = None  # while it is taken over
         self._incarnation = 0  # of x
-        self._task: _Task | None = None  # read once by `compute`, which may run beside a transition
+        self._task: _DueWork | None = (
+            None  # read once by `compute`, which may run beside a transition
+        )
 
     @classmethod
     def open(
@@ -129,7 +131,7 @@ class DeviceRole(Role):
 
     # ---------------------------------------------------------------------------------------------
     # work
-    def compute(self) -> Done:
+    def compute(self) -> WorkDone:
         """Do the work that is due. Changes nothing, so it may run beside everything else; hand the
         outcome to `finish`.
         """
@@ -139,9 +141,11 @@ class DeviceRole(Role):
         try:
             return self._computed(task)
         except NumericalError as error:
-            return Done(task.work, Failed(session=task.work.session), task.x, task.prev, str(error))
+            return WorkDone(
+                task.work, Failed(session=task.work.session), task.x, task.prev, str(error)
+            )
 
-    def _computed(self, task: _Task) -> Done:
+    def _computed(self, task: _DueWork) -> WorkDone:
         work, z = task.work, task.z
         steps = draws.steps(
             self.blueprint.seed, self.device, work.session, *self.blueprint.algorithm.steps
@@ -153,7 +157,7 @@ class DeviceRole(Role):
                 task.prev,
                 None,
             )
-            return Done(work, OfflineTrained(session=work.session, steps=steps), x, prev)
+            return WorkDone(work, OfflineTrained(session=work.session, steps=steps), x, prev)
         assert z is not None
         anchor = z[: self.blueprint.size_P]
         start, before = (task.x, task.prev) if self.blueprint.algorithm.personal else (z, anchor)
@@ -163,7 +167,7 @@ class DeviceRole(Role):
             before,
             anchor,
         )
-        return Done(work, Trained(activation=work.activation, steps=steps), x, prev)
+        return WorkDone(work, Trained(activation=work.activation, steps=steps), x, prev)
 
     def _run(
         self, job: Session, x: Tensor, prev: Tensor, anchor: Tensor | None
@@ -179,7 +183,7 @@ class DeviceRole(Role):
             )
         return after[0], before[0]
 
-    def finish(self, done: Done, now: float) -> list[Letter]:
+    def finish(self, done: WorkDone, now: float) -> list[Letter]:
         """Take over what `compute` gave; what was overtaken meanwhile is left out."""
         if done.work != self.work:
             return []
@@ -261,7 +265,7 @@ class DeviceRole(Role):
 
     def _set_task(self) -> None:
         z = None if self._anchor is None else self._anchor[1]
-        self._task = None if self.work is None else _Task(self.work, self.x, self.prev, z)
+        self._task = None if self.work is None else _DueWork(self.work, self.x, self.prev, z)
 
     def _keep(self, x: Tensor, prev: Tensor) -> None:
         self.x, self.prev = x, prev

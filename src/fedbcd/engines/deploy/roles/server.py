@@ -129,7 +129,7 @@ class ServerRole(Role):
                 f" {sorted(self.machine.members)[:20]}",
             )
         check_run(device, hello, self.store.facts)
-        there, times = _Progress.of(device, hello), self.machine.incarnation_of(number)
+        there, times = _DeviceProgress.of(device, hello), self.machine.incarnation_of(number)
         if there.activation > last + 1 or there.incarnation > times:
             raise Refused(
                 "ahead",
@@ -144,10 +144,10 @@ class ServerRole(Role):
         step with its last contribution.
         """
         self.check_guest(device, hello)
-        number, there = number_of(device), _Progress.of(device, hello)
+        number, there = number_of(device), _DeviceProgress.of(device, hello)
         known, last = self.store.facts.get(f"store/{number}"), self.machine.last_of(number)
         assert last is not None
-        here = _Progress(
+        here = _DeviceProgress(
             known or there.store, last + 1, self.machine.incarnation_of(number), uploading=False
         )
         if self.machine.state is ServerState.NEW:  # neither has done anything yet
@@ -357,7 +357,7 @@ class ServerRole(Role):
 
 
 @dataclass(frozen=True)
-class _Progress:
+class _DeviceProgress:
     """How far a device is: by its own word, or as its server knows it."""
 
     store: str
@@ -366,7 +366,7 @@ class _Progress:
     uploading: bool
 
     @classmethod
-    def of(cls, device: Actor, hello: Mapping[str, Any]) -> "_Progress":
+    def of(cls, device: Actor, hello: Mapping[str, Any]) -> "_DeviceProgress":
         names = ("store", "activation", "incarnation", "uploading")
         there = cls(*(hello.get(name) for name in names))  # type: ignore[arg-type]
         counters = (there.activation, there.incarnation)
@@ -378,7 +378,7 @@ class _Progress:
             raise Refused("hello", f"{device} does not say how far it is ({there!r:.200})")
         return there
 
-    def is_in_step_with(self, here: "_Progress", new: bool) -> bool:
+    def is_in_step_with(self, here: "_DeviceProgress", new: bool) -> bool:
         """Whether it can go on: next to be activated, or with an upload whose acknowledgement was
         lost. A new one has done nothing.
         """
