@@ -356,7 +356,7 @@ def test_new_certificates_are_used_for_new_connections_without_a_restart(
             await asyncio.sleep(0.3)
             assert there.disconnects == []  # the old ones are good until they expire
             assert (_serial(server, DEVICE), _serial(device, SERVER)) == before
-            server._peers[DEVICE].session.end("certificate", "connect again")
+            server._peers[DEVICE].connection.end("certificate", "connect again")
             await eventually(lambda: len(there.connects) == 2)
             after = _serial(server, DEVICE), _serial(device, SERVER)
             assert not {*before} & {*after}
