@@ -239,7 +239,8 @@ class ServerRole(Role):
         match command:
             case StepModel():  # from what the coordinator has mixed, or alone
                 is_mixed = isinstance(event, Mixed) and event.model == command.mixed
-                mixed = model if is_mixed and model is not None else self.z
+                mixed = model if is_mixed else self.z
+                assert mixed is not None
                 self.z = self._sum.step(self.blueprint.algorithm, mixed)
             case AdoptModel():
                 assert model is not None
