@@ -20,7 +20,7 @@ import torch
 from harness import Contestant, alternate, finish, options
 
 from fedbcd.engines.deploy.links.certs import Authority
-from fedbcd.engines.deploy.links.codec import Declared, Limits, decode, encode
+from fedbcd.engines.deploy.links.codec import Declared, WireLimits, decode, encode
 from fedbcd.engines.deploy.links.connection import LinkOptions
 from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.letter import Letter
@@ -141,7 +141,7 @@ def copying(model: torch.Tensor, count: int) -> tuple[float, float]:
 
 
 def coding(model: torch.Tensor, count: int) -> tuple[float, float]:
-    limits, sent = Limits.of(declared(len(model))), letter(model)
+    limits, sent = WireLimits.of(declared(len(model))), letter(model)
     began = time.perf_counter()
     for _ in range(count):
         decode(encode(sent), limits, DEVICE, SERVER)

@@ -10,6 +10,7 @@ not ours to write
 └── ProtocolError                7
     ├── LocalProtocolError           our own engine fed a machine an event it cannot have
     └── RemoteProtocolError          a peer sent something that cannot be true
+        └── Refused                      a letter, notice or connection is turned down, for a reason
 
 Each message names the value, the bound and the remedy. A machine that raises has not changed.
 """
@@ -63,6 +64,16 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """A peer sent something that cannot be true."""
+
+
+class Refused(RemoteProtocolError):
+    """What a peer sent is turned down and has changed nothing; `reason` is one word, for counters,
+    the text is for people.
+    """
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
 
 
 class BorderWarning(UserWarning):

@@ -223,7 +223,10 @@ def test_without_ray_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyP
     ("wrong", "sentence"),
     [
         ({"engine": "spark"}, "engine='spark' is unknown"),
-        ({"engine": "cluster", "torch_device": "meta"}, "cannot be used here|the driver needs none"),
+        (
+            {"engine": "cluster", "torch_device": "meta"},
+            "cannot be used here|the driver needs none",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any], sentence: str) -> None:

@@ -26,7 +26,7 @@ from fedbcd.engines.deploy.processes.clock import (
     said_at,
     wall,
 )
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import log_of
 from fedbcd.engines.deploy.processes.metrics import Metrics
 from fedbcd.engines.deploy.processes.skew import Skews
 from fedbcd.protocol.messages import (
@@ -152,9 +152,9 @@ def test_a_false_clock_is_that_of_one_role(tmp_path: Path, monkeypatch: pytest.M
     assert wall("device/2") - time.time() == pytest.approx(0, abs=5)
 
 
-def test_skew_is_told_once_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_skew_is_told_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics("server/0")
-    skews = Skews(metrics, Journal("server/0"))
+    skews = Skews(metrics, log_of("server/0"))
     for ahead in (1.0, 80_000.0, 80_001.0):
         skews.at_least("device/1", ahead)
     skews.at_least("device/1", -3.0)  # it took long to come, which says nothing
@@ -164,17 +164,18 @@ def test_skew_is_told_once_and_counted(capsys: pytest.CaptureFixture[str]) -> No
     assert metrics.value("fedbcd_clock_skew_seconds") == 80_001.0
     skews.forget("device/1")
     assert metrics.value("fedbcd_clock_skew_seconds") == -MINUTES
-    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [(line["what"], line["peer"], line["seconds"]) for line in said] == [
+    assert [
+        (record.getMessage(), record.fields["peer"], record.fields["seconds"])
+        for record in caplog.records
+    ] == [
         ("clock_skew", "device/1", 80_000.0),
         ("clock_skew", "device/2", -MINUTES),
     ]
+    caplog.clear()
     skews.note_own(DAYS)
     skews.note_own(DAYS)
-    assert (
-        capsys.readouterr().err.count("ahead of the clock of its machine; it goes on all the same")
-        == 1
-    )
+    (record,) = caplog.records
+    assert "ahead of the clock of its machine; it goes on all the same" in record.fields["sentence"]
 
 
 # ------------------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from fedbcd.engines.deploy.links.refusals import Counts, Refusals, Silence
+from fedbcd.engines.deploy.links.refusals import Counts, Refusals
 from fedbcd.engines.deploy.local.status_client import ask_status
 from fedbcd.engines.deploy.local.up import free_ports
 from fedbcd.engines.deploy.processes.exit_codes import AddressError, ExitCode
 from fedbcd.engines.deploy.processes.health import Health
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from support.processes import job, running, state_folder, write_job
 from support.waiting import LIMIT_S, ended, wait_for
 
@@ -85,7 +86,7 @@ def test_a_deployment_that_is_stopped_while_it_starts_was_interrupted(tmp_path: 
 
 def test_reasons_that_a_peer_invents_take_no_memory() -> None:
     counts = Counts()
-    refusals = Refusals(counts, Silence())
+    refusals = Refusals(counts, RoleLog("server/0"))
     for number in range(1000):
         refusals.note_from_peer("device/1", f"reason {number}", "because")
     assert len(counts.refused_by_peer) == Refusals.REASONS + 1

@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import pytest
 
 import fedbcd as fb
-from fedbcd.engines.deploy.local.growing_log import GrowingLog, Onlooker, Settled, stores_in
-from fedbcd.engines.deploy.local.merged_log import header_of, merge
+from fedbcd.engines.deploy.local.growing_log import GrowingLog, LogTail, Settled, stores_in
+from fedbcd.engines.deploy.local.merged_log import header_of
 from fedbcd.engines.deploy.local.supervisor import Child
 from fedbcd.engines.deploy.local.up import Up, actors_of
 from fedbcd.engines.deploy.processes.assemble import Deployment
@@ -24,6 +24,7 @@ from fedbcd.protocol.messages import Actor, device_actor
 from fedbcd.record.eventlog import LogReader
 from fedbcd.spec import RunSpec
 from support.deployments import CASES, Town, Unkind, federation
+from support.merging import merge
 from support.processes import (
     ENDLESS,
     finish_log,
@@ -160,7 +161,7 @@ def test_an_onlooker_sees_every_line_once_and_in_order(folder: Path, towns: list
     towns.append(town)
     unkind = Unkind(town, 9)
     unkind.play(4)
-    onlooker = Onlooker(
+    onlooker = LogTail(
         [store for kind in ("server", "device") for store in stores_in(town.folder / kind)]
     )
     seen = onlooker.lines(wait=False)
@@ -200,7 +201,7 @@ def up_of(world: Watched, folder: Path) -> Up:
     town = world.town
     plan = Deployment.of(town.federation, town.spec, Deploy(folder=str(town.folder), plain=True))
     up = Up(plan, folder, world.log)
-    up.nursery.children = {actor: Child(actor) for actor in actors_of(town.blueprint)}
+    up.supervisor.children = {actor: Child(actor) for actor in actors_of(town.blueprint)}
     return up
 
 
@@ -228,7 +229,7 @@ def test_the_store_of_a_new_process_is_read_whatever_its_length(
     world.log.grow = Mock()  # type: ignore[method-assign]
     told = []
     for pid in (7, 7, 8, 8):
-        up.nursery.children["server/0"].pid = pid
+        up.supervisor.children["server/0"].pid = pid
         up._grow({"server/0": {"settled": 5.0, "events": 40, "pid": pid}})
         told.append(world.log.grow.call_args.args[0]["server/0"])
     assert told == [Settled(5.0, -1), Settled(5.0, 40)] * 2

@@ -11,12 +11,19 @@ import torch
 import fedbcd as fb
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
-from fedbcd.engines.deploy.roles.checks import CheckFailed, Limits
+from fedbcd.engines.deploy.roles.checks import TrustLimits
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import ConfigError, DataError, LocalProtocolError, ProtocolError, RecordError
+from fedbcd.errors import (
+    ConfigError,
+    DataError,
+    LocalProtocolError,
+    ProtocolError,
+    RecordError,
+    Refused,
+)
 from fedbcd.protocol import DeviceState
 from fedbcd.protocol.messages import (
     Acknowledged,
@@ -141,7 +148,7 @@ def test_a_server_refuses_a_device_that_is_ahead_of_it(store: dict[str, str], to
         ),
         ({"incarnation": 1}, "was put in step 1 times"),
     ):
-        with pytest.raises(CheckFailed, match=words) as refused:
+        with pytest.raises(Refused, match=words) as refused:
             server(town).greet("device/0", hello_of(town, **ahead, **store), town.tick())
         assert refused.value.reason == "ahead"
     assert server(town).store.length == length
@@ -157,7 +164,7 @@ def test_a_server_with_an_empty_store_refuses_those_that_have_a_history_and_serv
 ) -> None:
     empty = new_server(town, folder)
     with pytest.raises(
-        CheckFailed,
+        Refused,
         match=r"its store is empty or an old one\. Put the newest store of server/0 back",
     ):
         empty.greet("device/0", hello_of(town), 0.0)
@@ -192,7 +199,7 @@ def test_a_device_keeps_its_model_where_a_server_would_put_an_older_one_in_its_p
     words = (
         f"server/0 wants to put device/0 back to activation {here - 1}, but has acknowledged {here}"
     )
-    with pytest.raises(CheckFailed, match=words) as refused:
+    with pytest.raises(Refused, match=words) as refused:
         role.receive(
             Letter("server/0", "device/0", old, torch.zeros(650), town.tick()), town.tick()
         )
@@ -209,10 +216,10 @@ def test_a_device_keeps_its_model_where_a_server_would_put_an_older_one_in_its_p
 
 def test_who_does_not_belong_here_is_refused(town: Town) -> None:
     for guest in ("device/8", "device/99"):
-        with pytest.raises(CheckFailed, match=f"{guest} is no member of server/0"):
+        with pytest.raises(Refused, match=f"{guest} is no member of server/0"):
             server(town).greet(guest, hello_of(town), town.tick())
     town.tell("server/0", DeviceLeft(device=0))
-    with pytest.raises(CheckFailed, match="device/0 is no member"):
+    with pytest.raises(Refused, match="device/0 is no member"):
         server(town).greet("device/0", hello_of(town), town.tick())
 
 
@@ -225,9 +232,9 @@ def test_who_does_not_belong_here_is_refused(town: Town) -> None:
     ],
 )
 def test_a_hello_that_says_too_little_is_refused(hello: dict[str, Any], town: Town) -> None:
-    with pytest.raises(CheckFailed, match="does not say how far it is"):
+    with pytest.raises(Refused, match="does not say how far it is"):
         server(town).greet("device/0", {"run": device(town).hello()["run"], **hello}, town.tick())
-    with pytest.raises(CheckFailed, match="belongs to a deployment with other settings"):
+    with pytest.raises(Refused, match="belongs to a deployment with other settings"):
         server(town).greet("device/0", hello, town.tick())
 
 
@@ -242,7 +249,7 @@ IMPOSSIBLE = [
 def test_a_hello_that_cannot_be_true_is_refused_and_breaks_nothing(town: Town) -> None:
     """Infinity is a number in Python's JSON; the server must not stumble over it."""
     for lie in IMPOSSIBLE:
-        with pytest.raises(CheckFailed, match="does not say how far it is"):
+        with pytest.raises(Refused, match="does not say how far it is"):
             server(town).greet("device/0", hello_of(town, **lie), town.tick())
     assert server(town).greet("device/0", hello_of(town), town.tick()) == []
     coordinator = town.roles["coordinator"]
@@ -254,7 +261,7 @@ def test_a_hello_that_cannot_be_true_is_refused_and_breaks_nothing(town: Town) -
         {"store": "a b"},
         {"store": None},
     ):
-        with pytest.raises(CheckFailed, match="does not say how far it is"):
+        with pytest.raises(Refused, match="does not say how far it is"):
             coordinator.greet("server/0", server(town).hello() | lie, town.tick())
 
 
@@ -263,12 +270,12 @@ def test_a_server_that_lost_its_store_or_has_an_old_one_is_refused(town: Town) -
     assert isinstance(coordinator, CoordinatorRole)
     hello = server(town).hello()
     assert coordinator.greet("server/0", hello, town.tick()) == []
-    with pytest.raises(CheckFailed, match="server/0 comes with another store than before"):
+    with pytest.raises(Refused, match="server/0 comes with another store than before"):
         coordinator.greet("server/0", hello | {"store": "new"}, town.tick())
-    with pytest.raises(CheckFailed, match="server/0 is in phase -1, but has reported phase"):
+    with pytest.raises(Refused, match="server/0 is in phase -1, but has reported phase"):
         coordinator.greet("server/0", hello | {"phase": -1}, town.tick())
     with pytest.raises(
-        CheckFailed,
+        Refused,
         match=(
             r"server/0 is in phase 99, but phase \d+ is the latest .*: its store is empty or an"
             r" old one"
@@ -276,9 +283,9 @@ def test_a_server_that_lost_its_store_or_has_an_old_one_is_refused(town: Town) -
     ) as refused:
         coordinator.greet("server/0", hello | {"phase": 99}, town.tick())
     assert refused.value.reason == "ahead"
-    with pytest.raises(CheckFailed, match="does not say how far it is"):
+    with pytest.raises(Refused, match="does not say how far it is"):
         coordinator.greet("server/0", {"run": hello["run"]}, town.tick())
-    with pytest.raises(CheckFailed, match="there is no server/3; this deployment has 3 servers"):
+    with pytest.raises(Refused, match="there is no server/3; this deployment has 3 servers"):
         coordinator.greet("server/3", hello, town.tick())
 
 
@@ -290,7 +297,7 @@ def test_a_server_is_known_by_its_store_from_its_welcome_on(town: Town, folder: 
     assert coordinator.store.facts.get("store/0") is None  # to check is not to welcome
     assert coordinator.greet("server/0", hello, town.tick()) == []
     with pytest.raises(
-        CheckFailed, match="what its devices have contributed is in the old one: put that back"
+        Refused, match="what its devices have contributed is in the old one: put that back"
     ):
         coordinator.greet("server/0", hello | {"store": "new"}, town.tick())
     coordinator.close()
@@ -382,7 +389,7 @@ def _letters() -> list[tuple[str, Letter, str]]:
             Letter("server/1", "server/0", Isolated(phase=0), None, 0.0),
             "only coordinator may say",
         ),
-        ("event", replace(upload, event=Woke()), "server/0 takes no Woke from the network"),
+        ("event", replace(upload, event=Woke()), "which takes no Woke from the network"),
         ("event", replace(upload, event=Started()), "takes no Started"),
         ("event", replace(upload, event=Trained(activation=0, steps=1)), "takes no Trained"),
         (
@@ -411,7 +418,7 @@ def test_what_cannot_be_used_is_refused_and_changes_nothing(
 ) -> None:
     role = server(town)
     before = (role.store.length, role.z.clone(), role.hello(), role.store.names())
-    with pytest.raises(CheckFailed, match=words) as refused:
+    with pytest.raises(Refused, match=words) as refused:
         role.receive(letter, town.now)
     assert refused.value.reason == reason
     after = (role.store.length, role.z, role.hello(), role.store.names())
@@ -440,7 +447,7 @@ def test_what_the_machine_refuses_changes_nothing(town: Town) -> None:
 
 def test_a_device_listens_to_its_own_server_only(town: Town) -> None:
     for event in (Activated(activation=0, model="z/1/0"), Acknowledged(activation=0)):
-        with pytest.raises(CheckFailed, match="only server/0 may say"):
+        with pytest.raises(Refused, match="only server/0 may say"):
             device(town).receive(Letter("server/1", "device/0", event, GOOD, 0.0), town.now)
 
 
@@ -450,7 +457,7 @@ def test_sums_are_checked_as_sums(folder: Path) -> None:
     """
     blueprint = Blueprint.of(RunSpec(*CASES["fedbcd-sync"], active=2), federation())
     coordinator = CoordinatorRole.open(
-        FileStore(folder, begin=True), blueprint, Limits(norm=20.0, beyond_norm="refuse")
+        FileStore(folder, begin=True), blueprint, TrustLimits(norm=20.0, beyond_norm="refuse")
     )
     ready = Letter(
         "server/0",
@@ -459,9 +466,9 @@ def test_sums_are_checked_as_sums(folder: Path) -> None:
         GOOD,
         0.0,
     )
-    with pytest.raises(CheckFailed, match=r"must be \(651,\) of torch.float64"):
+    with pytest.raises(Refused, match=r"must be \(651,\) of torch.float64"):
         coordinator.receive(ready, 1.0)
-    with pytest.raises(CheckFailed, match=r"the model has norm 25\.4951, above the bound 20"):
+    with pytest.raises(Refused, match=r"the model has norm 25\.4951, above the bound 20"):
         coordinator.receive(replace(ready, model=torch.ones(651, dtype=torch.float64)), 1.0)
     third = torch.cat(
         [torch.ones(650, dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64)]
@@ -474,11 +481,11 @@ def test_a_norm_beyond_the_bound_is_remarked_on_or_refused(town: Town) -> None:
     role, said = server(town), list[tuple[str, str]]()
     role.warn = lambda peer, sentence: said.append((peer, sentence))
     letter = Letter("device/0", "server/0", UPLOADED, torch.ones(650), 0.0)
-    role.limits = Limits(norm=2.0)
+    role.limits = TrustLimits(norm=2.0)
     role.receive(letter, town.tick())  # a late copy, so it is acknowledged
     assert said == [("device/0", "the model has norm 25.4951, above the bound 2")]
-    role.limits = Limits(norm=2.0, beyond_norm="refuse")
-    with pytest.raises(CheckFailed, match=r"the model has norm 25\.4951, above the bound 2"):
+    role.limits = TrustLimits(norm=2.0, beyond_norm="refuse")
+    with pytest.raises(Refused, match=r"the model has norm 25\.4951, above the bound 2"):
         role.receive(letter, town.tick())
 
 
@@ -487,7 +494,7 @@ def test_a_norm_beyond_the_bound_is_remarked_on_or_refused(town: Town) -> None:
 )
 def test_limits_that_cannot_be_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Limits(**wrong)
+        TrustLimits(**wrong)
 
 
 def test_events_of_the_network_cannot_be_told(town: Town) -> None:

@@ -15,22 +15,23 @@ import grpc
 import pytest
 import torch
 
+from fedbcd.engines.deploy.links.addresses import split_address
 from fedbcd.engines.deploy.links.codec import CHUNK_BYTES, encode
-from fedbcd.engines.deploy.links.connection import Room
-from fedbcd.engines.deploy.links.endpoint import split_address
+from fedbcd.engines.deploy.links.connection import MemoryBudget
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, TensorShape
 from fedbcd.engines.deploy.links.listener import Listener
 from fedbcd.engines.deploy.links.operator_client import ask_status
-from fedbcd.engines.deploy.links.refusals import Refused, RefusedForGood
+from fedbcd.engines.deploy.links.refusals import RefusedForGood
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, host_name
-from fedbcd.errors import ConfigError, RemoteProtocolError
+from fedbcd.errors import ConfigError, Refused, RemoteProtocolError
+from fedbcd.protocol.notices import PhaseNotice, Ping, RoundNotice
 from support.waiting import LIMIT_S, eventually
 from support.wire import (
     DEVICE,
     QUICK,
     SERVER,
     SMALL,
-    Ear,
+    Recorder,
     declared,
     dialer,
     down,
@@ -83,7 +84,7 @@ def test_letters_arrive_bit_for_bit_both_ways(certs: Path, size: int) -> None:
 
 def test_hello_welcome_and_notices_carry_what_roles_say_of_themselves(certs: Path) -> None:
     async def scenario() -> None:
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         server = listener(here, Credentials(certs, SERVER), about=lambda: {"phase": 4})
         device = dialer(
             there,
@@ -95,10 +96,16 @@ def test_hello_welcome_and_notices_carry_what_roles_say_of_themselves(certs: Pat
             await eventually(lambda: there.connects)
             assert here.connects == [(DEVICE, {"store": "abc", "activation": 2})]
             assert there.connects == [(SERVER, {"phase": 4})]
-            assert await server.notice(DEVICE, "phase", {"phase": 5})
-            assert await device.notice(SERVER, "bye", {})
+            notice = PhaseNotice(phase=5, round=2, open=True, elapsed=0.5, members=(1, 7))
+            assert await server.notice(DEVICE, notice)
+            assert await device.notice(SERVER, Ping(number=3))
             await eventually(lambda: here.notices and there.notices)
-            assert there.notices == [(SERVER, "phase", {"phase": 5})]
+            assert there.notices == [(SERVER, notice)]
+            assert here.notices == [(DEVICE, Ping(number=3))]
+            assert await device.notice(SERVER, RoundNotice(round=9))  # not its to say
+            await eventually(lambda: server.counts.refused)
+            assert [*server.counts.refused] == ["identity"]
+            assert len(here.notices) == 1
         await eventually(lambda: here.disconnects == [DEVICE])
         assert not server.connected
         await server.stop()
@@ -108,7 +115,7 @@ def test_hello_welcome_and_notices_carry_what_roles_say_of_themselves(certs: Pat
 
 def test_what_on_connect_sends_goes_out_first(certs: Path) -> None:
     async def scenario() -> None:
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
 
         async def greet(_peer: str, _about: dict[str, Any]) -> None:
             assert await server.send(down(None, 5))
@@ -132,7 +139,7 @@ def test_a_letter_to_nobody_is_dropped_and_counted(certs: Path) -> None:
     async def scenario() -> None:
         async with linked(certs) as (server, _, _device, _there):
             assert not await server.send(dataclasses.replace(down(None), to="device/8"))
-            assert not await server.notice("device/8", "phase", {})
+            assert not await server.notice("device/8", Ping(number=1))
             assert server.counts.dropped == 1
 
     asyncio.run(scenario())
@@ -140,7 +147,7 @@ def test_a_letter_to_nobody_is_dropped_and_counted(certs: Path) -> None:
 
 def test_the_coordinator_and_its_servers_talk_the_same_way(certs: Path) -> None:
     async def scenario() -> None:
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         coordinator = listener(
             here, Credentials(certs, "coordinator"), me="coordinator", welcomes=lambda *_: None
         )
@@ -160,7 +167,7 @@ def test_the_coordinator_and_its_servers_talk_the_same_way(certs: Path) -> None:
 
 def test_plain_text_on_loopback_when_asked_for() -> None:
     async def scenario() -> None:
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         server = listener(here, Plain())
         device = dialer(there, Plain(), await server.start())
         async with running(device.run()):
@@ -171,26 +178,26 @@ def test_plain_text_on_loopback_when_asked_for() -> None:
         with pytest.raises(
             ConfigError, match="plain text at 0\\.0\\.0\\.0 would be readable on the network"
         ):
-            await listener(Ear(), Plain(), "0.0.0.0:0").start()
+            await listener(Recorder(), Plain(), "0.0.0.0:0").start()
         with pytest.raises(ConfigError, match="plain text at 192\\.0\\.2\\.1"):
-            await dialer(Ear(), Plain(), 1, addresses=["192.0.2.1:80"]).run()
+            await dialer(Recorder(), Plain(), 1, addresses=["192.0.2.1:80"]).run()
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:x", "host:65536"])
 def test_an_address_is_host_and_port(address: str) -> None:
-    with pytest.raises(ConfigError, match="is not an address; write host:port"):
+    with pytest.raises(ConfigError, match="must be host:port, such as"):
         split_address(address)
     assert split_address("[::1]:80") == ("::1", 80)
 
 
 def test_a_port_that_is_taken_is_a_sentence(certs: Path) -> None:
     async def scenario() -> None:
-        first = listener(Ear(), Credentials(certs, SERVER))
+        first = listener(Recorder(), Credentials(certs, SERVER))
         port = await first.start()
         with pytest.raises(ConfigError, match="cannot be listened at"):
-            await listener(Ear(), Credentials(certs, SERVER), f"127.0.0.1:{port}").start()
+            await listener(Recorder(), Credentials(certs, SERVER), f"127.0.0.1:{port}").start()
         await first.stop()
 
     asyncio.run(scenario())
@@ -242,8 +249,8 @@ def hello(**changes: Any) -> Hello:
 @contextlib.asynccontextmanager
 async def raw(
     certs: Path, me: str = DEVICE, **more: Any
-) -> AsyncIterator[tuple[Listener, Ear, Raw]]:
-    ear = Ear()
+) -> AsyncIterator[tuple[Listener, Recorder, Raw]]:
+    ear = Recorder()
     server = listener(ear, Credentials(certs, SERVER), **more)
     port = await server.start()
     credentials, _ = Credentials(certs, me).for_dialler()
@@ -369,7 +376,7 @@ def test_refused_letters_change_nothing_and_are_logged_once(certs: Path) -> None
     heard: list[Any] = []
 
     async def scenario() -> None:
-        ear = Ear()
+        ear = Recorder()
         ear.letter = judge  # type: ignore[method-assign]
         server = listener(ear, Credentials(certs, SERVER))
         credentials, _ = Credentials(certs, DEVICE).for_dialler()
@@ -405,14 +412,14 @@ def test_refused_letters_change_nothing_and_are_logged_once(certs: Path) -> None
 
 def test_an_error_of_our_own_is_no_refusal_and_does_not_go_unseen(certs: Path) -> None:
     async def scenario() -> None:
-        ear, seen = Ear(), []
+        ear, seen = Recorder(), []
 
         async def full(_letter: Any) -> None:
             raise OSError(28, "No space left on device")
 
         ear.letter = full  # type: ignore[method-assign]
         server = listener(ear, Credentials(certs, SERVER), on_error=seen.append)
-        device = dialer(Ear(), Credentials(certs, DEVICE), await server.start())
+        device = dialer(Recorder(), Credentials(certs, DEVICE), await server.start())
         async with running(device.run()):
             await eventually(lambda: device.connected)
             await device.send(up(None))
@@ -504,7 +511,7 @@ def test_letters_for_a_peer_that_does_not_read_are_dropped_not_kept(certs: Path)
 
 def test_models_that_arrive_wait_for_room_in_turn() -> None:
     async def scenario() -> None:
-        room, go = Room(10), asyncio.Event()
+        room, go = MemoryBudget(10), asyncio.Event()
         order: list[str] = []
 
         async def use(name: str, size: int) -> None:
@@ -528,12 +535,12 @@ def test_models_that_arrive_wait_for_room_in_turn() -> None:
 
 
 def test_more_peers_than_room_still_all_get_through(certs: Path, tmp_path: Path) -> None:
-    """Room for one model at a time, five devices that upload at once."""
+    """MemoryBudget for one model at a time, five devices that upload at once."""
     authority = make_authority(tmp_path / "many", *(f"device/{i}" for i in range(5)))
     size = CHUNK_BYTES
 
     async def scenario() -> None:
-        here = Ear()
+        here = Recorder()
         options = dataclasses.replace(QUICK, arriving_bytes=1)
         server = listener(
             here,
@@ -547,7 +554,7 @@ def test_more_peers_than_room_still_all_get_through(certs: Path, tmp_path: Path)
             for i in range(5):
                 me = f"device/{i}"
                 device = dialer(
-                    Ear(), Credentials(authority.folder, me), port, me=me, model=declared(size)
+                    Recorder(), Credentials(authority.folder, me), port, me=me, model=declared(size)
                 )
                 await stack.enter_async_context(running(device.run()))
                 await eventually(lambda device=device: device.connected)  # type: ignore[misc]
@@ -565,7 +572,7 @@ def test_more_peers_than_room_still_all_get_through(certs: Path, tmp_path: Path)
 # status
 def test_status_is_for_operators(certs: Path) -> None:
     async def scenario() -> None:
-        server = listener(Ear(), Credentials(certs, SERVER), status=lambda: {"phase": 7})
+        server = listener(Recorder(), Credentials(certs, SERVER), status=lambda: {"phase": 7})
         address = f"127.0.0.1:{await server.start()}"
         assert await ask_status(SERVER, address, Credentials(certs, "operator")) == {"phase": 7}
         with pytest.raises(RefusedForGood, match="device/7 may not ask for status"):

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from fedbcd.engines.deploy.links.refusals import Refused, RefusedForGood, Replaced
+from fedbcd.engines.deploy.links.refusals import RefusedForGood, Replaced
 from fedbcd.engines.deploy.links.tls import Credentials
+from fedbcd.errors import Refused
 from support.waiting import eventually
 from support.wire import (
     DEVICE,
     QUICK,
     SERVER,
-    Ear,
     Proxy,
+    Recorder,
     declared,
     dialer,
     down,
@@ -68,13 +69,13 @@ def test_a_dialler_waits_for_a_listener_that_comes_later(certs: Path) -> None:
         port = free.getsockname()[1]
 
     async def scenario() -> None:
-        ear = Ear()
+        ear = Recorder()
         device = dialer(ear, Credentials(certs, DEVICE), port)
         async with running(device.run()):
             await eventually(lambda: ear.heard("not_connected"))
             await asyncio.sleep(0.3)
             assert len(ear.heard("not_connected")) == 1  # once, however often it tries
-            server = listener(Ear(), Credentials(certs, SERVER), f"127.0.0.1:{port}")
+            server = listener(Recorder(), Credentials(certs, SERVER), f"127.0.0.1:{port}")
             await server.start()
             await eventually(lambda: device.connected)
             await server.stop()
@@ -89,7 +90,7 @@ def test_a_server_that_moves_to_another_port_is_found_again(certs: Path) -> None
 
     async def scenario() -> None:
         addresses: list[str] = []
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         server = listener(here, Credentials(certs, SERVER))
         addresses[:] = [f"127.0.0.1:{await server.start()}"]
         device = dialer(there, Credentials(certs, DEVICE), 0, addresses=lambda: addresses)
@@ -110,7 +111,7 @@ def test_a_server_that_moves_to_another_port_is_found_again(certs: Path) -> None
 
 def test_a_name_is_looked_up_at_each_attempt(certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        server = listener(Ear(), Credentials(certs, SERVER))
+        server = listener(Recorder(), Credentials(certs, SERVER))
         port = await server.start()
         loop = asyncio.get_running_loop()
         asked: list[str] = []
@@ -122,7 +123,7 @@ def test_a_name_is_looked_up_at_each_attempt(certs: Path, monkeypatch: pytest.Mo
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
         monkeypatch.setattr(loop, "getaddrinfo", lookup)
-        ear = Ear()
+        ear = Recorder()
         device = dialer(ear, Credentials(certs, DEVICE), port, addresses=[f"server.example:{port}"])
         async with running(device.run()):
             await eventually(lambda: device.connected)
@@ -140,7 +141,7 @@ def test_a_connection_that_goes_silent_is_noticed_at_both_ends_and_replaced(cert
     options = dataclasses.replace(QUICK, keepalive_s=0.2, gone_s=0.6)
 
     async def scenario() -> None:
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         server = listener(here, Credentials(certs, SERVER), options=options)
         proxy = await Proxy(await server.start()).start()
         device = dialer(there, Credentials(certs, DEVICE), proxy.port, options=options)
@@ -168,7 +169,7 @@ def test_a_line_that_is_slow_is_not_taken_for_one_that_is_dead(certs: Path) -> N
 
     async def scenario(gone_s: float) -> bool:
         options = dataclasses.replace(QUICK, keepalive_s=gone_s / 6, gone_s=gone_s)
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         server = listener(
             here, Credentials(certs, SERVER), options=options, model=declared(len(model))
         )
@@ -206,7 +207,7 @@ def test_a_line_that_is_slow_is_not_taken_for_one_that_is_dead(certs: Path) -> N
 
 def test_a_peer_is_not_called_silent_while_nobody_listens_to_it(certs: Path) -> None:
     async def scenario() -> None:
-        ear, moved = Ear(), []
+        ear, moved = Recorder(), []
 
         async def slow(_letter: Any) -> None:
             began = time.monotonic()
@@ -214,7 +215,7 @@ def test_a_peer_is_not_called_silent_while_nobody_listens_to_it(certs: Path) -> 
 
         ear.letter = slow  # type: ignore[method-assign]
         server = listener(ear, Credentials(certs, SERVER))
-        device = dialer(Ear(), Credentials(certs, DEVICE), await server.start())
+        device = dialer(Recorder(), Credentials(certs, DEVICE), await server.start())
         async with running(device.run()):
             await eventually(lambda: device.connected)
             await device.send(up(None))
@@ -228,7 +229,7 @@ def test_an_idle_connection_is_kept_alive(certs: Path) -> None:
     options = dataclasses.replace(QUICK, keepalive_s=0.1)
 
     async def scenario() -> None:
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         server = listener(here, Credentials(certs, SERVER), options=options)
         proxy = await Proxy(await server.start()).start()
         device = dialer(there, Credentials(certs, DEVICE), proxy.port, options=options)
@@ -249,7 +250,7 @@ def test_of_two_processes_with_one_identity_the_newest_wins_and_the_older_is_tol
 ) -> None:
     async def scenario() -> None:
         async with linked(certs) as (server, here, first, there):
-            second_ear = Ear()
+            second_ear = Recorder()
             second = dialer(second_ear, Credentials(certs, DEVICE), server.port)
             async with running(second.run()):
                 await eventually(lambda: second.connected and not first.connected)
@@ -278,7 +279,7 @@ def test_a_newcomer_that_is_refused_takes_nobodys_place(certs: Path) -> None:
     """
 
     async def scenario() -> None:
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         server = listener(here, Credentials(certs, SERVER), welcomes=only({DEVICE}, _of_this_run))
         port = await server.start()
         first = dialer(there, Credentials(certs, DEVICE), port, about=lambda: {"run": "this"})
@@ -286,7 +287,7 @@ def test_a_newcomer_that_is_refused_takes_nobodys_place(certs: Path) -> None:
             await eventually(lambda: server.connected)
             for _ in range(2):
                 with pytest.raises(RefusedForGood, match="device/7 is not of this run"):
-                    await dialer(Ear(), Credentials(certs, DEVICE), port).run()
+                    await dialer(Recorder(), Credentials(certs, DEVICE), port).run()
             await server.send(down(None))
             await eventually(lambda: there.letters)
             assert (there.disconnects, len(here.connects), server.connected) == ([], 1, {DEVICE})
@@ -303,7 +304,7 @@ def test_who_is_refused_for_what_passes_tries_on(reason: str, certs: Path) -> No
     """
 
     async def scenario() -> None:
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         about = {"reason": reason}
         server = listener(here, Credentials(certs, SERVER), welcomes=only({DEVICE}, _of_this_run))
         device = dialer(
@@ -324,7 +325,7 @@ def test_who_is_refused_for_what_passes_tries_on(reason: str, certs: Path) -> No
 def test_refused_at_first_contact_is_for_good_later_it_is_not(certs: Path) -> None:
     async def scenario() -> None:
         members = {DEVICE}
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         server = listener(
             here,
             Credentials(certs, SERVER),
@@ -352,7 +353,7 @@ def test_refused_at_first_contact_is_for_good_later_it_is_not(certs: Path) -> No
         with pytest.raises(
             RefusedForGood, match="server/3 refuses device/7: device/7 does not belong here"
         ) as refused:
-            await dialer(Ear(), Credentials(certs, DEVICE), port).run()
+            await dialer(Recorder(), Credentials(certs, DEVICE), port).run()
         assert refused.value.exit_code == 21
         await server.stop()
 
@@ -361,7 +362,7 @@ def test_refused_at_first_contact_is_for_good_later_it_is_not(certs: Path) -> No
 
 def test_refused_by_the_role_right_after_the_welcome_is_first_contact_too(certs: Path) -> None:
     async def scenario() -> None:
-        here = Ear()
+        here = Recorder()
 
         async def other_run(_peer: str, _about: dict[str, Any]) -> None:
             raise Refused("run", "device/7 belongs to another run")
@@ -371,7 +372,7 @@ def test_refused_by_the_role_right_after_the_welcome_is_first_contact_too(certs:
         with pytest.raises(
             RefusedForGood, match="server/3 refuses device/7: device/7 belongs to another run"
         ):
-            await dialer(Ear(), Credentials(certs, DEVICE), await server.start()).run()
+            await dialer(Recorder(), Credentials(certs, DEVICE), await server.start()).run()
         assert server.counts.refused == {"run": 1}
         await server.stop()
 
@@ -385,7 +386,7 @@ def test_pauses_between_attempts_grow_and_vary(
 
     async def scenario() -> None:
         device = dialer(
-            Ear(),
+            Recorder(),
             Credentials(certs, DEVICE),
             0,
             addresses=[],
@@ -421,7 +422,7 @@ def test_an_activation_costs_at_most_two_per_cent_more_than_its_models(certs: Pa
     least = 2 * MLP * 4
 
     async def scenario() -> list[float]:
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         server = listener(here, Credentials(certs, SERVER), model=declared(MLP))
         proxy = await Proxy(await server.start()).start()
         device = dialer(there, Credentials(certs, DEVICE), proxy.port, model=declared(MLP))

@@ -11,7 +11,7 @@ import pytest
 
 from fedbcd.engines.deploy.local.status_client import ask_status
 from fedbcd.engines.deploy.local.up import free_ports
-from fedbcd.engines.deploy.processes.timeouts import MULTIPLE, LostPatience
+from fedbcd.engines.deploy.processes.timeouts import MULTIPLE, LostTimeout
 from support.processes import job, running, write_job
 from support.waiting import wait_for
 
@@ -19,11 +19,11 @@ LEAST, MOST = 10.0, 3600.0
 
 
 def test_before_any_upload_a_device_is_given_up_after_seconds() -> None:
-    assert LostPatience(LEAST, MOST).seconds(0) == LEAST
+    assert LostTimeout(LEAST, MOST).seconds(0) == LEAST
 
 
 def test_those_who_were_let_in_together_make_patience_grow_once() -> None:
-    patience = LostPatience(LEAST, MOST)
+    patience = LostTimeout(LEAST, MOST)
     for device in range(5):
         patience.seconds(device)
     for device in range(5):
@@ -36,7 +36,7 @@ def test_slow_devices_are_soon_given_the_time_that_they_take(takes: float) -> No
     """Each that is given up makes room for the next; nobody is, once the first upload has come,
     however late.
     """
-    patience = LostPatience(LEAST, MOST)
+    patience = LostTimeout(LEAST, MOST)
     now, given_up = 0.0, 0
     while now + patience.seconds(given_up) < takes:
         now += patience.seconds(given_up)
@@ -48,7 +48,7 @@ def test_slow_devices_are_soon_given_the_time_that_they_take(takes: float) -> No
 
 
 def test_a_slow_device_among_quick_ones_is_given_the_time_that_it_took() -> None:
-    patience = LostPatience(LEAST, MOST)
+    patience = LostTimeout(LEAST, MOST)
     for k in range(200):
         patience.observe(k % 20, 60.0 if k % 20 == 3 and k < 20 else 1.0 if k % 20 != 3 else 60.0)
     assert patience.seconds(4) <= MULTIPLE * 60.0
@@ -59,7 +59,7 @@ def test_a_slow_device_among_quick_ones_is_given_the_time_that_it_took() -> None
 
 
 def test_patience_stays_within_its_bounds() -> None:
-    patience = LostPatience(LEAST, MOST)
+    patience = LostTimeout(LEAST, MOST)
     for device in range(100):
         assert LEAST <= patience.seconds(device) <= MOST
         patience.given_up(device)

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from fedbcd.cli import app
 from fedbcd.config import read_toml
 from fedbcd.engines.deploy.links.operator_client import ask_change
-from fedbcd.engines.deploy.links.refusals import Refused, RefusedForGood
+from fedbcd.engines.deploy.links.refusals import RefusedForGood
 from fedbcd.engines.deploy.links.tls import Credentials
 from fedbcd.engines.deploy.processes.options import Deploy, settle
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, Refused
 from fedbcd.experiments.deployed import one_job, spec_of
 from fedbcd.protocol.messages import DeviceJoined, DeviceLeft, Restored, Uploaded
 from fedbcd.record.eventlog import LogReader, Transition

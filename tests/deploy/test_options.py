@@ -5,7 +5,8 @@ remedy.
 import pytest
 
 from fedbcd.cli import deploy as cli_deploy
-from fedbcd.engines.deploy.processes.options import Deploy, settle, split_address
+from fedbcd.engines.deploy.links.addresses import split_address
+from fedbcd.engines.deploy.processes.options import Deploy, settle
 from fedbcd.errors import ConfigError
 
 

@@ -20,9 +20,8 @@ from fedbcd.engines.deploy.processes.device import DeviceProcess
 from fedbcd.engines.deploy.processes.metrics import Metrics, Mixing
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.server import ServerProcess
-from fedbcd.engines.deploy.roles.checks import CheckFailed
-from fedbcd.engines.deploy.roles.device import Done
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.engines.deploy.roles.device import WorkDone
+from fedbcd.errors import ConfigError, RecordError, Refused
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Activated,
@@ -32,6 +31,7 @@ from fedbcd.protocol.messages import (
     Started,
     Woke,
 )
+from fedbcd.protocol.notices import Notice, Ping, Pong, RoundNotice
 from fedbcd.spec import RunSpec
 from support.deployments import BCD, federation
 from support.waiting import LIMIT_S, eventually
@@ -58,7 +58,7 @@ def play(
         try:
             await scene(process)
         finally:
-            process._worker.shutdown(wait=True)
+            await process.events.stop()
             process.role.close()
 
     asyncio.run(whole())
@@ -81,7 +81,7 @@ def test_an_event_that_has_begun_is_brought_to_its_end_without_the_connection_th
             go.wait(LIMIT_S)
             return []
 
-        task = asyncio.create_task(process.do(slow))
+        task = asyncio.create_task(process.events.do(slow))
         await eventually(begun.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -107,10 +107,10 @@ def test_a_device_does_not_start_the_same_work_twice(folder: Path) -> None:
 
     async def scene(process: DeviceProcess) -> None:
         role = process.role
-        made: list[Done] = []
+        made: list[WorkDone] = []
         compute = role.compute
 
-        def counted() -> Done:
+        def counted() -> WorkDone:
             made.append(compute())
             return made[-1]
 
@@ -123,10 +123,10 @@ def test_a_device_does_not_start_the_same_work_twice(folder: Path) -> None:
             role.blueprint.start.clone(),
             0.0,
         )
-        async with process._turn:
+        async with process.events.turn:
             arrives = asyncio.create_task(process.receive(start))
         await arrives
-        async with process._turn:
+        async with process.events.turn:
             await eventually(lambda: len(made) == 1)
             await asyncio.sleep(0.05)
             process.after([])  # what the end of any other event does
@@ -148,14 +148,14 @@ def test_an_operator_is_not_told_of_a_change_that_is_not_durable(first: bool, fo
             raise RecordError("the disk is full")
 
         await process.tell(Started())
-        asks = [lambda: process.change("dismiss", 0), lambda: process.do(full)]
-        async with process._turn:
+        asks = [lambda: process.change("dismiss", 0), lambda: process.events.do(full)]
+        async with process.events.turn:
             waiting = [asyncio.create_task(ask()) for ask in (asks if first else asks[::-1])]
             await asyncio.sleep(0.01)
         told = await asyncio.gather(*waiting, return_exceptions=True)
-        assert isinstance(told[0 if first else 1], RecordError | CheckFailed)
+        assert isinstance(told[0 if first else 1], RecordError | Refused)
         with pytest.raises(
-            CheckFailed, match="server/0 is ending, so this may not have happened; ask again"
+            Refused, match="server/0 is ending, so this may not have happened; ask again"
         ):
             await process.change("dismiss", 1)
 
@@ -172,54 +172,23 @@ def test_devices_are_told_of_a_phase_once_it_is_durable(folder: Path) -> None:
             go.wait(LIMIT_S)
             return letters
 
-        task = asyncio.create_task(process.do(slow))
+        task = asyncio.create_task(process.events.do(slow))
         await eventually(seen.is_set)
         assert process.role.machine.phase == 0
         assert (
             process.status()["phase"],
-            process._notice()["phase"],
-            process._notice()["open"],
+            process._notice().phase,
+            process._notice().open,
         ) == (-1, -1, False)
         go.set()
         await task
         assert (
             process.status()["phase"],
-            process._notice()["phase"],
-            process._notice()["open"],
+            process._notice().phase,
+            process._notice().open,
         ) == (0, 0, True)
 
     play(folder, "server/0", scene)
-
-
-NOTICES = [
-    {},
-    {"phase": 1},
-    {"round": 1, "phase": "1"},
-    {"round": math.inf, "phase": 0},
-    {"round": 0, "phase": 0, "elapsed": math.nan},
-]
-
-
-def test_a_notice_that_cannot_be_is_refused(folder: Path) -> None:
-    async def device(process: DeviceProcess) -> None:
-        for body in NOTICES:
-            with pytest.raises(CheckFailed, match="gave a notice that cannot be"):
-                await process.noticed("server/0", "phase", body)
-        await process.noticed(
-            "server/0",
-            "phase",
-            {"phase": -1, "round": 0, "open": False, "finished": False, "elapsed": 0.0},
-        )
-
-    async def server(process: ServerProcess) -> None:
-        await process.tell(Started())
-        for body in ({}, {"round": math.inf}, {"round": "x"}):
-            with pytest.raises(CheckFailed, match="gave a notice that cannot be"):
-                await process.noticed(COORDINATOR, "round", body)
-        await process.noticed("device/0", "round", {"round": "not its to say"})
-
-    play(folder, "device/0", device)
-    play(folder, "server/0", server)
 
 
 class FakeListener:
@@ -227,7 +196,7 @@ class FakeListener:
 
     def __init__(self, *peers: Actor) -> None:
         self.connected = frozenset(peers)
-        self.told: list[tuple[Actor, str, dict[str, Any]]] = []
+        self.told: list[tuple[Actor, Notice]] = []
         self.refused: list[tuple[Actor, str]] = []
         self.moved, self.model = -math.inf, -math.inf
 
@@ -237,8 +206,8 @@ class FakeListener:
     def model_sent_at(self, _peer: Actor) -> float:
         return self.model
 
-    async def notice(self, peer: Actor, kind: str, body: dict[str, Any]) -> bool:
-        self.told.append((peer, kind, body))
+    async def notice(self, peer: Actor, notice: Notice) -> bool:
+        self.told.append((peer, notice))
         return True
 
     def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
@@ -254,29 +223,28 @@ def test_listeners_learn_how_long_peers_take_to_answer_and_hang_up_on_those_that
 ) -> None:
     async def scene(process: Any) -> None:
         now = 1000.0
-        monkeypatch.setattr("fedbcd.engines.deploy.processes.base.time.monotonic", lambda: now)
-        process.listener = links = FakeListener(*peers)
+        monkeypatch.setattr("fedbcd.engines.deploy.processes.peers.time.monotonic", lambda: now)
+        process.peers.listener = links = FakeListener(*peers)
         new = peers[1]  # the other is one of software that does not answer
         before = process.timeouts.peer.seconds()
 
-        async def beat() -> dict[str, Any]:
+        async def beat() -> dict[Actor, int]:
             links.told.clear()
             process.beat()
-            await asyncio.gather(*process._tasks)
-            return {peer: body for peer, kind, body in links.told if kind == "ping"}
+            await process.tasks.settle()
+            return {peer: asked.number for peer, asked in links.told if isinstance(asked, Ping)}
 
         for _ in range(3):
             pings = await beat()
             now += 3.0
-            await process.heard(new, "pong", {"number": 10_000})  # not the one that was asked for
-            await process.heard(new, "pong", pings[new])
+            await process.noticed(new, Pong(number=10_000))  # not the one that was asked for
+            await process.noticed(new, Pong(number=pings[new]))
         assert process.timeouts.peer.seconds() == 12.0 < before
-        await process.heard(new, "ping", {"number": 5})
-        peer, kind, body = links.told[-1]
-        assert (peer, kind, body["number"]) == (new, "pong", 5)
-        assert body["clock"] == pytest.approx(process.now(), abs=60.0)
-        with pytest.raises(CheckFailed, match="gave a notice that cannot be"):
-            await process.heard(new, "ping", {"number": -5.5})
+        await process.noticed(new, Ping(number=5))
+        peer, answer = links.told[-1]
+        assert isinstance(answer, Pong)
+        assert (peer, answer.number) == (new, 5)
+        assert answer.clock == pytest.approx(process.clock.now(), abs=60.0)
         await beat()
         now += 11.0
         await beat()
@@ -286,7 +254,7 @@ def test_listeners_learn_how_long_peers_take_to_answer_and_hang_up_on_those_that
         assert links.refused == [(new, "gone")]
         await process.disconnected(new)
         assert new in await beat()
-        process.drop("ping")
+        process.timers.drop(Ping)
 
     play(folder, actor, scene)
 
@@ -298,15 +266,17 @@ def test_nobody_is_hung_up_on_while_a_model_is_under_way_or_dealt_with(
 
     async def scene(process: ServerProcess) -> None:
         now = 1000.0
-        monkeypatch.setattr("fedbcd.engines.deploy.processes.base.time.monotonic", lambda: now)
-        process.listener = links = FakeListener("device/0")  # type: ignore[assignment]
+        monkeypatch.setattr("fedbcd.engines.deploy.processes.peers.time.monotonic", lambda: now)
+        process.peers.listener = links = FakeListener("device/0")  # type: ignore[assignment]
 
         async def beat() -> None:
             process.beat()
-            await asyncio.gather(*process._tasks)
+            await process.tasks.settle()
 
         await beat()
-        await process.heard("device/0", "pong", links.told[-1][2])
+        (ping,) = (notice for _, notice in links.told)
+        assert isinstance(ping, Ping)
+        await process.noticed("device/0", Pong(number=ping.number))
         await beat()
         for _ in range(10):  # parts come, or go
             now += 9.0
@@ -320,7 +290,7 @@ def test_nobody_is_hung_up_on_while_a_model_is_under_way_or_dealt_with(
         now += 20.0
         await beat()
         assert links.refused == [("device/0", "gone")]
-        process.drop("ping")
+        process.timers.drop(Ping)
 
     play(folder, "server/0", scene)
 
@@ -339,25 +309,24 @@ def test_a_new_server_begins_when_its_coordinator_has_welcomed_it(folder: Path) 
 
     async def scene(process: ServerProcess) -> None:
         process.begin()
-        await process.noticed("device/0", "round", {"round": 0})
         await asyncio.sleep(0)
-        assert (process.role.machine.phase, process.waits_for(), process.has_timer(Started)) == (
+        assert (process.role.machine.phase, process.waits_for(), Started in process.timers) == (
             -1,
             "coordinator",
             False,
         )
-        await process.noticed(COORDINATOR, "round", {"round": 0})
+        await process.noticed(COORDINATOR, RoundNotice(round=0))
         await eventually(
             lambda: process.role.machine.phase == 0 and process.role.store.length == 1
         )  # the machine may be ahead of the disk
-        await process.noticed(COORDINATOR, "round", {"round": 1})
-        await process.do(lambda _: [])
+        await process.noticed(COORDINATOR, RoundNotice(round=1))
+        await process.events.do(lambda _: [])
         assert (process.waits_for(), process.role.store.length) == ("devices", 1)
 
     async def again(process: ServerProcess) -> None:
         process.begin()
-        await process.noticed(COORDINATOR, "round", {"round": 1})
-        await process.do(lambda _: [])
+        await process.noticed(COORDINATOR, RoundNotice(round=1))
+        await process.events.do(lambda _: [])
         assert (process.waits_for(), process.role.store.length) == ("devices", 1)
 
     play(folder, "server/0", scene)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.engines.deploy.roles.checks import Limits
+from fedbcd.engines.deploy.roles.checks import TrustLimits
 from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import (
     DeviceJoined,
@@ -133,7 +133,7 @@ def test_with_a_device_that_leaves_nothing_behind(folder: Path, towns: list[Town
     another.
     """
     spec = RunSpec(OUTGROWN, fb.AsyncCloud(first=2), active=1, leaves={0: 3, 4: 5}, joins={1: 2})
-    compare(spec, outgrown(), 9, folder, towns, limits=Limits(reach=float("inf")))
+    compare(spec, outgrown(), 9, folder, towns, limits=TrustLimits(reach=float("inf")))
 
 
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedprox-sync"])

@@ -123,11 +123,9 @@ def test_a_recovery_handles_no_more_events_than_lie_between_two_snapshots(
     whole = Role._recover
 
     def counted(role: Role) -> None:
-        follow = role._follow
+        apply = role._apply
         seen: list[int] = []
-        role._follow = lambda number, event, commands: (
-            seen.append(number) or follow(number, event, commands)
-        )  # type: ignore
+        role._apply = lambda number, *step: seen.append(number) or apply(number, *step)  # type: ignore
         whole(role)
         handled.append(len(seen))
 

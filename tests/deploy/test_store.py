@@ -90,7 +90,7 @@ def test_a_renamed_tensor_keeps_its_file_whatever_takes_its_name(folder: Path) -
     again.commit()
     assert again.names() == ["x"]
     assert files(folder) == {file}
-    with again.together():  # there and back again before anything is durable
+    with again.group_commit():  # there and back again before anything is durable
         again.rename("x", "before")
         again.save("x", MODEL + 2)
         again.commit(STEP)
@@ -162,7 +162,7 @@ def test_a_crash_at_any_place_leaves_all_of_a_group_or_none(point: Failpoint, fo
 
 
 def _group(store: FileStore) -> None:
-    with store.together():
+    with store.group_commit():
         for number in (1, 2):
             store.save("x", MODEL + number)
             store.commit(STEP, {"phase": str(number)})

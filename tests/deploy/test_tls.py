@@ -23,13 +23,14 @@ from fedbcd.engines.deploy.links.certs import Authority
 from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
 from fedbcd.engines.deploy.links.listener import Listener
-from fedbcd.engines.deploy.links.refusals import CredentialsError, Refused, RefusedForGood
+from fedbcd.engines.deploy.links.refusals import CredentialsError, RefusedForGood
 from fedbcd.engines.deploy.links.tls import Credentials, host_name, identity_of, is_loopback
+from fedbcd.errors import Refused
 from support.waiting import LIMIT_S, eventually
 from support.wire import (
     DEVICE,
     SERVER,
-    Ear,
+    Recorder,
     dialer,
     down,
     linked,
@@ -76,7 +77,7 @@ async def _why_not(folder: Path, port: int, me: str = DEVICE) -> str:
     return str(error.value.details())
 
 
-async def _no_connection(device: Dialer, ear: Ear, words: str) -> None:
+async def _no_connection(device: Dialer, ear: Recorder, words: str) -> None:
     async with running(device.run()):
         await eventually(lambda: ear.heard("not_connected"))
         await asyncio.sleep(0.2)
@@ -90,8 +91,8 @@ def test_a_device_of_another_authority_is_not_let_in(authority: Authority, tmp_p
     other = make_authority(tmp_path / "other")
 
     async def scenario() -> None:
-        ear = Ear()
-        server = listener(Ear(), Credentials(authority.folder, SERVER))
+        ear = Recorder()
+        server = listener(Recorder(), Credentials(authority.folder, SERVER))
         port = await server.start()
         await _no_connection(
             dialer(ear, Credentials(other.folder, DEVICE), port), ear, "cannot be reached"
@@ -108,7 +109,7 @@ def test_a_device_of_another_authority_is_not_let_in(authority: Authority, tmp_p
 
 def test_nobody_without_a_certificate_is_let_in(authority: Authority) -> None:
     async def scenario() -> None:
-        server = listener(Ear(), Credentials(authority.folder, SERVER))
+        server = listener(Recorder(), Credentials(authority.folder, SERVER))
         port = await server.start()
         credentials = grpc.ssl_channel_credentials((authority.folder / "ca.pem").read_bytes())
         options = [("grpc.ssl_target_name_override", host_name(SERVER))]
@@ -131,13 +132,13 @@ def test_an_expired_certificate_is_not_let_in(
         authority.rotate(DEVICE)
 
     async def scenario() -> None:
-        server = listener(Ear(), Credentials(authority.folder, SERVER))
+        server = listener(Recorder(), Credentials(authority.folder, SERVER))
         port = await server.start()
         with pytest.raises(
             CredentialsError,
             match=r"the certificate of device/7 expired on .* use 'fedbcd certs rotate device/7'",
         ):
-            await dialer(Ear(), Credentials(authority.folder, DEVICE), port).run()
+            await dialer(Recorder(), Credentials(authority.folder, DEVICE), port).run()
         await _why_not(authority.folder, port)
         await server.stop()
 
@@ -152,11 +153,11 @@ def test_a_listener_with_an_expired_certificate_does_not_start_nor_fool_anybody(
         authority.rotate(SERVER)
 
     async def scenario() -> None:
-        server = listener(Ear(), Credentials(authority.folder, SERVER))
+        server = listener(Recorder(), Credentials(authority.folder, SERVER))
         with pytest.raises(CredentialsError, match="the certificate of server/3 expired on"):
             await server.start()
         monkeypatch.setattr(Credentials, "check_own", lambda self: None)
-        ear = Ear()
+        ear = Recorder()
         await _no_connection(
             dialer(ear, Credentials(authority.folder, DEVICE), await server.start()),
             ear,
@@ -169,8 +170,8 @@ def test_a_listener_with_an_expired_certificate_does_not_start_nor_fool_anybody(
 
 def test_a_listener_with_another_name_is_not_taken_for_the_server(authority: Authority) -> None:
     async def scenario() -> None:
-        ear = Ear()
-        server = listener(Ear(), Credentials(authority.folder, "server/4"), me="server/4")
+        ear = Recorder()
+        server = listener(Recorder(), Credentials(authority.folder, "server/4"), me="server/4")
         await _no_connection(
             dialer(ear, Credentials(authority.folder, DEVICE), await server.start()),
             ear,
@@ -230,7 +231,7 @@ def test_a_revoked_device_is_cut_off_and_not_let_in_again(
     )  # with the old list: it does not know that it is revoked
 
     async def scenario() -> None:
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         server = listener(here, Credentials(authority.folder, SERVER))
         port = await server.start()
         device = dialer(there, Credentials(stolen, DEVICE), port)
@@ -250,7 +251,7 @@ def test_a_revoked_device_is_cut_off_and_not_let_in_again(
             RefusedForGood,
             match="server/3 refuses device/7: the certificate of device/7 has been revoked",
         ):
-            await dialer(Ear(), Credentials(stolen, DEVICE), port).run()
+            await dialer(Recorder(), Credentials(stolen, DEVICE), port).run()
         await server.stop()
 
     asyncio.run(scenario())
@@ -264,7 +265,7 @@ def test_a_revoked_server_is_left_and_not_believed_again(
     shutil.copytree(authority.folder / "server-3", stolen)
 
     async def scenario() -> None:
-        here, there = Ear(), Ear()
+        here, there = Recorder(), Recorder()
         server = listener(here, Credentials(stolen, SERVER))
         port = await server.start()
         device = dialer(there, Credentials(authority.folder, DEVICE), port)
@@ -275,7 +276,7 @@ def test_a_revoked_server_is_left_and_not_believed_again(
             await eventually(lambda: device.counts.refused["certificate"] >= 3)
             assert len(there.connects) == 1
         with pytest.raises(RefusedForGood, match="the certificate of server/3 has been revoked"):
-            await dialer(Ear(), Credentials(authority.folder, DEVICE), port).run()
+            await dialer(Recorder(), Credentials(authority.folder, DEVICE), port).run()
         await server.stop()
 
     asyncio.run(scenario())
@@ -315,7 +316,7 @@ def test_a_list_that_is_damaged_foreign_or_older_leaves_the_last_good_one_in_for
     old = (authority.folder / "crl.pem").read_bytes()
     authority.revoke("device/8")
     foreign = (make_authority(tmp_path / "other").folder / "crl.pem").read_bytes()
-    ear = Ear()
+    ear = Recorder()
     credentials = Credentials(authority.folder, SERVER, ear)
     revoked = Credentials(authority.folder, "device/8").certificate
     path = credentials.folder / "crl.pem"
@@ -355,7 +356,7 @@ def test_new_certificates_are_used_for_new_connections_without_a_restart(
             await asyncio.sleep(0.3)
             assert there.disconnects == []  # the old ones are good until they expire
             assert (_serial(server, DEVICE), _serial(device, SERVER)) == before
-            server._peers[DEVICE].session.end("certificate", "connect again")
+            server._peers[DEVICE].connection.end("certificate", "connect again")
             await eventually(lambda: len(there.connects) == 2)
             after = _serial(server, DEVICE), _serial(device, SERVER)
             assert not {*before} & {*after}
@@ -416,7 +417,7 @@ def test_the_folder_of_a_role_is_enough(authority: Authority) -> None:
 
 
 def test_a_key_that_others_can_read_is_complained_about(authority: Authority) -> None:
-    ear = Ear()
+    ear = Recorder()
     Credentials(authority.folder, DEVICE, ear)
     assert ear.said == []
     (authority.folder / "device-7" / "identity.pem").chmod(0o640)

@@ -12,17 +12,11 @@ from torch import Tensor, nn
 
 import fedbcd as fb
 from fedbcd.engines.deploy.links.letter import Letter
-from fedbcd.engines.deploy.roles.checks import (
-    CheckFailed,
-    Limits,
-    check_reach,
-    check_weight,
-    check_within,
-)
+from fedbcd.engines.deploy.roles.checks import TrustLimits, check_reach, check_weight, check_within
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import NumericalError
+from fedbcd.errors import NumericalError, Refused
 from fedbcd.protocol import DeviceState
 from fedbcd.protocol.messages import (
     Absorb,
@@ -222,7 +216,7 @@ def test_a_baseline_starts_from_z_again(folder: Path, towns: list[Town]) -> None
     town.replayed()
 
 
-def test_what_0_1_0_was_uploading_when_it_was_stopped_is_let_go_as_it_is(
+def test_what_0_1_0_was_uploading_when_it_was_stopped_is_remove_old_as_it_is(
     folder: Path, towns: list[Town]
 ) -> None:
     """It had set nothing aside."""
@@ -330,7 +324,7 @@ def test_the_rounding_allowance_is_no_more_than_rounding() -> None:
     x = torch.full((1000,), 2.0)
     check_within(x, fb.Box())
     with pytest.raises(
-        CheckFailed,
+        Refused,
         match=(
             r"value 7 of the model is 2\.001, outside of the set X of this run, Box\(low=-2\.0, .*"
             r" by 0\.00099"
@@ -339,15 +333,15 @@ def test_the_rounding_allowance_is_no_more_than_rounding() -> None:
         check_within(torch.where(torch.arange(1000) == 7, 2.001, x), fb.Box())
     ball = fb.Ball(1.0)
     check_within(ball.project(torch.randn(1000)), ball)
-    with pytest.raises(CheckFailed, match="outside of the set X"):
+    with pytest.raises(Refused, match="outside of the set X"):
         check_within(1.0001 * ball.project(torch.randn(1000)), ball)
 
 
 def test_the_reach_is_relative_to_z_and_to_entries_of_size_one() -> None:
-    near, limits = torch.zeros(100), Limits(reach=10.0)
+    near, limits = torch.zeros(100), TrustLimits(reach=10.0)
     check_reach(torch.full((100,), 9.9), near, limits)
     with pytest.raises(
-        CheckFailed,
+        Refused,
         match=(
             r"the model is 101 away .* deploy.reach_limit = 10 allows 100; check the data .* or"
             r" raise the limit"
@@ -355,9 +349,9 @@ def test_the_reach_is_relative_to_z_and_to_entries_of_size_one() -> None:
     ):
         check_reach(torch.full((100,), 10.1), near, limits)
     check_reach(torch.full((100,), 900.0), torch.full((100,), 100.0), limits)
-    check_reach(torch.full((100,), 1e38), near, Limits(reach=float("inf")))
-    with pytest.raises(CheckFailed, match="away from the model"):
-        check_reach(torch.full((100,), 1e30), near, Limits())
+    check_reach(torch.full((100,), 1e38), near, TrustLimits(reach=float("inf")))
+    with pytest.raises(Refused, match="away from the model"):
+        check_reach(torch.full((100,), 1e30), near, TrustLimits())
 
 
 # ------------------------------------------------------------------------------------------------
@@ -375,7 +369,7 @@ def test_after_a_dismissal_nothing_of_the_device_is_left_in_the_sum(
         replace(BCD, projection=FREE),
         cloud,
         active=1,
-        limits=Limits(reach=float("inf")),
+        limits=TrustLimits(reach=float("inf")),
     )
     for number in (1, 2):
         to_training(town, number)
@@ -447,7 +441,7 @@ def test_a_sum_that_no_devices_of_the_server_can_have_is_refused_and_changes_not
     coordinator = town.roles["coordinator"]
     assert isinstance(coordinator, CoordinatorRole)
     before = coordinator.store.length, coordinator.store.names()
-    with pytest.raises(CheckFailed) as refused:
+    with pytest.raises(Refused) as refused:
         coordinator.receive(letter, town.tick())
     assert refused.value.reason == reason
     assert (coordinator.store.length, coordinator.store.names()) == before
@@ -467,7 +461,7 @@ def test_a_model_that_a_server_reports_is_checked_as_an_upload_is(
     town = town_of(folder, towns, replace(BCD, projection=projection), ASYNC)
     coordinator = town.roles["coordinator"]
     ready = ServerReady(server=0, phase=0, iteration=0, model="z/0/0")
-    with pytest.raises(CheckFailed) as refused:
+    with pytest.raises(Refused) as refused:
         coordinator.receive(
             Letter("server/0", "coordinator", ready, torch.full((650,), value), 0.0), town.tick()
         )
@@ -487,7 +481,7 @@ def test_a_sum_of_nobody_is_zero(folder: Path, towns: list[Town]) -> None:
         active=3,
     )
     coordinator = town.roles["coordinator"]
-    with pytest.raises(CheckFailed, match="counts nobody, but is not 0"):
+    with pytest.raises(Refused, match="counts nobody, but is not 0"):
         coordinator.receive(report(weight=0.0, value=1.0), town.tick())
     for number in range(3):
         to_training(town, number)
@@ -506,9 +500,7 @@ def test_weights_of_any_choice_of_devices_pass() -> None:
     for count in range(1, 11):
         check_weight(sum(weights[:count]), weights, everybody=True)
     check_weight(0.0, weights, everybody=False)
-    with pytest.raises(
-        CheckFailed, match=r"add up to 0; those of its server's devices give 0\.1 to 1"
-    ):
+    with pytest.raises(Refused, match=r"add up to 0; those of its server's devices give 0\.1 to 1"):
         check_weight(0.0, weights, everybody=True)
 
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-import io
 import json
+import logging
+import re
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,9 +15,9 @@ import torch
 from fedbcd import errors
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.engines.deploy.processes.health import Health
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import LOGGER, log_of
 from fedbcd.engines.deploy.processes.metrics import Metrics, Mixing, totals
-from fedbcd.engines.deploy.processes.timeouts import MULTIPLE, WINDOW, Patience, Timeouts
+from fedbcd.engines.deploy.processes.timeouts import MULTIPLE, WINDOW, AdaptiveTimeout, Timeouts
 from fedbcd.protocol.messages import MixModels
 from support.waiting import LIMIT_S
 
@@ -26,7 +27,7 @@ OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 # ------------------------------------------------------------------------------------------------
 # timeouts
 def test_patience_follows_what_was_observed_within_bounds() -> None:
-    patience = Patience(1.0, 60.0)
+    patience = AdaptiveTimeout(1.0, 60.0)
     assert patience.seconds() == 60.0 / MULTIPLE  # nothing seen: slow rather than hasty
     for _ in range(100):
         patience.observe(2.0)
@@ -39,7 +40,7 @@ def test_patience_follows_what_was_observed_within_bounds() -> None:
 
 
 def test_rare_slow_answers_do_not_set_the_pace() -> None:
-    patience = Patience(0.1, 1000.0)
+    patience = AdaptiveTimeout(0.1, 1000.0)
     for k in range(WINDOW):
         patience.observe(100.0 if k == 5 else 1.0)
     assert patience.seconds() == MULTIPLE
@@ -135,18 +136,28 @@ def test_a_client_that_sends_too_much_is_cut_off() -> None:
 
 # ------------------------------------------------------------------------------------------------
 # logs
-def test_logs_are_json_lines_without_secrets() -> None:
-    stream = io.StringIO()
-    journal = Journal("device/1", stream=stream)
-    journal.debug("unseen")
-    journal.info(
+def forget_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process of its own: nobody has given it any."""
+    monkeypatch.setattr(LOGGER, "handlers", LOGGER.handlers[:1])
+
+
+def test_logs_are_json_lines_without_secrets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_handlers(monkeypatch)
+    log_of("server/0", "error").warning("unseen")
+    log = log_of("device/1")
+    log.debug("unseen")
+    log.info(
         "connected",
         peer="server/0",
         private_key="abc",
         note="x -----BEGIN EC PRIVATE KEY-----\nabc\n-----END EC PRIVATE KEY----- y",
     )
-    (line,) = stream.getvalue().splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     said = json.loads(line)
+    assert [*said] == ["time", "level", "actor", "what", "peer", "private_key", "note"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", said["time"])
     assert (said["actor"], said["level"], said["what"], said["peer"]) == (
         "device/1",
         "info",
@@ -154,6 +165,30 @@ def test_logs_are_json_lines_without_secrets() -> None:
         "server/0",
     )
     assert "abc" not in line
+
+
+@pytest.mark.parametrize("logger", ["", "fedbcd.deploy"])
+def test_handlers_of_the_user_hear_a_role_with_its_fields(
+    logger: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_handlers(monkeypatch)
+    heard: list[logging.LogRecord] = []
+
+    class Mine(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record)
+
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logging.getLogger(logger).addHandler(Mine())
+    log_of("device/1").warning("refused", peer="server/0", token="abc")
+    (record,) = heard
+    assert record.name == "fedbcd.deploy.device.1"
+    assert (record.getMessage(), record.actor, record.fields) == (
+        "refused",
+        "device/1",
+        {"peer": "server/0", "token": "***"},
+    )
+    assert ("refused" in capsys.readouterr().err) == (logger == "")
 
 
 # ------------------------------------------------------------------------------------------------

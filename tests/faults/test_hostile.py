@@ -20,12 +20,13 @@ from faultsim.disk import Disk
 from faultsim.schedule import blueprint_of
 from faultsim.told import environment
 from fedbcd.config import read_toml
-from fedbcd.engines.deploy.roles.checks import CheckFailed, check_notice
+from fedbcd.engines.deploy.links.codec import decode_notice, encode_notice
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, Refused
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Started
+from fedbcd.protocol.notices import Notice, PhaseNotice, Ping, Pong, RoundNotice
 from support.waiting import LIMIT_S, eventually
 from support.wire import DEVICE, SERVER, linked, make_authority, up
 
@@ -59,7 +60,7 @@ def test_a_hello_with_a_counter_that_is_none_is_refused_and_the_server_lives(wro
         "uploading": False,
     }
     for name in ("activation", "incarnation"):
-        with pytest.raises(CheckFailed, match="device/0 does not say how far it is"):
+        with pytest.raises(Refused, match="device/0 does not say how far it is"):
             role.greet("device/0", {**hello, name: wrong}, 1.0)
     assert "store/0" not in role.store.facts
     assert role.greet("device/0", json.loads(json.dumps(hello)), 1.0) == []
@@ -80,25 +81,74 @@ def test_a_store_without_a_proper_name_is_refused(store: Any) -> None:
         "uploading": False,
         "phase": 0,
     }
-    with pytest.raises(CheckFailed, match="does not say how far it is"):
+    with pytest.raises(Refused, match="does not say how far it is"):
         role.greet("device/0", hello, 1.0)
-    with pytest.raises(CheckFailed, match="does not say how far it is"):
+    with pytest.raises(Refused, match="does not say how far it is"):
         CoordinatorRole.open(coordinator, plan).greet("server/0", hello, 1.0)
 
 
 def test_numbers_of_a_notice_are_checked() -> None:
     """A notice whose round was no number ended the device's process."""
-    check_notice("server/0", {"phase": 3, "round": -1, "elapsed": 1}, "phase", "round")
+
+    def read(kind: str, body: object) -> Notice | None:
+        sender, to = ("server/0", "device/1") if kind != "round" else ("coordinator", "server/0")
+        return decode_notice(kind, json.loads(json.dumps(body)), sender, to)
+
+    phase = PhaseNotice(phase=3, round=-1, elapsed=1.0)
+    assert read("phase", {"phase": 3, "round": -1, "elapsed": 1}) == phase
     for wrong in (None, "1", float("nan"), float("inf"), -1.0, [], 1e16, True):
-        with pytest.raises(CheckFailed):
-            check_notice("server/0", {"round": 1, "elapsed": wrong}, "round")
-    for other in (None, 1.0, "1", -2, 2**53, True):
-        with pytest.raises(CheckFailed):
-            check_notice("server/0", {"round": other}, "round")
-    check_notice("server/0", {"round": 1, "members": [0, 7]}, "round")
+        with pytest.raises(Refused, match="server/0 gave a notice that cannot be"):
+            read("phase", {"phase": 1, "round": 1, "elapsed": wrong})
+    for other in (None, 1.0, "1", -2, 2**53, True, float("inf"), -5.5):
+        for kind, name in (("round", "round"), ("ping", "number"), ("pong", "number")):
+            with pytest.raises(Refused, match="cannot be"):
+                read(kind, {name: other})
+    for too_little in ({}, {"phase": 1}, {"round": 1}):
+        with pytest.raises(Refused, match="cannot be"):
+            read("phase", too_little)
+    many = read("phase", {"phase": 1, "round": 1, "members": [0, 7]})
+    assert many == PhaseNotice(phase=1, round=1, members=(0, 7))
     for members in (None, 3, "3", [-1], [1.0], [[1]], {"0": 1}):
-        with pytest.raises(CheckFailed):
-            check_notice("server/0", {"round": 1, "members": members}, "round")
+        with pytest.raises(Refused, match="cannot be"):
+            read("phase", {"phase": 1, "round": 1, "members": members})
+    for clock in (None, True, "1", float("inf")):  # it says nothing, as older software
+        assert read("pong", {"number": 1, "clock": clock}) == Pong(number=1)
+    assert read("news", {"of": "later"}) is None
+    assert read("ping", {"number": 1, "later": "too"}) == Ping(number=1)
+
+
+NOTICES = [  # as 0.1.0 sent them
+    (
+        PhaseNotice(phase=3, round=2, open=True, elapsed=0.25, members=(0, 7)),
+        '{"phase": 3, "round": 2, "open": true, "finished": false, "elapsed": 0.25, "members": '
+        "[0, 7]}",
+    ),
+    (
+        PhaseNotice(phase=-1, round=0),
+        '{"phase": -1, "round": 0, "open": false, "finished": false, "elapsed": 0.0}',
+    ),
+    (RoundNotice(round=4, finished=True), '{"round": 4, "finished": true}'),
+    (Ping(number=5), '{"number": 5}'),
+    (Pong(number=5, clock=1.5), '{"number": 5, "clock": 1.5}'),
+]
+
+
+@pytest.mark.parametrize(("notice", "body"), NOTICES)
+def test_a_notice_is_the_frame_that_it_was(notice: Notice, body: str) -> None:
+    frame = encode_notice(notice).notice
+    assert frame.body == body
+    pair = ("coordinator", "server/0") if frame.kind == "round" else ("server/0", "device/1")
+    assert decode_notice(frame.kind, json.loads(body), *pair) == notice
+
+
+def test_a_notice_is_taken_from_who_may_give_it() -> None:
+    for kind, sender, to in (
+        ("phase", "device/0", "server/0"),
+        ("round", "device/0", "server/0"),
+        ("round", "server/0", "device/0"),
+    ):
+        with pytest.raises(Refused, match=f"{sender} (may not send|sent) "):
+            decode_notice(kind, {"phase": 1, "round": 1}, sender, to)
 
 
 @pytest.mark.parametrize(

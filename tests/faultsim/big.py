@@ -87,7 +87,7 @@ def play(
         took = time.monotonic() - began
         memory = {
             actor: round(most_memory(child.pid or 0) / size, 2)
-            for actor, child in up.nursery.children.items()
+            for actor, child in up.supervisor.children.items()
         }
         facts = up.facts()
     finally:

@@ -97,7 +97,7 @@ class Chaos:
         """Let it run, and start again what has died."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            self.hurt.nursery.look()
+            self.hurt.supervisor.look()
             time.sleep(0.05)
 
     def wait_for_round(self, goal: int) -> float:
@@ -123,7 +123,7 @@ class Chaos:
         kind = self._deck.pop()
         self.done[kind] += 1
         if kind in ("kill", "stop"):
-            child = self.chance.choice(self.hurt.nursery.running)
+            child = self.chance.choice(self.hurt.supervisor.running)
             with self._signalled(child.pid or 0, kind):
                 self.wait(0.0 if kind == "kill" else self.chance.uniform(0.2, 4.0))
             return
@@ -142,7 +142,7 @@ class Chaos:
 
     def conclude(self) -> dict[str, Any]:
         """Stop everybody; check logs and models."""
-        rounds, restarts = self.round(), self.hurt.nursery.restarts
+        rounds, restarts = self.round(), self.hurt.supervisor.restarts
         self.hurt.stop()
         self.proxy.close()
         plan = self.hurt._deployment.blueprint

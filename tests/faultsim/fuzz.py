@@ -28,15 +28,14 @@ import fedbcd
 from faultsim.disk import Disk
 from faultsim.schedule import blueprint_of
 from fedbcd.config import dump_toml, read_toml
-from fedbcd.engines.deploy.links.codec import Assembler, Limits, encode
+from fedbcd.engines.deploy.links.codec import Assembler, WireLimits, encode
 from fedbcd.engines.deploy.links.connection import parse_text
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
 from fedbcd.engines.deploy.links.letter import Letter
-from fedbcd.engines.deploy.links.refusals import Refused
 from fedbcd.engines.deploy.processes.options import settle
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import FedBCDError
+from fedbcd.errors import FedBCDError, Refused
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import (
     Activated,
@@ -113,7 +112,7 @@ class Wire(Target):
     def __init__(self) -> None:
         self.plan = blueprint_of(1, 2, 1)
         size = self.plan.size_F
-        self.limits = Limits(frozenset({("F32", size), ("F64", size + 1)}))
+        self.limits = WireLimits(frozenset({("F32", size), ("F64", size + 1)}))
         self.begin()
         model = torch.arange(float(size))
         ask = Letter("device/0", "server/0", UpdateRequested(device=0, activation=0), None, 1.0)

@@ -185,7 +185,7 @@ class Several:
         began = time.monotonic()
         while self.round() < goal:
             assert time.monotonic() - began < PATIENCE_S, f"no round {goal} in {PATIENCE_S:.0f} s"
-            assert not self.hurt.nursery.look(), "a process has ended"
+            assert not self.hurt.supervisor.look(), "a process has ended"
             time.sleep(0.05)
         return time.monotonic() - began
 
@@ -224,7 +224,7 @@ class Several:
 
     def conclude(self) -> dict[str, Any]:
         """Stop everybody; check logs and models."""
-        rounds, restarts = self.round(), self.hurt.nursery.restarts
+        rounds, restarts = self.round(), self.hurt.supervisor.restarts
         self.hurt.stop()
         plan = self.hurt._deployment.blueprint
         logs = {}

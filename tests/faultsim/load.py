@@ -38,7 +38,7 @@ from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.tls import Credentials, Plain
 from fedbcd.engines.deploy.local.up import free_ports, make_certificates, make_stores
 from fedbcd.engines.deploy.processes.assemble import Deployment
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import log_of
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.protocol.messages import (
     COORDINATOR,
@@ -77,12 +77,12 @@ class Client:
             security=(
                 Plain()
                 if plan.options.plain
-                else Credentials(plan.options.certificates_of(me), me, Journal(me, "error"))
+                else Credentials(plan.options.certificates_of(me), me, log_of(me, "error"))
             ),
             on_letter=self.heard,
             about=self._about,
             options=LinkOptions(gone_s=120.0, keepalive_s=120.0),
-            journal=Journal(me, "error"),
+            log=log_of(me, "error"),
         )
 
     def _about(self) -> dict[str, Any]:
@@ -359,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         hurt._actors = [COORDINATOR, *map(server_actor, range(asked.servers))]
         hurt.start()
-        pid = hurt.nursery.children["server/0"].pid
+        pid = hurt.supervisor.children["server/0"].pid
         assert pid is not None
         try:
             found = drive(

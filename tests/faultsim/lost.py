@@ -77,7 +77,7 @@ class Lost:
         deadline = time.monotonic() + PATIENCE_S
         while not what():
             assert time.monotonic() < deadline, why
-            self.hurt.nursery.look()
+            self.hurt.supervisor.look()
             time.sleep(0.05)
 
     def status(self, actor: Actor) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Lost:
     def ended(self, actor: Actor) -> int:
         """The exit code with which a role ends for good."""
         assert self.hurt is not None
-        child = self.hurt.nursery.children[actor]
+        child = self.hurt.supervisor.children[actor]
         self.until(lambda: child.code is not None, f"{actor} does not end")
         return int(child.code or 0)
 

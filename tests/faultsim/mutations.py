@@ -17,9 +17,9 @@ from faultsim.schedule import Schedule
 from fedbcd.algorithm import cloud
 from fedbcd.engines.deploy.local import log_order as order
 from fedbcd.engines.deploy.processes import clock
-from fedbcd.engines.deploy.roles import coordinator, device, server, snapshot, store
+from fedbcd.engines.deploy.roles import contributions, coordinator, device, server, snapshot, store
 from fedbcd.engines.deploy.roles.base import Role
-from fedbcd.engines.deploy.roles.checks import CheckFailed
+from fedbcd.errors import Refused
 from fedbcd.protocol import Device, Server
 from fedbcd.protocol import coordinator as coordinators
 from fedbcd.protocol import device as devices
@@ -51,10 +51,10 @@ def commit_before_the_files() -> Any:
         whole(self)
         let_go(self)
 
-    let_go = store.StoreOn._let_go
+    let_go = store.StoreOn._remove_old
     return _both(
         patch.object(store.StoreOn, "_sync_files", late),
-        patch.object(store.StoreOn, "_let_go", after),
+        patch.object(store.StoreOn, "_remove_old", after),
     )
 
 
@@ -108,7 +108,7 @@ def a_group_is_answered_before_its_commit() -> Any:
             self._held, self._held_facts = [], {}
         yield
 
-    return patch.object(store.StoreOn, "together", lazy)
+    return patch.object(store.StoreOn, "group_commit", lazy)
 
 
 def only_the_last_of_a_group_is_synced() -> Any:
@@ -162,7 +162,7 @@ def absorbs_are_not_repeated() -> Any:
     whole = server.ServerRole._load
 
     def load(self: server.ServerRole) -> None:
-        self._again = []
+        self._copies.uncounted = []
         whole(self)
 
     return patch.object(server.ServerRole, "_load", load)
@@ -174,7 +174,7 @@ def absorb_without_before() -> Any:
     def absorb(total: Tensor, weight: float, after: Tensor, before: Tensor | None) -> None:
         total.add_(after.double(), alpha=weight)
 
-    return patch.object(server, "absorb", absorb)
+    return patch.object(contributions, "absorb", absorb)
 
 
 def one_server_too_few() -> Any:
@@ -323,7 +323,7 @@ def snapshot_forgets_contributions() -> Any:
 
 def lost_memory_is_overlooked() -> Any:
     """A device with an empty or an old disk is taken for what it was."""
-    return patch.object(server._Standing, "is_in_step_with", lambda *_, **__: True)
+    return patch.object(server._DeviceProgress, "is_in_step_with", lambda *_, **__: True)
 
 
 def models_are_not_kept_for_lost_devices() -> Any:
@@ -398,7 +398,7 @@ def _without(role: Any, *reasons: str) -> Any:
     def check_guest(self: Any, guest: str, hello: Any) -> None:
         try:
             whole(self, guest, hello)
-        except CheckFailed as refused:
+        except Refused as refused:
             if refused.reason not in reasons:
                 raise
 

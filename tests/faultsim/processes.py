@@ -128,4 +128,4 @@ def play_to_the_end(here: Here, folder: Path, rounds: int, before: Before) -> tu
         assert view.finished, f"not finished after {PATIENCE_S} s: {view}"
     finally:
         hurt.stop()
-    return hurt.nursery.restarts, here.replays(folder)
+    return hurt.supervisor.restarts, here.replays(folder)

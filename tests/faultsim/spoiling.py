@@ -24,7 +24,7 @@ from fedbcd.compute.batch import Trainer
 from fedbcd.engines.deploy.links.operator_client import ask_change
 from fedbcd.engines.deploy.links.tls import Plain
 from fedbcd.engines.deploy.local.status_client import ask_health, ask_status
-from fedbcd.engines.deploy.roles.device import DeviceRole, Done
+from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.errors import NumericalError
 from fedbcd.protocol.messages import Actor
@@ -40,12 +40,12 @@ def be_bad(actor: Actor, repaired: Path) -> None:
     if actor == f"device/{FAR}":
         whole = DeviceRole._computed
 
-        def far(self: DeviceRole, task: Any) -> Done:
+        def far(self: DeviceRole, task: Any) -> WorkDone:
             done = whole(self, task)
             return (
                 done
                 if repaired.exists()
-                else Done(done.work, done.event, torch.full_like(done.x, 1e30), done.prev)
+                else WorkDone(done.work, done.event, torch.full_like(done.x, 1e30), done.prev)
             )
 
         DeviceRole._computed = far  # type: ignore[method-assign]

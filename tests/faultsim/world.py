@@ -19,17 +19,16 @@ from faultsim.disk import Disk
 from faultsim.schedule import SERVERS, UNTIL, Fault, Planned, Schedule
 from faultsim.stores import Stores
 from fedbcd.data.samples import Samples
-from fedbcd.engines.deploy.links.codec import Limits, decode, encode
+from fedbcd.engines.deploy.links.codec import WireLimits, decode, encode
 from fedbcd.engines.deploy.links.letter import Letter
-from fedbcd.engines.deploy.links.refusals import Refused
 from fedbcd.engines.deploy.processes import failpoints
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, Stopped
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
-from fedbcd.engines.deploy.roles.device import DeviceRole, Done
+from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import ProtocolError, RecordError
+from fedbcd.errors import ProtocolError, RecordError, Refused
 from fedbcd.protocol import DeviceState, ServerState
 from fedbcd.protocol.messages import (
     COORDINATOR,
@@ -168,7 +167,7 @@ class World:
         size = self.plan.size_F
         self.stores = Stores(self)
         self.is_calm = False  # trouble has ended
-        self._limits = Limits(frozenset({("F32", size), ("F64", size + 1)}))
+        self._limits = WireLimits(frozenset({("F32", size), ("F64", size + 1)}))
 
     # ---------------------------------------------------------------------------------------------
     # time
@@ -236,7 +235,7 @@ class World:
                 f"{actor} had {node.committed} transitions and has {node.role.store.length} after"
                 " it was opened again"
             )
-        node.role.watch = lambda step: self._noted(node, step)
+        node.role.watch = lambda step, _: self._noted(node, step)
         self._work(node)
         self.after(0.01, lambda: self._connect_all(actor))
 
@@ -316,7 +315,7 @@ class World:
 
         self.after(self.chance.uniform(0.05, 0.4), finish)
 
-    def _spoiled(self, node: Node, done: Done) -> Done:
+    def _spoiled(self, node: Node, done: WorkDone) -> WorkDone:
         """What came of a piece of work, unless trouble is due: then nothing did, or a model that no
         honest training gives.
 
@@ -500,7 +499,7 @@ class World:
 
     def _together(self, node: Node, letters: list[Letter]) -> list[Letter]:
         calls = [partial(node.role.receive, letter, self._time(node)) for letter in letters]
-        outcomes = node.role.together(calls)
+        outcomes = node.role.handle_group(calls)
         self.groups[len(calls)] += 1
         self.refused += [
             f"{node.actor}: {outcome}" for outcome in outcomes if isinstance(outcome, ProtocolError)

@@ -15,16 +15,16 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.engines.deploy.links.letter import Letter
-from fedbcd.engines.deploy.local.merged_log import header_of, merge
+from fedbcd.engines.deploy.local.merged_log import header_of
 from fedbcd.engines.deploy.processes import failpoints
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, Stopped
 from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
-from fedbcd.engines.deploy.roles.checks import CheckFailed, Limits
+from fedbcd.engines.deploy.roles.checks import TrustLimits
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import ProtocolError
+from fedbcd.errors import ProtocolError, Refused
 from fedbcd.models import logistic
 from fedbcd.protocol import DeviceState, ServerState
 from fedbcd.protocol.messages import (
@@ -43,6 +43,7 @@ from fedbcd.protocol.messages import (
     server_actor,
 )
 from fedbcd.spec import RunSpec
+from support.merging import merge
 
 SERVERS, DEVICES = 3, 9
 MODEL: Callable[[], nn.Module] = partial(logistic, 64, 10)
@@ -107,8 +108,8 @@ class Town:
     now: float = 0.0
     refused: list[str] = field(default_factory=list)
     stopped: int = 0  # how often a role died at a failpoint
-    limits: Limits = field(default_factory=Limits)
-    declined: list[CheckFailed] = field(
+    limits: TrustLimits = field(default_factory=TrustLimits)
+    declined: list[Refused] = field(
         default_factory=list
     )  # why what had come was not taken, though that it came had consequences
     offsets: dict[Actor, float] = field(

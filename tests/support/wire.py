@@ -21,6 +21,7 @@ from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import Listener, only
 from fedbcd.engines.deploy.links.tls import Credentials, Security
 from fedbcd.protocol.messages import Acknowledged, Activated, Event, UpdateRequested, Uploaded
+from fedbcd.protocol.notices import Notice
 from support.waiting import eventually
 
 SERVER, DEVICE = "server/3", "device/7"
@@ -57,14 +58,14 @@ def down(model: torch.Tensor | None, activation: int = 0) -> Letter:
     return Letter(SERVER, DEVICE, event, model, 2.0)
 
 
-class Ear:
+class Recorder:
     """Hears everything that one end of a link is told."""
 
     def __init__(self) -> None:
         self.letters: list[Letter] = []
         self.connects: list[tuple[str, dict[str, Any]]] = []
         self.disconnects: list[str] = []
-        self.notices: list[tuple[str, str, dict[str, Any]]] = []
+        self.notices: list[tuple[str, Notice]] = []
         self.said: list[tuple[str, dict[str, Any]]] = []
 
     def common(
@@ -81,7 +82,7 @@ class Ear:
             "model": model,
             "security": security,
             "options": options,
-            "journal": self,
+            "log": self,
             **hooks,
             **more,
         }
@@ -95,8 +96,8 @@ class Ear:
     async def disconnect(self, actor: str) -> None:
         self.disconnects.append(actor)
 
-    async def notice(self, actor: str, kind: str, body: dict[str, Any]) -> None:
-        self.notices.append((actor, kind, body))
+    async def notice(self, actor: str, notice: Notice) -> None:
+        self.notices.append((actor, notice))
 
     def info(self, what: str, **fields: Any) -> None:
         self.said.append((what, fields))
@@ -104,12 +105,12 @@ class Ear:
     warning = error = info
 
     def heard(self, what: str) -> list[dict[str, Any]]:
-        """The journal's entries of one kind."""
+        """The log's entries of one kind."""
         return [fields for word, fields in self.said if word == what]
 
 
 def listener(
-    ear: Ear, security: Security, address: str = "127.0.0.1:0", me: str = SERVER, **more: Any
+    ear: Recorder, security: Security, address: str = "127.0.0.1:0", me: str = SERVER, **more: Any
 ) -> Listener:
     """A listener that welcomes device/7."""
     more.setdefault("welcomes", only({DEVICE}))
@@ -118,7 +119,7 @@ def listener(
 
 
 def dialer(
-    ear: Ear, security: Security, port: int, me: str = DEVICE, peer: str = SERVER, **more: Any
+    ear: Recorder, security: Security, port: int, me: str = DEVICE, peer: str = SERVER, **more: Any
 ) -> Dialer:
     """A dialler to this machine."""
     return Dialer(
@@ -141,9 +142,11 @@ async def running(work: Awaitable[None]) -> AsyncIterator["asyncio.Task[None]"]:
 
 
 @contextlib.asynccontextmanager
-async def linked(folder: Path, **more: Any) -> AsyncIterator[tuple[Listener, Ear, Dialer, Ear]]:
+async def linked(
+    folder: Path, **more: Any
+) -> AsyncIterator[tuple[Listener, Recorder, Dialer, Recorder]]:
     """server/3 and device/7, connected over TLS."""
-    here, there = Ear(), Ear()
+    here, there = Recorder(), Recorder()
     server = listener(here, Credentials(folder, SERVER), **more)
     device = dialer(
         there,

@@ -2,9 +2,14 @@
 change nothing.
 """
 
+import copy
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
 import pytest
 
-from fedbcd.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from fedbcd.errors import ConfigError, LocalProtocolError, ProtocolError, RemoteProtocolError
 from fedbcd.protocol import AsyncCoordinator, Coordinator, RigorousCoordinator, SyncCoordinator
 from fedbcd.protocol.clouds import CLOUDS, AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
 from fedbcd.protocol.coordinator import ACCEPTED
@@ -481,3 +486,37 @@ def test_a_graph_of_the_wrong_size_is_refused() -> None:
     """The message names what was given and what is needed."""
     with pytest.raises(ConfigError, match="3 servers"):
         GraphCloud(SWAP).coordinator(3, 1)
+
+
+MACHINES: list[Callable[[], Coordinator]] = [
+    lambda: SyncCoordinator(range(3)),
+    lambda: AsyncCoordinator(range(4), first=2),
+    lambda: AsyncCoordinator(range(4), first=3, iterations=2),
+    lambda: RigorousCoordinator(range(4), first=2),
+    lambda: RigorousCoordinator(range(4), first=3, iterations=2),
+]
+
+
+@pytest.mark.parametrize("make", MACHINES)
+def test_a_coordinator_knows_which_report_ends_a_round_without_taking_it(
+    make: Callable[[], Coordinator],
+) -> None:
+    """As taking it in a copy says; reports of any server, phase and iteration, in any order."""
+    chance, ended = random.Random(1), 0
+    for _ in range(30):
+        machine = make()
+        for _ in range(60):
+            phase = max(machine.round - chance.randrange(3) + 1, 0)
+            event = ServerReady(
+                server=chance.randrange(5), phase=phase, iteration=chance.randrange(3), model="z/0"
+            )
+            trial = copy.deepcopy(machine)
+            with suppress(ProtocolError):
+                trial.handle(event)
+            before = copy.deepcopy(vars(machine))
+            assert machine.ends_round(event) == (trial.round > machine.round), event
+            assert vars(machine) == before
+            ended += trial.round > machine.round
+            with suppress(ProtocolError):
+                machine.handle(event)
+    assert ended > 10

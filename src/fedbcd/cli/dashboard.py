@@ -54,12 +54,7 @@ def dashboard_command(
     from fedbcd.dashboard.deployment import Deployment
     from fedbcd.dashboard.library import Library
 
-    if token is None and not _is_loopback(host):
-        token = secrets.token_urlsafe(24)
-    if token is not None and len(token) < 16:
-        raise ConfigError(
-            f"a token of {len(token)} characters is too easy to guess; use 16 or more"
-        )
+    token = _token(token, host)
     paths = [folder] if folder is not None else [] if connect else [Path("runs")]
     for path in paths:
         if not path.exists():
@@ -74,10 +69,7 @@ def dashboard_command(
         make_app(Library(paths), deployment, token), log_level="warning", access_log=False
     )
     listener = _listen(host, port)
-    place = listener.getsockname()
-    name = socket.gethostname() if place[0] in ("0.0.0.0", "::") else place[0]
-    shown = f"[{name}]" if ":" in name else name
-    address = f"http://{shown}:{place[1]}/" + (f"?token={token}" if token is not None else "")
+    address = _address(listener) + (f"?token={token}" if token is not None else "")
     console.print(
         f"dashboard at {address}", markup=False, emoji=False, highlight=False, soft_wrap=True
     )
@@ -91,6 +83,23 @@ def dashboard_command(
         uvicorn.Server(config).run(sockets=[listener])
     if deployment is not None:
         deployment.stop()
+
+
+def _token(token: str | None, host: str) -> str | None:
+    """What to ask for; a new one where one is needed and none was given."""
+    if token is None and not _is_loopback(host):
+        return secrets.token_urlsafe(24)
+    if token is not None and len(token) < 16:
+        raise ConfigError(
+            f"a token of {len(token)} characters is too easy to guess; use 16 or more"
+        )
+    return token
+
+
+def _address(listener: socket.socket) -> str:
+    place = listener.getsockname()
+    name = socket.gethostname() if place[0] in ("0.0.0.0", "::") else place[0]
+    return f"http://[{name}]:{place[1]}/" if ":" in name else f"http://{name}:{place[1]}/"
 
 
 def _listen(host: str, port: int) -> socket.socket:

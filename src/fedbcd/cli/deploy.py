@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedbcd.engines.deploy.links.tls import Security
     from fedbcd.engines.deploy.local.up import Up, View
     from fedbcd.engines.deploy.processes.assemble import Deployment
+    from fedbcd.engines.deploy.roles.blueprint import Blueprint
     from fedbcd.engines.result import Run
 
 console = Console(stderr=True)
@@ -330,58 +331,51 @@ def _new_folder(file: Path | None) -> Path:
 
 def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     from fedbcd.engines.deploy.local.finish import growing_log
-    from fedbcd.engines.deploy.local.up import (
-        Up,
-        actors_of,
-        check_stores,
-        make_certificates,
-        make_stores,
-        start_up_s,
-    )
+    from fedbcd.engines.deploy.local.up import Up, actors_of, check_stores
 
     federation = job.make_federation()
     _note(never_mixes(job.spec.cloud, job.federation.servers))
     deployment = deployment_of(job, options, job.spec.rounds, federation=federation)
-    actors = actors_of(deployment.blueprint)
-    fresh = not (out / "deploy.toml").exists()
-    if fresh:
-        options = replace(options, epoch=time.time() + start_up_s(len(actors)))
-        out.mkdir(parents=True, exist_ok=True)
-        if not options.plain:
-            make_certificates(out / "certs", deployment.blueprint)
-        make_stores(options, deployment.blueprint)
-        write_whole(out / "config.toml", dump_toml(job.to_table()).encode())
-        write_whole(out / "deploy.toml", dump_toml({"deploy": asdict(options)}).encode())
-    else:
+    if (out / "deploy.toml").exists():
         check_stores(options, deployment.blueprint)
-    deployment = replace(deployment, options=options)
+    else:
+        options = _begin(job, options, deployment.blueprint, out)
+        deployment = replace(deployment, options=options)
     log = growing_log(out, federation, spec_of(job, options), options, job.to_table())
     up = Up(deployment, out, log)
-    console.print(
-        f"{len(actors)} processes, logs in {out / 'logs'}; Ctrl-C stops them",
-        markup=False,
-        soft_wrap=True,
-    )
+    processes = len(actors_of(deployment.blueprint))
+    _say(f"{processes} processes, logs in {out / 'logs'}; Ctrl-C stops them")
     finished = _watch(up, job, options)
     facts = up.facts()
     codes = up.stop()
     log.close()
-    bad = {
-        actor: code for actor, code in codes.items() if code not in (0, -signal.SIGTERM)
-    }  # one that had not begun yet has no handler
+    # one that had not begun yet has no handler
+    bad = {actor: code for actor, code in codes.items() if code not in (0, -signal.SIGTERM)}
     if bad:
-        console.print(
-            f"did not end well (docs/operations.md explains the codes): {bad}",
-            markup=False,
-            soft_wrap=True,
-        )
+        _say(f"did not end well (docs/operations.md explains the codes): {bad}")
     if not finished:
-        console.print(
-            f"stopped. Go on with: fedbcd up --resume --out {out}", markup=False, soft_wrap=True
-        )
+        _say(f"stopped. Go on with: fedbcd up --resume --out {out}")
         sys.exit(next(iter(bad.values()), 130))
     facts["cpu_seconds"] = round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), 3)
     _conclude(job, federation, deployment, out, facts, as_json)
+
+
+def _begin(job: Job, options: Deploy, blueprint: "Blueprint", out: Path) -> Deploy:
+    """Certificates, stores and settings of a new deployment; its options, with when it begins."""
+    from fedbcd.engines.deploy.local.up import actors_of, make_certificates, make_stores, start_up_s
+
+    options = replace(options, epoch=time.time() + start_up_s(len(actors_of(blueprint))))
+    out.mkdir(parents=True, exist_ok=True)
+    if not options.plain:
+        make_certificates(out / "certs", blueprint)
+    make_stores(options, blueprint)
+    write_whole(out / "config.toml", dump_toml(job.to_table()).encode())
+    write_whole(out / "deploy.toml", dump_toml({"deploy": asdict(options)}).encode())
+    return options
+
+
+def _say(sentence: str) -> None:
+    console.print(sentence, markup=False, soft_wrap=True)
 
 
 def _watch(up: "Up", job: Job, options: Deploy) -> bool:
@@ -402,11 +396,10 @@ def _watch(up: "Up", job: Job, options: Deploy) -> bool:
             for view in up.watch(lambda: bool(asked)):
                 live.update(_picture(view, job), refresh=console.is_terminal)
                 for child in view.crashed[told:]:
-                    sentence = (
+                    _say(
                         f"{child.actor} has ended with code {child.code} (docs/operations.md); see"
                         " its log"
                     )
-                    console.print(sentence, markup=False, soft_wrap=True)
                 told = len(view.crashed)
                 finished = bool(view.coordinator.get("finished")) or (
                     until is not None and view.coordinator.get("clock", 0.0) >= until
@@ -577,9 +570,9 @@ def log_command(
     """Print what roles have recorded, as lines of the event log, in order of time; they may be
     running.
     """
-    from fedbcd.engines.deploy.local.growing_log import Onlooker, stores_in
+    from fedbcd.engines.deploy.local.growing_log import LogTail, stores_in
 
-    onlooker = Onlooker([store for folder in folders for store in stores_in(folder)])
+    onlooker = LogTail([store for folder in folders for store in stores_in(folder)])
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         while True:
             sys.stdout.buffer.writelines(onlooker.lines(wait=follow))
@@ -605,7 +598,7 @@ def status_command(
     import asyncio
 
     from fedbcd.engines.deploy.links.operator_client import ask_status
-    from fedbcd.engines.deploy.links.refusals import Refused
+    from fedbcd.errors import Refused
 
     path = file / "deploy.toml" if file.is_dir() else file
     options = settle(

@@ -119,17 +119,8 @@ def plan_command(
     _need_scipy()
     from fedbcd.planner.plan import make_plan
 
-    if sum(given is not None for given in (file, log, times)) > 1:
-        raise ConfigError("give a job file, --log or --times, one of them")
-    if times is not None and active is not None:
-        raise ConfigError(
-            f"--active {active} does not go with --times, which are of whole servers; use a job or"
-            " a log"
-        )
-    if seeds < 1:
-        raise ConfigError(f"--seeds {seeds} must be 1 or more")
-    if until_clock is not None and not 0 < until_clock < math.inf:
-        raise ConfigError(f"--until-clock {until_clock:g} must be a finite number above 0")
+    _check_sources(file, log, times, active)
+    _check_pilots(seeds, until_clock)
     score: Score = convert(by, Score, "--by")
     screen = console if as_json else Console()
     fits: list[Fit] = []
@@ -154,11 +145,8 @@ def plan_command(
         )
     _show_plan(screen, plan, fits, job)
     recommendation, interrupted = None, False
-    if job is not None and pilots and servers not in (None, job.federation.servers):
-        screen.print(
-            f"no pilots: the job has {job.federation.servers} servers, not {servers}",
-            highlight=False,
-        )
+    if job is not None and pilots and servers not in (None, number):
+        screen.print(f"no pilots: the job has {number} servers, not {servers}", highlight=False)
     elif job is not None and pilots:
         try:
             recommendation = _pilots(screen, job, firsts, seeds, score, until_clock, chosen)
@@ -168,6 +156,25 @@ def plan_command(
     _keep(screen, plan, recommendation, fits, out, as_json)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _check_sources(
+    file: Path | None, log: Path | None, times: str | None, active: str | None
+) -> None:
+    if sum(given is not None for given in (file, log, times)) > 1:
+        raise ConfigError("give a job file, --log or --times, one of them")
+    if times is not None and active is not None:
+        raise ConfigError(
+            f"--active {active} does not go with --times, which are of whole servers; use a job or"
+            " a log"
+        )
+
+
+def _check_pilots(seeds: int, until_clock: float | None) -> None:
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds} must be 1 or more")
+    if until_clock is not None and not 0 < until_clock < math.inf:
+        raise ConfigError(f"--until-clock {until_clock:g} must be a finite number above 0")
 
 
 def explain_command(

@@ -36,7 +36,9 @@ class Coordinator(Protocol):
 
     def handle(self, event: Event) -> list[Command]:
         """Advance by one event and return what is to be done."""
-        ...
+
+    def ends_round(self, ready: ServerReady) -> bool:
+        """Whether this report is the one that the round under way waits for; changes nothing."""
 
 
 class SyncCoordinator:
@@ -66,6 +68,11 @@ class SyncCoordinator:
         if len(self._ready) < len(self._servers):
             return []
         return self._aggregate()
+
+    def ends_round(self, ready: ServerReady) -> bool:
+        """Whether this report is the one that the round under way waits for; changes nothing."""
+        missing = {*self._servers} - self._ready
+        return ready.phase == self.round and missing <= {ready.server} <= {*self._servers}
 
     def _aggregate(self) -> list[Command]:
         before, self.model = self.model, ref("z", self.round + 1)
@@ -110,7 +117,7 @@ class AsyncCoordinator:
         """
         ready = _server_ready(event, self._servers)
         heard = self._heard.get(ready.server)
-        if heard is not None and (ready.phase, ready.iteration) <= (heard.phase, heard.iteration):
+        if not self._is_news(ready, heard):
             return self._repeat(ready)
         if not self._fits(ready, heard):
             raise RemoteProtocolError(
@@ -122,6 +129,21 @@ class AsyncCoordinator:
         else:
             self._queue[ready.server] = ready
         return self._advance()
+
+    def ends_round(self, ready: ServerReady) -> bool:
+        """Whether this report is the one that the round under way waits for; changes nothing."""
+        heard = self._heard.get(ready.server)
+        if ready.server not in self._servers or ready.iteration + 1 != self.iterations:
+            return False
+        if not self._is_news(ready, heard) or not self._fits(ready, heard):
+            return False
+        if ready.iteration > 0:
+            return [s for s, said in self._group.items() if said is None] == [ready.server]
+        return not self._group and len(self._queue) + 1 >= self.first
+
+    @staticmethod
+    def _is_news(ready: ServerReady, heard: ServerReady | None) -> bool:
+        return heard is None or (ready.phase, ready.iteration) > (heard.phase, heard.iteration)
 
     def _fits(self, ready: ServerReady, heard: ServerReady | None) -> bool:
         """Whether it is the next iteration of the mix under way, or starts anew for a server that
@@ -207,6 +229,16 @@ class RigorousCoordinator:
             )
         self._ready[ready.server] = ready
         return self._mix() if len(self._ready) == self.first else []
+
+    def ends_round(self, ready: ServerReady) -> bool:
+        """Whether this report is the one that the round under way waits for; changes nothing."""
+        among = self._group if ready.iteration > 0 else self._servers
+        return (
+            ready.server in among
+            and (ready.phase, ready.iteration) == (self.round, self._iteration)
+            and ready.iteration + 1 == self.iterations
+            and len({*self._ready, ready.server}) == self.first
+        )
 
     def _answer_late(self, ready: ServerReady) -> list[Command]:
         said = self._said.get(ready.server)

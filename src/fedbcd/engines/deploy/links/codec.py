@@ -9,10 +9,9 @@ of its chunks is passed over, and later letters are unaffected.
 import hashlib
 import json
 import math
-import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +20,25 @@ from torch import Tensor
 
 from fedbcd.algorithm.params import Layout
 from fedbcd.engines.deploy.links.letter import Letter
-from fedbcd.engines.deploy.links.refusals import MissingExtra, Refused
+from fedbcd.engines.deploy.links.refusals import MissingExtra
+from fedbcd.errors import Refused
 from fedbcd.protocol.messages import Actor, Event
+from fedbcd.protocol.notices import Notice, PhaseNotice, Ping, Pong, RoundNotice
+from fedbcd.protocol.senders import (
+    MOST,
+    SENDERS,
+    check_clock,
+    check_sender,
+    check_values,
+    is_counter,
+    is_time,
+)
 from fedbcd.record.eventlog import decode as decode_event
 from fedbcd.record.eventlog import encode as encode_event
 
 try:
     from fedbcd.engines.deploy.links.fedbcd_pb2 import Chunk, Frame, Message
+    from fedbcd.engines.deploy.links.fedbcd_pb2 import Notice as NoticeFrame
 except ImportError as missing:
     raise MissingExtra(missing.name or "protobuf") from None
 
@@ -38,17 +49,13 @@ EVENT_BYTES = 4096
 HEADER_BYTES = 1024  # of the safetensors file
 DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F64": torch.float64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MODEL = re.compile(r"[a-z]+(/[0-9]{1,18}){1,4}")
-WORD = re.compile(r"[a-z_]{1,32}")
-LARGEST_NUMBER = 2**63 - 1
-
-# Who may say what to whom; anything else is refused before a machine sees it.
-SAID: dict[tuple[str, str], frozenset[str]] = {
-    ("device", "server"): frozenset({"UpdateRequested", "Uploaded", "Withdrawn", "Resumed"}),
-    ("server", "device"): frozenset({"Activated", "Acknowledged", "Declined", "Restored"}),
-    ("server", "coordinator"): frozenset({"ServerReady"}),
-    ("coordinator", "server"): frozenset({"Mixed", "GlobalUpdated", "Isolated"}),
+NOTICES: dict[str, Any] = {
+    "phase": PhaseNotice,
+    "round": RoundNotice,
+    "ping": Ping,
+    "pong": Pong,
 }
+LARGEST_NUMBER = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class Declared:
 
 
 @dataclass(frozen=True)
-class Limits:
+class WireLimits:
     """The vectors that may arrive, as (dtype, length): everything else is refused before memory is
     taken.
     """
@@ -93,7 +100,7 @@ class Limits:
     vectors: frozenset[tuple[str, int]]
 
     @classmethod
-    def of(cls, declared: Declared) -> "Limits":
+    def of(cls, declared: Declared) -> "WireLimits":
         """Models in float32; sums of Sync-cloud in float64, alone or with their weight behind
         them.
         """
@@ -151,7 +158,7 @@ def file_header(name: str, dtype: str, size: int) -> bytes:
 
 # ------------------------------------------------------------------------------------------------
 # receiving
-def decode(frames: Iterable[Frame], limits: Limits, sender: Actor, to: Actor) -> Letter:
+def decode(frames: Iterable[Frame], limits: WireLimits, sender: Actor, to: Actor) -> Letter:
     """The letter that these frames hold, all of them; raises `Refused`."""
     assembler = Assembler(sender, to, limits)
     letter = None
@@ -171,7 +178,7 @@ def decode(frames: Iterable[Frame], limits: Limits, sender: Actor, to: Actor) ->
 class Assembler:
     """Puts the letters of one peer together, at most one at a time."""
 
-    def __init__(self, sender: Actor, to: Actor, limits: Limits) -> None:
+    def __init__(self, sender: Actor, to: Actor, limits: WireLimits) -> None:
         self.sender = sender
         self.to = to
         self.limits = limits
@@ -198,10 +205,7 @@ class Assembler:
                 " had ended; both are dropped",
             )
         event = self._event(message.event)
-        if not (math.isfinite(message.clock) and message.clock >= 0):
-            raise Refused(
-                "clock", f"a clock of {message.clock} is no time; clocks are finite and 0 or more"
-            )
+        check_clock(message.clock)
         if message.bytes == 0:
             return Letter(self.sender, self.to, event, None, message.clock)
         self._check_length(event, message.bytes)
@@ -236,8 +240,8 @@ class Assembler:
             raise Refused(
                 "event", f"not an event that this version knows: {error!s:.200}"
             ) from None
-        check_speaker(event, self.sender, self.to)
-        _check_values(event)
+        check_sender(event, self.sender, self.to)
+        check_values(event)
         assert isinstance(event, Event)
         return event
 
@@ -255,46 +259,61 @@ class Assembler:
             )
 
 
-def kind_of(actor: Actor) -> str:
-    """`device` of `device/7`."""
-    return actor.partition("/")[0]
+def encode_notice(notice: Any) -> Frame:
+    """One frame: the kind, and its fields as JSON, without those that say nothing."""
+    (kind,) = (kind for kind, form in NOTICES.items() if form is type(notice))
+    fields = ((name, getattr(notice, name)) for name in type(notice).__slots__)
+    body = {name: value for name, value in fields if value not in (None, ())}
+    return Frame(notice=NoticeFrame(kind=kind, body=json.dumps(body)))
 
 
-def check_speaker(event: Any, sender: Actor, to: Actor) -> None:
-    """A peer says only what is its to say, and only of itself."""
-    name = type(event).__name__
-    if name not in SAID.get((kind_of(sender), kind_of(to)), frozenset()):
-        raise Refused("event", f"{sender} may not send {name} to {to}")
-    for field in ("device", "server"):
-        number = getattr(event, field, None)
-        if number is not None and kind_of(sender) == field and sender != f"{field}/{number}":
-            raise Refused("identity", f"{sender} may not speak for {field}/{number}")
+def decode_notice(kind: str, body: Mapping[str, Any], sender: Actor, to: Actor) -> Notice | None:
+    """The inverse; None for a kind that only newer software knows. So are fields passed over."""
+    form = NOTICES.get(kind)
+    if form is None:
+        return None
+    try:
+        notice: Notice = form(
+            **{name: _READ[name](body[name]) for name in form.__slots__ if name in body}
+        )
+    except (TypeError, ValueError):
+        raise Refused("notice", f"{sender} gave a notice that cannot be: {body!r:.200}") from None
+    if form in SENDERS:
+        check_sender(notice, sender, to)
+    return notice
 
 
-def _check_values(event: Any) -> None:
-    """Numbers that fit a database, reasons that are a word, and model names that fit a file
-    name.
-    """
-    for field in event.__slots__:
-        value = getattr(event, field)
-        if field == "reason":
-            if WORD.fullmatch(value) is None:
-                raise Refused(
-                    "event", f"{field} is {value!r:.80}; it must be a word of at most 32 letters"
-                )
-            continue
-        if isinstance(value, int) and not 0 <= value <= LARGEST_NUMBER:
-            raise Refused("event", f"{field} is {value!s:.30}, outside 0 to {LARGEST_NUMBER}")
-        if isinstance(value, str) and MODEL.fullmatch(value) is None:
-            raise Refused(
-                "event", f"{field} is {value!r:.80}, which names no model (such as x/7/2)"
-            )
+def _counter(value: Any) -> int:
+    if not is_counter(value) and not (type(value) is int and value == -1):
+        raise ValueError(value)
+    return int(value)
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= MOST:
+        raise ValueError(value)
+    return float(value)
+
+
+def _members(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(map(is_counter, value)):
+        raise ValueError(value)
+    return tuple(value)
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("phase", "round", "number"), _counter),
+    **dict.fromkeys(("open", "finished"), bool),
+    "elapsed": _seconds,
+    "members": _members,
+    "clock": lambda value: value if is_time(value) else None,  # one that is wrong says nothing
+}
 
 
 class _Parcel:
     """A letter of which not all chunks are here yet."""
 
-    def __init__(self, message: Message, event: Event, limits: Limits) -> None:
+    def __init__(self, message: Message, event: Event, limits: WireLimits) -> None:
         self.message = message
         self.event = event
         self._limits = limits

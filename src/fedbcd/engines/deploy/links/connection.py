@@ -16,19 +16,27 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedbcd.engines.deploy.links.codec import Assembler, Limits, encode
-from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Message, Notice
+from fedbcd.engines.deploy.links.codec import (
+    Assembler,
+    WireLimits,
+    decode_notice,
+    encode,
+    encode_notice,
+)
+from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Message
+from fedbcd.engines.deploy.links.fedbcd_pb2 import Notice as NoticeFrame
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Refused as RefusedFrame
 from fedbcd.engines.deploy.links.letter import Letter
-from fedbcd.engines.deploy.links.refusals import Counts, Refusals, Refused, reason_of
-from fedbcd.errors import ProtocolError
+from fedbcd.engines.deploy.links.refusals import Counts, Refusals, reason_of
+from fedbcd.errors import ProtocolError, Refused
 from fedbcd.protocol.messages import Actor
+from fedbcd.protocol.notices import Notice
 
 TEXT_BYTES = 65_536  # of a JSON text in Hello, Welcome or Notice
 SENTENCE = 500  # characters of a reason that a peer gives
 
 OnLetter = Callable[[Letter], Awaitable[None]]
-OnNotice = Callable[[Actor, str, dict[str, Any]], Awaitable[None]]
+OnNotice = Callable[[Actor, Notice], Awaitable[None]]
 OnConnect = Callable[[Actor, dict[str, Any]], Awaitable[None]]
 OnDisconnect = Callable[[Actor], Awaitable[None]]
 Read = Callable[[], Awaitable[Frame | None]]  # None: the peer has ended the stream
@@ -56,22 +64,22 @@ class LinkOptions:
     watch_s: float = 1.0  # how often certificates and revocation list are looked at
 
 
-class Traffic:
-    """What the sessions of one role share: counts, refusals, and the places for models under
+class LinkTraffic:
+    """What the connections of one role share: counts, refusals, and the places for models under
     way.
     """
 
     def __init__(
-        self, limits: Limits, counts: Counts, refusals: Refusals, options: LinkOptions
+        self, limits: WireLimits, counts: Counts, refusals: Refusals, options: LinkOptions
     ) -> None:
         self.limits = limits
         self.counts = counts
         self.refusals = refusals
         self.options = options
-        self.room = Room(options.arriving_bytes)
+        self.room = MemoryBudget(options.arriving_bytes)
 
 
-class Room:
+class MemoryBudget:
     """Memory for models under way: who finds none waits in turn."""
 
     def __init__(self, total: int) -> None:
@@ -105,7 +113,7 @@ class Room:
 
 
 class Closed(Exception):
-    """The session has ended: the peer hung up, or one side refused to go on."""
+    """The connection has ended: the peer hung up, or one side refused to go on."""
 
     def __init__(self, reason: str, sentence: str, by_peer: bool = False) -> None:
         super().__init__(sentence)
@@ -136,14 +144,14 @@ class Bucket:
         return max((1 - self._tokens) / self._rate, 0.0)
 
 
-class Session:
+class Connection:
     """The two streams of one connection."""
 
     def __init__(
         self,
         me: Actor,
         peer: Actor,
-        traffic: Traffic,
+        traffic: LinkTraffic,
         read: Read,
         write: Write,
         on_letter: OnLetter,
@@ -178,18 +186,12 @@ class Session:
     # ---------------------------------------------------------------------------------------------
     # sending
     def send(self, letter: Letter) -> bool:
-        """Queue a letter; False if it is dropped since too many wait, or the session is ending."""
-        if self._ending is not None or len(self._outgoing) >= self._traffic.options.queue:
-            return False
-        self._put(letter)
-        return True
+        """Queue a letter; False if it is dropped: too many wait, or the connection is ending."""
+        return self._queue(letter)
 
-    def notice(self, kind: str, body: dict[str, Any]) -> bool:
+    def notice(self, notice: Notice) -> bool:
         """Queue a notice, on the same terms."""
-        if self._ending is not None or len(self._outgoing) >= self._traffic.options.queue:
-            return False
-        self._put(Frame(notice=Notice(kind=kind, body=json.dumps(body))))
-        return True
+        return self._queue(encode_notice(notice))
 
     def end(self, reason: str, sentence: str) -> None:
         """Tell the peer why, then end; what still waits for it is dropped."""
@@ -198,6 +200,12 @@ class Session:
             self._outgoing.clear()
             self._put(refused_frame(reason, sentence, final=True))
             asyncio.get_running_loop().call_later(self._traffic.options.gone_s, self._cut.set)
+
+    def _queue(self, item: Letter | Frame) -> bool:
+        if self._ending is not None or len(self._outgoing) >= self._traffic.options.queue:
+            return False
+        self._put(item)
+        return True
 
     def _put(self, item: Letter | Frame) -> None:
         self._outgoing.append(item)
@@ -242,7 +250,7 @@ class Session:
             self._is_listening = False
             try:
                 await self._receive(frame)
-            # what the peer said cannot be; other errors are our own and end the session
+            # what the peer said cannot be; other errors are our own and end the connection
             except ProtocolError as error:
                 self._refuse(reason_of(error), str(error))
             finally:
@@ -302,17 +310,18 @@ class Session:
             self._traffic.counts.letters_in += 1
             await self._on_letter(letter)
 
-    async def _receive_notice(self, notice: Notice) -> None:
+    async def _receive_notice(self, frame: NoticeFrame) -> None:
         if not self._bucket.take():
             raise Refused(
                 "rate",
                 f"{self.peer} sends more than {self._traffic.options.letters_per_s:g} notices a"
                 " second; slow down",
             )
-        body = parse_text(notice.body)
+        body = parse_text(frame.body)
         self.has_heard = True
-        if self._on_notice is not None:
-            await self._on_notice(self.peer, notice.kind[:SENTENCE], body)
+        notice = decode_notice(frame.kind, body, self.peer, self.me)
+        if notice is not None and self._on_notice is not None:
+            await self._on_notice(self.peer, notice)
 
     def _receive_refused(self, refused: RefusedFrame) -> None:
         reason, sentence = refused.reason[:SENTENCE], refused.sentence[:SENTENCE]

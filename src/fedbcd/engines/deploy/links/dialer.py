@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fedbcd.engines.deploy.links.addresses import split_address
 from fedbcd.engines.deploy.links.connection import (
     Closed,
-    Session,
+    Connection,
     parse_text,
 )
 from fedbcd.engines.deploy.links.endpoint import (
@@ -25,21 +26,20 @@ from fedbcd.engines.deploy.links.endpoint import (
     NEWEST,
     OLDEST,
     SERVICE,
-    End,
+    LinkEnd,
     Peer,
     software,
-    split_address,
     words,
 )
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, TensorShape
 from fedbcd.engines.deploy.links.refusals import (
     CredentialsError,
     MissingExtra,
-    Refused,
     RefusedForGood,
     Replaced,
 )
 from fedbcd.engines.deploy.links.tls import Certificate, Credentials, Plain, check_plain, host_name
+from fedbcd.errors import Refused
 from fedbcd.protocol.messages import Actor
 
 try:
@@ -55,12 +55,12 @@ Addresses = Sequence[str] | Callable[[], Sequence[str]]
 UNREACHABLE: tuple[type[Exception], ...] = (TimeoutError, *BROKEN)
 
 
-class Dialer(End):
+class Dialer(LinkEnd):
     """Keeps one connection to a listener, for ever."""
 
     def __init__(self, me: Actor, peer: Actor, addresses: Addresses, **common: Any) -> None:
         """`addresses` are host:port, tried in turn; a function is asked anew before each attempt.
-        For `common` see `End`.
+        For `common` see `LinkEnd`.
         """
         super().__init__(me, **common)
         self.peer = peer
@@ -142,7 +142,7 @@ class Dialer(End):
     def _trouble(self, sentence: str) -> None:
         if sentence != self._last_trouble:
             self._last_trouble = sentence
-            self._journal.warning("not_connected", peer=self.peer, sentence=sentence)
+            self._log.warning("not_connected", peer=self.peer, sentence=sentence)
 
     async def _targets(self) -> list[str]:
         """Where to dial, looked up anew."""
@@ -185,7 +185,7 @@ class Dialer(End):
                 return Closed(answer.refused.reason, answer.refused.sentence, by_peer=True)
             certificate, about = self._check_welcome(answer, hello.nonce, own)
             self._last_trouble, self._since = "", time.monotonic()
-            session = Session(
+            connection = Connection(
                 self.me,
                 self.peer,
                 self._traffic,
@@ -195,9 +195,9 @@ class Dialer(End):
                 self._on_notice,
             )
             try:
-                closed = await self._hold(self.peer, Peer(session, b"", certificate), about)
+                closed = await self._hold(self.peer, Peer(connection, b"", certificate), about)
             finally:
-                self._was_welcome |= session.has_heard or self._lasted_s > self.options.gone_s
+                self._was_welcome |= connection.has_heard or self._lasted_s > self.options.gone_s
             self._was_welcome |= (
                 closed.reason == "certificate"
             )  # it was good until now; a new one may come

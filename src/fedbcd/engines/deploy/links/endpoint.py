@@ -1,8 +1,8 @@
-"""What both ends of a link have in common: a gRPC stream with mutual TLS, one session per peer.
+"""What both ends of a link have in common: a gRPC stream with mutual TLS, one connection per peer.
 `listener.py` and `dialer.py` are the ends.
 
 A dialler says Hello: who it is, whom it wants, which versions it speaks, which model it works on.
-The listener looks at its certificate, and answers Welcome or Refused. One session per peer; the
+The listener looks at its certificate, and answers Welcome or Refused. One connection per peer; the
 newest wins and the older process is told and ends.
 """
 
@@ -13,30 +13,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedbcd.engines.deploy.links.codec import Declared, Limits
+from fedbcd.engines.deploy.links.codec import Declared, WireLimits
 from fedbcd.engines.deploy.links.connection import (
     Closed,
+    Connection,
     LinkOptions,
+    LinkTraffic,
     OnConnect,
     OnDisconnect,
     OnLetter,
     OnNotice,
-    Session,
-    Traffic,
 )
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import (
     Counts,
-    Journal,
     MissingExtra,
     Refusals,
-    Silence,
     reason_of,
 )
 from fedbcd.engines.deploy.links.tls import Certificate, Credentials, Security
-from fedbcd.errors import ConfigError, ProtocolError
+from fedbcd.engines.deploy.processes.logs import RoleLog
+from fedbcd.errors import ProtocolError
 from fedbcd.protocol.messages import Actor
+from fedbcd.protocol.notices import Notice
 
 try:
     import grpc
@@ -60,12 +60,12 @@ About = Callable[[], dict[str, Any]]
 class Peer:
     """A peer that is connected."""
 
-    session: Session
+    connection: Connection
     instance: bytes
     certificate: Certificate | None
 
 
-class End:
+class LinkEnd:
     """What both ends of a link have in common."""
 
     def __init__(
@@ -80,7 +80,7 @@ class End:
         on_notice: OnNotice | None = None,
         about: About = dict,
         options: LinkOptions | None = None,
-        journal: Journal | None = None,
+        log: RoleLog | None = None,
         counts: Counts | None = None,
     ) -> None:
         self.me = me
@@ -91,9 +91,9 @@ class End:
         self._on_letter, self._on_notice = on_letter, on_notice
         self._on_connect, self._on_disconnect = on_connect, on_disconnect
         self._about = about
-        self._journal: Journal = journal or Silence()
-        self._refusals = Refusals(self.counts, self._journal)
-        self._traffic = Traffic(Limits.of(model), self.counts, self._refusals, self.options)
+        self._log = log or RoleLog(me)
+        self._refusals = Refusals(self.counts, self._log)
+        self._traffic = LinkTraffic(WireLimits.of(model), self.counts, self._refusals, self.options)
         self._peers: dict[Actor, Peer] = {}
 
     @property
@@ -106,14 +106,14 @@ class End:
         away or too slow.
         """
         peer = self._peers.get(letter.to)
-        sent = peer is not None and peer.session.send(letter)
+        sent = peer is not None and peer.connection.send(letter)
         self.counts.dropped += not sent
         return sent
 
-    async def notice(self, to: Actor, kind: str, body: dict[str, Any]) -> bool:
+    async def notice(self, to: Actor, notice: Notice) -> bool:
         """Tell a peer something that is not part of the protocol; on the same terms as `send`."""
         peer = self._peers.get(to)
-        return peer is not None and peer.session.notice(kind, body)
+        return peer is not None and peer.connection.notice(notice)
 
     @property
     def trouble(self) -> list[str]:
@@ -122,15 +122,15 @@ class End:
 
     def moved_at(self, peer: Actor) -> float:
         """When something last moved between a peer and us, by the monotonic clock; see
-        `Session.moved_at`.
+        `Connection.moved_at`.
         """
         entry = self._peers.get(peer)
-        return -math.inf if entry is None else entry.session.moved_at
+        return -math.inf if entry is None else entry.connection.moved_at
 
     def model_sent_at(self, peer: Actor) -> float:
         """When a part of a model last went to a peer on this connection."""
         entry = self._peers.get(peer)
-        return -math.inf if entry is None else entry.session.model_sent_at
+        return -math.inf if entry is None else entry.connection.model_sent_at
 
     def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
         """Tell a peer why, and hang up."""
@@ -140,25 +140,25 @@ class End:
 
     def _end(self, peer: Actor, entry: Peer, reason: str, sentence: str) -> None:
         self._refusals.note(peer, reason, sentence)
-        entry.session.end(reason, sentence)
+        entry.connection.end(reason, sentence)
 
     async def _hold(
         self, peer: Actor, entry: Peer, about: dict[str, Any], welcome: Frame | None = None
     ) -> Closed:
-        """Keep a session until it ends; the latest of a peer is the one that letters go to."""
+        """Keep a connection until it ends; the latest of a peer is the one that letters go to."""
         self.counts.connections += 1
         self._peers[peer] = entry
         self._refusals.trouble.pop(peer, None)
-        self._journal.info("connected", peer=peer)
+        self._log.info("connected", peer=peer)
         try:
             if welcome is not None:
-                await entry.session.write(welcome)
+                await entry.connection.write(welcome)
             await self._tell_connected(peer, entry, about)
-            return await entry.session.run()
+            return await entry.connection.run()
         finally:
             if self._peers.get(peer) is entry:
                 del self._peers[peer]
-                self._journal.info("disconnected", peer=peer)
+                self._log.info("disconnected", peer=peer)
                 if self._on_disconnect is not None:
                     await self._on_disconnect(peer)
 
@@ -171,7 +171,7 @@ class End:
             self._end(peer, entry, reason_of(error), str(error))
 
     async def _watch(self) -> None:
-        """End sessions whose certificate has been revoked or has expired."""
+        """End connections whose certificate has been revoked or has expired."""
         credentials, seen = self._security, -1
         assert isinstance(credentials, Credentials)
         while True:
@@ -213,20 +213,10 @@ class End:
         ]
 
 
-def trouble_of(*ends: End | None) -> list[str]:
+def trouble_of(*ends: LinkEnd | None) -> list[str]:
     """Of the ends of one role; of many sentences a few."""
     found = [sentence for end in ends if end is not None for sentence in end.trouble]
     return found if len(found) <= TOLD else [*found[:TOLD], f"... and {len(found) - TOLD} more"]
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`, `127.0.0.1:7400` or `[::1]:7400`."""
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) < 65_536):
-        raise ConfigError(
-            f"{address!r} is not an address; write host:port, such as 10.0.0.5:7400 or [::1]:7400"
-        )
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def words(error: BaseException) -> str:

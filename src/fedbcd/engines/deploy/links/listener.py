@@ -5,9 +5,10 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
-from fedbcd.engines.deploy.links.codec import SAID, Declared, kind_of
+from fedbcd.engines.deploy.links.addresses import split_address
+from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.connection import (
-    Session,
+    Connection,
     parse_text,
     refused_frame,
 )
@@ -17,10 +18,9 @@ from fedbcd.engines.deploy.links.endpoint import (
     OLDEST,
     SERVICE,
     About,
-    End,
+    LinkEnd,
     Peer,
     software,
-    split_address,
 )
 from fedbcd.engines.deploy.links.fedbcd_pb2 import (
     ChangeReply,
@@ -31,12 +31,7 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import (
     StatusRequest,
     Welcome,
 )
-from fedbcd.engines.deploy.links.refusals import (
-    CredentialsError,
-    MissingExtra,
-    Refused,
-    reason_of,
-)
+from fedbcd.engines.deploy.links.refusals import CredentialsError, MissingExtra, reason_of
 from fedbcd.engines.deploy.links.tls import (
     Certificate,
     Credentials,
@@ -46,8 +41,9 @@ from fedbcd.engines.deploy.links.tls import (
     identity_of,
 )
 from fedbcd.engines.deploy.processes.exit_codes import AddressError
-from fedbcd.errors import ProtocolError
+from fedbcd.errors import ProtocolError, Refused
 from fedbcd.protocol.messages import Actor
+from fedbcd.protocol.senders import PAIRS, kind_of
 
 try:
     import grpc
@@ -79,16 +75,16 @@ def only(peers: Iterable[Actor], check: Welcomes | None = None) -> Welcomes:
     return welcomes
 
 
-class Listener(End):
+class Listener(LinkEnd):
     """Serves the peers of one role. `send` never waits: a letter for a peer that is away or too
     slow is dropped.
 
     `welcomes(peer, about)` raises `Refused` for a peer that does not belong here; it is asked
     before an older process with the same identity is told to end, so that only one that may take
     its place does. `on_connect` follows the Welcome; what it sends goes out first. `on_error` is
-    told what a callback raised that is no refusal: the disk is full, or there is a bug; the session
-    has ended. When a peer connects anew while its old session lasts, `on_connect` is called again
-    without `on_disconnect` between.
+    told what a callback raised that is no refusal: the disk is full, or there is a bug; the
+    connection has ended. When a peer connects anew while its old connection lasts, `on_connect` is
+    called again without `on_disconnect` between.
     """
 
     def __init__(
@@ -102,7 +98,7 @@ class Listener(End):
         on_error: OnError | None = None,
         **common: Any,
     ) -> None:
-        """`address` is host:port, port 0 for any that is free; for `common` see `End`: model,
+        """`address` is host:port, port 0 for any that is free; for `common` see `LinkEnd`: model,
         security, on_letter and so on.
         """
         super().__init__(me, **common)
@@ -207,14 +203,14 @@ class Listener(End):
             await context.write(refused_frame(reason_of(error), str(error), final=True))
             return
         assert hello is not None
-        session = Session(
+        connection = Connection(
             self.me, peer, self._traffic, read, context.write, self._on_letter, self._on_notice
         )
         self._retire(peer, hello.hello.instance)
         try:
             await self._hold(
                 peer,
-                Peer(session, hello.hello.instance, certificate),
+                Peer(connection, hello.hello.instance, certificate),
                 about,
                 Frame(welcome=welcome),
             )
@@ -285,7 +281,7 @@ class Listener(End):
                 f"{hello.actor!r:.80} wants {hello.to!r:.80}, but this is {self.me}; look at its"
                 " addresses",
             )
-        if (kind_of(hello.actor), kind_of(self.me)) not in SAID:
+        if (kind_of(hello.actor), kind_of(self.me)) not in PAIRS:
             raise Refused("identity", f"{hello.actor!r:.80} has nothing to say to {self.me}")
 
     def _retire(self, peer: Actor, instance: bytes) -> None:
@@ -294,7 +290,7 @@ class Listener(End):
         if old is None:
             return
         if old.instance == instance:
-            old.session.end("reconnected", f"{peer} has connected anew")
+            old.connection.end("reconnected", f"{peer} has connected anew")
             return
         sentence = (
             f"another process has connected as {peer} since; the newest wins, so this one must end"

@@ -3,22 +3,20 @@
 from collections.abc import Awaitable
 from typing import Any
 
+from fedbcd.engines.deploy.links.addresses import split_address
 from fedbcd.engines.deploy.links.connection import (
     parse_text,
 )
-from fedbcd.engines.deploy.links.endpoint import SERVICE, split_address, words
+from fedbcd.engines.deploy.links.endpoint import SERVICE, words
 from fedbcd.engines.deploy.links.fedbcd_pb2 import (
     ChangeReply,
     ChangeRequest,
     StatusReply,
     StatusRequest,
 )
-from fedbcd.engines.deploy.links.refusals import (
-    MissingExtra,
-    Refused,
-    RefusedForGood,
-)
+from fedbcd.engines.deploy.links.refusals import MissingExtra, RefusedForGood
 from fedbcd.engines.deploy.links.tls import Plain, Security, check_plain, host_name
+from fedbcd.errors import Refused
 from fedbcd.protocol.messages import Actor
 
 try:

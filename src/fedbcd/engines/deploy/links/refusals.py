@@ -1,36 +1,23 @@
 """Saying no: what is refused and why, counted by reason, logged once per peer and reason.
 
-Refused            one letter or one connection; it changes nothing, and the peer is told the
-sentence
-├── ...reason      a word for the counter: version, model, identity, event, size, chunk, rate, ...
-RefusedForGood     the peer will not have this process: wrong version, model, membership or
-certificate      exit code 21
-Replaced           another process with this identity has connected since
-exit code 20
-CredentialsError   certificates are missing, expired or not those of this role
-exit code 23
-MissingExtra       the packages of the deploy extra are not installed
-exit code 24
+What turns one letter, notice or connection down is `errors.Refused`; it changes nothing, and the
+peer is told the sentence. What ends a process:
 
-`exits.py` has those that are not final: AddressError (22), DiskError (25).
+                   exit code
+Replaced           20  another process with this identity has connected since
+RefusedForGood     21  the peer will not have this process: version, model, membership, certificate
+CredentialsError   23  certificates are missing, expired or not those of this role
+MissingExtra       24  the packages of the deploy extra are not installed
+
+`processes/exit_codes.py` has those that are not final: AddressError (22), DiskError (25).
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from fedbcd.errors import ConfigError, FedBCDError, ProtocolError, RemoteProtocolError
+from fedbcd.engines.deploy.processes.logs import RoleLog
+from fedbcd.errors import ConfigError, FedBCDError, ProtocolError
 from fedbcd.protocol.messages import Actor
-
-
-class Refused(RemoteProtocolError):
-    """A peer's letter or connection is turned down; `reason` is a word for the counter, the text is
-    for people.
-    """
-
-    def __init__(self, reason: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.reason = reason
 
 
 class Replaced(FedBCDError):
@@ -76,35 +63,6 @@ def reason_of(error: FedBCDError) -> str:
     )
 
 
-class Journal(Protocol):
-    """Where links write what an operator should know: a word for what happened, and its fields."""
-
-    def info(self, what: str, **fields: Any) -> None:
-        """Something usual."""
-        ...
-
-    def warning(self, what: str, **fields: Any) -> None:
-        """Something to look at."""
-        ...
-
-    def error(self, what: str, **fields: Any) -> None:
-        """Something to look at now."""
-        ...
-
-
-class Silence:
-    """A journal that nobody reads."""
-
-    def info(self, what: str, **fields: Any) -> None:
-        """Nothing."""
-
-    def warning(self, what: str, **fields: Any) -> None:
-        """Nothing."""
-
-    def error(self, what: str, **fields: Any) -> None:
-        """Nothing."""
-
-
 @dataclass
 class Counts:
     """What went over the links of one role; the metrics read it."""
@@ -134,9 +92,9 @@ class Refusals:
     REMEMBERED = 10_000  # pairs of peer and reason; beyond, refusals are counted only
     REASONS = 50  # that peers may invent; the others are counted together
 
-    def __init__(self, counts: Counts, journal: Journal) -> None:
+    def __init__(self, counts: Counts, log: RoleLog) -> None:
         self._counts = counts
-        self._journal = journal
+        self._log = log
         self._logged: set[tuple[Actor, str]] = set()
         self.trouble: dict[Actor, str] = {}  # what is said about stores, until the peer is welcome
 
@@ -162,6 +120,6 @@ class Refusals:
             self.trouble[peer] = sentence
         if (peer, reason) not in self._logged and len(self._logged) < self.REMEMBERED:
             self._logged.add((peer, reason))
-            (self._journal.error if is_error else self._journal.warning)(
+            (self._log.error if is_error else self._log.warning)(
                 what, peer=peer, reason=reason, sentence=sentence
             )

@@ -20,14 +20,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedbcd.engines.deploy.links.refusals import (
-    CredentialsError,
-    Journal,
-    MissingExtra,
-    Refused,
-    Silence,
-)
-from fedbcd.errors import ConfigError
+from fedbcd.engines.deploy.links.refusals import CredentialsError, MissingExtra
+from fedbcd.engines.deploy.processes.logs import RoleLog
+from fedbcd.errors import ConfigError, Refused
 from fedbcd.protocol.messages import Actor
 
 try:
@@ -98,7 +93,7 @@ def fingerprint(certificate: Certificate) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Files:
+class _CertificateFiles:
     """What the folder held when it was read."""
 
     identity_pem: bytes
@@ -113,18 +108,18 @@ class Credentials:
     the last good ones in force.
     """
 
-    def __init__(self, folder: Path, me: Actor, journal: Journal | None = None) -> None:
+    def __init__(self, folder: Path, me: Actor, log: RoleLog | None = None) -> None:
         """`folder` is the role's own, or the one that `fedbcd certs init` made, which holds it."""
         part = folder / folder_name(me)
         self.folder = part if (part / IDENTITY).is_file() else folder
         self.me = me
-        self._journal = journal or Silence()
+        self._log = log or RoleLog(me)
         self._lock = threading.Lock()  # gRPC asks for certificates from a thread of its own
         self.generation = 0  # counts the changes
         self._stamp = self._look()
         self._files = self._read(None)
         if self._stamp[0] is not None and (self.folder / IDENTITY).stat().st_mode & 0o077:
-            self._journal.warning(
+            self._log.warning(
                 "key_readable",
                 sentence=f"others can read the key in {self.folder / IDENTITY}; use chmod 600",
             )
@@ -141,7 +136,7 @@ class Credentials:
             try:
                 files = self._read(self._files.crl)
             except CredentialsError as error:
-                self._journal.warning(
+                self._log.warning(
                     "credentials_kept", sentence=f"{error}; the last good ones stay in force"
                 )
                 return False
@@ -152,7 +147,7 @@ class Credentials:
     def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
         return tuple(_stamp_of(self.folder / name) for name in (IDENTITY, CA, CRL))
 
-    def _read(self, last: x509.CertificateRevocationList | None) -> _Files:
+    def _read(self, last: x509.CertificateRevocationList | None) -> _CertificateFiles:
         identity, ca_pem, crl_pem = (self._bytes(name) for name in (IDENTITY, CA, CRL))
         try:
             certificate, ca = (
@@ -186,7 +181,7 @@ class Credentials:
                 f"{self.folder / CRL} has number {_number(crl)}, older than {_number(last)} which"
                 " is in force"
             )
-        return _Files(identity, ca_pem, certificate, ca, crl)
+        return _CertificateFiles(identity, ca_pem, certificate, ca, crl)
 
     def _bytes(self, name: str) -> bytes:
         try:
@@ -308,7 +303,7 @@ class Credentials:
 Security = Credentials | Plain
 
 
-def _configuration(files: _Files) -> grpc.ServerCertificateConfiguration:
+def _configuration(files: _CertificateFiles) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(
         [(files.identity_pem, files.identity_pem)], root_certificates=files.ca_pem
     )

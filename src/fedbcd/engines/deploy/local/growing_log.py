@@ -2,7 +2,7 @@
 it is the merged log.
 
 A line is written once nothing can come before it any more: every role that runs says up to which
-time its log is settled (`Process.settled`), and one that is started again is told to begin after
+time its log is settled (`EventQueue.settled`), and one that is started again is told to begin after
 the last line (`Deployment.not_before`). A role whose clock is wrong holds nobody up: what its peers
 have heard of it is written before what they did with it, whatever its times (`Order`).
 """
@@ -53,7 +53,7 @@ class Settled(NamedTuple):
         return cls(float(time), events, bool(status.get("counting")))
 
 
-class Reader:
+class StoreReader:
     """Follows the stores of some roles; each `fetch` looks only at what is new."""
 
     def __init__(self, folders: Mapping[Actor, Path]) -> None:
@@ -84,14 +84,14 @@ class Reader:
         return tail
 
 
-class Onlooker:
+class LogTail:
     """The logs of some stores as one, for somebody who looks on. Roles that run are asked how far
     they are; the others hold nobody back.
     """
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self._folders = {str(folder): folder for folder in folders}
-        self._reader = Reader(self._folders)
+        self._reader = StoreReader(self._folders)
         self._waiting: list[Transition] = []
         self._settled: dict[Actor, Settled] = {}
 
@@ -157,7 +157,7 @@ class GrowingLog:
         self.path = path
         self._folders = folders
         self._merger = Merger(blueprint)
-        self._reader = Reader(folders)
+        self._reader = StoreReader(folders)
         self._order = Order(blueprint.home_of, self._fetch)
         self._lock = _alone(path)
         try:

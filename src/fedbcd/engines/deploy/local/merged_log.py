@@ -7,10 +7,8 @@ uploaded.
 """
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,6 @@ from torch import Tensor
 
 from fedbcd.algorithm import draws
 from fedbcd.data.federation import Federation
-from fedbcd.engines.deploy.local.log_order import Order
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import RecordError
@@ -46,7 +43,7 @@ from fedbcd.protocol.messages import (
     server_actor,
     upload_ref,
 )
-from fedbcd.record.eventlog import LogWriter, Transition
+from fedbcd.record.eventlog import Transition
 from fedbcd.spec import RunSpec
 
 
@@ -55,35 +52,6 @@ def header_of(
 ) -> dict[str, Any]:
     """The head of a deployment's log: devices train one at a time, each by itself."""
     return {"identity": replace(spec, max_batch=1).identity(federation), "job": dict(job or {})}
-
-
-def merge(
-    stores: Mapping[Actor, Store], blueprint: Blueprint, header: dict[str, Any], out: Path
-) -> dict[str, Any]:
-    """Write the log of a deployment that has stopped to `out`; returns its end: transitions,
-    rounds, clock, digest.
-
-    A device without a store has not begun. Coordinator and servers must be there.
-    """
-    for actor in (COORDINATOR, *(server_actor(n) for n in range(len(blueprint.servers)))):
-        if actor not in stores:
-            raise RecordError(
-                f"the store of {actor} is missing; without it the run cannot be put together"
-            )
-    merger = Merger(blueprint)
-    log = LogWriter(out, header)
-    try:
-        order = Order(blueprint.home_of)
-        for actor, store in stores.items():
-            order.add(actor, store.transitions())
-        for step in order.due(math.inf):
-            for line in merger.take(step):
-                log.append(line.time, line.actor, line.event, list(line.commands))
-        end = merger.end(stores)
-        log.end(end)
-    finally:
-        log.close()
-    return end
 
 
 class Merger:

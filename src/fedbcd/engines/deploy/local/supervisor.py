@@ -31,14 +31,14 @@ class Child:
 
     actor: Actor
     pid: int | None = None
-    born: float = 0.0
+    started_at: float = 0.0
     crashes: int = 0  # since it was last steady
     restarts: int = 0  # in all
     due: float | None = None  # when to start it again
     code: int | None = None  # how it ended, once it has ended for good
 
 
-class Nursery:
+class Supervisor:
     """All children of this process. `play(actor)` runs in the child and returns its exit code."""
 
     def __init__(self, play: Callable[[Actor], int], logs: Path) -> None:
@@ -60,11 +60,11 @@ class Nursery:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            self._be(child.actor)
-        child.pid, child.born, child.due = pid, time.monotonic(), None
+            self._run_child(child.actor)
+        child.pid, child.started_at, child.due = pid, time.monotonic(), None
 
-    def _be(self, actor: Actor) -> None:
-        """The life of a child."""
+    def _run_child(self, actor: Actor) -> None:
+        """What a child does, from its fork to its end."""
         code = int(ExitCode.BUG)
         try:
             os.setpgid(0, 0)  # Ctrl-C is for the parent, which stops its children in order
@@ -113,7 +113,7 @@ class Nursery:
         if code == 0 or (code > 0 and _is_final(code)):
             child.code = code
             return True
-        child.crashes = 1 if time.monotonic() - child.born > STEADY_S else child.crashes + 1
+        child.crashes = 1 if time.monotonic() - child.started_at > STEADY_S else child.crashes + 1
         first, longest = BACKOFF_S
         child.due = time.monotonic() + min(
             first * 2 ** (child.crashes - 1), longest

@@ -16,7 +16,7 @@ from typing import Any
 from fedbcd.engines.deploy.links.certs import Authority
 from fedbcd.engines.deploy.local.growing_log import GrowingLog, Settled
 from fedbcd.engines.deploy.local.status_client import ask_status
-from fedbcd.engines.deploy.local.supervisor import Child, Nursery
+from fedbcd.engines.deploy.local.supervisor import Child, Supervisor
 from fedbcd.engines.deploy.processes.assemble import Deployment
 from fedbcd.engines.deploy.processes.base import run_process
 from fedbcd.engines.deploy.processes.clock import AHEAD_S, TICK, SteadyClock
@@ -138,7 +138,7 @@ class Up:
             deployment.options.epoch
         )  # of all children: one that starts later begins where the others are
         self._actors = actors_of(deployment.blueprint)
-        self.nursery = Nursery(self._play, out / "logs")
+        self.supervisor = Supervisor(self._play, out / "logs")
         self._memory = 0
         self._peak = 0
         self._weighed_at = -WEIGH_S
@@ -155,14 +155,14 @@ class Up:
 
     def start(self) -> None:
         """Fork everybody."""
-        self.nursery.start(self._actors)
+        self.supervisor.start(self._actors)
 
     def watch(self, should_stop: Callable[[], bool]) -> Iterator[View]:
         """Look again and again, until the rounds are done or somebody asks to stop."""
         crashed: list[Child] = []
         settled_by: float | None = None
         while not should_stop():
-            crashed += self.nursery.look()
+            crashed += self.supervisor.look()
             view = self.look(crashed)
             yield view
             if view.coordinator.get("finished"):
@@ -191,8 +191,8 @@ class Up:
         return View(
             coordinator,
             found,
-            len(self.nursery.running),
-            self.nursery.restarts,
+            len(self.supervisor.running),
+            self.supervisor.restarts,
             self._memory,
             crashed,
         )
@@ -206,14 +206,14 @@ class Up:
         chosen = [devices[(self._turn + k) % len(devices)] for k in range(asked)]
         self._turn += asked
         for actor, status in {**statuses, **{actor: self._ask(actor) for actor in chosen}}.items():
-            pid, said = self.nursery.children[actor].pid, Settled.of(status)
+            pid, said = self.supervisor.children[actor].pid, Settled.of(status)
             if said is not None and pid is not None and status.get("pid") == pid:
                 is_new = (
                     self._settled.get(actor, (None, said))[0] != pid
                 )  # its store may be another one, with as many events
                 self._settled[actor] = (pid, said._replace(events=-1) if is_new else said)
         known: dict[Actor, Settled] = {}
-        for child in self.nursery.running:
+        for child in self.supervisor.running:
             pid, said = self._settled.get(child.actor, (None, None))
             known[child.actor] = (
                 said if said is not None and pid == child.pid else Settled(self._log.clock, -1)
@@ -230,14 +230,14 @@ class Up:
     def _ask(self, actor: Actor) -> dict[str, Any]:
         return (
             {}
-            if self.nursery.children[actor].pid is None
+            if self.supervisor.children[actor].pid is None
             else ask_status(self._options.folder_of(actor)) or {}
         )
 
     def _weigh(self) -> None:
         if time.monotonic() >= self._weighed_at + WEIGH_S:
             self._weighed_at = time.monotonic()
-            self._memory = self.nursery.memory_bytes()
+            self._memory = self.supervisor.memory_bytes()
             self._peak = max(self._peak, self._memory)
 
     def facts(self) -> dict[str, Any]:
@@ -263,8 +263,8 @@ class Up:
         each = 2 * sent / models if models else 0.0
         return {
             "processes": len(self._actors),
-            "memory_bytes": max(self._peak, self.nursery.memory_bytes()),
-            "restarts": self.nursery.restarts,
+            "memory_bytes": max(self._peak, self.supervisor.memory_bytes()),
+            "restarts": self.supervisor.restarts,
             "bytes_per_activation": round(each),
             "bytes_least": least,
             "bytes_over_least": round(each / least - 1, 6) if models else 0.0,
@@ -274,6 +274,8 @@ class Up:
         """Stop devices, then servers, then the coordinator; their exit codes."""
         codes: dict[Actor, int] = {}
         for kind in ("device/", "server/", COORDINATOR):
-            codes |= self.nursery.stop([actor for actor in self._actors if actor.startswith(kind)])
+            codes |= self.supervisor.stop(
+                [actor for actor in self._actors if actor.startswith(kind)]
+            )
         self._grow({}, until=self._now() + AHEAD_S)
         return codes

@@ -15,12 +15,12 @@ from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.processes.base import Process
 from fedbcd.engines.deploy.processes.coordinator import CoordinatorProcess
 from fedbcd.engines.deploy.processes.device import DeviceProcess
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import RoleLog, log_of
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Drawn, Pace, Real
 from fedbcd.engines.deploy.processes.server import ServerProcess
 from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
-from fedbcd.engines.deploy.roles.checks import Limits
+from fedbcd.engines.deploy.roles.checks import TrustLimits
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.filestore import FileStore
@@ -97,7 +97,7 @@ class Deployment:
                     f"the store {store.path} of {actor} has begun already; leave --init out to go"
                     " on with it"
                 )
-            process = self._process(actor, store, Journal(actor, self.log_level), available)
+            process = self._process(actor, store, log_of(actor, self.log_level), available)
         except BaseException:
             store.close()
             raise
@@ -105,26 +105,26 @@ class Deployment:
         return process
 
     def _process(
-        self, actor: Actor, store: Store, journal: Journal, available: Callable[[], bool] | None
+        self, actor: Actor, store: Store, log: RoleLog, available: Callable[[], bool] | None
     ) -> Process:
         options = self.options
-        limits = Limits(
+        limits = TrustLimits(
             norm=options.norm_limit, beyond_norm=options.beyond_norm, reach=options.reach_limit
         )
         if actor == COORDINATOR:
-            role = CoordinatorRole.open(store, self.blueprint, limits)
-            return CoordinatorProcess(role, self.options, self.declared, journal, self.rounds)
+            role = CoordinatorRole.open(store, self.blueprint, limits, self.rounds)
+            return CoordinatorProcess(role, self.options, self.declared, log)
         number = number_of(actor)
         if actor.startswith("server/"):
             return ServerProcess(
                 ServerRole.open(store, self.blueprint, number, limits),
                 self.options,
                 self.declared,
-                journal,
+                log,
             )
         device = DeviceRole.open(store, self.blueprint, number, self.own(number), limits)
         return DeviceProcess(
-            device, self.options, self.declared, journal, self._pace(number, available)
+            device, self.options, self.declared, log, self._pace(number, available)
         )
 
     def check_actor(self, actor: Actor) -> None:

@@ -2,21 +2,18 @@
 rounds as it was told.
 """
 
-import copy
-from collections import deque
-from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
 
 from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import only
 from fedbcd.engines.deploy.processes.base import Process
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.metrics import Mixing
 from fedbcd.engines.deploy.processes.options import Deploy
-from fedbcd.engines.deploy.roles.checks import CheckFailed
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
-from fedbcd.errors import ProtocolError
 from fedbcd.protocol.messages import (
     Actor,
     GlobalUpdated,
@@ -27,13 +24,12 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
+from fedbcd.protocol.notices import RoundNotice
 from fedbcd.record.eventlog import Transition
 
 
 class CoordinatorProcess(Process):
-    """The coordinator. After `rounds` rounds it mixes no more, but still repeats answers that were
-    lost.
-    """
+    """The coordinator."""
 
     role: CoordinatorRole
 
@@ -42,13 +38,10 @@ class CoordinatorProcess(Process):
         role: CoordinatorRole,
         options: Deploy,
         declared: Declared,
-        journal: Journal,
-        rounds: int | None,
+        log: RoleLog,
     ) -> None:
-        super().__init__(role, options, declared, journal)
-        self.rounds = rounds
+        super().__init__(role, options, declared, log)
         self._mixing = Mixing(self.metrics, role.machine.round)
-        self._reports: deque[Letter] = deque()  # handled, but perhaps not yet durable
         self._settled = (
             role.machine.round
         )  # the round that is durable; the machine may be ahead of the disk
@@ -58,55 +51,22 @@ class CoordinatorProcess(Process):
     @property
     def finished(self) -> bool:
         """Whether all rounds have been played, and are durable."""
-        return self.rounds is not None and self._settled >= self.rounds
+        return self.role.rounds is not None and self._settled >= self.role.rounds
 
     async def open_links(self) -> None:
         """Listen for the servers."""
-        await self.listen(
-            only(map(server_actor, range(len(self.role.blueprint.servers))), self.role.check_guest)
-        )
+        servers = map(server_actor, range(len(self.role.blueprint.servers)))
+        await self.peers.listen(only(servers, self.role.check_guest), self.monitor.status)
 
     def begin(self) -> None:
         """Nothing to do: servers report by themselves."""
         self.after([])
 
-    def take(
-        self, letter: Letter, now: float, refused: Callable[[CheckFailed], None]
-    ) -> list[Letter]:
-        """In the role's thread, one report at a time; one too many for the last round stays
-        unanswered.
-        """
-        if self._is_beyond_the_end(letter):
-            return []
-        self._reports.append(letter)
-        try:
-            return self.role.receive(letter, now, refused)
-        except ProtocolError:
-            self._reports.pop()
-            raise
-
-    def _is_beyond_the_end(self, letter: Letter) -> bool:
-        """Whether this report would start another mix after the last one; tried on a copy of the
-        machine.
-        """
-        if self.rounds is None or self.role.machine.round < self.rounds:
-            return False
-        trial = copy.deepcopy(self.role.machine)
-        try:
-            trial.handle(letter.event)
-        except ProtocolError:
-            return False  # the role itself will say why
-        return trial.round > self.role.machine.round
-
-    def seen(self, step: Transition) -> None:
+    def seen(self, step: Transition, model: Tensor | None) -> None:
         """Take note of what was reported and mixed, once it is durable."""
-        letter = self._reports.popleft()
-        if (
-            isinstance(letter.event, ServerReady)
-            and letter.model is not None
-            and not self.role.blueprint.cloud.sync
-        ):
-            self._mixing.heard(letter.event.server, letter.model)
+        is_sync = self.role.blueprint.cloud.sync
+        if isinstance(step.event, ServerReady) and model is not None and not is_sync:
+            self._mixing.heard(step.event.server, model)
         for command in step.commands:
             if isinstance(command, MixModels | StepGlobal):
                 self._mixing.mixed(command)
@@ -119,8 +79,8 @@ class CoordinatorProcess(Process):
         round_ = self._settled
         if round_ != self._round:
             self._round = round_
-            self.journal.info("round", round=round_, finished=self.finished)
-            await self.broadcast("round", self._notice())
+            self.log.info("round", round=round_, finished=self.finished)
+            await self.peers.broadcast(self._notice())
         await super().post(letters)
 
     def after(self, letters: list[Letter]) -> None:
@@ -133,13 +93,11 @@ class CoordinatorProcess(Process):
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
         """A server has dialled: tell it the round, unless it has lost its store."""
         await super().connected(peer, about)
-        if self.listener is not None and await self.greet(
-            peer, lambda now: self.role.greet(peer, about, now)
-        ):
-            await self.listener.notice(peer, "round", self._notice())
+        if await self.greet(peer, lambda now: self.role.greet(peer, about, now)):
+            await self.peers.notify(peer, self._notice())
 
-    def _notice(self) -> dict[str, Any]:
-        return {"round": self._settled, "finished": self.finished}
+    def _notice(self) -> RoundNotice:
+        return RoundNotice(round=self._settled, finished=self.finished)
 
     def waits_for(self) -> str:
         """Always for servers."""
@@ -147,14 +105,14 @@ class CoordinatorProcess(Process):
 
     def is_ready(self) -> bool:
         """Whether it listens."""
-        return self.listener is not None
+        return self.peers.listener is not None
 
     def status(self) -> dict[str, Any]:
         """The round, and who has been answered."""
         released = {str(server): phase for server, phase in self._released.items()}
         return {
             "round": self._settled,
-            "rounds": self.rounds,
+            "rounds": self.role.rounds,
             "finished": self.finished,
             "released": released,
         }

@@ -7,19 +7,20 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.processes.base import Process
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
-from fedbcd.engines.deploy.processes.pace import Drawn, Pace, Real
-from fedbcd.engines.deploy.roles.checks import check_notice
-from fedbcd.engines.deploy.roles.device import DeviceRole, Done
+from fedbcd.engines.deploy.processes.pace import Pace
+from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
 from fedbcd.protocol.device import NOT_FINITE, DeviceState
 from fedbcd.protocol.messages import Actor, Declined, Failed, OfflineDue, Trained, Undo, Woke
+from fedbcd.protocol.notices import Notice, PhaseNotice
 from fedbcd.record.eventlog import Transition
 
 POLL_S = 5.0  # how often a device that is not available now is asked again
@@ -51,12 +52,12 @@ class DeviceProcess(Process):
     role: DeviceRole
 
     def __init__(
-        self, role: DeviceRole, options: Deploy, declared: Declared, journal: Journal, pace: Pace
+        self, role: DeviceRole, options: Deploy, declared: Declared, log: RoleLog, pace: Pace
     ) -> None:
-        super().__init__(role, options, declared, journal)
+        super().__init__(role, options, declared, log)
         self.pace = pace
         self._computing = False
-        self._phase: dict[str, Any] = {}  # the server's latest notice
+        self._phase = PhaseNotice(phase=-1, round=-1)  # the server's latest notice
         self._heard_at = 0.0
         self._round = -1  # the latest round of the coordinator that it has heard of
         self._undone = 0  # activations and offline rounds, since this process began
@@ -67,12 +68,12 @@ class DeviceProcess(Process):
     # the process
     async def open_links(self) -> None:
         """Dial its server."""
-        self.dial(self.role.machine.server)
+        self.tasks.spawn(self.peers.dial(self.role.machine.server).run())
 
     def begin(self) -> None:
         """Go on with what was under way."""
         self.after([])
-        if isinstance(self.pace, Real) and self.role.machine.offline_limit is not None:
+        if self.pace.has_own_timers and self.role.machine.offline_limit is not None:
             self._offline_in(self.options.offline_every_s)
 
     def after(self, letters: list[Letter]) -> None:  # noqa: ARG002
@@ -82,13 +83,13 @@ class DeviceProcess(Process):
             DeviceState.UPLOADING,
             DeviceState.WITHDRAWING,
         ):  # also when it was let in on a request from an earlier phase
-            self._asked = max(self._asked, int(self._phase.get("phase", -1)))
+            self._asked = max(self._asked, self._phase.phase)
         self.metrics.rounds.set(machine.activation)
         kind = UNANSWERED.get(machine.state)
-        self.expect_answer(None if kind is None else (kind, machine.activation))
+        self.retry.expect(None if kind is None else (kind, machine.activation))
         if self.role.work is not None and not self._computing:
             self._computing = True
-            self.spawn(self._work())
+            self.tasks.spawn(self._work())
         self._see_when_to_ask()
 
     def waits_for(self) -> str:
@@ -123,20 +124,20 @@ class DeviceProcess(Process):
         if work is not None and isinstance(done.event, Trained):
             due = began + self.pace.work(done.event.activation, done.event.steps)
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
-        await self.do(lambda now: self._hand_in(done, now))
+        await self.events.do(lambda now: self._hand_in(done, now))
 
-    def _hand_in(self, done: Done, now: float) -> list[Letter]:
+    def _hand_in(self, done: WorkDone, now: float) -> list[Letter]:
         """In the role's turn: an event that comes in between must not start the same work again."""
         self._computing = False
         if isinstance(done.event, Failed) and done.work == self.role.work:
             self._note_undone(
                 NOT_FINITE,
                 f"{done.trouble}; this is undone, and the device goes on with the model of before",
-                self.journal.error,
+                self.log.error,
             )
         return self.role.finish(done, now)
 
-    def seen(self, step: Transition) -> None:
+    def seen(self, step: Transition, model: Tensor | None) -> None:  # noqa: ARG002
         """An activation that was declined; its server's sentence comes beside, as with all that is
         refused.
         """
@@ -148,7 +149,7 @@ class DeviceProcess(Process):
                 f"{server} has refused the upload of activation {activation}; it is undone, and the"
                 " device goes on with the model of before"
             )
-            self._note_undone(step.event.reason, sentence, self.journal.warning)
+            self._note_undone(step.event.reason, sentence, self.log.warning)
 
     def _note_undone(self, reason: str, sentence: str, log: Callable[..., None]) -> None:
         self._undone, self._trouble = self._undone + 1, sentence
@@ -157,17 +158,17 @@ class DeviceProcess(Process):
 
     # ---------------------------------------------------------------------------------------------
     # asking
-    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
+    async def noticed(self, sender: Actor, notice: Notice) -> None:
         """The server tells how its phase stands."""
-        if kind != "phase":
+        if not isinstance(notice, PhaseNotice):
+            await super().noticed(sender, notice)
             return
-        check_notice(sender, body, "phase", "round")
-        if body["phase"] != self._phase.get("phase") or not self._phase.get("open"):
-            self._heard_at = time.monotonic() - float(body.get("elapsed", 0.0))
-        self._phase = body
-        if isinstance(self.pace, Drawn) and "members" in body:
-            self.pace = replace(self.pace, members=body["members"])
-        self._new_round(body["round"])
+        if notice.phase != self._phase.phase or not self._phase.open:
+            self._heard_at = time.monotonic() - notice.elapsed
+        self._phase = notice
+        if notice.members:
+            self.pace = self.pace.among(notice.members)
+        self._new_round(notice.round)
         self._see_when_to_ask()
 
     def _see_when_to_ask(self) -> None:
@@ -179,42 +180,35 @@ class DeviceProcess(Process):
             DeviceState.SUSPENDED,
             DeviceState.OFFLINE,
         )
-        phase = int(self._phase.get("phase", -1))
-        if not (asks and self._phase.get("open") and phase > self._asked):
-            self.drop(Woke)
-            if (
-                asks
-                and isinstance(self.pace, Real)
-                and not self._phase.get("finished")
-                and not self.has_timer(POLL)
-            ):
-                self.at(POLL, self.options.retry_s[1], self._poll)
+        phase = self._phase.phase
+        if not (asks and self._phase.open and phase > self._asked):
+            self.timers.drop(Woke)
+            polls = asks and self.pace.has_own_timers and not self._phase.finished
+            if polls and POLL not in self.timers:
+                self.timers.set(POLL, self.options.retry_s[1], self._poll)
             return
         arrival = self.pace.arrival(phase, self._round)
-        if arrival is not None and not self.has_timer(Woke):
-            self.at(Woke, max(self._heard_at + arrival - time.monotonic(), 0.0), self._wake)
+        if arrival is not None and Woke not in self.timers:
+            self.timers.set(Woke, max(self._heard_at + arrival - time.monotonic(), 0.0), self._wake)
 
     def _wake(self) -> None:
-        if isinstance(self.pace, Real) and not self.pace.available():
-            self.at(Woke, POLL_S, self._wake)
+        if not self.pace.is_available():
+            self.timers.set(Woke, POLL_S, self._wake)
         else:
-            self._asked = int(self._phase["phase"])
-            self.spawn(self.tell(Woke()))
+            self._asked = self._phase.phase
+            self.tasks.spawn(self.tell(Woke()))
 
     def _poll(self) -> None:
         """Notices may be lost, so a device that has heard nothing for long asks all the same."""
-        if (
-            self.role.machine.state in (DeviceState.IDLE, DeviceState.SUSPENDED)
-            and isinstance(self.pace, Real)
-            and self.pace.available()
-        ):
-            self.spawn(self.tell(Woke()))
+        could_ask = self.role.machine.state in (DeviceState.IDLE, DeviceState.SUSPENDED)
+        if could_ask and self.pace.is_available():
+            self.tasks.spawn(self.tell(Woke()))
         else:
             self._see_when_to_ask()
 
     def is_ready(self) -> bool:
         """Whether its server is there."""
-        return self.role.machine.server in self.peers()
+        return self.role.machine.server in self.peers.connected
 
     # ---------------------------------------------------------------------------------------------
     # offline rounds
@@ -225,18 +219,18 @@ class DeviceProcess(Process):
         if round_ <= self._round:
             return
         self._round = round_
-        if self.pace.trains_offline(round_) and not self._phase.get("finished"):
-            self.spawn(self.tell(OfflineDue()))
+        if self.pace.trains_offline(round_) and not self._phase.finished:
+            self.tasks.spawn(self.tell(OfflineDue()))
 
     def _offline_in(self, seconds: float) -> None:
         def due() -> None:
-            self.spawn(self.tell(OfflineDue()))
+            self.tasks.spawn(self.tell(OfflineDue()))
             self._offline_in(self.options.offline_every_s)
 
-        self.at(OfflineDue, seconds, due)
+        self.timers.set(OfflineDue, seconds, due)
 
 
-async def _in_thread(compute: Callable[[], Done]) -> Done:
+async def _in_thread(compute: Callable[[], WorkDone]) -> WorkDone:
     """Like `asyncio.to_thread`, but the event loop need not wait for it to end: the work is started
     again next time.
 
@@ -244,9 +238,9 @@ async def _in_thread(compute: Callable[[], Done]) -> Done:
     to wait leaves with `os._exit`.
     """
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Done] = loop.create_future()
+    future: asyncio.Future[WorkDone] = loop.create_future()
 
-    def settle(done: Done | None, error: Exception | None) -> None:
+    def settle(done: WorkDone | None, error: Exception | None) -> None:
         if future.done():
             return
         if error is not None:

@@ -1,64 +1,76 @@
-"""Structured logs: one JSON object per line on stderr, and never a secret."""
+"""Structured logs through `logging`: one JSON object per line on stderr, and never a secret.
+
+Every role has a logger of its own, such as `fedbcd.deploy.device.7`. Handlers of a program hear it,
+with the fields as `record.fields`; one at `fedbcd.deploy` hears it instead of stderr.
+"""
 
 import contextlib
 import json
+import logging
 import re
 import sys
-import threading
 import time
-from typing import IO, Any
+from collections.abc import MutableMapping
+from typing import Any
+
+from fedbcd.protocol.messages import Actor
 
 LEVELS = ("debug", "info", "warning", "error")
 SECRET = re.compile(r"(?i)token|secret|password|private|(^|_)key($|_)")
 PEM = re.compile(r"-----BEGIN [^-]+-----.*?(-----END [^-]+-----|$)", re.DOTALL)
+LOGGER = logging.getLogger("fedbcd.deploy")
+LOGGER.addHandler(logging.NullHandler())  # who uses links alone hears what they configure
 
 
-class Journal:
-    """Writes what a role has to say: `journal.info("phase_opened", phase=3)`."""
+class RoleLog(logging.LoggerAdapter[logging.Logger]):
+    """What a role has to say: `log.info("phase_opened", phase=3)`."""
 
-    def __init__(self, actor: str, level: str = "info", stream: IO[str] | None = None) -> None:
-        self.actor = actor
-        self._least = LEVELS.index(level)
-        self._stream = stream
-        self._lock = threading.Lock()
+    def __init__(self, actor: Actor) -> None:
+        super().__init__(LOGGER.getChild(actor.replace("/", ".")), {"actor": actor})
 
-    def debug(self, what: str, **fields: Any) -> None:
-        """For those who look for a fault."""
-        self._say("debug", what, fields)
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        """All keywords are fields; secrets are taken out before any handler sees them."""
+        fields = {name: _clean(name, value) for name, value in kwargs.items()}
+        return msg, {"extra": {**(self.extra or {}), "fields": fields}}
 
-    def info(self, what: str, **fields: Any) -> None:
-        """What an operator may want to know."""
-        self._say("info", what, fields)
 
-    def warning(self, what: str, **fields: Any) -> None:
-        """What an operator should look at some time."""
-        self._say("warning", what, fields)
+class JsonFormatter(logging.Formatter):
+    """A record as one JSON object."""
 
-    def error(self, what: str, **fields: Any) -> None:
-        """What an operator should look at now."""
-        self._say("error", what, fields)
-
-    def _say(self, level: str, what: str, fields: dict[str, Any]) -> None:
-        if LEVELS.index(level) < self._least:
-            return
+    def format(self, record: logging.LogRecord) -> str:
+        """Time, level, actor, what has happened, and its fields."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
-            "time": _now(),
-            "level": level,
-            "actor": self.actor,
-            "what": what,
-            **{k: _clean(k, v) for k, v in fields.items()},
+            "time": f"{now}.{int(record.created % 1 * 1000):03d}Z",
+            "level": record.levelname.lower(),
+            "actor": getattr(record, "actor", ""),
+            "what": record.getMessage(),
+            **getattr(record, "fields", {}),
         }
-        text = json.dumps(line, default=str)
-        with (
-            self._lock,
-            contextlib.suppress(OSError),
-        ):  # a full disk that logs lie on is no concern of the role
-            print(text, file=self._stream or sys.stderr, flush=True)
+        return json.dumps(line, default=str)
 
 
-def _now() -> str:
-    now = time.time()
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+class StderrHandler(logging.Handler):
+    """To what is stderr by then. A full disk that logs lie on is no concern of the role."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+
+
+def log_of(actor: Actor, level: str = "info") -> RoleLog:
+    """The log of a role from this level on; on stderr, unless `fedbcd.deploy` has a handler."""
+    log = RoleLog(actor)
+    log.setLevel(level.upper())
+    if len(LOGGER.handlers) == 1:
+        handler = StderrHandler()
+        handler.setFormatter(JsonFormatter())
+        LOGGER.addHandler(handler)
+    return log
 
 
 def _clean(name: str, value: Any) -> Any:

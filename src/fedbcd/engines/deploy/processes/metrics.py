@@ -3,6 +3,7 @@
 Names are stable and explained in docs/operations.md.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +18,27 @@ except ImportError as missing:
     raise MissingExtra(missing.name or "prometheus_client") from None
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+ROUNDS = (0, 1, 2, 3, 5, 8, 13, 21, 34)
+TEXTS = {
+    "up": "1 while the role runs",
+    "rounds": "Mixes (coordinator), phases (server) or acknowledged uploads (device)",
+    "waiting_seconds": "Seconds spent waiting, by cause",
+    "bytes": "Bytes of messages and models",
+    "letters": "Messages",
+    "refused_inputs": "Inputs that were refused, by reason",
+    "undone": "Activations and offline rounds of a device that were undone, by reason",
+    "retries": "Messages that were said again",
+    "devices_lost": "Activated devices that were given up",
+    "connections": "Peers that are connected",
+    "clock_skew_seconds": (
+        "How far the clock of a peer is ahead (or, below 0, behind); the worst one"
+    ),
+    "clock_ahead_seconds": "How far this role's time is ahead of the clock of its machine",
+    "staleness_rounds": "Rounds of the coordinator between two mixes of a server, less one",
+    "disagreement": "||zbar - z_n|| of the models last heard",
+    "handling_seconds": "Seconds to handle and store one event",
+    "training_seconds": "Seconds of one local computation",
+}
 
 
 class Metrics:
@@ -25,81 +47,33 @@ class Metrics:
     """
 
     def __init__(self, actor: Actor) -> None:
-        self.registry = registry = CollectorRegistry()
-        kind = actor.partition("/")[0]
-        labels = {"role": kind}
-        self.up = Gauge("fedbcd_up", "1 while the role runs", list(labels), registry=registry)
-        self.up.labels(**labels).set(1)
-        self.rounds = Gauge(
-            "fedbcd_rounds",
-            "Mixes (coordinator), phases (server) or acknowledged uploads (device)",
-            registry=registry,
-        )
-        self.waiting = Counter(
-            "fedbcd_waiting_seconds",
-            "Seconds spent waiting, by cause",
-            ["cause"],
-            registry=registry,
-        )
-        self.bytes = Counter(
-            "fedbcd_bytes", "Bytes of messages and models", ["direction"], registry=registry
-        )
-        self.letters = Counter(
-            "fedbcd_letters", "Messages", ["direction", "event"], registry=registry
-        )
-        self.refused = Counter(
-            "fedbcd_refused_inputs",
-            "Inputs that were refused, by reason",
-            ["reason"],
-            registry=registry,
-        )
-        self.undone = Counter(
-            "fedbcd_undone",
-            "Activations and offline rounds of a device that were undone, by reason",
-            ["reason"],
-            registry=registry,
-        )
-        self.retries = Counter("fedbcd_retries", "Messages that were said again", registry=registry)
-        self.lost = Counter(
-            "fedbcd_devices_lost", "Activated devices that were given up", registry=registry
-        )
-        self.connections = Gauge(
-            "fedbcd_connections", "Peers that are connected", registry=registry
-        )
-        self.clock_skew = Gauge(
-            "fedbcd_clock_skew_seconds",
-            "How far the clock of a peer is ahead (or, below 0, behind); the worst one",
-            registry=registry,
-        )
-        self.clock_ahead = Gauge(
-            "fedbcd_clock_ahead_seconds",
-            "How far this role's time is ahead of the clock of its machine",
-            registry=registry,
-        )
-        self.staleness = Histogram(
-            "fedbcd_staleness_rounds",
-            "Rounds of the coordinator between two mixes of a server, less one",
-            buckets=(0, 1, 2, 3, 5, 8, 13, 21, 34),
-            registry=registry,
-        )
-        self.disagreement = Gauge(
-            "fedbcd_disagreement",
-            "||zbar - z_n|| of the models last heard",
-            ["server"],
-            registry=registry,
-        )
-        self.handling = Histogram(
-            "fedbcd_handling_seconds",
-            "Seconds to handle and store one event",
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.training = Histogram(
-            "fedbcd_training_seconds",
-            "Seconds of one local computation",
-            buckets=SECONDS,
-            registry=registry,
-        )
+        self.registry = CollectorRegistry()
+        self.up = self._gauge("up", "role")
+        self.up.labels(role=actor.partition("/")[0]).set(1)
+        self.rounds = self._gauge("rounds")
+        self.waiting = self._counter("waiting_seconds", "cause")
+        self.bytes = self._counter("bytes", "direction")
+        self.letters = self._counter("letters", "direction", "event")
+        self.refused = self._counter("refused_inputs", "reason")
+        self.undone = self._counter("undone", "reason")
+        self.retries = self._counter("retries")
+        self.lost = self._counter("devices_lost")
+        self.connections = self._gauge("connections")
+        self.clock_skew = self._gauge("clock_skew_seconds")
+        self.clock_ahead = self._gauge("clock_ahead_seconds")
+        self.staleness = self._histogram("staleness_rounds", ROUNDS)
+        self.disagreement = self._gauge("disagreement", "server")
+        self.handling = self._histogram("handling_seconds", SECONDS)
+        self.training = self._histogram("training_seconds", SECONDS)
+
+    def _gauge(self, name: str, *labels: str) -> Gauge:
+        return Gauge(f"fedbcd_{name}", TEXTS[name], labels, registry=self.registry)
+
+    def _counter(self, name: str, *labels: str) -> Counter:
+        return Counter(f"fedbcd_{name}", TEXTS[name], labels, registry=self.registry)
+
+    def _histogram(self, name: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"fedbcd_{name}", TEXTS[name], buckets=buckets, registry=self.registry)
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
@@ -153,22 +127,15 @@ class Mixing:
 
 def totals(metrics: Metrics) -> dict[str, Any]:
     """The counters that `fedbcd status` shows."""
-    refused = [
-        s
-        for family in metrics.refused.collect()
-        for s in family.samples
-        if s.name.endswith("_total")
-    ]
-    waiting = [
-        s
-        for family in metrics.waiting.collect()
-        for s in family.samples
-        if s.name.endswith("_total")
-    ]
     return {
         "bytes_out": metrics.value("fedbcd_bytes_total", direction="out"),
         "bytes_in": metrics.value("fedbcd_bytes_total", direction="in"),
         "retries": metrics.value("fedbcd_retries_total"),
-        "refused": {s.labels["reason"]: s.value for s in refused},
-        "waiting_s": {s.labels["cause"]: round(s.value, 3) for s in waiting},
+        "refused": _totals_by("reason", metrics.refused),
+        "waiting_s": {k: round(v, 3) for k, v in _totals_by("cause", metrics.waiting).items()},
     }
+
+
+def _totals_by(label: str, counter: Counter) -> dict[str, float]:
+    samples = (s for family in counter.collect() for s in family.samples)
+    return {s.labels[label]: s.value for s in samples if s.name.endswith("_total")}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedbcd.config import build
+from fedbcd.engines.deploy.links.addresses import split_address
 from fedbcd.engines.deploy.roles.checks import REACH
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.messages import COORDINATOR, Actor, number_of
@@ -138,14 +139,6 @@ class Deploy:
                 f"deploy.servers names {len(self.servers)} addresses, but the job has {servers}"
                 " servers; name one each"
             )
-
-
-def split_address(address: str, where: str) -> tuple[str, int]:
-    """`host:port` in two; IPv6 hosts stand in brackets."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{where} = {address!r} must be host:port, e.g. 127.0.0.1:7400")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def settle(

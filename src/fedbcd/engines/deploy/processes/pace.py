@@ -7,7 +7,7 @@ simulation of one job can be laid side by side.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -20,17 +20,26 @@ from fedbcd.schedule.delays import Clock, Delay
 class Pace(Protocol):
     """How a device lives; times are seconds."""
 
+    @property
+    def has_own_timers(self) -> bool:
+        """Whether the device asks, and trains offline, also when it has heard of no phase or round:
+        notices may be lost.
+        """
+
+    def is_available(self) -> bool:
+        """Whether it could take part now."""
+
+    def among(self, members: Sequence[int]) -> "Pace":
+        """The same, now that these are the members of its server."""
+
     def arrival(self, phase: int, round_: int) -> float | None:
         """How long after a phase opens this device asks; None: not in this phase."""
-        ...
 
     def work(self, activation: int, steps: int) -> float:
         """How long the work of an activation takes at least."""
-        ...
 
     def trains_offline(self, round_: int) -> bool:
         """Whether the device takes an offline round in this round of the coordinator (FedBCD-I)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,15 @@ class Real:
     """
 
     available: Callable[[], bool] = lambda: True
+    has_own_timers = True
+
+    def is_available(self) -> bool:
+        """As it says."""
+        return self.available()
+
+    def among(self, members: Sequence[int]) -> "Real":  # noqa: ARG002
+        """It does not matter who else there is."""
+        return self
 
     def arrival(self, phase: int, round_: int) -> float | None:  # noqa: ARG002
         """At once."""
@@ -65,6 +83,15 @@ class Drawn:
     active: int
     seed: int
     scale: float
+    has_own_timers = False
+
+    def is_available(self) -> bool:
+        """Whenever it is drawn to arrive."""
+        return True
+
+    def among(self, members: Sequence[int]) -> "Drawn":
+        """It is drawn among them which are available."""
+        return replace(self, members=members)
 
     def arrival(self, phase: int, round_: int) -> float | None:
         """The addressed draw of this device and phase; with FedBCD-I only for devices that are

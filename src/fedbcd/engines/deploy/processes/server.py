@@ -4,16 +4,17 @@ its phase stands.
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import only
 from fedbcd.engines.deploy.processes.base import Process
-from fedbcd.engines.deploy.processes.logs import Journal
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
-from fedbcd.engines.deploy.roles.checks import CheckFailed, check_notice
 from fedbcd.engines.deploy.roles.server import ServerRole
+from fedbcd.errors import Refused
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Activated,
@@ -27,12 +28,14 @@ from fedbcd.protocol.messages import (
     device_actor,
     number_of,
 )
+from fedbcd.protocol.notices import Notice, PhaseNotice, RoundNotice
 from fedbcd.protocol.server import ServerState
 
 LOOK_S = 10.0  # how often a server that waits for the epoch looks at the clock
-CHANGES: Mapping[str, type[DeviceJoined | DeviceLeft]] = {
-    "admit": DeviceJoined,
-    "dismiss": DeviceLeft,
+# what an operator may ask for -> the event, and the word for the log
+CHANGES: Mapping[str, tuple[type[DeviceJoined | DeviceLeft], str]] = {
+    "admit": (DeviceJoined, "admitted"),
+    "dismiss": (DeviceLeft, "dismissed"),
 }
 
 
@@ -41,15 +44,13 @@ class ServerProcess(Process):
 
     role: ServerRole
 
-    def __init__(
-        self, role: ServerRole, options: Deploy, declared: Declared, journal: Journal
-    ) -> None:
-        super().__init__(role, options, declared, journal)
+    def __init__(self, role: ServerRole, options: Deploy, declared: Declared, log: RoleLog) -> None:
+        super().__init__(role, options, declared, log)
         self._is_welcome = False  # the coordinator has told it something
         self._round = 0  # of the coordinator, as it last told
         self._finished = False
         self._opened_at = time.monotonic()
-        self._said: tuple[object, ...] = ()  # the latest notice
+        self._said: PhaseNotice | None = None  # the latest notice
         self._activated_at: dict[tuple[int, int], float] = {}  # (device, activation) -> when
         self._phase, self._is_open = (
             role.machine.phase,
@@ -58,13 +59,14 @@ class ServerProcess(Process):
         self._tells_members = (
             role.blueprint.algorithm.offline and options.time_scale is not None
         )  # it is drawn which of them are available
-        self._members: list[int] = []  # likewise, if they are told
+        self._members: tuple[int, ...] = ()  # likewise, if they are told
 
     async def open_links(self) -> None:
         """Listen for the devices, dial the coordinator."""
         devices = map(device_actor, self.role.blueprint.servers[self.role.machine.server])
-        await self.listen(only(devices, self.role.check_guest), self.change)
-        self.dial(COORDINATOR)
+        welcomes = only(devices, self.role.check_guest)
+        await self.peers.listen(welcomes, self.monitor.status, self.change)
+        self.tasks.spawn(self.peers.dial(COORDINATOR).run())
 
     def begin(self) -> None:
         """Go on, unless it is new; devices that were at work before a restart get a new time
@@ -84,13 +86,13 @@ class ServerProcess(Process):
         if machine.phase != self._phase:
             self._opened_at = time.monotonic()
         self._phase, self._is_open = machine.phase, machine.places > 0
-        self._members = sorted(machine.members) if self._tells_members else []
+        self._members = tuple(sorted(machine.members)) if self._tells_members else ()
         self.metrics.rounds.set(max(machine.phase, 0))
         for letter in letters:
             if isinstance(letter.event, Activated):
                 self._watch(number_of(letter.to), letter.event.activation)
         waiting = machine.state is ServerState.WAITING
-        self.expect_answer(("report", (machine.phase, machine.iteration)) if waiting else None)
+        self.retry.expect(("report", (machine.phase, machine.iteration)) if waiting else None)
         self._tell_devices()
 
     def waits_for(self) -> str:
@@ -110,7 +112,7 @@ class ServerProcess(Process):
             "received": machine.received,
             "active": machine.active,
         }
-        devices = sum(peer != COORDINATOR for peer in self.peers())
+        devices = sum(peer != COORDINATOR for peer in self.peers.connected)
         return {
             "state": machine.state.value,
             **numbers,
@@ -124,48 +126,44 @@ class ServerProcess(Process):
         """An operator admits or dismisses a device; False: it was so before. Durable once it
         returns.
         """
-        machine = self.role.machine
-        if what not in CHANGES:
-            raise CheckFailed(
-                "event",
-                f"{what!r:.80} is none of the changes that {self.role.actor} knows:"
-                f" {', '.join(CHANGES)}",
-            )
-        if device not in self.role.blueprint.servers[machine.server]:
-            raise CheckFailed(
-                "membership",
-                f"device {device} does not belong to {self.role.actor}, by the job file; look for"
-                " its own server",
-            )
-        changed: list[str] = []
+        self._check_change(what, device)
+        machine, changed = self.role.machine, False
 
         def act(now: float) -> list[Letter]:
-            if (machine.last_of(device) is not None) == (what == "admit"):
-                return []
-            letters = self.role.tell(CHANGES[what](device=device), now)
-            changed.append(what)
-            return letters
+            nonlocal changed
+            changed = (machine.last_of(device) is not None) != (what == "admit")
+            return self.role.tell(CHANGES[what][0](device=device), now) if changed else []
 
-        await self.do(act)
-        if self.is_ending:  # it may have come too late, or not have reached the disk
-            raise CheckFailed(
+        await self.events.do(act)
+        if self.tasks.is_ending:  # it may have come too late, or not have reached the disk
+            raise Refused(
                 "ending",
                 f"{self.role.actor} is ending, so this may not have happened; ask again once it"
                 " runs",
             )
         if changed:
-            self.journal.info(
-                {"admit": "admitted", "dismiss": "dismissed"}[what],
-                device=device,
-                members=len(machine.members),
-            )
-        if changed and what == "dismiss" and self.listener is not None:
-            self.listener.refuse(
+            self.log.info(CHANGES[what][1], device=device, members=len(machine.members))
+        if changed and what == "dismiss":
+            self.peers.refuse(
                 device_actor(device),
                 "not_admitted",
                 f"device {device} has been dismissed by the operator",
             )
-        return bool(changed)
+        return changed
+
+    def _check_change(self, what: str, device: int) -> None:
+        if what not in CHANGES:
+            raise Refused(
+                "event",
+                f"{what!r:.80} is none of the changes that {self.role.actor} knows:"
+                f" {', '.join(CHANGES)}",
+            )
+        if device not in self.role.blueprint.servers[self.role.machine.server]:
+            raise Refused(
+                "membership",
+                f"device {device} does not belong to {self.role.actor}, by the job file; look for"
+                " its own server",
+            )
 
     # ---------------------------------------------------------------------------------------------
     # lost devices
@@ -178,14 +176,14 @@ class ServerProcess(Process):
                 self._heard_from(letter.event.device, letter.event.activation)
         if isinstance(letter.event, Withdrawn):
             event = letter.event
-            self.journal.warning(
+            self.log.warning(
                 "withdrawn", device=event.device, activation=event.activation, reason=event.reason
             )
 
     def _heard_from(self, device: int, activation: int) -> None:
         key = (device, activation)
         if key not in self.role.machine.working:
-            self.drop(key)
+            self.timers.drop(key)
             if key in self._activated_at:
                 self.timeouts.lost.observe(device, time.monotonic() - self._activated_at.pop(key))
 
@@ -195,71 +193,68 @@ class ServerProcess(Process):
             self._activated_at = {k: t for k, t in self._activated_at.items() if k[0] != device} | {
                 key: time.monotonic()
             }
-            self.at(key, self.timeouts.lost.seconds(device), lambda: self._lost(device, activation))
+            self.timers.set(
+                key, self.timeouts.lost.seconds(device), lambda: self._lost(device, activation)
+            )
 
     def _lost(self, device: int, activation: int) -> None:
         self.metrics.lost.inc()
         self.timeouts.lost.given_up(device)
-        self.journal.warning("device_lost", device=device, activation=activation)
-        self.spawn(self.tell(DeviceLost(device=device, activation=activation)))
+        self.log.warning("device_lost", device=device, activation=activation)
+        self.tasks.spawn(self.tell(DeviceLost(device=device, activation=activation)))
 
     # ---------------------------------------------------------------------------------------------
     # notices
-    async def noticed(self, sender: Actor, kind: str, body: dict[str, Any]) -> None:
+    async def noticed(self, sender: Actor, notice: Notice) -> None:
         """The coordinator tells its round."""
-        if sender == COORDINATOR and kind == "round":
-            check_notice(sender, body, "round")
-            self._round = max(self._round, int(body["round"]))
-            self._finished = self._finished or bool(body.get("finished"))
-            if not self._is_welcome:
-                self._is_welcome = True
-                self._start()
-            self._tell_devices()
+        if not isinstance(notice, RoundNotice):
+            await super().noticed(sender, notice)
+            return
+        self._round = max(self._round, notice.round)
+        self._finished = self._finished or notice.finished
+        if not self._is_welcome:
+            self._is_welcome = True
+            self._start()
+        self._tell_devices()
 
     def _start(self) -> None:
         """A new server opens its first phase now, or when the clock of the run begins, which may be
         set right meanwhile.
         """
-        if self.now() < 0:
-            self.at(Started, min(-self.now(), LOOK_S), self._start)
+        if self.clock.now() < 0:
+            self.timers.set(Started, min(-self.clock.now(), LOOK_S), self._start)
         else:
-            self.spawn(self.do(self.role.welcome))
+            self.tasks.spawn(self.events.do(self.role.welcome))
 
     async def connected(self, peer: Actor, about: dict[str, Any]) -> None:
         """A device has dialled: put it in step if it has lost its memory, and tell it how the phase
         stands.
         """
         await super().connected(peer, about)
-        if peer == COORDINATOR or self.listener is None:
+        if peer == COORDINATOR:
             return
         if await self.greet(peer, lambda now: self.role.greet(peer, about, now)):
-            await self.listener.notice(peer, "phase", self._notice())
+            await self.peers.notify(peer, self._notice())
 
-    def _notice(self) -> dict[str, Any]:
-        is_open = self._is_open and not self._finished
-        elapsed = round(time.monotonic() - self._opened_at, 6)
-        notice: dict[str, Any] = {"phase": self._phase, "round": self._round, "open": is_open}
-        notice |= {"finished": self._finished, "elapsed": elapsed}
-        if self._members:
-            notice["members"] = self._members
-        return notice
+    def _notice(self) -> PhaseNotice:
+        return PhaseNotice(
+            phase=self._phase,
+            round=self._round,
+            open=self._is_open and not self._finished,
+            finished=self._finished,
+            elapsed=round(time.monotonic() - self._opened_at, 6),
+            members=self._members,
+        )
 
     def _tell_devices(self) -> None:
         notice = self._notice()
-        round_ = (
-            self._round if self.role.blueprint.algorithm.offline else 0
-        )  # only offline rounds follow the coordinator's
-        what = (
-            notice["phase"],
-            round_,
-            notice["open"],
-            notice["finished"],
-            *notice.get("members", ()),
-        )
-        if what != self._said:
-            self._said = what
-            self.spawn(self.broadcast("phase", notice))
+        # only offline rounds follow the coordinator's
+        round_ = self._round if self.role.blueprint.algorithm.offline else 0
+        news = replace(notice, round=round_, elapsed=0.0)
+        if news != self._said:
+            self._said = news
+            self.tasks.spawn(self.peers.broadcast(notice))
 
     def is_ready(self) -> bool:
         """Whether it listens and the coordinator is there."""
-        return self.listener is not None and COORDINATOR in self.peers()
+        return self.peers.listener is not None and COORDINATOR in self.peers.connected

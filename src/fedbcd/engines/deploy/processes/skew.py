@@ -7,8 +7,8 @@ Operators are told.
 
 from typing import Any
 
-from fedbcd.engines.deploy.links.refusals import Journal
 from fedbcd.engines.deploy.processes.clock import OFF_S
+from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.metrics import Metrics
 from fedbcd.protocol.messages import Actor
 
@@ -18,9 +18,9 @@ class Skews:
     one is off is logged.
     """
 
-    def __init__(self, metrics: Metrics, journal: Journal) -> None:
+    def __init__(self, metrics: Metrics, log: RoleLog) -> None:
         self._metrics = metrics
-        self._journal = journal
+        self._log = log
         self._of: dict[Actor, float] = {}
         self._told: set[Actor] = set()
         self._own = 0.0  # how far the role's time is ahead of the clock of its machine
@@ -39,7 +39,7 @@ class Skews:
             self._told.discard(peer)
         elif peer not in self._told:
             self._told.add(peer)
-            self._journal.warning(
+            self._log.warning(
                 "clock_skew",
                 peer=peer,
                 seconds=round(ahead, 1),
@@ -60,7 +60,7 @@ class Skews:
                 f"what this role has recorded is {_words(ahead)} the clock of its machine; it goes"
                 " on all the same"
             )
-            self._journal.warning("clock", seconds=round(ahead, 1), sentence=sentence)
+            self._log.warning("clock", seconds=round(ahead, 1), sentence=sentence)
         self._own = ahead
 
     def status(self) -> dict[str, Any]:

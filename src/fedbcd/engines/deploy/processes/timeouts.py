@@ -16,7 +16,7 @@ MULTIPLE = 4.0
 
 
 @dataclass
-class Patience:
+class AdaptiveTimeout:
     """How long to wait for one kind of thing."""
 
     least: float
@@ -35,7 +35,7 @@ class Patience:
         return min(max(MULTIPLE * usual * 2.0 ** min(attempt, 30), self.least), self.most)
 
 
-class LostPatience:
+class LostTimeout:
     """How long to wait for an activated device: by what all took of late, and by what this one took
     last.
 
@@ -44,7 +44,7 @@ class LostPatience:
     """
 
     def __init__(self, least: float, most: float) -> None:
-        self._all = Patience(least, most, first=least)
+        self._all = AdaptiveTimeout(least, most, first=least)
         self._last: dict[int, float] = {}  # of each device
         self._attempt = 0
         self._given: dict[int, int] = {}  # device -> the attempt that its time was of
@@ -77,13 +77,13 @@ class Timeouts:
         self, retry_s: tuple[float, float], lost_s: tuple[float, float], peer_s: tuple[float, float]
     ) -> None:
         self._retry_bounds = retry_s
-        self._retry: dict[Hashable, Patience] = {}
-        self.lost = LostPatience(*lost_s)
-        self.peer = Patience(*peer_s)
+        self._retry: dict[Hashable, AdaptiveTimeout] = {}
+        self.lost = LostTimeout(*lost_s)
+        self.peer = AdaptiveTimeout(*peer_s)
 
-    def retry(self, kind: Hashable) -> Patience:
+    def retry(self, kind: Hashable) -> AdaptiveTimeout:
         """When to say a message of this kind again."""
-        return self._retry.setdefault(kind, Patience(*self._retry_bounds))
+        return self._retry.setdefault(kind, AdaptiveTimeout(*self._retry_bounds))
 
 
 def quantile(values: Sequence[float] | deque[float], share: float) -> float:

@@ -3,13 +3,13 @@ clock: time is passed in.
 
 A role takes one event at a time: what came from the network is checked, the machine handles it,
 tensors are computed, all of it is made durable, and only then the letters go out; several events
-may share one wait for the disk (`together`). A refused event has changed nothing. After a crash the
-role is made again from its store: the machine by its latest snapshot and the events stored since,
-the tensors from the files that the last transaction names.
+may share one wait for the disk (`handle_group`). A refused event has changed nothing. After a
+crash the role is made again from its store: the machine by its latest snapshot and the events
+stored since, the tensors from the files that the last transaction names.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,18 +21,14 @@ from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.roles import snapshot
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.checks import (
-    CheckFailed,
-    Limits,
-    check_clock,
+    TrustLimits,
     check_model,
-    check_numbers,
-    check_sender,
-    first_not_finite,
 )
 from fedbcd.engines.deploy.roles.store import Store
-from fedbcd.errors import LocalProtocolError, NumericalError, ProtocolError, RecordError
+from fedbcd.errors import LocalProtocolError, ProtocolError, RecordError, Refused
 from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.messages import Actor, Command, Event, RetryDue, Send
+from fedbcd.protocol.senders import check_clock, check_sender, check_values
 from fedbcd.record.eventlog import Transition
 from fedbcd.record.runfolder import difference
 
@@ -40,8 +36,8 @@ __all__ = ["Letter", "Role"]
 
 
 class Role:
-    """What device, server and coordinator have in common. `watch` is shown every transition, `warn`
-    every remark about a peer.
+    """What device, server and coordinator have in common. `watch` is shown every transition and the
+    model that came with its event, `warn` every remark about a peer.
     """
 
     OWN: ClassVar[
@@ -52,50 +48,30 @@ class Role:
     )
 
     machine: Device | Server | Coordinator
+    home: Actor | None = None  # the one peer that it listens to
 
-    def __init__(self, actor: Actor, store: Store, blueprint: Blueprint, limits: Limits) -> None:
+    def __init__(
+        self, actor: Actor, store: Store, blueprint: Blueprint, limits: TrustLimits
+    ) -> None:
         self.actor = actor
         self.store = store
         self.blueprint = blueprint
         self.limits = limits
-        self.watch: Callable[[Transition], None] | None = None
+        self.watch: Callable[[Transition, Tensor | None], None] | None = None
         self.warn: Callable[[Actor, str], None] | None = None
         self._clock = HybridClock()
         self._facts: dict[str, str] = {}  # that go with the next commit
         self._recovering = False
         self._broken = False
-        self._unseen: list[Transition] | None = None  # of a group that is not yet durable
-        self._claim()
-
-    def _claim(self) -> None:
-        """Refuse a store that belongs to another role or another run."""
-        mine = {"actor": self.actor, **self.blueprint.facts()}
-        facts = self.store.facts
-        if "actor" not in facts:
-            self.store.commit(facts=mine)
-        elif facts["actor"] != self.actor:
-            raise RecordError(
-                f"this store belongs to {facts['actor']}, not to {self.actor}; give each role a"
-                " folder of its own"
-            )
-        elif facts["run"] != mine["run"]:
-            there, here = (
-                {"algorithm": json.loads(known.get("algorithm", "{}"))} for known in (facts, mine)
-            )
-            named = (
-                f" ({difference(there, here)})" if "algorithm" in facts and there != here else ""
-            )
-            raise RecordError(
-                f"the store of {self.actor} belongs to a run with other settings{named}; use those,"
-                " or another folder"
-            )
-        elif "algorithm" not in facts:  # of version 0.1.0
-            self.store.commit(facts=mine)
+        self._unseen: list[tuple[Transition, Tensor | None]] | None = (
+            None  # of a group that is not yet durable
+        )
+        _claim(store, actor, blueprint)
 
     # ---------------------------------------------------------------------------------------------
     # events
     def receive(
-        self, letter: Letter, now: float, refused: Callable[[CheckFailed], None] = lambda _: None
+        self, letter: Letter, now: float, refused: Callable[[Refused], None] = lambda _: None
     ) -> list[Letter]:
         """Handle a letter from the network; raises a `ProtocolError` and changes nothing if it
         cannot be accepted.
@@ -103,12 +79,16 @@ class Role:
         If what it says is refused, but that it came has consequences, they are handled, and
         `refused` is told why.
         """
-        check_sender(letter, self.actor, self._speakers())
-        check_numbers(letter.event)
+        if letter.to != self.actor:
+            raise Refused(
+                "address", f"{letter.sender} sent a letter for {letter.to} to {self.actor}"
+            )
+        check_sender(letter.event, letter.sender, self.actor, self.home)
+        check_values(letter.event)
         check_clock(letter.clock)
         try:
             remark = self._check(letter)
-        except CheckFailed as failed:
+        except Refused as failed:
             instead = self._instead_of(letter.event, failed)
             if instead is None:
                 raise
@@ -124,7 +104,7 @@ class Role:
         size = self._size_of(letter.event)
         return None if size is None else check_model(letter.model, *size, self.limits)
 
-    def _instead_of(self, event: Event, failed: CheckFailed) -> Event | None:  # noqa: ARG002
+    def _instead_of(self, event: Event, failed: Refused) -> Event | None:  # noqa: ARG002
         """What has happened when the model of this event is refused; None: nothing."""
         return None
 
@@ -137,7 +117,7 @@ class Role:
             )
         return self._handle(event, None, now)
 
-    def together(
+    def handle_group(
         self, calls: Sequence[Callable[[], list[Letter]]]
     ) -> list[list[Letter] | ProtocolError]:
         """Several calls, one after the other, that become durable with one wait for the disk; each
@@ -146,14 +126,14 @@ class Role:
         outcomes: list[list[Letter] | ProtocolError] = []
         self._unseen = []
         try:
-            with self.store.together():
+            with self.store.group_commit():
                 outcomes += [_outcome(call) for call in calls]
         except BaseException:
             self._broken = True
             raise
-        steps, self._unseen = self._unseen, None
-        for step in steps:
-            self._show(step)
+        seen, self._unseen = self._unseen, None
+        for step, model in seen:
+            self._show(step, model)
         return outcomes
 
     def hello(self) -> dict[str, Any]:
@@ -188,7 +168,7 @@ class Role:
         ):  # says the last thing again and changes nothing, so it leaves no trace
             return self._letters(commands, said_at(time, now))
         try:
-            self._apply(event, model, commands)
+            self._apply(self.store.length, event, model, commands)
             if (self.store.length + 1) % self.SNAPSHOT_EVERY == 0:
                 self._before_snapshot()
                 self._facts["snapshot"] = snapshot.take(self._parts(), self.store.length + 1, time)
@@ -198,15 +178,15 @@ class Role:
         except BaseException:
             self._broken = True  # machine and memory are ahead of the disk
             raise
-        self._show(step)
+        self._show(step, model)
         return self._letters(commands, said_at(time, now))
 
-    def _show(self, step: Transition) -> None:
+    def _show(self, step: Transition, model: Tensor | None) -> None:
         """To `watch`, once it is durable."""
         if self._unseen is not None:
-            self._unseen.append(step)
+            self._unseen.append((step, model))
         elif self.watch is not None:
-            self.watch(step)
+            self.watch(step, model)
 
     def _letters(self, commands: Sequence[Command], clock: float) -> list[Letter]:
         letters = [
@@ -241,22 +221,10 @@ class Role:
                     f"transition {number} of the store of {self.actor} is one that this fedbcd"
                     " would not make"
                 )
-            self._follow(number, step.event, commands)
+            self._apply(number, step.event, None, commands)
             self._clock.last = step.time
         self._load()
         self._recovering = False
-
-    def _save_computed(self, name: str, tensor: Tensor) -> None:
-        """Save what has been computed from others' models. With what is taken it is finite; if it
-        is not, nothing becomes durable.
-        """
-        place = first_not_finite(tensor)
-        if place is not None:
-            raise NumericalError(
-                f"value {place} of {name}, which {self.actor} has computed, is"
-                f" {float(tensor[place])}; it is not kept"
-            )
-        self.store.save(name, tensor)
 
     def _drop(self, name: str) -> None:
         """Forget a tensor with the next commit; what is followed after a crash was forgotten
@@ -266,7 +234,7 @@ class Role:
             self.store.drop(name)
 
     def _parts(self) -> snapshot.Parts:
-        """What a snapshot holds: the machine, and what `_follow` takes note of."""
+        """What a snapshot holds: the machine, and what `_apply` takes note of."""
         return {"machine": (self.machine, snapshot.names_of(self.machine))}
 
     def _before_snapshot(self) -> None:
@@ -274,20 +242,16 @@ class Role:
 
     # ---------------------------------------------------------------------------------------------
     # of each role
-    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
-        """Which events may come from the network, and who may say them."""
-        raise NotImplementedError
-
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
         """Length and dtype of the model that belongs to an event, if one does."""
         return (self.blueprint.size_F, DTYPE) if hasattr(event, "model") else None
 
-    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
-        """Compute what a transition asks for, and save what it changes."""
-        raise NotImplementedError
-
-    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:
-        """After a crash: take note of one stored transition, without computing."""
+    def _apply(
+        self, number: int, event: Event, model: Tensor | None, commands: Sequence[Command]
+    ) -> None:
+        """Take note of transition `number`; unless it is followed once more after a crash, also
+        compute what it asks for, and save what it changes.
+        """
         raise NotImplementedError
 
     def _load(self) -> None:
@@ -304,3 +268,27 @@ def _outcome(call: Callable[[], list[Letter]]) -> list[Letter] | ProtocolError:
         return call()
     except ProtocolError as error:
         return error
+
+
+def _claim(store: Store, actor: Actor, blueprint: Blueprint) -> None:
+    """Refuse a store that belongs to another role or another run."""
+    mine = {"actor": actor, **blueprint.facts()}
+    facts = store.facts
+    if "actor" not in facts:
+        store.commit(facts=mine)
+    elif facts["actor"] != actor:
+        raise RecordError(
+            f"this store belongs to {facts['actor']}, not to {actor}; give each role a"
+            " folder of its own"
+        )
+    elif facts["run"] != mine["run"]:
+        there, here = (
+            {"algorithm": json.loads(known.get("algorithm", "{}"))} for known in (facts, mine)
+        )
+        named = f" ({difference(there, here)})" if "algorithm" in facts and there != here else ""
+        raise RecordError(
+            f"the store of {actor} belongs to a run with other settings{named}; use those,"
+            " or another folder"
+        )
+    elif "algorithm" not in facts:  # of version 0.1.0
+        store.commit(facts=mine)

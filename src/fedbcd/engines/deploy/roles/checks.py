@@ -4,35 +4,25 @@ right size, finite, not too large.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedbcd.algorithm.projection import Projection, is_within
-from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.parts import parts
-from fedbcd.errors import ConfigError, RemoteProtocolError
-from fedbcd.protocol.messages import Actor, Event
+from fedbcd.errors import ConfigError, NumericalError, Refused
+from fedbcd.protocol.messages import Actor
 
 STORE_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 ROUNDING = 2.0**-24  # of a float32, relative
 REACH = 2.0**24
-MOST = 1 << 53  # of any counter: beyond, JSON readers and float clocks go astray
-
-
-class CheckFailed(RemoteProtocolError):
-    """A letter is turned down and has changed nothing; `reason` is one word, for counters."""
-
-    def __init__(self, reason: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.reason = reason
 
 
 @dataclass(frozen=True)
-class Limits:
+class TrustLimits:
     """How far a peer may go."""
 
     norm: float | None = None  # of a model that arrives; None: any that is finite
@@ -50,38 +40,15 @@ class Limits:
             raise ConfigError(f"reach={self.reach} must be above 0; give inf for no bound")
 
 
-def check_sender(
-    letter: Letter, me: Actor, allowed: Mapping[type[Event], Callable[[Event], Actor]]
-) -> None:
-    """Whether this letter is for me, is of a kind that I take from the network, and comes from the
-    one who may say so.
-    """
-    if letter.to != me:
-        raise CheckFailed("address", f"{letter.sender} sent a letter for {letter.to} to {me}")
-    speaker = allowed.get(type(letter.event))
-    if speaker is None:
-        raise CheckFailed("event", f"{me} takes no {type(letter.event).__name__} from the network")
-    if speaker(letter.event) != letter.sender:
-        raise CheckFailed(
-            "identity",
-            f"{letter.sender} sent {letter.event}, which only {speaker(letter.event)} may say",
-        )
-
-
 def check_run(peer: Actor, hello: Mapping[str, Any], facts: Mapping[str, str]) -> None:
     """Whether a peer belongs to the same deployment: the same settings, members and initial
     model.
     """
     if hello.get("run") != facts["run"]:
         same = f"start it with the same file, where the algorithm is {facts['algorithm']}"
-        raise CheckFailed(
+        raise Refused(
             "run", f"{peer} belongs to a deployment with other settings, members or model; {same}"
         )
-
-
-def is_counter(value: object) -> bool:
-    """Whether what a peer says of itself is a counter."""
-    return type(value) is int and 0 <= value < MOST
 
 
 def is_store_id(value: object) -> bool:
@@ -89,56 +56,21 @@ def is_store_id(value: object) -> bool:
     return isinstance(value, str) and STORE_ID.fullmatch(value) is not None
 
 
-def check_notice(sender: Actor, body: Mapping[str, Any], *counters: str) -> None:
-    """Whether a notice holds these counters (-1 stands for none yet) and, if it tells how long ago
-    or who belongs, what can be.
-    """
-    elapsed, members = body.get("elapsed", 0.0), body.get("members", [])
-    wrong = [name for name in counters if not (is_counter(body.get(name)) or body.get(name) == -1)]
-    wrong += [] if isinstance(members, list) and all(map(is_counter, members)) else ["members"]
-    if wrong or not (type(elapsed) in (int, float) and 0 <= elapsed < MOST):
-        raise CheckFailed("notice", f"{sender} gave a notice that cannot be: {body!r:.200}")
-
-
-def check_numbers(event: Event) -> None:
-    """Whether every counter of an event is in range."""
-    names: tuple[str, ...] = type(event).__slots__
-    for name in names:
-        value = getattr(event, name)
-        if isinstance(value, int) and not 0 <= value < MOST:
-            raise CheckFailed(
-                "range", f"{type(event).__name__} has {name}={value}; it must be from 0 to 2^53 - 1"
-            )
-
-
-def is_time(value: object) -> TypeGuard[float]:
-    """Whether what a peer says of its clock is a time, right or wrong."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST < value < MOST
-
-
-def check_clock(sent: float) -> None:
-    """Whether a letter says when it was sent; a clock that is wrong is no reason to refuse it."""
-    if not math.isfinite(sent):
-        raise CheckFailed(
-            "clock", f"the letter was sent at {sent}, which is no time; clocks are finite"
-        )
-
-
-def check_model(model: Tensor | None, size: int, dtype: torch.dtype, limits: Limits) -> str | None:
+def check_model(
+    model: Tensor | None, size: int, dtype: torch.dtype, limits: TrustLimits
+) -> str | None:
     """Refuse a model that cannot be used; returns a sentence about one that is merely large."""
     if model is None:
-        raise CheckFailed(
-            "model", f"the letter has no model; {size} values of {dtype} belong to it"
-        )
+        raise Refused("model", f"the letter has no model; {size} values of {dtype} belong to it")
     if model.dtype != dtype or tuple(model.shape) != (size,):
-        raise CheckFailed(
+        raise Refused(
             "shape",
             f"the model has shape {tuple(model.shape)} of {model.dtype}; it must be ({size},) of"
             f" {dtype}",
         )
     place = first_not_finite(model)
     if place is not None:
-        raise CheckFailed(
+        raise Refused(
             "finite", f"value {place} of the model is {float(model[place])}; all must be finite"
         )
     return check_norm(model, limits)
@@ -153,12 +85,25 @@ def first_not_finite(model: Tensor) -> int | None:
     return None
 
 
+def finite(tensor: Tensor, name: str, actor: Actor) -> Tensor:
+    """What has been computed from others' models, to be saved. With what is taken it is finite; if
+    it is not, nothing becomes durable.
+    """
+    place = first_not_finite(tensor)
+    if place is not None:
+        raise NumericalError(
+            f"value {place} of {name}, which {actor} has computed, is {float(tensor[place])}; it is"
+            " not kept"
+        )
+    return tensor
+
+
 def norm_of(model: Tensor) -> float:
     """The Euclidean norm, in float64."""
     return float(torch.linalg.vector_norm(model, dtype=torch.float64))
 
 
-def check_norm(model: Tensor, limits: Limits) -> str | None:
+def check_norm(model: Tensor, limits: TrustLimits) -> str | None:
     """Refuse a model whose norm is beyond the bound, or return a sentence about it."""
     if limits.norm is None:
         return None
@@ -167,7 +112,7 @@ def check_norm(model: Tensor, limits: Limits) -> str | None:
         return None
     sentence = f"the model has norm {norm:g}, above the bound {limits.norm:g}"
     if limits.beyond_norm == "refuse":
-        raise CheckFailed("norm", sentence)
+        raise Refused("norm", sentence)
     return sentence
 
 
@@ -183,7 +128,7 @@ def check_within(x_P: Tensor, projection: Projection, roundings: float = 2.0) ->
         return
     away = (x_P - projection.project(x_P)).abs()
     place = int(away.argmax())
-    raise CheckFailed(
+    raise Refused(
         "outside",
         f"value {place} of the model is {float(x_P[place]):g}, outside of the set X of this run,"
         f" {projection!r:.80}, by {float(away[place]):g}; what was trained with this X is"
@@ -191,7 +136,7 @@ def check_within(x_P: Tensor, projection: Projection, roundings: float = 2.0) ->
     )
 
 
-def check_reach(model: Tensor, z: Tensor, limits: Limits) -> None:
+def check_reach(model: Tensor, z: Tensor, limits: TrustLimits) -> None:
     """Refuse a model that is farther from z than `reach` times the larger of ||z|| and
     sqrt(values): entries of size 1.
 
@@ -203,7 +148,7 @@ def check_reach(model: Tensor, z: Tensor, limits: Limits) -> None:
     bound = limits.reach * max(norm_of(z), math.sqrt(len(z)))
     distance = math.hypot(*(norm_of(model[part].double() - z[part]) for part in parts(len(z))))
     if not distance <= bound:
-        raise CheckFailed(
+        raise Refused(
             "far",
             f"the model is {distance:g} away from the model of its server, where deploy.reach_limit"
             f" = {limits.reach:g} allows {bound:g}; check the data and device_step of who sent it,"
@@ -219,7 +164,7 @@ def check_weight(weight: float, weights: Sequence[float], everybody: bool) -> No
     """
     least, most = (min(weights) if everybody else 0.0), math.fsum(weights)
     if not least * (1 - 1e-9) <= weight <= most * (1 + 1e-9):
-        raise CheckFailed(
+        raise Refused(
             "weight",
             f"the weights of the sum add up to {weight:g}; those of its server's devices give"
             f" {least:g} to {most:g}",

@@ -14,20 +14,20 @@ from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.checks import (
-    CheckFailed,
-    Limits,
+    TrustLimits,
     check_model,
     check_norm,
     check_reach,
     check_run,
     check_weight,
     check_within,
-    is_counter,
+    finite,
     is_store_id,
 )
 from fedbcd.engines.deploy.roles.parts import in_parts, several_in_parts
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
+from fedbcd.errors import Refused
 from fedbcd.protocol import Coordinator
 from fedbcd.protocol.clouds import RigorousCloud, SyncCloud
 from fedbcd.protocol.messages import (
@@ -44,8 +44,8 @@ from fedbcd.protocol.messages import (
     StepGlobal,
     number_of,
     ref,
-    server_actor,
 )
+from fedbcd.protocol.senders import is_counter
 
 
 class CoordinatorRole(Role):
@@ -55,9 +55,12 @@ class CoordinatorRole(Role):
 
     machine: Coordinator
 
-    def __init__(self, store: Store, blueprint: Blueprint, limits: Limits) -> None:
+    def __init__(
+        self, store: Store, blueprint: Blueprint, limits: TrustLimits, rounds: int | None
+    ) -> None:
         """See `open`."""
         super().__init__(COORDINATOR, store, blueprint, limits)
+        self.rounds = rounds
         self.machine = blueprint.coordinator_machine()
         self.z = blueprint.start  # Sync-cloud: the one global model
         self._current: ModelRef = ref("z", 0)
@@ -69,10 +72,16 @@ class CoordinatorRole(Role):
 
     @classmethod
     def open(
-        cls, store: Store, blueprint: Blueprint, limits: Limits | None = None
+        cls,
+        store: Store,
+        blueprint: Blueprint,
+        limits: TrustLimits | None = None,
+        rounds: int | None = None,
     ) -> "CoordinatorRole":
-        """The coordinator of this store, where it left off."""
-        role = cls(store, blueprint.going_on(store.facts), limits or Limits())
+        """The coordinator of this store, where it left off. After `rounds` rounds it mixes no more,
+        but still repeats answers that were lost.
+        """
+        role = cls(store, blueprint.going_on(store.facts), limits or TrustLimits(), rounds)
         role._recover()
         return role
 
@@ -88,14 +97,14 @@ class CoordinatorRole(Role):
         """
         number = number_of(server)
         if number >= len(self.blueprint.servers):
-            raise CheckFailed(
+            raise Refused(
                 "membership",
                 f"there is no {server}; this deployment has {len(self.blueprint.servers)} servers",
             )
         check_run(server, hello, self.store.facts)
         store, phase = hello.get("store"), hello.get("phase")
         if not is_store_id(store) or not (is_counter(phase) or phase == -1):
-            raise CheckFailed(
+            raise Refused(
                 "hello",
                 f"{server} does not say how far it is (store={store!r:.80}, phase={phase!r:.80})",
             )
@@ -103,20 +112,20 @@ class CoordinatorRole(Role):
         assert isinstance(phase, int)
         heard, known = self._heard.get(number), self.store.facts.get(f"store/{number}")
         if known not in (None, store):
-            raise CheckFailed(
+            raise Refused(
                 "lost",
                 f"{server} comes with another store than before; what its devices have contributed"
                 " is in the old one: put that back (only if everything is to begin anew, the"
                 " coordinator begins a new store as well)",
             )
         if heard is not None and phase < heard.phase:
-            raise CheckFailed(
+            raise Refused(
                 "behind",
                 f"{server} is in phase {phase}, but has reported phase {heard.phase}: its store is"
                 " an old one",
             )
         if phase > self._latest_phase(heard):
-            raise CheckFailed(
+            raise Refused(
                 "ahead",
                 f"{server} is in phase {phase}, but phase {self._latest_phase(heard)} is the latest"
                 " that the coordinator can know of: its store is empty or an old one. Put the"
@@ -139,8 +148,15 @@ class CoordinatorRole(Role):
 
     # ---------------------------------------------------------------------------------------------
     # transitions
-    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
-        return {ServerReady: lambda event: server_actor(event.server)}
+    def receive(
+        self, letter: Letter, now: float, refused: Callable[[Refused], None] = lambda _: None
+    ) -> list[Letter]:
+        """As every role, but a report that would end one round too many stays unanswered."""
+        event, machine = letter.event, self.machine
+        is_over = self.rounds is not None and machine.round >= self.rounds
+        if is_over and isinstance(event, ServerReady) and machine.ends_round(event):
+            return []
+        return super().receive(letter, now, refused)
 
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:  # noqa: ARG002
         size = self.blueprint.size_F
@@ -160,19 +176,11 @@ class CoordinatorRole(Role):
         model = self._mean(event.server, letter.model) if plan.cloud.sync else letter.model
         if model is None:
             return remark
-        check_within(model[: plan.size_P], plan.algorithm.projection, self._roundings(event.server))
+        check_within(
+            model[: plan.size_P], plan.algorithm.projection, _roundings(plan, event.server)
+        )
         check_reach(model, self.z if plan.cloud.sync else self._answered(event.server), self.limits)
         return check_norm(model, self.limits)
-
-    def _roundings(self, server: int) -> float:
-        """How often a model of the cloud may have been rounded: twice on its device, and twice in
-        each step, of which 1 - eta_z stays.
-        """
-        algorithm, weights = self.blueprint.algorithm, self.blueprint.weights()
-        step = algorithm.server_step
-        if algorithm.server_step_form == "absolute":
-            step *= min(weights[device] for device in self.blueprint.servers[server])
-        return 2.0 + 2.0 / min(step, 1.0)
 
     def _mean(self, server: int, vector: Tensor) -> Tensor | None:
         """Of those that a sum counts, whose weights must be those of devices of its server; None if
@@ -186,9 +194,7 @@ class CoordinatorRole(Role):
         )
         if weight == 0.0:
             if bool(total.any()):
-                raise CheckFailed(
-                    "weight", f"the sum of server/{server} counts nobody, but is not 0"
-                )
+                raise Refused("weight", f"the sum of server/{server} counts nobody, but is not 0")
             return None
         mean = in_parts(len(total), DTYPE, lambda part: (total[part] / weight).to(DTYPE))
         check_model(mean, len(mean), DTYPE, replace(self.limits, norm=None))
@@ -201,26 +207,42 @@ class CoordinatorRole(Role):
             return self.blueprint.start
         return self._fresh[handle] if handle in self._fresh else self.store.tensor(handle)
 
-    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
+    def _apply(
+        self,
+        number: int,  # noqa: ARG002
+        event: Event,
+        model: Tensor | None,
+        commands: Sequence[Command],
+    ) -> None:
         assert isinstance(event, ServerReady)
-        assert model is not None
         if self._is_news(event):
-            self.store.save(_name(event), model)
-        answered, self._fresh = {*self._said.values()}, {}
-        self._follow(self.store.length, event, commands)
+            heard = self._heard.get(event.server)
+            if heard is not None:
+                self._drop(_name(heard))
+            self._heard[event.server] = event
+            if model is not None:
+                self.store.save(_name(event), model)
+        before = {*self._said.values()}
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.message, Mixed):
+                self._said[number_of(command.to)] = command.message.model
+        if model is not None:
+            self._compute(event, model, commands)
+        for handle in before - {*self._said.values()}:
+            self._drop(handle)
+
+    def _compute(self, event: ServerReady, model: Tensor, commands: Sequence[Command]) -> None:
+        self._fresh = {}
         for command in commands:
             match command:
                 case MixModels():
                     self._mix(command, self._reports(command.servers, event, model))
                 case StepGlobal():
-                    self._step(
-                        command, self._reports(range(len(self.blueprint.servers)), event, model)
-                    )
+                    servers = range(len(self.blueprint.servers))
+                    self._step(command, self._reports(servers, event, model))
         for handle, tensor in self._fresh.items():
             if handle in self._said.values():
-                self._save_computed(handle, tensor)
-        for handle in answered - {*self._said.values()}:
-            self._drop(handle)
+                self.store.save(handle, finite(tensor, handle, self.actor))
 
     def _reports(self, servers: Iterable[int], event: ServerReady, model: Tensor) -> list[Tensor]:
         """What these servers have reported; one of them just now, unless it is a copy."""
@@ -255,24 +277,13 @@ class CoordinatorRole(Role):
             )
 
         self.z = in_parts(self.blueprint.size_F, DTYPE, step)
-        self._save_computed(command.result, self.z)
+        self.store.save(command.result, finite(self.z, command.result, self.actor))
         self._drop(self._current)
         self._current = command.result
 
     def _is_news(self, event: ServerReady) -> bool:
         heard = self._heard.get(event.server)
         return heard is None or (event.phase, event.iteration) > (heard.phase, heard.iteration)
-
-    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        assert isinstance(event, ServerReady)
-        if self._is_news(event):
-            heard = self._heard.get(event.server)
-            if heard is not None:
-                self._drop(_name(heard))
-            self._heard[event.server] = event
-        for command in commands:
-            if isinstance(command, Send) and isinstance(command.message, Mixed):
-                self._said[number_of(command.to)] = command.message.model
 
     def _parts(self) -> Parts:
         return {**super()._parts(), "coordinator": (self, ("_heard", "_said"))}
@@ -296,3 +307,14 @@ class CoordinatorRole(Role):
 def _name(ready: ServerReady) -> str:
     """Of the file that holds what a server reported."""
     return f"report/{ready.server}/{ready.phase}/{ready.iteration}"
+
+
+def _roundings(plan: Blueprint, server: int) -> float:
+    """How often a model of the cloud may have been rounded: twice on its device, and twice in
+    each step, of which 1 - eta_z stays.
+    """
+    algorithm, weights = plan.algorithm, plan.weights()
+    step = algorithm.server_step
+    if algorithm.server_step_form == "absolute":
+        step *= min(weights[device] for device in plan.servers[server])
+    return 2.0 + 2.0 / min(step, 1.0)

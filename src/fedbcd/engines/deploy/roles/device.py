@@ -2,7 +2,7 @@
 thread; what it gave is then told.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,17 +17,15 @@ from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.roles.base import Letter, Role
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint, OwnData
-from fedbcd.engines.deploy.roles.checks import CheckFailed, Limits, first_not_finite
+from fedbcd.engines.deploy.roles.checks import TrustLimits, first_not_finite
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
-from fedbcd.errors import DataError, LocalProtocolError, NumericalError
+from fedbcd.errors import DataError, LocalProtocolError, NumericalError, Refused
 from fedbcd.protocol import Device, DeviceState
 from fedbcd.protocol.messages import (
-    Acknowledged,
     Activated,
     Actor,
     Command,
-    Declined,
     Event,
     Failed,
     ModelRef,
@@ -54,7 +52,7 @@ BEFORE = {
 
 
 @dataclass(frozen=True)
-class Done:
+class WorkDone:
     """What a piece of work gave."""
 
     work: Work
@@ -64,7 +62,7 @@ class Done:
     trouble: str = ""  # why it failed
 
 
-class _Task(NamedTuple):
+class _DueWork(NamedTuple):
     """What a piece of work starts from."""
 
     work: Work
@@ -82,12 +80,13 @@ class DeviceRole(Role):
     machine: Device
 
     def __init__(
-        self, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: Limits
+        self, store: Store, blueprint: Blueprint, device: int, data: OwnData, limits: TrustLimits
     ) -> None:
         """See `open`."""
         super().__init__(device_actor(device), store, blueprint, limits)
         self.machine = blueprint.device_machine(device)
         self.device = device
+        self.home = self.machine.server
         self.work: Work | None = None
         self.x = (
             blueprint.start
@@ -95,9 +94,11 @@ class DeviceRole(Role):
         self.prev = self.x[: blueprint.size_P]
         self._trainer = _trainer(blueprint, device, data)
         self._anchor: tuple[ModelRef, Tensor] | None = None  # z_n of the activation under way
-        self._done: Done | None = None  # while it is taken over
+        self._done: WorkDone | None = None  # while it is taken over
         self._incarnation = 0  # of x
-        self._task: _Task | None = None  # read once by `compute`, which may run beside a transition
+        self._task: _DueWork | None = (
+            None  # read once by `compute`, which may run beside a transition
+        )
 
     @classmethod
     def open(
@@ -106,10 +107,10 @@ class DeviceRole(Role):
         blueprint: Blueprint,
         device: int,
         data: OwnData,
-        limits: Limits | None = None,
+        limits: TrustLimits | None = None,
     ) -> "DeviceRole":
         """The device of this store, where it left off."""
-        role = cls(store, blueprint.going_on(store.facts), device, data, limits or Limits())
+        role = cls(store, blueprint.going_on(store.facts), device, data, limits or TrustLimits())
         role._recover()
         return role
 
@@ -130,7 +131,7 @@ class DeviceRole(Role):
 
     # ---------------------------------------------------------------------------------------------
     # work
-    def compute(self) -> Done:
+    def compute(self) -> WorkDone:
         """Do the work that is due. Changes nothing, so it may run beside everything else; hand the
         outcome to `finish`.
         """
@@ -140,9 +141,11 @@ class DeviceRole(Role):
         try:
             return self._computed(task)
         except NumericalError as error:
-            return Done(task.work, Failed(session=task.work.session), task.x, task.prev, str(error))
+            return WorkDone(
+                task.work, Failed(session=task.work.session), task.x, task.prev, str(error)
+            )
 
-    def _computed(self, task: _Task) -> Done:
+    def _computed(self, task: _DueWork) -> WorkDone:
         work, z = task.work, task.z
         steps = draws.steps(
             self.blueprint.seed, self.device, work.session, *self.blueprint.algorithm.steps
@@ -154,7 +157,7 @@ class DeviceRole(Role):
                 task.prev,
                 None,
             )
-            return Done(work, OfflineTrained(session=work.session, steps=steps), x, prev)
+            return WorkDone(work, OfflineTrained(session=work.session, steps=steps), x, prev)
         assert z is not None
         anchor = z[: self.blueprint.size_P]
         start, before = (task.x, task.prev) if self.blueprint.algorithm.personal else (z, anchor)
@@ -164,7 +167,7 @@ class DeviceRole(Role):
             before,
             anchor,
         )
-        return Done(work, Trained(activation=work.activation, steps=steps), x, prev)
+        return WorkDone(work, Trained(activation=work.activation, steps=steps), x, prev)
 
     def _run(
         self, job: Session, x: Tensor, prev: Tensor, anchor: Tensor | None
@@ -180,7 +183,7 @@ class DeviceRole(Role):
             )
         return after[0], before[0]
 
-    def finish(self, done: Done, now: float) -> list[Letter]:
+    def finish(self, done: WorkDone, now: float) -> list[Letter]:
         """Take over what `compute` gave; what was overtaken meanwhile is left out."""
         if done.work != self.work:
             return []
@@ -199,7 +202,7 @@ class DeviceRole(Role):
             and event.incarnation > here.incarnation
             and event.activation < here.activation
         ):
-            raise CheckFailed(
+            raise Refused(
                 "older",
                 f"{letter.sender} wants to put {self.actor} back to activation {event.activation},"
                 f" but has acknowledged {here.activation}: the store of {letter.sender} is empty or"
@@ -208,16 +211,33 @@ class DeviceRole(Role):
             )
         return super()._check(letter)
 
-    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
-        server = self.machine.server
-        return dict.fromkeys((Activated, Acknowledged, Declined, Restored), lambda _: server)
-
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
         if isinstance(event, Restored) and not self.blueprint.algorithm.personal:
             return None
         return super()._size_of(event)
 
-    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
+    def _apply(
+        self,
+        number: int,  # noqa: ARG002
+        event: Event,
+        model: Tensor | None,
+        commands: Sequence[Command],
+    ) -> None:
+        is_restored = self.machine.incarnation > self._incarnation
+        if not self._recovering:
+            self._take_over(event, model if is_restored else None, commands)
+        if is_restored or isinstance(event, Trained | OfflineTrained | Failed):
+            self.work, self._incarnation = None, self.machine.incarnation
+        for command in commands:
+            if isinstance(command, Train | Pull | TrainOffline):
+                self.work = command
+        if not self._recovering:
+            self._tidy(event, model)
+
+    def _take_over(
+        self, event: Event, restored: Tensor | None, commands: Sequence[Command]
+    ) -> None:
+        """The model that training gave, that was there before, or that the server knows."""
         if isinstance(event, Trained):
             self._set_aside()
         if isinstance(event, Trained | OfflineTrained):
@@ -225,10 +245,11 @@ class DeviceRole(Role):
             self._keep(self._done.x, self._done.prev)
         elif any(isinstance(command, Undo) for command in commands):
             self._put_back()
-        elif self.machine.incarnation > self._incarnation and self.blueprint.algorithm.personal:
-            assert model is not None
-            self._keep(model, model[: self.blueprint.size_P])
-        self._follow(self.store.length, event, commands)
+        elif restored is not None and self.blueprint.algorithm.personal:
+            self._keep(restored, restored[: self.blueprint.size_P])
+
+    def _tidy(self, event: Event, model: Tensor | None) -> None:
+        """Keep what is needed next, and nothing else."""
         if self.machine.state is not DeviceState.UPLOADING:
             for name in BEFORE.values():
                 self._drop(name)
@@ -244,7 +265,7 @@ class DeviceRole(Role):
 
     def _set_task(self) -> None:
         z = None if self._anchor is None else self._anchor[1]
-        self._task = None if self.work is None else _Task(self.work, self.x, self.prev, z)
+        self._task = None if self.work is None else _DueWork(self.work, self.x, self.prev, z)
 
     def _keep(self, x: Tensor, prev: Tensor) -> None:
         self.x, self.prev = x, prev
@@ -275,15 +296,6 @@ class DeviceRole(Role):
             if self.machine.granted is not None
             else getattr(self.work, "model", None)
         )
-
-    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if isinstance(event, Trained | OfflineTrained | Failed):
-            self.work = None
-        elif self.machine.incarnation > self._incarnation:
-            self.work, self._incarnation = None, self.machine.incarnation
-        for command in commands:
-            if isinstance(command, Train | Pull | TrainOffline):
-                self.work = command
 
     def _parts(self) -> Parts:
         return {**super()._parts(), "device": (self, ("work", "_incarnation"))}

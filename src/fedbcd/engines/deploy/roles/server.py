@@ -6,34 +6,29 @@ its file. The sum is saved when a phase opens and when members change; after a c
 since then are added again, in the same order, to the same bits.
 """
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fedbcd.algorithm.cloud import absorb
-from fedbcd.compute.steps import stepped
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.base import Role
-from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
+from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.engines.deploy.roles.checks import (
-    CheckFailed,
-    Limits,
+    TrustLimits,
     check_reach,
     check_run,
     check_within,
-    is_counter,
+    finite,
     is_store_id,
 )
-from fedbcd.engines.deploy.roles.parts import in_parts, parts
+from fedbcd.engines.deploy.roles.contributions import Copies, Sum
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
+from fedbcd.errors import Refused
 from fedbcd.protocol import Server, ServerState
 from fedbcd.protocol.messages import (
-    COORDINATOR,
     Absorb,
     Acknowledged,
     Activated,
@@ -48,26 +43,22 @@ from fedbcd.protocol.messages import (
     DeviceReset,
     Dismiss,
     Event,
-    GlobalUpdated,
-    Isolated,
     Mixed,
     ModelRef,
     OpenPhase,
     Restored,
-    Resumed,
     RetryDue,
     Send,
     ServerReady,
     Started,
     StepModel,
-    UpdateRequested,
     Uploaded,
     Withdrawn,
-    device_actor,
     incarnation_of,
     number_of,
     server_actor,
 )
+from fedbcd.protocol.senders import is_counter
 
 TOTAL, REPORT = (
     "total",
@@ -81,7 +72,9 @@ class ServerRole(Role):
     OWN = (Started, RetryDue, DeviceLost, DeviceJoined, DeviceLeft, DeviceReset)
     machine: Server
 
-    def __init__(self, store: Store, blueprint: Blueprint, server: int, limits: Limits) -> None:
+    def __init__(
+        self, store: Store, blueprint: Blueprint, server: int, limits: TrustLimits
+    ) -> None:
         """See `open`."""
         super().__init__(server_actor(server), store, blueprint, limits)
         self.machine = blueprint.server_machine(server)
@@ -102,16 +95,13 @@ class ServerRole(Role):
         self._unstarted: set[int] = set()  # who joined and has not been sent what it starts from
         self._reported = False  # Sync-cloud: the sum is on its way
         self._report: Tensor | None = None  # what was reported, if the sum has changed since
-        self._again: list[
-            tuple[float, str, str]
-        ] = []  # after a crash: weight, before and after of what is to be counted again
 
     @classmethod
     def open(
-        cls, store: Store, blueprint: Blueprint, server: int, limits: Limits | None = None
+        cls, store: Store, blueprint: Blueprint, server: int, limits: TrustLimits | None = None
     ) -> "ServerRole":
         """The server of this store, where it left off."""
-        role = cls(store, blueprint.going_on(store.facts), server, limits or Limits())
+        role = cls(store, blueprint.going_on(store.facts), server, limits or TrustLimits())
         role._recover()
         return role
 
@@ -128,20 +118,20 @@ class ServerRole(Role):
         number = number_of(device)
         last = self.machine.last_of(number)
         if last is None and number in self.blueprint.servers[self.server]:
-            raise CheckFailed(
+            raise Refused(
                 "not_admitted",
                 f"{device} is no member of {self.actor} now; fedbcd admit makes it one",
             )
         if last is None:
-            raise CheckFailed(
+            raise Refused(
                 "membership",
                 f"{device} is no member of {self.actor}; its members are"
                 f" {sorted(self.machine.members)[:20]}",
             )
         check_run(device, hello, self.store.facts)
-        there, times = _Standing.of(device, hello), self.machine.incarnation_of(number)
+        there, times = _DeviceProgress.of(device, hello), self.machine.incarnation_of(number)
         if there.activation > last + 1 or there.incarnation > times:
-            raise CheckFailed(
+            raise Refused(
                 "ahead",
                 f"{device} has finished {there.activation} activations and was put in step"
                 f" {there.incarnation} times, {self.actor} knows of {last + 1} and {times}: its"
@@ -154,10 +144,10 @@ class ServerRole(Role):
         step with its last contribution.
         """
         self.check_guest(device, hello)
-        number, there = number_of(device), _Standing.of(device, hello)
+        number, there = number_of(device), _DeviceProgress.of(device, hello)
         known, last = self.store.facts.get(f"store/{number}"), self.machine.last_of(number)
         assert last is not None
-        here = _Standing(
+        here = _DeviceProgress(
             known or there.store, last + 1, self.machine.incarnation_of(number), uploading=False
         )
         if self.machine.state is ServerState.NEW:  # neither has done anything yet
@@ -167,20 +157,17 @@ class ServerRole(Role):
             if known is None:
                 self.store.commit(facts={f"store/{number}": there.store})
             return []
-        return self._reset(number, there.store, now)
+        self._facts = {f"store/{number}": there.store}
+        try:
+            return self.tell(DeviceReset(device=number), now)
+        finally:
+            self._facts = {}
 
     def welcome(self, now: float) -> list[Letter]:
         """The coordinator has welcomed this server: a new one begins. Before, and without a
         history, it serves nobody.
         """
         return self.tell(Started(), now) if self.machine.state is ServerState.NEW else []
-
-    def _reset(self, device: int, store: str, now: float) -> list[Letter]:
-        self._facts = {f"store/{device}": store}
-        try:
-            return self.tell(DeviceReset(device=device), now)
-        finally:
-            self._facts = {}
 
     def tell(self, event: Event, now: float) -> list[Letter]:
         """Handle an event that comes from within. One who joins is sent its server's model, and
@@ -206,7 +193,7 @@ class ServerRole(Role):
             check_reach(letter.model, self.z, limits)
         return remark
 
-    def _instead_of(self, event: Event, failed: CheckFailed) -> Event | None:
+    def _instead_of(self, event: Event, failed: Refused) -> Event | None:
         """An upload that is refused ends its activation: nobody waits for it, and the device is
         told to go on without it.
         """
@@ -224,50 +211,46 @@ class ServerRole(Role):
 
     # ---------------------------------------------------------------------------------------------
     # transitions
-    def _speakers(self) -> Mapping[type[Event], Callable[[Any], Actor]]:
-        return _SPEAKERS
-
-    def _apply(self, event: Event, model: Tensor | None, commands: Sequence[Command]) -> None:
-        before = self._current
-        if isinstance(event, Uploaded) and self._accepts(event.device, commands):
-            assert model is not None
-            self._copies.save(event.device, event.activation, model)
+    def _apply(
+        self, number: int, event: Event, model: Tensor | None, commands: Sequence[Command]
+    ) -> None:
+        if isinstance(event, Uploaded) and _accepts(self._granted.get(event.device), commands):
+            self._copies.accept(event.device, event.activation, model)
         for command in commands:
-            match command:
-                case StepModel():
-                    self._step(command, event, model)
-                case AdoptModel():
-                    assert model is not None
-                    self.z, self._current = model, command.model
-                case OpenPhase():
-                    self._sum.open()
-                case Absorb():
-                    weight, old, new = self._absorbed(command)
-                    self._sum.absorb(
-                        weight,
-                        self._copies.tensor(new),
-                        self._copies.tensor(old) if self._sum.members else None,
-                    )
-                case Admit() | Dismiss():
-                    self._change(command)
+            if isinstance(command, Absorb):
+                self._copies.absorb(command.device, self._weights[command.device])
+            elif isinstance(command, Admit):
+                self._copies.admit(command.device, number)
+            if not self._recovering:
+                self._compute(command, event, model)
             self._note(command)
+        before, self._current = self._current, self.machine.model
+        if self._recovering:
+            if number <= int(self.store.facts.get("total_at", -1)):
+                self._copies.uncounted = []  # they are in the sum that was saved
+            return
         if self._current != before:
-            self._save_computed(self._current, self.z)
+            self.store.save(self._current, finite(self.z, self._current, self.actor))
             self._release(before)
         if any(isinstance(command, OpenPhase | Admit | Dismiss) for command in commands):
             self._checkpoint()
 
-    def _step(self, command: StepModel, event: Event, model: Tensor | None) -> None:
-        """Eq. (6b), from what the coordinator has mixed, or alone."""
-        mixed = model if isinstance(event, Mixed) and event.model == command.mixed else self.z
-        assert mixed is not None
-        algorithm, total, weight = self.blueprint.algorithm, self._sum.total, self._sum.weight
-        self.z = in_parts(
-            len(mixed),
-            DTYPE,
-            lambda part: stepped(algorithm, mixed[part].double(), total[part], weight, DTYPE),
-        )
-        self._current = command.result
+    def _compute(self, command: Command, event: Event, model: Tensor | None) -> None:
+        match command:
+            case StepModel():  # from what the coordinator has mixed, or alone
+                is_mixed = isinstance(event, Mixed) and event.model == command.mixed
+                mixed = model if is_mixed else self.z
+                assert mixed is not None
+                self.z = self._sum.step(self.blueprint.algorithm, mixed)
+            case AdoptModel():
+                assert model is not None
+                self.z = model
+            case OpenPhase():
+                self._sum.open()
+            case Absorb():
+                self._copies.count(self._sum)
+            case Admit() | Dismiss():
+                self._change(command)
 
     def _change(self, command: Admit | Dismiss) -> None:
         """Count one member more, or one less; what has been reported stays as it was."""
@@ -276,7 +259,7 @@ class ServerRole(Role):
             self.store.save(REPORT, self._report)
         weight = self._weights[command.device]
         if isinstance(command, Admit):
-            self._copies.admit(command.device, self.z)
+            self._copies.keep_start(command.device, self.z)
             self._sum.change(weight, self.z)
         elif not command.anew:
             self._sum.change(-weight, self._copies.counted(command.device))
@@ -290,7 +273,7 @@ class ServerRole(Role):
         """Save the sum; what only its making needed can go."""
         self.store.save(TOTAL, self._sum.vector())
         self._facts["total_at"] = str(self.store.length)
-        self._copies.let_go()
+        self._copies.drop_obsolete()
 
     # ---------------------------------------------------------------------------------------------
     # what is where
@@ -318,25 +301,12 @@ class ServerRole(Role):
                 self._copies.dismiss(command.device)
                 self._unstarted.discard(command.device)
 
-    def _accepts(self, device: int, commands: Sequence[Command]) -> bool:
-        """Whether an upload is accepted now, for the first time."""
-        granted = self._granted.get(device)
-        return granted is not None and any(
-            isinstance(c, Send)
-            and isinstance(c.message, Acknowledged)
-            and c.message.activation == granted.activation
-            for c in commands
-        )
-
     def _accepted(self, device: int, activation: int) -> None:
         """Or declined: it will not ask for the model of this activation any more."""
         granted = self._granted.get(device)
         if granted is not None and granted.activation == activation:
             del self._granted[device]
             self._release(granted.model)
-
-    def _absorbed(self, command: Absorb) -> tuple[float, str, str]:
-        return self._weights[command.device], *self._copies.absorb(command.device)
 
     def _release(self, handle: ModelRef) -> None:
         """Forget a model that nobody can ask for any more."""
@@ -351,16 +321,15 @@ class ServerRole(Role):
                 return self._sum.vector() if self._report is None else self._report
             case ServerReady():
                 return self.z
+            case Activated() if message.model == self._current:
+                return self.z
+            case Activated() if message.model == self._first:
+                return self.blueprint.start
             case Activated():
-                return self._model(message.model)
+                return self.store.tensor(message.model)
             case Restored() if self.blueprint.algorithm.personal:
                 return self._copies.accepted(number_of(to))
         return None
-
-    def _model(self, handle: ModelRef) -> Tensor:
-        if handle == self._current:
-            return self.z
-        return self.blueprint.start if handle == self._first else self.store.tensor(handle)
 
     # ---------------------------------------------------------------------------------------------
     # recovery
@@ -375,19 +344,6 @@ class ServerRole(Role):
         if "total_at" not in self._facts:  # not saved for this event already
             self._checkpoint()
 
-    def _follow(self, number: int, event: Event, commands: Sequence[Command]) -> None:
-        since = number > int(self.store.facts.get("total_at", -1))
-        if isinstance(event, Uploaded) and self._accepts(event.device, commands):
-            self._copies.accept(event.device, event.activation)
-        for command in commands:
-            if isinstance(command, Absorb):
-                absorbed = self._absorbed(command)
-                self._again += [absorbed] if since else []
-            elif isinstance(command, Admit):
-                self._copies.started(command.device, number)
-            self._note(command)
-        self._current = self.machine.model
-
     def _load(self) -> None:
         names = self.store.names()
         self._current = self.machine.model
@@ -397,165 +353,12 @@ class ServerRole(Role):
             self._report = self.store.tensor(REPORT)
         if TOTAL in names:
             self._sum.load(self.store.tensor(TOTAL))
-        for weight, old, new in self._again:
-            self._sum.absorb(
-                weight,
-                self._copies.tensor(new),
-                self._copies.tensor(old) if self._sum.members else None,
-            )
-        self._again = []
-        self._copies.look_around()
-
-
-class Sum:
-    """sum gamma_i x_i and sum gamma_i in float64, over the members (FedBCD) or over the active
-    ones: as in simulation.
-    """
-
-    def __init__(self, start: Tensor, weights: Sequence[float], members: bool) -> None:
-        self.members = members
-        self._vector: Callable[[], Tensor | None] = lambda: (
-            None
-        )  # the latest `vector`, as long as somebody holds it
-        self.weight = float(sum(weights)) if members else 0.0
-        self.total = start.double().mul_(self.weight)
-
-    def open(self) -> None:
-        """A phase begins: where only the active ones count, there are none yet."""
-        if not self.members:
-            self._changes()
-            self.total.zero_()
-            self.weight = 0.0
-
-    def absorb(self, weight: float, after: Tensor, before: Tensor | None) -> None:
-        """Count an upload."""
-        self._changes()
-        for part in parts(len(self.total)):
-            absorb(self.total[part], weight, after[part], None if before is None else before[part])
-        if not self.members:
-            self.weight += weight
-
-    def change(self, weight: float, model: Tensor) -> None:
-        """A member comes, or goes (`weight` is then negative, in what 0.1.0 wrote)."""
-        if self.members:
-            self._changes()
-            for part in parts(len(self.total)):
-                absorb(self.total[part], weight, model[part], None)
-            self.weight += weight
-
-    def form(self, contributions: Iterable[tuple[float, Tensor]]) -> None:
-        """Of these contributions with their weights, in order, whatever was in it before."""
-        if self.members:
-            self._changes()
-            self.total.zero_()
-            self.weight = 0.0
-            for weight, model in contributions:
-                self.change(weight, model)
-
-    def vector(self) -> Tensor:
-        """Both as one float64 vector, the weight last; the same one while it is on its way, however
-        often it is sent.
-        """
-        vector = self._vector()
-        if vector is None:
-            vector = torch.cat([self.total, torch.tensor([self.weight], dtype=torch.float64)])
-            self._vector = weakref.ref(vector)
-        return vector
-
-    def _changes(self) -> None:
-        self._vector = lambda: None
-
-    def load(self, vector: Tensor) -> None:
-        """The inverse of `vector`."""
-        self._changes()
-        self.total, self.weight = vector[:-1].clone(), float(vector[-1])
-
-
-class Copies:
-    """Which file holds the last contribution of which device. In memory there are names only, and
-    the upload that has just come.
-    """
-
-    def __init__(self, store: Store, blueprint: Blueprint) -> None:
-        self._store = store
-        self._start = blueprint.start
-        self._personal = blueprint.algorithm.personal
-        self._counted: dict[
-            int, str
-        ] = {}  # device -> what its server's sum holds of it; missing: x(0)
-        self._held: dict[int, str] = {}  # device -> an upload that is accepted and not yet counted
-        self._obsolete: list[str] = []
-        self._fresh: tuple[str, Tensor] = ("", self._start)
-
-    def save(self, device: int, activation: int, model: Tensor) -> None:
-        """Keep an upload."""
-        name = self.accept(device, activation)
-        self._store.save(name, model)
-        self._fresh = (name, model)
-
-    def accept(self, device: int, activation: int) -> str:
-        """Take note of an upload that is kept; its name."""
-        self._held[device] = f"x/{device}/{activation}"
-        return self._held[device]
-
-    def absorb(self, device: int) -> tuple[str, str]:
-        """An upload is counted: the names of what it replaces, and of itself."""
-        old, new = self._counted.get(device, ""), self._held.pop(device)
-        self._counted[device] = new
-        self._obsolete += [old, *([] if self._personal else [new])]
-        return old, new
-
-    def admit(self, device: int, model: Tensor) -> None:
-        """A new member starts from `model`."""
-        if self._personal:
-            self._store.save(self.started(device, self._store.length), model)
-
-    def started(self, device: int, number: int) -> str:
-        """Take note of a new member, by the number of the transition that made it one; its name."""
-        name = f"a/{device}/{number}"
-        if self._personal:
-            self._counted[device] = name
-        return name
-
-    def dismiss(self, device: int) -> None:
-        """A member has gone."""
-        self._obsolete += [
-            names.pop(device) for names in (self._counted, self._held) if device in names
-        ]
-
-    def counted(self, device: int) -> Tensor:
-        """What the sum holds of a device."""
-        return self.tensor(self._counted.get(device, ""))
-
-    def accepted(self, device: int) -> Tensor:
-        """What a device last contributed, counted or not."""
-        return self.tensor(self._held.get(device) or self._counted.get(device, ""))
-
-    def tensor(self, name: str) -> Tensor:
-        """A contribution by name."""
-        if not name:
-            return self._start
-        return self._fresh[1] if name == self._fresh[0] else self._store.tensor(name)
-
-    def let_go(self) -> None:
-        """The sum has been saved: what it was made from can go with the same commit."""
-        for name in self._obsolete:
-            self._store.drop(name)
-        self._obsolete = []
-        self._fresh = ("", self._start)
-
-    def look_around(self) -> None:
-        """After a crash: what can go when the sum is saved next."""
-        needed = {*self._held.values(), *(self._counted.values() if self._personal else ())}
-        self._obsolete = [
-            name
-            for name in self._store.names()
-            if name.startswith(("x/", "a/")) and name not in needed
-        ]
+        self._copies.count(self._sum)
+        self._copies.find_obsolete()
 
 
 @dataclass(frozen=True)
-class _Standing:
+class _DeviceProgress:
     """How far a device is: by its own word, or as its server knows it."""
 
     store: str
@@ -564,7 +367,7 @@ class _Standing:
     uploading: bool
 
     @classmethod
-    def of(cls, device: Actor, hello: Mapping[str, Any]) -> "_Standing":
+    def of(cls, device: Actor, hello: Mapping[str, Any]) -> "_DeviceProgress":
         names = ("store", "activation", "incarnation", "uploading")
         there = cls(*(hello.get(name) for name in names))  # type: ignore[arg-type]
         counters = (there.activation, there.incarnation)
@@ -573,10 +376,10 @@ class _Standing:
             and all(map(is_counter, counters))
             and isinstance(there.uploading, bool)
         ):
-            raise CheckFailed("hello", f"{device} does not say how far it is ({there!r:.200})")
+            raise Refused("hello", f"{device} does not say how far it is ({there!r:.200})")
         return there
 
-    def is_in_step_with(self, here: "_Standing", new: bool) -> bool:
+    def is_in_step_with(self, here: "_DeviceProgress", new: bool) -> bool:
         """Whether it can go on: next to be activated, or with an upload whose acknowledgement was
         lost. A new one has done nothing.
         """
@@ -589,9 +392,11 @@ class _Standing:
         )
 
 
-_SPEAKERS: Mapping[type[Event], Callable[[Any], Actor]] = {
-    **dict.fromkeys(
-        (UpdateRequested, Uploaded, Withdrawn, Resumed), lambda event: device_actor(event.device)
-    ),
-    **dict.fromkeys((Mixed, GlobalUpdated, Isolated), lambda _: COORDINATOR),
-}
+def _accepts(granted: Activated | None, commands: Sequence[Command]) -> bool:
+    """Whether the upload that was asked for is accepted now, for the first time."""
+    return granted is not None and any(
+        isinstance(c, Send)
+        and isinstance(c.message, Acknowledged)
+        and c.message.activation == granted.activation
+        for c in commands
+    )

@@ -4,7 +4,8 @@ file of its own.
 Tensor files come first: each is written under a temporary name, synced, renamed, and the folder
 synced. Then one transaction holds the transition, its time, the facts, and which files are current.
 Files that no transaction names are swept when a store is opened. Several transitions can become
-durable `together`: the disk is then waited for once, and nothing may be said of any before.
+durable with one `group_commit`: the disk is then waited for once, and nothing may be said of any
+before.
 """
 
 import hashlib
@@ -35,41 +36,32 @@ class Store(Protocol):
     @property
     def id(self) -> str:
         """A random name, made with the store: another disk has another."""
-        ...
 
     @property
     def facts(self) -> Mapping[str, str]:
         """Plain facts by key, as of the last commit, also one that is held."""
-        ...
 
     @property
     def length(self) -> int:
         """How many transitions there are."""
-        ...
 
     def transitions(self, since: int = 0) -> Iterator[Transition]:
         """The transitions from number `since` on, in order."""
-        ...
 
     def names(self) -> list[str]:
         """The names of the tensors that are current."""
-        ...
 
     def tensor(self, name: str) -> Tensor:
         """A tensor by name: the one saved last, committed or not."""
-        ...
 
     def save(self, name: str, tensor: Tensor) -> None:
         """Write a tensor; it is current from the next commit on."""
-        ...
 
     def rename(self, name: str, new: str) -> None:
         """Call a tensor otherwise from the next commit on; nothing is written."""
-        ...
 
     def drop(self, name: str) -> None:
         """Forget a tensor with the next commit; one that is not there is fine."""
-        ...
 
     def commit(
         self, step: Transition | None = None, facts: Mapping[str, str] | None = None
@@ -77,15 +69,12 @@ class Store(Protocol):
         """Make one transition, new facts, and all saves and drops since the last commit durable,
         together.
         """
-        ...
 
-    def together(self) -> AbstractContextManager[None]:
+    def group_commit(self) -> AbstractContextManager[None]:
         """Hold every commit within, and make all of them durable at its end, or none."""
-        ...
 
     def close(self) -> None:
         """Let another process have it. What was not committed is gone."""
-        ...
 
 
 Saved = Mapping[str, tuple[str, bytes]]  # tensor -> its file, and the digest of that
@@ -98,31 +87,24 @@ class Files(Protocol):
 
     def write(self, file: str, pieces: Sequence[Piece]) -> None:
         """Write a new file, from these pieces in order."""
-        ...
 
     def sync_file(self, file: str) -> None:
         """Make the content of a file durable."""
-        ...
 
     def rename(self, old: str, new: str) -> None:
         """Give a file its name; durable with `sync`."""
-        ...
 
     def sync(self) -> None:
         """Make names durable."""
-        ...
 
     def read(self, file: str) -> bytearray:
         """All of a file."""
-        ...
 
     def remove(self, file: str) -> None:
         """Remove a file; one that is not there is fine."""
-        ...
 
     def names(self) -> list[str]:
         """The files that are there."""
-        ...
 
 
 class Ledger(Protocol):
@@ -132,19 +114,15 @@ class Ledger(Protocol):
 
     def tensors(self) -> dict[str, tuple[str, bytes]]:
         """Which file holds which tensor, with its digest."""
-        ...
 
     def facts(self) -> dict[str, str]:
         """Facts by key."""
-        ...
 
     def length(self) -> int:
         """How many transitions there are."""
-        ...
 
     def transitions(self, since: int = 0) -> Iterator[Transition]:
         """The transitions from number `since` on, in order."""
-        ...
 
     def commit(
         self,
@@ -155,11 +133,9 @@ class Ledger(Protocol):
         dropped: Collection[str],
     ) -> None:
         """Write all of this, or nothing; `number` is that of the first step."""
-        ...
 
     def close(self) -> None:
         """Let go of it."""
-        ...
 
 
 class StoreOn:
@@ -285,7 +261,7 @@ class StoreOn:
         self._facts |= facts or {}
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def group_commit(self) -> Iterator[None]:
         """Hold every commit within, and make all of them durable at its end; after an error the
         store must be opened again.
         """
@@ -302,7 +278,7 @@ class StoreOn:
             self._commit(steps, facts)
         except (OSError, sqlite3.Error) as error:
             raise DiskError(f"the store {self._place}", error) from None
-        self._let_go()
+        self._remove_old()
 
     def _sync_files(self) -> None:
         for file, temporary in self._unsynced.items():
@@ -323,7 +299,7 @@ class StoreOn:
             hit(Failpoint.AFTER_COMMIT, name)
         self._length += len(steps)
 
-    def _let_go(self) -> None:
+    def _remove_old(self) -> None:
         """After a commit: take over what is new, remove what nothing refers to."""
         old = [
             *self._overwritten,

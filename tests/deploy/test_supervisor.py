@@ -11,7 +11,7 @@ from support.waiting import LIMIT_S, wait_for
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from fedbcd.engines.deploy.local.supervisor import Nursery
+from fedbcd.engines.deploy.local.supervisor import Supervisor
 folder = Path(sys.argv[1])
 def play(actor):
     with open(folder / actor.replace('/', '-'), 'a') as file:
@@ -27,15 +27,15 @@ def play(actor):
         time.sleep(0.01)
     print('goodbye')
     return 0
-nursery = Nursery(play, folder / 'logs')
-nursery.start(['device/0', 'device/1', 'device/2'])
-while nursery.children['device/1'].code != 21 or len(list(folder.glob('*-ready-*'))) < 2:
-    nursery.look()
+supervisor = Supervisor(play, folder / 'logs')
+supervisor.start(['device/0', 'device/1', 'device/2'])
+while supervisor.children['device/1'].code != 21 or len(list(folder.glob('*-ready-*'))) < 2:
+    supervisor.look()
     time.sleep(0.02)
-assert len(nursery.running) == 2, nursery.children
-assert nursery.restarts == 2
-assert nursery.memory_bytes() > 0
-print(nursery.stop(['device/0', 'device/2']))
+assert len(supervisor.running) == 2, supervisor.children
+assert supervisor.restarts == 2
+assert supervisor.memory_bytes() > 0
+print(supervisor.stop(['device/0', 'device/2']))
 """
 
 
@@ -62,7 +62,7 @@ def test_crashed_children_start_again_and_refused_ones_do_not(tmp_path: Path) ->
 
 
 def test_children_end_with_their_parent(tmp_path: Path) -> None:
-    script = SCRIPT.partition("while nursery.children")[0] + "time.sleep(10_000)"
+    script = SCRIPT.partition("while supervisor.children")[0] + "time.sleep(10_000)"
     parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
     try:
         wait_for((tmp_path / "device-ready-0").exists)
