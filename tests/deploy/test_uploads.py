@@ -44,6 +44,7 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.record.eventlog import LogReader
 from support.deployments import BCD, BCDI, Town, Unkind, federation
+from support.timelines import check_timeline
 
 FREE = fb.NoProjection()
 BOXED = replace(BCD, projection=fb.Box())
@@ -678,6 +679,7 @@ def test_refusals_and_failures_under_fire_replay(
     town.drain()
     assert town.declined
     town.replayed()
+    check_timeline(town.folder / "events.jsonl")
     steps = list(LogReader(town.folder / "events.jsonl"))
     over = {
         (c.to, c.message.activation)

@@ -14,8 +14,13 @@ from fedbcd.algorithm.projection import diameter
 from fedbcd.algorithm.variants import Algorithm, FedBCD, penalties
 from fedbcd.compute.smoothness import bias, estimate, sigma
 from fedbcd.data.federation import Federation
+from fedbcd.engines.participation import (
+    Participation,
+    other_schedule,
+    planned_participation,
+    recorded_participation,
+)
 from fedbcd.engines.settings import Settings
-from fedbcd.engines.timeline import Timeline, other_schedule, planned_timeline, recorded_timeline
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
@@ -101,14 +106,14 @@ def check_job(job: Job, *, log: Path | None = None, devices: int = 4, rounds: in
         )
     findings = [_scope(job.algorithm)]
     if job.algorithm.personal:
-        timeline = (
-            planned_timeline(settings, federation, job.run.rounds, job.run.until_clock, rounds)
+        seen = (
+            planned_participation(settings, federation, job.run.rounds, job.run.until_clock, rounds)
             if log is None
-            else recorded_timeline(log)
+            else recorded_participation(log)
         )
-        beyond = _beyond(job, timeline)
-        total = job.run.rounds or (None if beyond else timeline.rounds)
-        findings += _of_the_schedule(settings, federation, timeline, _source(log, timeline), beyond)
+        beyond = _beyond(job, seen)
+        total = job.run.rounds or (None if beyond else seen.rounds)
+        findings += _of_the_schedule(settings, federation, seen, _source(log, seen), beyond)
         findings += _of_the_problem(settings, federation, devices, total)
     return Report(
         job.name,
@@ -117,17 +122,15 @@ def check_job(job: Job, *, log: Path | None = None, devices: int = 4, rounds: in
     )
 
 
-def _beyond(job: Job, timeline: Timeline) -> str:
+def _beyond(job: Job, seen: Participation) -> str:
     """The part of the run that the schedule does not reach, in words; empty if it reaches the
     end.
     """
     if job.run.rounds is not None:
-        return f"the run has {job.run.rounds}" if timeline.rounds < job.run.rounds else ""
+        return f"the run has {job.run.rounds}" if seen.rounds < job.run.rounds else ""
     end = job.run.until_clock or 0.0
     return (
-        f"they end at {timeline.clock:.4g}, the run at {end:g} of the clock"
-        if timeline.clock < end
-        else ""
+        f"they end at {seen.clock:.4g}, the run at {end:g} of the clock" if seen.clock < end else ""
     )
 
 
@@ -157,14 +160,10 @@ def recorded_jobs(jobs: Sequence[Job], log: Path) -> tuple[list[Job], list[str]]
     return [job for job in jobs if not others[job.name]], skipped
 
 
-def _source(log: Path | None, timeline: Timeline) -> str:
+def _source(log: Path | None, seen: Participation) -> str:
     if log is None:
         return "planned"
-    return (
-        "recorded; the log's last line is not whole and was left out"
-        if timeline.cut
-        else "recorded"
-    )
+    return "recorded; the log's last line is not whole and was left out" if seen.cut else "recorded"
 
 
 def _scope(algorithm: Algorithm) -> Finding:
@@ -190,10 +189,10 @@ def _scope(algorithm: Algorithm) -> Finding:
 
 
 def _of_the_schedule(
-    settings: Settings, federation: Federation, timeline: Timeline, source: str, beyond: str
+    settings: Settings, federation: Federation, seen: Participation, source: str, beyond: str
 ) -> list[Finding]:
     servers = len(federation.servers)
-    found = [assumptions.activation(timeline.active, timeline.watched, source, beyond)]
+    found = [assumptions.activation(seen.active, seen.watched, source, beyond)]
     if settings.cloud.sync:
         alone = "Sync-cloud: one global model, so |V| = 1 in the theory"
         return [
@@ -210,14 +209,14 @@ def _of_the_schedule(
         matrices = [torch.tensor(m, dtype=torch.float64) for m in settings.cloud.mixing]
         graphs = [[(n, m) for n, m in matrix.nonzero().tolist()] for matrix in matrices]
         edges: Sequence[Sequence[tuple[int, int]]] = [
-            graphs[t % len(graphs)] for t in range(timeline.rounds)
+            graphs[t % len(graphs)] for t in range(seen.rounds)
         ]
         beyond = (
-            beyond if timeline.rounds < 2 * len(graphs) else ""
+            beyond if seen.rounds < 2 * len(graphs) else ""
         )  # the graphs come round again and again
     else:
-        matrices = first_b_matrices(servers, timeline.mixes)
-        edges = [[(first[0], n) for n in first[1:]] for first in timeline.mixes]
+        matrices = first_b_matrices(servers, seen.mixes)
+        edges = [[(first[0], n) for n in first[1:]] for first in seen.mixes]
     return [
         *found,
         assumptions.connectivity(servers, edges, source, beyond),

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from fedbcd.errors import RecordError
 from fedbcd.record.eventlog import VERSION
-from fedbcd.report.story import Story
+from fedbcd.record.timeline import MOST_VISITS, Timeline
 
 CHUNK = 1 << 22  # bytes that are read at once
 REMEMBERED = 64  # bytes before the place that was read last, by which a rewritten log is noticed
 
 
 class LogFollower:
-    """Follows one log. `story` is None until its first line is whole; `notice` says what is wrong
-    with it, if anything is.
+    """Follows one log. `timeline` is None until its first line is whole; `notice` says what is
+    wrong with it, if anything is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,7 +22,7 @@ class LogFollower:
         self._reset()
 
     def _reset(self) -> None:
-        self.story: Story | None = None
+        self.timeline: Timeline | None = None
         self.notice: str | None = None
         self.version = 0  # goes up with every line
         self._place = 0
@@ -81,10 +81,10 @@ class LogFollower:
         for raw in chunk.splitlines():
             self.version += 1
             try:
-                if self.story is None:
-                    self.story = Story(self._header(raw))
+                if self.timeline is None:
+                    self.timeline = Timeline(self._header(raw), MOST_VISITS)
                 else:
-                    self.story.take(raw)
+                    self.timeline.take(raw)
             except (
                 ValueError,
                 KeyError,

@@ -31,14 +31,15 @@ class Arrivals:
 
 def arrivals_of(record: RunRecord) -> Arrivals | None:
     """The phases of a run as the planner wants them; None where there are too few."""
-    story, servers = record.story, len(record.identity.get("servers", []))
-    if story is None or servers < 2:
+    timeline, servers = record.timeline, len(record.identity.get("servers", []))
+    if timeline is None or servers < 2:
         return None
     opened, ended = (
-        np.array(column[-MOST_PHASES:]) for column in (story.phases.opened, story.phases.ended)
+        np.array(column[-MOST_PHASES:])
+        for column in (timeline.phases.opened, timeline.phases.ended)
     )
-    counted = (ended >= 0) | (opened < story.now)
-    times = (np.where(ended >= 0, ended, story.now) - opened)[counted]
+    counted = (ended >= 0) | (opened < timeline.now)
+    times = (np.where(ended >= 0, ended, timeline.now) - opened)[counted]
     done = (ended >= 0)[counted]
     return (
         Arrivals(times, done, servers, int(record.identity.get("active", 1)))
