@@ -23,7 +23,7 @@ from support.runs import BCD, CASES, federation, train
 from support.timelines import check_timeline
 
 TESTS = Path(__file__).parents[1]
-SAID = json.loads((TESTS / "engines/fixtures/timelines.json").read_text())  # by 0.1.0
+SAID = json.loads((TESTS / "engines/timelines.json").read_text())  # by 0.1.0
 
 
 @pytest.fixture(params=SAID)

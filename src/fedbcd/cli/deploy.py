@@ -28,7 +28,7 @@ from fedbcd.experiments.deployed import deployment_of, one_job, read_job, settin
 from fedbcd.experiments.job import Job, default_table
 from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
-from fedbcd.record.runfolder import write_whole
+from fedbcd.record.tensorfile import write_whole
 
 if TYPE_CHECKING:
     from fedbcd.engines.deploy.links.tls import Security

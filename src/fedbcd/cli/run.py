@@ -62,7 +62,8 @@ from fedbcd.experiments.pool import without_none
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.record.eventlog import LogReader
-from fedbcd.record.runfolder import recorded_in, write_whole
+from fedbcd.record.runfolder import recorded_in
+from fedbcd.record.tensorfile import write_whole
 from fedbcd.report.page import write_report
 from fedbcd.trackers import Tracker, tracker
 

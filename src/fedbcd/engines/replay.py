@@ -18,16 +18,10 @@ from fedbcd.errors import RecordError, ReplayMismatch
 from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.protocol.messages import number_of
 from fedbcd.record.eventlog import LogReader
+from fedbcd.record.tensorfile import FLOATS
 from fedbcd.recorded import completed
 from fedbcd.schedule.delays import DELAYS, Clock
 from fedbcd.schedule.log import LogRounds
-
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 OTHER_ORDER = (
     "cluster",
@@ -187,9 +181,9 @@ def _parsed_settings(reader: LogReader) -> Settings:
             seed=int(identity["seed"]),
             joins={int(device): int(when) for device, when in identity["joins"]},
             leaves={int(device): int(when) for device, when in identity["leaves"]},
-            dtype=DTYPES[identity["dtype"]],
+            dtype=FLOATS[identity["dtype"]],
             max_batch=None if identity["max_batch"] is None else int(identity["max_batch"]),
-            storage=DTYPES[identity["storage"]] if "storage" in identity else None,
+            storage=FLOATS[identity["storage"]] if "storage" in identity else None,
             precision=identity.get("precision", "float32"),
             measure=measure_in(identity),
         )

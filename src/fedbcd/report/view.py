@@ -13,6 +13,7 @@ import numpy as np
 
 from fedbcd.data.measure import measure_in
 from fedbcd.record.history import COLUMNS, History
+from fedbcd.record.tensorfile import FLOATS
 from fedbcd.record.timeline import Timeline
 from fedbcd.report.baseline import Baseline, has_personal_models
 from fedbcd.report.follow import LogFollower
@@ -30,7 +31,6 @@ from fedbcd.report.standing import Standing, standing
 MOST_POINTS = 1_000  # of a curve
 MOST_ROWS = 200  # of a picture of the split
 WORST = 10  # devices that are named
-BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
 @dataclass
@@ -295,7 +295,7 @@ def traffic(record: RunRecord, rounds: Sequence[int]) -> list[float]:
     timeline, values = record.timeline, record.extras.values
     if timeline is None or not values:
         return [0.0 for _ in rounds]
-    width = BYTES.get(str(record.identity.get("dtype", "float32")), 4)
+    width = FLOATS.get(str(record.identity.get("dtype")), FLOATS["float32"]).itemsize
     report = 8 if _name(record.identity, "cloud") == "sync" else width
     r = timeline.mixes
     done = [min(k, len(r)) - 1 for k in rounds]

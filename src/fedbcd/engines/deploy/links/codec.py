@@ -23,6 +23,7 @@ from fedbcd.algorithm.params import Layout
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import MissingExtra, Refused
 from fedbcd.protocol.messages import Actor, Event
+from fedbcd.record import tensorfile
 from fedbcd.record.eventlog import decode as decode_event
 from fedbcd.record.eventlog import encode as encode_event
 
@@ -36,8 +37,7 @@ CHUNK_BYTES = (
 )  # small enough for a slow line to show that it is alive; larger ones are a little faster
 EVENT_BYTES = 4096
 HEADER_BYTES = 1024  # of the safetensors file
-DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F64": torch.float64}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPES = {code: tensorfile.DTYPES[code] for code in ("F32", "F64")}  # that may travel
 MODEL = re.compile(r"[a-z]+(/[0-9]{1,18}){1,4}")
 WORD = re.compile(r"[a-z_]{1,32}")
 LARGEST_NUMBER = 2**63 - 1
@@ -120,10 +120,8 @@ def encode(letter: Letter, number: int = 0) -> Iterator[Frame]:
     if letter.model is None:
         yield Frame(message=Message(number=number, event=event, clock=letter.clock))
         return
-    header = file_header(
-        str(getattr(letter.event, "model", "")), NAMES[letter.model.dtype], letter.model.numel()
-    )
-    body = letter.model.detach().contiguous().view(torch.uint8).numpy()
+    header = tensorfile.head_of({str(getattr(letter.event, "model", "")): letter.model})
+    body = tensorfile.values_of(letter.model)
     total = len(header) + len(body)
     yield Frame(message=Message(number=number, event=event, clock=letter.clock, bytes=total))
     digest = hashlib.sha256()
@@ -135,18 +133,6 @@ def encode(letter: Letter, number: int = 0) -> Iterator[Frame]:
         yield Frame(
             chunk=Chunk(number=number, offset=start, data=data, crc=zlib.crc32(data), digest=last)
         )
-
-
-def file_header(name: str, dtype: str, size: int) -> bytes:
-    """How a safetensors file with one flat tensor begins: the header's length, then JSON, padded to
-    a multiple of 8.
-    """
-    fields = {
-        name: {"dtype": dtype, "shape": [size], "data_offsets": [0, size * DTYPES[dtype].itemsize]}
-    }
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
 
 
 # ------------------------------------------------------------------------------------------------
@@ -372,9 +358,7 @@ class _Parcel:
 def _declared_vector(header: bytes, name: str) -> tuple[str, int]:
     """Dtype and length of the one flat tensor that a safetensors header declares."""
     try:
-        fields = json.loads(header)
-        ((its_name, entry),) = fields.items()
-        dtype, (size,), (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        its_name, dtype, (size,), start, stop = tensorfile.sole_tensor(header)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Refused(
             "model", f"the header of the model does not declare one flat tensor ({error!s:.100})"
