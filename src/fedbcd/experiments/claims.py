@@ -15,17 +15,6 @@ from statistics import mean, stdev
 from fedbcd.record.history import History
 
 Curves = Mapping[str, Mapping[str, Sequence[History]]]  # panel -> run -> one history per seed
-STUDENT = (
-    12.71,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-)  # two-sided 95 % for 1, 2, ... degrees of freedom
 CLOSE = 0.01  # two accuracies that differ by less are "almost the same"
 
 
@@ -52,7 +41,10 @@ def _verdict(claim: int, part: str, effects: Sequence[float], meaning: str) -> V
 
 
 def _student(freedom: int) -> float:
-    return STUDENT[freedom - 1] if freedom <= len(STUDENT) else 2.23
+    """The two-sided 95 % quantile of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.975))
 
 
 def consensus_methods_have_one_accuracy(curves: Curves) -> list[Verdict]:
