@@ -11,7 +11,7 @@ import pytest
 
 import fedbcd as fb
 from fedbcd.engines.deploy.local.growing_log import GrowingLog, Onlooker, Settled, stores_in
-from fedbcd.engines.deploy.local.merged_log import header_of, merge
+from fedbcd.engines.deploy.local.merged_log import header_of
 from fedbcd.engines.deploy.local.supervisor import Child
 from fedbcd.engines.deploy.local.up import Up, actors_of
 from fedbcd.engines.deploy.processes.assemble import Deployment
@@ -24,6 +24,7 @@ from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import Actor, device_actor
 from fedbcd.record.eventlog import LogReader
 from support.deployments import CASES, Town, Unkind, federation
+from support.merging import merge
 from support.processes import (
     ENDLESS,
     finish_log,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.engines.deploy.local.merged_log import header_of, merge
+from fedbcd.engines.deploy.local.merged_log import header_of
 from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.device import DeviceRole
@@ -21,6 +21,7 @@ from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.messages import COORDINATOR, RetryDue, number_of
 from fedbcd.record.eventlog import LogReader
 from fedbcd.recorded import in_record
+from support.merging import merge
 from support.rounding import of_run
 
 VERSIONS = sorted((Path(__file__).parent / "fixtures").iterdir())

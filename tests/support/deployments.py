@@ -15,7 +15,7 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.engines.deploy.links.letter import Letter
-from fedbcd.engines.deploy.local.merged_log import header_of, merge
+from fedbcd.engines.deploy.local.merged_log import header_of
 from fedbcd.engines.deploy.processes import failpoints
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, Stopped
 from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
@@ -43,6 +43,7 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
+from support.merging import merge
 
 SERVERS, DEVICES = 3, 9
 MODEL: Callable[[], nn.Module] = partial(logistic, 64, 10)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedbcd.cli.overrides import override
 from fedbcd.config import read_toml
 from fedbcd.experiments.check import Report, check_job, recorded_jobs
 from fedbcd.experiments.job import default_table, parse
@@ -54,8 +55,7 @@ def check_command(
     for 'fedbcd run'.
     """
     table = default_table() if file is None else read_toml(file)
-    if data is not None:
-        table["data"] = {**table.get("data", {}), "folder": str(data)}
+    override(table, folder=data)
     path = log / "events.jsonl" if log is not None and log.is_dir() else log
     jobs, skipped = (parse(table), []) if path is None else recorded_jobs(parse(table), path)
     for sentence in skipped:

@@ -18,6 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedbcd.cli.overrides import override
 from fedbcd.config import read_toml
 from fedbcd.experiments.claims import Verdict, judge
 from fedbcd.experiments.figures import by_run, draw_panel, write_claims, write_table
@@ -103,8 +104,7 @@ def sweep_command(
 ) -> None:
     """Try every combination of some settings, in parallel, and say which is best."""
     table = read_toml(file)
-    if data is not None:
-        table.setdefault("data", {})["folder"] = str(data)
+    override(table, folder=data)
     part, points = parse_sweep(table)
     results = _run(
         [job for point in points for job in point.jobs],

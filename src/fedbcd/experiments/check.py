@@ -259,7 +259,7 @@ def _smoothness(
     try:
         return estimate(federation, algorithm, objective, start, devices), ""
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
-        return None, _first_line(error)
+        return None, _error_line(error)
 
 
 def _server_step(
@@ -302,13 +302,13 @@ def _noise(
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
         found, spread = (
             Bias(
-                (f"gradients of single samples could not be compared ({_first_line(error)})",), ()
+                (f"gradients of single samples could not be compared ({_error_line(error)})",), ()
             ),
             None,
         )
     return assumptions.noise(spread, algorithm.batch, min(devices, federation.devices), found)
 
 
-def _first_line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """What an error says first, or what it is."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

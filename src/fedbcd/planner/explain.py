@@ -27,7 +27,7 @@ class ServerPart:
 
 
 @dataclass(frozen=True)
-class RoundStory:
+class ExplainedRound:
     """A round: from the mix before it to its own."""
 
     round: int
@@ -55,7 +55,7 @@ class RoundStory:
 
 def explain(
     log: Path, round_: int | None = None, on_notice: Callable[[str], None] = lambda _: None
-) -> RoundStory:
+) -> ExplainedRound:
     """The story of a round of a log (default: its longest)."""
     record = read_record(log, on_notice)
     if not record.mixes:
@@ -71,7 +71,7 @@ def explain(
     parts = {server: _part(phase, mix) for server, phase in _phases_at(record, mix).items()}
     mixed = sorted((parts[server] for server in mix.servers), key=lambda part: part.ready or 0.0)
     left_out = tuple(part for server, part in sorted(parts.items()) if server not in mix.servers)
-    return RoundStory(mix.round, began, mix.time, median(lengths), tuple(mixed), left_out)
+    return ExplainedRound(mix.round, began, mix.time, median(lengths), tuple(mixed), left_out)
 
 
 def _lengths(record: Record) -> list[float]:
@@ -123,7 +123,7 @@ def _last_visit(phase: Phase) -> Visit | None:
 
 # ------------------------------------------------------------------------------------------------
 # in words
-def _length(story: RoundStory) -> str:
+def _length(story: ExplainedRound) -> str:
     times = story.length / story.typical if story.typical > 0 else 1.0
     return (
         f"round {story.round} took {story.length:.2f} (clock {story.began:.2f} to"
@@ -131,7 +131,7 @@ def _length(story: RoundStory) -> str:
     )
 
 
-def _critical(story: RoundStory) -> str:
+def _critical(story: ExplainedRound) -> str:
     last, count = story.last, len(story.mixed)
     text = (
         f"it ended when server {last.server}, number {count} of {count}, was ready: its phase had"
@@ -147,7 +147,7 @@ def _critical(story: RoundStory) -> str:
     )
 
 
-def _waits(story: RoundStory) -> list[str]:
+def _waits(story: ExplainedRound) -> list[str]:
     waits = [part for part in story.mixed[:-1] if part.waited]
     if not waits:
         return ["no other server waited for it"]
@@ -157,7 +157,7 @@ def _waits(story: RoundStory) -> list[str]:
     return [f"{len(waits)} of the others waited for it, {total:.2f} in all, {who}"]
 
 
-def _rest(story: RoundStory) -> list[str]:
+def _rest(story: ExplainedRound) -> list[str]:
     if not story.left_out:
         return []
     queued = [part.server for part in story.left_out if part.ready is not None]

@@ -3,6 +3,7 @@ another. All that is read or written in it by this package goes through here: ru
 deployments, and models on their way.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -69,6 +70,16 @@ def values_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in memory, of which no copy is made."""
     view: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return view
+
+
+def digest_of(tables: Iterable[tuple[torch.dtype, tuple[int, ...], Iterable[Tensor]]]) -> str:
+    """A hash of tables of models, bit for bit: dtype and shape of each, then its rows."""
+    digest = hashlib.sha256()
+    for dtype, shape, blocks in tables:
+        digest.update(repr((str(dtype), shape)).encode())
+        for block in blocks:
+            digest.update(values_of(block.cpu()))
+    return digest.hexdigest()
 
 
 def sole_tensor(head: bytes) -> tuple[str, Any, Any, Any, Any]:

@@ -16,7 +16,7 @@ from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.timeouts import quantile
 from fedbcd.engines.settings import Settings
 from fedbcd.record.timeline import NEVER, Timeline, read_timeline
-from fedbcd.schedule.delays import Delay
+from fedbcd.schedule.delays import quantile_at
 
 
 def account(log: Path, settings: Settings, options: Deploy) -> dict[str, Any]:
@@ -81,13 +81,9 @@ def _drawn(settings: Settings, device: int, phase: int, activation: int) -> tupl
     """When a device asks in a phase, and how long it takes for a step."""
     seed, clock = settings.seed, settings.clock
     return (
-        _quantile(clock.arrival, draws.unit_one(seed, draws.ARRIVAL, device, phase)),
-        _quantile(clock.step, draws.unit_one(seed, draws.PROCESS, device, activation)),
+        quantile_at(clock.arrival, draws.unit_one(seed, draws.ARRIVAL, device, phase)),
+        quantile_at(clock.step, draws.unit_one(seed, draws.PROCESS, device, activation)),
     )
-
-
-def _quantile(delay: Delay, u: float) -> float:
-    return float(delay.quantile(np.array([u]))[0])
 
 
 def _mean(values: Sequence[float]) -> float:
