@@ -19,7 +19,7 @@ from fedbcd.protocol.messages import (
     number_of,
 )
 from fedbcd.record.eventlog import LogReader, Transition
-from fedbcd.record.timeline import NEVER, NONE, Timeline, read_timeline
+from fedbcd.record.timeline import MISSING, NEVER, Timeline, read_timeline
 
 
 def check_timeline(log: Path) -> Timeline:
@@ -82,7 +82,7 @@ def _check_visits(
     found = {
         (visits.device[v], visits.activation[v]): v
         for v in range(len(visits))
-        if visits.counted[v] != NONE
+        if visits.counted[v] != MISSING
     }
     counted = 0
     for k, step in enumerate(steps):
@@ -123,7 +123,7 @@ def _check_visit(before: list[Transition], absorb: Absorb, timeline: Timeline, v
     assert visits.admitted[v] in admitted
     assert visits.asked[v] in asked
     assert visits.asked[v] <= visits.admitted[v] <= visits.uploaded[v] <= before[-1].time
-    assert visits.steps[v] in {*trained, NONE}
+    assert visits.steps[v] in {*trained, MISSING}
     if len(asked) == len(admitted) == 1:
         assert [visits.steps[v]] == trained[-1:]
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedbcd.cli.overrides import override
 from fedbcd.config import read_toml
-from fedbcd.experiments.check import Report, check_job, recorded_jobs
+from fedbcd.experiments.check import CheckReport, check_job, recorded_jobs
 from fedbcd.experiments.job import default_table, parse
 from fedbcd.theory.assumptions import Verdict
 
@@ -81,7 +81,7 @@ def check_command(
         raise typer.Exit(SOMETHING_FAILS)
 
 
-def _table(report: Report) -> Table:
+def _table(report: CheckReport) -> Table:
     table = Table(
         title=escape(report.title),
         title_justify="left",

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from fedbcd.cli.overrides import override
 from fedbcd.config import read_toml
-from fedbcd.experiments.claims import Verdict, judge
+from fedbcd.experiments.claims import ClaimVerdict, judge
 from fedbcd.experiments.figures import by_run, draw_panel, write_claims, write_table
 from fedbcd.experiments.job import Job
 from fedbcd.experiments.paper import PANELS, Setting, panels
@@ -144,7 +144,7 @@ def _run(jobs: Sequence[Job], folder: Path, workers: int | None) -> list[Result]
         )
 
 
-def _claims_table(verdicts: Sequence[Verdict]) -> Table:
+def _claims_table(verdicts: Sequence[ClaimVerdict]) -> Table:
     table = Table(
         header_style="bold", title="the paper's claims on these runs", title_justify="left"
     )

@@ -24,7 +24,7 @@ from fedbcd.report.advice import advice
 from fedbcd.report.planning import Planned, arrivals_of
 from fedbcd.report.protocol_view import timeline_view
 from fedbcd.report.runs import LOG, Extras
-from fedbcd.report.standing import Standing
+from fedbcd.report.standing import RunStanding
 from fedbcd.report.view import RunRecord, run_view
 
 EVERY_S = 1.0
@@ -179,7 +179,7 @@ class Deployment:
 
     # ---------------------------------------------------------------------------------------------
     # showing
-    def view(self, logged: Standing | None = None) -> tuple[str, dict[str, Any]]:
+    def view(self, logged: RunStanding | None = None) -> tuple[str, dict[str, Any]]:
         """A word that changes with every round of asking; the run as far as it can be seen from
         outside, and every role.
 
@@ -214,7 +214,7 @@ class Deployment:
         """Whether the merged log is there, so that the run is among those of the folder."""
         return self.folder is not None and (self.folder / LOG).is_file()
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> RunStanding:
         """As far as the roles tell: of one that does not answer any more, what it said last."""
         status = self._said_by("coordinator")
         heard = any(seen.status is status and not seen.error for seen in self._seen.values())
@@ -224,12 +224,12 @@ class Deployment:
             else ""
         )
         if status.get("finished"):
-            return Standing("finished", f"finished, {status['round']} rounds")
+            return RunStanding("finished", f"finished, {status['round']} rounds")
         if self._seen and all(seen.error for seen in self._seen.values()):
-            return Standing(
+            return RunStanding(
                 "silent", "no role answers" + (f"; last seen at {place}" if place else "")
             )
-        return Standing("running", place if heard or not place else f"last seen at {place}")
+        return RunStanding("running", place if heard or not place else f"last seen at {place}")
 
     def _said_by(self, actor: str) -> dict[str, Any]:
         return next(
@@ -247,7 +247,7 @@ class Deployment:
             arrivals = arrivals_of(self._record(self._standing()))
         return self._planned.plan(arrivals)
 
-    def _record(self, stands: Standing) -> RunRecord:
+    def _record(self, stands: RunStanding) -> RunRecord:
         statuses = [seen.status for seen in self._seen.values()]
         servers = max(self._timeline.servers, default=-1) + 1
         coordinator = self._said_by("coordinator")

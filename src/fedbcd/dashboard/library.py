@@ -15,7 +15,7 @@ from fedbcd.report.follow import LogFollower
 from fedbcd.report.planning import Planned, arrivals_of
 from fedbcd.report.protocol_view import device_page, timeline_view
 from fedbcd.report.runs import LOG, MODELS, Extras, find_runs, read_extras
-from fedbcd.report.standing import Standing
+from fedbcd.report.standing import RunStanding
 from fedbcd.report.view import RunRecord, devices_view, differences, record_of, run_view
 
 PHASES = 3_000  # in one answer; details of a stretch are fetched when someone zooms in
@@ -155,12 +155,12 @@ class Library:
                     self._watched[key] = Watched(key, self._known[key])
             return [self._watched[key] for key in known]
 
-    def standing(self, folder: Path) -> Standing | None:
+    def standing(self, folder: Path) -> RunStanding | None:
         """How the run in this folder stands; None where there is none that can be read."""
         try:
             for one in self.watched([_key(folder)]):
                 one.refresh()
-                return Standing(*(one.view()["summary"][name] for name in ("state", "standing")))
+                return RunStanding(*(one.view()["summary"][name] for name in ("state", "standing")))
         except RecordError:
             pass
         return None

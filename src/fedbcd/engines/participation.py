@@ -12,7 +12,7 @@ from fedbcd.engines.settings import Settings
 from fedbcd.errors import RecordError
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.runfolder import difference
-from fedbcd.record.timeline import NONE, Timeline, read_timeline
+from fedbcd.record.timeline import MISSING, Timeline, read_timeline
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
 
@@ -66,7 +66,7 @@ def participation(
     active: dict[int, list[int]] = {device: [] for device in watched}
     round_of = phases.number if numbered else phases.round
     for device, phase in zip(visits.device, visits.counted, strict=True):
-        if device in watched and phase != NONE and 0 <= round_of[phase] < watched[device]:
+        if device in watched and phase != MISSING and 0 <= round_of[phase] < watched[device]:
             active[device].append(round_of[phase])
     mixed = tuple(tuple(mixes.members(k)) for k in range(rounds))
     return Participation(rounds, mixed, active, watched, clock, cut)

@@ -32,7 +32,7 @@ from fedbcd.theory.mixing import first_b_matrices
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """The findings of one job."""
 
     title: str
@@ -90,7 +90,9 @@ class Report:
         }
 
 
-def check_job(job: Job, *, log: Path | None = None, devices: int = 4, rounds: int = 2000) -> Report:
+def check_job(
+    job: Job, *, log: Path | None = None, devices: int = 4, rounds: int = 2000
+) -> CheckReport:
     """Judge Assumptions 1 to 5 for a job: curvature on `devices` of its devices, the schedule
     planned (`rounds` at most) or from `log`.
     """
@@ -115,7 +117,7 @@ def check_job(job: Job, *, log: Path | None = None, devices: int = 4, rounds: in
         total = job.run.rounds or (None if beyond else seen.rounds)
         findings += _of_the_schedule(settings, federation, seen, _source(log, seen), beyond)
         findings += _of_the_problem(settings, federation, devices, total)
-    return Report(
+    return CheckReport(
         job.name,
         tuple(sorted(findings, key=lambda finding: finding.assumption)),
         _is_random(settings),

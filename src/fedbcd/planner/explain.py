@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.planner.record import Mix, Phase, Record, Visit, read_record
+from fedbcd.planner.record import Record, RecordedMix, RecordedPhase, RecordedVisit, read_record
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,18 @@ def _lengths(record: Record) -> list[float]:
     return [after - before for before, after in pairwise(ends)]
 
 
-def _phases_at(record: Record, mix: Mix) -> dict[int, Phase]:
+def _phases_at(record: Record, mix: RecordedMix) -> dict[int, RecordedPhase]:
     """Each server's phase at the moment of the mix: the last that had opened before; a phase that
     the mix itself opens begins then.
     """
-    found: dict[int, Phase] = {}
+    found: dict[int, RecordedPhase] = {}
     for phase in record.phases:
         if phase.opened < mix.time or phase.server not in found:
             found[phase.server] = phase
     return found
 
 
-def _part(phase: Phase, mix: Mix) -> ServerPart:
+def _part(phase: RecordedPhase, mix: RecordedMix) -> ServerPart:
     member = phase.server in mix.servers
     ready = phase.ended if phase.ended is not None and phase.ended <= mix.time else None
     visit = _last_visit(phase)
@@ -112,7 +112,7 @@ def _part(phase: Phase, mix: Mix) -> ServerPart:
     )
 
 
-def _last_visit(phase: Phase) -> Visit | None:
+def _last_visit(phase: RecordedPhase) -> RecordedVisit | None:
     """The device that the server waited for longest: the last to upload, or one that never did."""
     never = [visit for visit in phase.visits.values() if visit.uploaded is None]
     done = phase.complete

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedbcd.errors import RecordError
-from fedbcd.record.timeline import NEVER, NONE, Timeline, read_timeline
+from fedbcd.record.timeline import MISSING, NEVER, Timeline, read_timeline
 
 
 @dataclass(slots=True)
-class Visit:
+class RecordedVisit:
     """One device in one phase: when it asked, was let in and uploaded; how many steps it took."""
 
     device: int
@@ -22,17 +22,17 @@ class Visit:
 
 
 @dataclass(slots=True)
-class Phase:
+class RecordedPhase:
     """One response-and-update phase of a server; `ended` is None while it goes on."""
 
     server: int
     number: int
     opened: float
     ended: float | None = None
-    visits: dict[int, Visit] = field(default_factory=dict)
+    visits: dict[int, RecordedVisit] = field(default_factory=dict)
 
     @property
-    def complete(self) -> list[Visit]:
+    def complete(self) -> list[RecordedVisit]:
         """The visits that were counted, in order of arrival."""
         return sorted(
             (v for v in self.visits.values() if v.uploaded is not None), key=lambda v: v.asked
@@ -40,7 +40,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class RecordedMix:
     """A round of the coordinator: when it ended, and whose models of which phases were mixed
     (Sync-cloud: all).
     """
@@ -55,8 +55,8 @@ class Record:
     """All phases and mixes of a log, in order of time."""
 
     path: Path
-    phases: list[Phase] = field(default_factory=list)
-    mixes: list[Mix] = field(default_factory=list)
+    phases: list[RecordedPhase] = field(default_factory=list)
+    mixes: list[RecordedMix] = field(default_factory=list)
     end: float = 0.0  # the clock at its last line
 
     @property
@@ -80,7 +80,7 @@ def read_record(log: Path, on_notice: Callable[[str], None] = lambda _: None) ->
         raise RecordError(
             f"{path} has no arrivals: no device asked to take part; record at least one round"
         )
-    mixed = [Mix(k, time, tuple(mixes.members(k))) for k, time in enumerate(mixes.time)]
+    mixed = [RecordedMix(k, time, tuple(mixes.members(k))) for k, time in enumerate(mixes.time)]
     return Record(path, phases, mixed, timeline.now)
 
 
@@ -95,10 +95,10 @@ def _log_in(folder: Path) -> Path:
     return path
 
 
-def _phases(timeline: Timeline) -> list[Phase]:
+def _phases(timeline: Timeline) -> list[RecordedPhase]:
     columns = timeline.phases
     found = [
-        Phase(server, number, opened, _time(ended))
+        RecordedPhase(server, number, opened, _time(ended))
         for server, number, opened, ended in zip(
             columns.server, columns.number, columns.opened, columns.ended, strict=True
         )
@@ -106,12 +106,12 @@ def _phases(timeline: Timeline) -> list[Phase]:
     visits = timeline.visits
     for k, (phase, device) in enumerate(zip(visits.phase, visits.device, strict=True)):
         steps = visits.steps[k]
-        found[phase].visits[device] = Visit(
+        found[phase].visits[device] = RecordedVisit(
             device,
             visits.asked[k],
             visits.admitted[k],
             _time(visits.uploaded[k]),
-            None if steps == NONE else steps,
+            None if steps == MISSING else steps,
         )
     return found
 

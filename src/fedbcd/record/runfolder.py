@@ -27,7 +27,7 @@ from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 from fedbcd.recorded import completed
 
 FINGERPRINTS = ("data", "model")  # parts of the identity that say nothing to a reader
-LOOK_S = 0.2  # how long to try for the lock of a folder
+LOCK_S = 0.2  # how long to try for the lock of a folder
 
 
 def is_at_work(folder: Path) -> bool:
@@ -49,7 +49,7 @@ def is_at_work(folder: Path) -> bool:
 
 def _locked(handle: int) -> bool:
     """Lock a folder; somebody who asks `is_at_work` has it for a moment only."""
-    until = time.monotonic() + LOOK_S
+    until = time.monotonic() + LOCK_S
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -46,7 +46,7 @@ class Blocks(Protocol):
         ...
 
 
-def head_of(
+def file_head(
     tensors: Mapping[str, Tensor | Blocks],
     metadata: Mapping[str, str] | None = None,
     separators: tuple[str, str] = COMPACT,
@@ -96,7 +96,7 @@ def sole_tensor(head: bytes) -> tuple[str, Any, Any, Any, Any]:
 # one tensor in memory
 def pack(tensor: Tensor) -> list[Piece]:
     """A file with one tensor, in pieces."""
-    return [head_of({"tensor": tensor}), values_of(tensor)]
+    return [file_head({"tensor": tensor}), values_of(tensor)]
 
 
 def unpack(data: bytearray) -> Tensor:
@@ -133,7 +133,7 @@ def write_tensors(
 
 
 def _in_pieces(tensors: Mapping[str, Tensor | Blocks], metadata: dict[str, str]) -> Iterator[Piece]:
-    yield head_of(tensors, metadata, separators=(", ", ": "))
+    yield file_head(tensors, metadata, separators=(", ", ": "))
     for tensor in tensors.values():
         for block in (tensor,) if isinstance(tensor, Tensor) else tensor.blocks():
             yield values_of(block.detach().cpu())

@@ -29,7 +29,7 @@ from fedbcd.record.eventlog import LogReader, encode
 Ints: TypeAlias = "array[int]"
 Times: TypeAlias = "array[float]"
 NEVER = -1.0  # a time that has not come
-NONE = -1  # a phase, device, round or number of steps that is not there
+MISSING = -1  # a phase, device, round or number of steps that is not there
 MOST_VISITS = 200_000  # the latest visits of a log that may grow without end
 
 
@@ -58,7 +58,7 @@ class Phases:
     ended: Times = field(default_factory=_times)  # the q-th upload; NEVER while it goes on
     reported: Ints = field(default_factory=lambda: array("b"))  # 0: isolated before it ended
     mixed: Times = field(default_factory=_times)  # the coordinator's mix; NEVER if there was none
-    round: Ints = field(default_factory=_ints)  # of that mix; NONE: not mixed (yet), or isolated
+    round: Ints = field(default_factory=_ints)  # of that mix; MISSING: not mixed (yet), or isolated
     released: Times = field(default_factory=_times)  # the next phase of this server opens
     last_device: Ints = field(default_factory=_ints)  # whose upload came last
     last_admitted: Times = field(default_factory=_times)  # when that device was let in
@@ -75,8 +75,8 @@ class Phases:
         self.reported.append(0)
         for times in (self.ended, self.mixed, self.released, self.last_admitted):
             times.append(NEVER)
-        self.round.append(NONE)
-        self.last_device.append(NONE)
+        self.round.append(MISSING)
+        self.last_device.append(MISSING)
         return len(self.server) - 1
 
 
@@ -92,7 +92,7 @@ class Visits:
     activation: Ints = field(default_factory=_ints)
     asked: Times = field(default_factory=_times)
     admitted: Times = field(default_factory=_times)
-    steps: Ints = field(default_factory=_ints)  # that it trained; NONE: not yet
+    steps: Ints = field(default_factory=_ints)  # that it trained; MISSING: not yet
     uploaded: Times = field(default_factory=_times)  # NEVER: not yet
     # The phase in which the upload counted: one that comes while its server waits counts in the
     # next phase, if at all.
@@ -111,9 +111,9 @@ class Visits:
         self.activation.append(activation)
         self.asked.append(asked)
         self.admitted.append(admitted)
-        self.steps.append(NONE)
+        self.steps.append(MISSING)
         self.uploaded.append(NEVER)
-        self.counted.append(NONE)
+        self.counted.append(MISSING)
         return self.dropped + len(self) - 1
 
     def _drop(self, count: int) -> None:
@@ -131,7 +131,7 @@ class Mixes:
     """
 
     time: Times = field(default_factory=_times)
-    last_phase: Ints = field(default_factory=_ints)  # whose report completed it; NONE: not known
+    last_phase: Ints = field(default_factory=_ints)  # whose report completed it; MISSING: not known
     start: Ints = field(default_factory=_ints)  # where its servers begin in `servers`
     servers: Ints = field(default_factory=_ints)
     down: Ints = field(default_factory=_longs)  # server to device
@@ -155,7 +155,7 @@ class ServerStanding:
     state: str = "new"  # then: collecting, waiting
     since: float = 0.0
     phases: int = 0
-    last_mix: int = NONE  # the round of its last mix
+    last_mix: int = MISSING  # the round of its last mix
     uploads: int = 0
 
 
@@ -169,7 +169,7 @@ class DeviceStanding:
     activations: int = 0
     steps: int = 0
     offline: int = 0  # offline rounds (FedBCD-I)
-    visit: int = NONE
+    visit: int = MISSING
 
 
 class Timeline:
@@ -371,7 +371,7 @@ class Timeline:
         """The coordinator mixes the models of these servers, on the report of one of them."""
         number, mixes, sent = len(self.mixes), self.mixes, self._sent
         mixes.time.append(time)
-        mixes.last_phase.append(NONE if reported is None else self._open.get(reported, NONE))
+        mixes.last_phase.append(MISSING if reported is None else self._open.get(reported, MISSING))
         mixes.start.append(len(mixes.servers))
         mixes.servers.extend(members)
         mixes.down.append(sent["Activated"])

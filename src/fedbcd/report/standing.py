@@ -12,22 +12,22 @@ from fedbcd.record.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStanding:
     """A word, `finished`, `running` or `stopped`, and a sentence."""
 
     state: str
     words: str
 
 
-def standing(folder: Path, timeline: Timeline | None, job: dict[str, Any]) -> Standing:
+def standing(folder: Path, timeline: Timeline | None, job: dict[str, Any]) -> RunStanding:
     """Of the run in a folder, whose log says this so far."""
     if timeline is not None and timeline.end is not None:
         rounds = timeline.end.get("rounds", len(timeline.mixes))
-        return Standing("finished", f"finished, {rounds} {'round' if rounds == 1 else 'rounds'}")
+        return RunStanding("finished", f"finished, {rounds} {'round' if rounds == 1 else 'rounds'}")
     place = _place(timeline, job)
     if is_at_work(folder):
-        return Standing("running", place)
-    return Standing("stopped", f"stopped at {place}; go on with {_way_on(folder)}")
+        return RunStanding("running", place)
+    return RunStanding("stopped", f"stopped at {place}; go on with {_way_on(folder)}")
 
 
 def _place(timeline: Timeline | None, job: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from fedbcd.report.protocol_view import (
     timeline_view,
 )
 from fedbcd.report.runs import Extras, read_extras
-from fedbcd.report.standing import Standing, standing
+from fedbcd.report.standing import RunStanding, standing
 
 MOST_POINTS = 1_000  # of a curve
 MOST_ROWS = 200  # of a picture of the split
@@ -116,7 +116,7 @@ def record_of(folder: Path, follower: LogFollower, extras: Extras) -> RunRecord:
     return RunRecord(folder, follower.timeline, extras, (*notices, *extras.notices))
 
 
-def standing_of(record: RunRecord) -> Standing:
+def standing_of(record: RunRecord) -> RunStanding:
     """Whether it has finished, goes on, or was stopped."""
     return standing(record.folder, record.timeline, record.job)
 
@@ -126,7 +126,7 @@ def run_view(
     key: str,
     phases: int | None = None,
     still: dict[str, Any] | None = None,
-    stands: Standing | None = None,
+    stands: RunStanding | None = None,
 ) -> dict[str, Any]:
     """Everything a page shows of one run. `still` is what `devices_view` gave for the same extras,
     if it is at hand.

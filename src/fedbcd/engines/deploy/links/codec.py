@@ -37,7 +37,7 @@ CHUNK_BYTES = (
 )  # small enough for a slow line to show that it is alive; larger ones are a little faster
 EVENT_BYTES = 4096
 HEADER_BYTES = 1024  # of the safetensors file
-DTYPES = {code: tensorfile.DTYPES[code] for code in ("F32", "F64")}  # that may travel
+WIRE_DTYPES = {code: tensorfile.DTYPES[code] for code in ("F32", "F64")}  # that may travel
 MODEL = re.compile(r"[a-z]+(/[0-9]{1,18}){1,4}")
 WORD = re.compile(r"[a-z_]{1,32}")
 LARGEST_NUMBER = 2**63 - 1
@@ -104,7 +104,7 @@ class Limits:
     def largest_bytes(self) -> int:
         """The longest file that can fit."""
         return (
-            max((size * DTYPES[dtype].itemsize for dtype, size in self.vectors), default=0)
+            max((size * WIRE_DTYPES[dtype].itemsize for dtype, size in self.vectors), default=0)
             + 8
             + HEADER_BYTES
         )
@@ -120,7 +120,7 @@ def encode(letter: Letter, number: int = 0) -> Iterator[Frame]:
     if letter.model is None:
         yield Frame(message=Message(number=number, event=event, clock=letter.clock))
         return
-    header = tensorfile.head_of({str(getattr(letter.event, "model", "")): letter.model})
+    header = tensorfile.file_head({str(getattr(letter.event, "model", "")): letter.model})
     body = tensorfile.values_of(letter.model)
     total = len(header) + len(body)
     yield Frame(message=Message(number=number, event=event, clock=letter.clock, bytes=total))
@@ -338,14 +338,14 @@ class _Parcel:
             raise Refused(
                 "model", f"a model of {size} values of {dtype} does not fit; accepted: {allowed}"
             )
-        if self.message.bytes != 8 + length + size * DTYPES[dtype].itemsize:
+        if self.message.bytes != 8 + length + size * WIRE_DTYPES[dtype].itemsize:
             raise Refused(
                 "size",
                 f"{self.message.bytes} bytes were announced, but {size} values of {dtype} need"
                 " another length",
             )
         self._header_bytes = 8 + length
-        self._model = torch.empty(size, dtype=DTYPES[dtype])
+        self._model = torch.empty(size, dtype=WIRE_DTYPES[dtype])
         self._bytes = self._model.view(torch.uint8).numpy()
 
     def _place(self, data: bytes) -> None:
@@ -367,13 +367,15 @@ def _declared_vector(header: bytes, name: str) -> tuple[str, int]:
         raise Refused(
             "model", f"the model is called {its_name!r:.80}, but the event names {name!r}"
         )
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise Refused("dtype", f"a model of dtype {dtype!r:.20} came; known: {', '.join(DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in WIRE_DTYPES:
+        raise Refused(
+            "dtype", f"a model of dtype {dtype!r:.20} came; known: {', '.join(WIRE_DTYPES)}"
+        )
     if not (
         type(size) is int
         and 0 <= size <= LARGEST_NUMBER
         and start == 0
-        and stop == size * DTYPES[dtype].itemsize
+        and stop == size * WIRE_DTYPES[dtype].itemsize
     ):
         raise Refused(
             "model",
