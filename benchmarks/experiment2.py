@@ -18,8 +18,8 @@ from typing import Any
 
 from fedbcd.config import dump_toml
 from fedbcd.experiments.deployed import one_job
+from fedbcd.planner.round_time import rounds_of
 from fedbcd.planner.server_time import device_model
-from fedbcd.planner.timeline import rounds_of
 from fedbcd.record.history import History
 
 CLOUDS = {

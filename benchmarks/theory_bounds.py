@@ -11,13 +11,16 @@ servers, averaged over seeds (of mini-batches).
 import argparse
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedbcd.experiments.known import KNOWN, trace
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 from fedbcd.theory.bounds import certificate_bounds, trivial_bounds
+from support.known_problems import KNOWN, trace
 
 CERTIFICATES = ("gap", "pull", "spread")
 THEOREM = {"gap": 0.25, "pull": 0.5, "spread": 0.5}

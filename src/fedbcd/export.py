@@ -21,7 +21,7 @@ from fedbcd.errors import ConfigError, NumericalError, RecordError
 from fedbcd.experiments.job import parse
 from fedbcd.experiments.pool import without_none
 from fedbcd.record.eventlog import LogReader
-from fedbcd.record.runfolder import read_tensors, write_tensors, write_whole
+from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 
 FORMATS = ("safetensors", "onnx")
 SAMPLES = 64  # on which outputs are compared

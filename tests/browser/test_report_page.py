@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import fedbcd as fb
+from fedbcd.record.timeline import Timeline
 from fedbcd.report.page import page as html_of
 from fedbcd.report.page import view_of, write_report
 from fedbcd.report.runs import Extras
-from fedbcd.report.story import ServerState, Story
 from fedbcd.report.view import RunRecord
 from support.runs import fedbcd, train, write_job
 from support.waiting import wait_for
@@ -206,31 +206,24 @@ for (let row = 0; row < 30 * k * rows; row += 1) {
 const all = sums[0] + sums[1] + sums[2]; return sums.map((v) => v / all)"""
 
 
-def _sync_story(rounds: int, servers: int, update: float) -> Story:
+def _sync_timeline(rounds: int, servers: int, update: float) -> Timeline:
     """Rounds of length 1, of which every server works for a share `update` and waits for the
     rest.
     """
-    story = Story({"identity": {"servers": [[n] for n in range(servers)], "seed": 0}})
+    timeline = Timeline({"identity": {"servers": [[n] for n in range(servers)], "seed": 0}})
+    for n in range(servers):
+        timeline.open_phase(n, 0, 0.0)
     for round_ in range(rounds):
         for n in range(servers):
-            place = story.phases.open(n, float(round_))
-            story.phases.ended[place] = round_ + update
-            story.phases.mixed[place] = story.phases.released[place] = round_ + 1.0
-            story.phases.round[place] = round_
-            story.servers.setdefault(n, ServerState())
-        story.rounds.time.append(round_ + 1.0)
-        story.rounds.start.append(len(story.rounds.servers))
-        story.rounds.servers.extend(range(servers))
-        for column in (
-            story.rounds.down,
-            story.rounds.up,
-            story.rounds.reports,
-            story.rounds.answers,
-        ):
-            column.append(0)
-    story.now = float(rounds)
-    story.end = {"rounds": rounds}
-    return story
+            timeline.end_phase(n, round_ + update)
+        timeline.mix(range(servers), round_ + 1.0)
+        for n in range(servers) if round_ + 1 < rounds else ():
+            timeline.open_phase(n, round_ + 1, round_ + 1.0)
+    for place in range(len(timeline.phases)):
+        timeline.phases.released[place] = timeline.phases.mixed[place]
+    timeline.now = float(rounds)
+    timeline.end = {"rounds": rounds}
+    return timeline
 
 
 @pytest.mark.parametrize(
@@ -240,7 +233,7 @@ def test_phases_too_short_to_be_drawn_are_drawn_as_shares_of_time(
     rounds: int, browser: Any, tmp_path: Path
 ) -> None:
     """Sixty hundredths of the time are waiting, and so are sixty hundredths of the picture."""
-    record = RunRecord(tmp_path / "run", _sync_story(rounds, 4, 0.4), Extras())
+    record = RunRecord(tmp_path / "run", _sync_timeline(rounds, 4, 0.4), Extras())
     (tmp_path / "report.html").write_text(html_of(view_of([record], plan=False)))
     browser.set_window_size(1280, 1000)
     browser.get((tmp_path / "report.html").as_uri())

@@ -17,7 +17,7 @@ from fedbcd.algorithm import draws
 from fedbcd.experiments.job import Job, parse
 from fedbcd.planner.record import Record, read_record
 from fedbcd.record.eventlog import LogReader
-from fedbcd.record.runfolder import read_tensors
+from fedbcd.record.tensorfile import read_tensors
 from support.processes import job, run, write_job
 
 ROUNDS = 3

@@ -38,6 +38,7 @@ from support.processes import (
     stop,
     write_job,
 )
+from support.timelines import check_timeline
 from support.waiting import ended, wait_for
 
 
@@ -81,6 +82,7 @@ class Watched(Unkind):
         self.town.close()
         end = self.log.finish()
         self.log.close()
+        check_timeline(self.path)
         return end, self.path.read_bytes()
 
 

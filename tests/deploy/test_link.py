@@ -20,7 +20,7 @@ from fedbcd.engines.deploy.links.codec import CHUNK_BYTES, encode
 from fedbcd.engines.deploy.links.connection import MemoryBudget
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, TensorShape
 from fedbcd.engines.deploy.links.listener import Listener
-from fedbcd.engines.deploy.links.operator_client import ask_status
+from fedbcd.engines.deploy.links.operator_client import request_status
 from fedbcd.engines.deploy.links.refusals import RefusedForGood
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, host_name
 from fedbcd.errors import ConfigError, Refused, RemoteProtocolError
@@ -574,12 +574,12 @@ def test_status_is_for_operators(certs: Path) -> None:
     async def scenario() -> None:
         server = listener(Recorder(), Credentials(certs, SERVER), status=lambda: {"phase": 7})
         address = f"127.0.0.1:{await server.start()}"
-        assert await ask_status(SERVER, address, Credentials(certs, "operator")) == {"phase": 7}
+        assert await request_status(SERVER, address, Credentials(certs, "operator")) == {"phase": 7}
         with pytest.raises(RefusedForGood, match="device/7 may not ask for status"):
-            await ask_status(SERVER, address, Credentials(certs, DEVICE))
+            await request_status(SERVER, address, Credentials(certs, DEVICE))
         await server.stop()
         with pytest.raises(Refused, match="server/3 does not answer at"):
-            await ask_status(SERVER, address, Credentials(certs, "operator"), timeout_s=2.0)
+            await request_status(SERVER, address, Credentials(certs, "operator"), timeout_s=2.0)
 
     asyncio.run(scenario())
 

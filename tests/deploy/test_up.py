@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedbcd.cli import app
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.experiments.job import parse
-from fedbcd.record.runfolder import read_tensors
+from fedbcd.record.tensorfile import read_tensors
 from support.processes import (
     ENDLESS,
     end_soon,

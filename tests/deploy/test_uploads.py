@@ -38,6 +38,7 @@ from fedbcd.protocol.messages import (
 from fedbcd.record.eventlog import LogReader
 from fedbcd.spec import RunSpec
 from support.deployments import BCD, BCDI, Town, Unkind, federation
+from support.timelines import check_timeline
 
 FREE = fb.NoProjection()
 BOXED = replace(BCD, projection=fb.Box())
@@ -670,6 +671,7 @@ def test_refusals_and_failures_under_fire_replay(
     town.drain()
     assert town.declined
     town.replayed()
+    check_timeline(town.folder / "events.jsonl")
     steps = list(LogReader(town.folder / "events.jsonl"))
     over = {
         (c.to, c.message.activation)

@@ -9,8 +9,9 @@ import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedbcd.engines.deploy.roles.store import Piece, Saved, StoreOn
+from fedbcd.engines.deploy.roles.store import Saved, StoreOn
 from fedbcd.record.eventlog import Transition
+from fedbcd.record.tensorfile import Piece
 
 
 @dataclass

@@ -48,7 +48,7 @@ from fedbcd.protocol.messages import (
     upload_ref,
 )
 from fedbcd.record.eventlog import LogReader, LogWriter
-from fedbcd.record.runfolder import read_tensors, write_tensors
+from fedbcd.record.tensorfile import read_tensors, write_tensors
 
 SOURCES = str(Path(fedbcd.__file__).parent)
 INTERESTING = [

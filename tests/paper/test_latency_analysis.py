@@ -20,8 +20,8 @@ from fedbcd.planner.order_statistics import (
     sampled,
     weibull_reduction,
 )
+from fedbcd.planner.round_time import async_rounds
 from fedbcd.planner.server_time import DeviceModel
-from fedbcd.planner.timeline import async_rounds
 
 KINDS = [
     stats.expon(scale=2),

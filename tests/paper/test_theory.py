@@ -11,7 +11,6 @@ from functools import cache
 import pytest
 import torch
 
-from fedbcd.experiments.known import FIRST, KNOWN, SERVERS, Known, Trace, trace
 from fedbcd.theory.bounds import (
     CertificateBounds,
     certificate_bounds,
@@ -22,6 +21,7 @@ from fedbcd.theory.bounds import (
     trivial_bounds,
 )
 from fedbcd.theory.mixing import lemma_rate
+from support.known_problems import FIRST, KNOWN, SERVERS, Known, Trace, trace
 
 HORIZONS = (128, 512)
 CASES = [(name, exact) for name in KNOWN for exact in (True, False)]

@@ -13,7 +13,7 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.smoothness import bias
-from fedbcd.engines.timeline import planned_timeline, recorded_timeline
+from fedbcd.engines.participation import planned_participation, recorded_participation
 from fedbcd.errors import RecordError
 from fedbcd.experiments.check import check_job
 from fedbcd.experiments.job import parse
@@ -136,8 +136,8 @@ def test_the_async_cloud_of_the_main_text_breaks_4_ii_and_the_rigorous_one_does_
 def test_p_and_q_are_those_of_the_planned_and_of_the_recorded_schedule(tmp_path: Path) -> None:
     train("fedbcd-rigorous", rounds=30, evaluate_every=30, out=tmp_path / "run")
     algorithm, cloud = CASES["fedbcd-rigorous"]
-    planned = planned_timeline(RunSpec(algorithm, cloud, active=2), federation(), 30, None)
-    recorded = recorded_timeline(tmp_path / "run" / "events.jsonl")
+    planned = planned_participation(RunSpec(algorithm, cloud, active=2), federation(), 30, None)
+    recorded = recorded_participation(tmp_path / "run" / "events.jsonl")
     assert planned == recorded
     assert planned.rounds == 30
     assert all(len(first) == 2 for first in planned.mixes)
@@ -147,7 +147,7 @@ def test_p_and_q_are_those_of_the_planned_and_of_the_recorded_schedule(tmp_path:
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-graph", "fedbcd-i-async"])
 def test_every_upload_is_an_activation_of_some_round(case: str) -> None:
     algorithm, cloud = CASES[case]
-    timeline = planned_timeline(RunSpec(algorithm, cloud, active=2), federation(), 12, None)
+    timeline = planned_participation(RunSpec(algorithm, cloud, active=2), federation(), 12, None)
     mixed = sum(len(first) for first in timeline.mixes)
     assert sum(map(len, timeline.active.values())) == 2 * mixed
 
@@ -267,10 +267,10 @@ def test_logs_without_a_schedule_are_refused_in_a_sentence(tmp_path: Path) -> No
     path = tmp_path / "events.jsonl"
     path.write_text('{"fedbcd_log":1,"identity":{}}\n')
     with pytest.raises(RecordError, match="does not say how its run was set up"):
-        recorded_timeline(path)
+        recorded_participation(path)
     path.write_text('{"fedbcd_log":1,"identity":{"servers":[[0]],"cloud":{"name":"sync"}}}\n')
     with pytest.raises(RecordError, match="holds no finished round"):
-        recorded_timeline(path)
+        recorded_participation(path)
     answer = fedbcd("check", write_job(tmp_path / "job.toml"), "--log", tmp_path / "nothing")
     assert answer.code == 4
     assert "there is no event log at" in answer.err

@@ -17,7 +17,7 @@ from fedbcd.engines.deploy.local.status_client import ask_health, ask_status
 from fedbcd.engines.deploy.processes.options import settle
 from fedbcd.experiments.deployed import one_job, spec_of
 from fedbcd.protocol.messages import Actor
-from fedbcd.record.runfolder import read_tensors
+from fedbcd.record.tensorfile import read_tensors
 from support.forked import CLI, Forked
 from support.waiting import ended, wait_for
 

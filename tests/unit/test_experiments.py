@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from fedbcd.cli import app
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments import claims
-from fedbcd.experiments.claims import CLAIMS, Verdict, judge
+from fedbcd.experiments.claims import CLAIMS, ClaimVerdict, judge
 from fedbcd.experiments.figures import by_run, draw_panel, on_one_grid, write_table
 from fedbcd.experiments.job import Job, parse
 from fedbcd.experiments.paper import PANELS, Panel, Setting, panels
@@ -38,7 +38,7 @@ def _straight(end: float, personal: float = 0.5) -> History:
     return _curve([(0.0, 0.1), (50.0, (0.1 + end) / 2), (100.0, end)], personal)
 
 
-def _by_part(verdicts: list[Verdict]) -> dict[tuple[int, str], Verdict]:
+def _by_part(verdicts: list[ClaimVerdict]) -> dict[tuple[int, str], ClaimVerdict]:
     return {(v.claim, v.part): v for v in verdicts}
 
 
@@ -237,7 +237,7 @@ def test_a_bad_sweep_is_refused_in_words(sweep: dict[str, object], complaint: st
 
 
 def test_verdicts_are_plain_data() -> None:
-    verdict = Verdict(1, "x", True, True, 0.1, 0.0, 2, "m")
+    verdict = ClaimVerdict(1, "x", True, True, 0.1, 0.0, 2, "m")
     assert json.loads(json.dumps(verdict.__dict__))["effect"] == 0.1
 
 

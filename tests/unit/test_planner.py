@@ -21,6 +21,7 @@ from fedbcd.planner.order_statistics import Empirical, expected
 from fedbcd.planner.pilots import Pilot, Recommendation, candidates, planned_cloud, run_pilots
 from fedbcd.planner.plan import every_first, make_plan
 from fedbcd.planner.record import read_record
+from fedbcd.planner.round_time import async_rounds, rigorous_rounds
 from fedbcd.planner.server_time import (
     DeviceModel,
     KnownTime,
@@ -29,7 +30,6 @@ from fedbcd.planner.server_time import (
     recorded,
     recorded_times,
 )
-from fedbcd.planner.timeline import async_rounds, rigorous_rounds
 from fedbcd.record.eventlog import LogWriter
 from fedbcd.schedule.delays import Delay
 from support.planner import CLOCK, DELAYS, simulation

@@ -186,10 +186,10 @@ def test_engines_do_not_import_each_other(mine: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith(PURE)])
-def test_the_core_imports_torch_numpy_and_the_standard_library_only(name: str) -> None:
+def test_the_core_imports_torch_numpy_scipy_and_the_standard_library_only(name: str) -> None:
     allowed = {"fedbcd", *sys.stdlib_module_names}
     if not name.startswith("fedbcd.protocol"):  # machines know no tensors
-        allowed |= {"torch", "numpy"}
+        allowed |= {"torch", "numpy", "scipy"}
     assert {target.split(".")[0] for target in _imports(tree_of(name))} <= allowed
 
 

@@ -6,15 +6,12 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
 
 from fedbcd.describe import describe
 from fedbcd.errors import RecordError
@@ -33,7 +30,6 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.record.eventlog import BEFORE, LogReader, LogWriter, Transition, decode, encode
 from fedbcd.record.history import COLUMNS, History, Row
-from fedbcd.record.runfolder import read_tensors, write_tensors
 from support.exploring import examples
 
 EXACT = examples(60)
@@ -446,88 +442,6 @@ def test_a_finished_log_that_lost_a_line_is_refused(tmp_path: Path, gone: int) -
     path.write_bytes(b"".join(lines[:gone] + lines[gone + 1 :]))
     with pytest.raises(RecordError, match="ends a run of 4 transitions, but 3 are recorded"):
         read_log(path)
-
-
-# ------------------------------------------------------------------------------------------------
-# tensors
-def some_tensors() -> dict[str, torch.Tensor]:
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    return {
-        "x": x,
-        "view": x[:, 1],
-        "z": torch.tensor([math.nan, math.inf], dtype=torch.float64),
-        "empty": torch.zeros(0, 3),
-    }
-
-
-def assert_holds(path: Path, expected: dict[str, torch.Tensor]) -> None:
-    tensors, metadata = read_tensors(path)
-    assert metadata == {"note": "Grüße"}
-    assert tensors.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=0, equal_nan=True)
-
-
-def test_tensors_survive_being_written(tmp_path: Path) -> None:
-    path = tmp_path / "models.safetensors"
-    write_tensors(path, some_tensors(), {"note": "Grüße"})
-    assert_holds(path, some_tensors())
-    assert [p.name for p in tmp_path.iterdir()] == ["models.safetensors"], (
-        "no temporary file stays behind"
-    )
-
-
-@pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_a_crash_while_writing_leaves_the_old_file_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    path = tmp_path / "models.safetensors"
-    write_tensors(path, some_tensors(), {"note": "Grüße"})
-
-    def crash(*_: object) -> None:
-        raise OSError("power cut")
-
-    if moment == "fsync":
-        monkeypatch.setattr(os, "fsync", crash)
-    else:
-        monkeypatch.setattr(Path, "replace", crash)
-    with pytest.raises(OSError, match="power cut"):
-        write_tensors(path, {"x": torch.zeros(3)}, {})
-    monkeypatch.undo()
-    assert_holds(path, some_tensors())
-
-
-def test_a_new_file_replaces_an_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "models.safetensors"
-    write_tensors(path, {"x": torch.zeros(100)}, {})
-    write_tensors(path, some_tensors(), {"note": "Grüße"})
-    assert_holds(path, some_tensors())
-
-
-def test_a_tensor_file_cut_at_any_byte_is_refused_by_name(tmp_path: Path) -> None:
-    whole = save(some_tensors() | {"view": torch.ones(2)}, {"note": "Grüße"})
-    path = tmp_path / "cut.safetensors"
-    for cut in range(len(whole)):
-        path.write_bytes(whole[:cut])
-        with pytest.raises(RecordError, match=r"cut.safetensors is missing or damaged"):
-            read_tensors(path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"hello, this is not a file of tensors", b"\xff" * 64, b"PK\x03\x04" + b"\x00" * 60],
-)
-def test_a_foreign_tensor_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "foreign.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(RecordError, match=r"foreign.safetensors is missing or damaged"):
-        read_tensors(path)
-
-
-def test_a_missing_tensor_file_is_refused_by_name(tmp_path: Path) -> None:
-    for path in (tmp_path / "nothing.safetensors", tmp_path):
-        with pytest.raises(RecordError, match="is missing or damaged"):
-            read_tensors(path)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -17,14 +17,13 @@ import torch
 import fedbcd as fb
 from fedbcd.errors import RecordError
 from fedbcd.planner.explain import explain
-from fedbcd.planner.record import read_record
 from fedbcd.record.runfolder import RunFolder, is_at_work
+from fedbcd.record.timeline import Timeline
 from fedbcd.report.advice import advice
 from fedbcd.report.follow import LogFollower
 from fedbcd.report.page import page, view_of, write_report
-from fedbcd.report.protocol_view import device_page, timeline
+from fedbcd.report.protocol_view import device_page, timeline_view
 from fedbcd.report.runs import find_runs, read_extras
-from fedbcd.report.story import NEVER, Story
 from fedbcd.report.view import RunRecord, differences, flat, read_run, run_view
 from support.runs import CASES, DEVICES, MLP, SERVERS, fedbcd, train, write_job
 
@@ -44,39 +43,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-def _story(path: Path) -> Story:
-    story = read_run(path).story
-    assert story is not None
-    return story
+def _timeline(path: Path) -> Timeline:
+    timeline = read_run(path).timeline
+    assert timeline is not None
+    return timeline
 
 
 # ------------------------------------------------------------------------------------------------
 # the event log
-@pytest.mark.parametrize("case", CASES)
-def test_the_fold_agrees_with_the_planners_reading_of_the_same_log(
-    case: str, folder: Callable[[str], Path]
-) -> None:
-    """Two readers of one log, written apart: phases, who was let in, uploads, mixes."""
-    story, record = _story(folder(case)), read_record(folder(case))
-    phases = story.phases
-    assert len(phases) == len(record.phases)
-    for k, phase in enumerate(record.phases):
-        assert (phases.server[k], phases.opened[k]) == (phase.server, phase.opened)
-        assert phases.ended[k] == (NEVER if phase.ended is None else phase.ended)
-    visits = sorted(
-        (v.device, v.asked, v.uploaded or NEVER)
-        for phase in record.phases
-        for v in phase.visits.values()
-    )
-    assert (
-        sorted(zip(story.visits.device, story.visits.asked, story.visits.uploaded, strict=True))
-        == visits
-    )
-    assert [(m.time, sorted(m.servers)) for m in record.mixes] == [
-        (time, sorted(story.rounds.members(k))) for k, time in enumerate(story.rounds.time)
-    ]
-
-
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-rigorous"])
 def test_the_longest_round_is_explained_as_fedbcd_explain_does(
     case: str, folder: Callable[[str], Path]
@@ -95,13 +69,13 @@ def test_every_moment_of_every_server_has_one_cause(
 ) -> None:
     """arrival + work + waiting + aggregation is the whole of each server's time."""
     record = read_run(folder(case))
-    assert record.story is not None
+    assert record.timeline is not None
     spent = run_view(record, "0")["spent"]
     totals = np.sum(
         [spent["per_server"][cause] for cause in ("arrival", "work", "waiting", "aggregation")],
         axis=0,
     )
-    assert totals == pytest.approx([record.story.now] * SERVERS, abs=1e-3)
+    assert totals == pytest.approx([record.timeline.now] * SERVERS, abs=1e-3)
     assert sum(spent["share"].values()) == pytest.approx(1.0, abs=1e-3)
 
 
@@ -118,15 +92,15 @@ def test_traffic_counts_every_model_that_was_sent(folder: Callable[[str], Path])
 
 def test_devices_and_servers_stand_where_the_log_leaves_them(folder: Callable[[str], Path]) -> None:
     record = read_run(folder(ASYNC))
-    assert record.story is not None
+    assert record.timeline is not None
     view = run_view(record, "0")
     uploads = view["history"]["activations"][-1]
     assert sum(server["uploads"] for server in view["servers"]) == uploads
-    page_ = device_page(record.story, record.homes, "activations", True, 0, 5)
+    page_ = device_page(record.timeline, record.homes, "activations", True, 0, 5)
     assert [row[4] for row in page_["rows"]] == sorted(
         (row[4] for row in page_["rows"]), reverse=True
     )
-    assert sum(device.activations for device in record.story.devices.values()) == uploads
+    assert sum(device.activations for device in record.timeline.devices.values()) == uploads
     mixed = sum(view["staleness"]["count"])
     assert mixed == 8 * 2  # rounds times B
 
@@ -145,9 +119,9 @@ def test_a_growing_log_is_read_piece_by_piece_to_the_same_story(
         path.write_bytes(whole[:stop])
         follower.poll()
         assert follower.notice is None
-    assert follower.story is not None
-    assert timeline(follower.story) == timeline(_story(folder(ASYNC)))
-    assert follower.story.end is not None
+    assert follower.timeline is not None
+    assert timeline_view(follower.timeline) == timeline_view(_timeline(folder(ASYNC)))
+    assert follower.timeline.end is not None
     assert not follower.poll()
 
 
@@ -328,7 +302,7 @@ def test_uploads_per_device_name_only_what_there_was(
     case: str, folder: Callable[[str], Path]
 ) -> None:
     devices = run_view(read_run(folder(case)), "0")["devices"]
-    story = _story(folder(case))
+    story = _timeline(folder(case))
     counts = [device.activations for device in story.devices.values()] + [0] * (
         DEVICES - len(story.devices)
     )
@@ -389,7 +363,7 @@ def test_a_run_has_finished_or_stopped_or_goes_on(
 ) -> None:
     assert _stands(folder("fedbcd-async")) == ("finished", "finished, 8 rounds")
     path = _cut(folder("fedbcd-async"), tmp_path / "job" / "run")
-    rounds = len(_story(path).rounds)
+    rounds = len(_timeline(path).mixes)
     assert _stands(path) == (
         "stopped",
         f"stopped at round {rounds}; go on with train(..., out={str(path)!r}, resume=True)",
@@ -422,14 +396,16 @@ def test_until_a_clock_is_how_far_a_run_has_come(
     (tmp_path / "events.jsonl").write_bytes(
         b"".join([json.dumps(header).encode(), b"\n", *log[1:-1]])
     )
-    assert _stands(tmp_path)[1].startswith(f"stopped at clock {_story(tmp_path).now:.4g} of 900; ")
+    assert _stands(tmp_path)[1].startswith(
+        f"stopped at clock {_timeline(tmp_path).now:.4g} of 900; "
+    )
 
 
 def test_a_run_that_stopped_names_the_command_that_goes_on(tmp_path: Path) -> None:
     file = write_job(tmp_path / "job.toml", **{"run.rounds": 6})
     fedbcd("run", file, "--out", tmp_path / "whole")
     path = _cut(tmp_path / "whole", tmp_path / "my runs" / "a")
-    rounds = len(_story(path).rounds)
+    rounds = len(_timeline(path).mixes)
     for name, command in (
         ("a/config.toml", f"fedbcd run --resume --out '{path}'"),
         ("config.toml", f"fedbcd run --resume --out '{path.parent}'"),
@@ -781,8 +757,8 @@ def test_a_folder_without_runs_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_long_log_is_cut_to_what_a_page_can_hold(folder: Callable[[str], Path]) -> None:
-    story = _story(folder(ASYNC))
-    cut = timeline(story, most=5)
+    story = _timeline(folder(ASYNC))
+    cut = timeline_view(story, most=5)
     assert len(cut["phases"]["server"]) == 5
     assert cut["total_phases"] == len(story.phases)
     shares = np.array(cut["overview"]["collecting"]) + np.array(cut["overview"]["waiting"])
@@ -791,10 +767,10 @@ def test_a_long_log_is_cut_to_what_a_page_can_hold(folder: Callable[[str], Path]
 
 
 def test_a_window_of_the_timeline_holds_what_overlaps_it(folder: Callable[[str], Path]) -> None:
-    story = _story(folder("fedbcd-async"))
+    story = _timeline(folder("fedbcd-async"))
     middle = story.now / 2
-    part = timeline(story, middle, middle + 1)
-    whole = timeline(story)["phases"]
+    part = timeline_view(story, middle, middle + 1)
+    whole = timeline_view(story)["phases"]
     expected = [
         k
         for k, (opened, released) in enumerate(zip(whole["opened"], whole["released"], strict=True))

@@ -49,6 +49,3 @@ class FlipCrop:
         return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]].reshape(
             *lead, channels, height, width
         )
-
-
-AUGMENTS: dict[str, type[FlipCrop]] = {FlipCrop.name: FlipCrop}

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedbcd.cli.overrides import override
 from fedbcd.config import read_toml
-from fedbcd.experiments.check import Report, check_job, recorded_jobs
+from fedbcd.experiments.check import CheckReport, check_job, recorded_jobs
 from fedbcd.experiments.job import Federations, default_table, parse
 from fedbcd.theory.assumptions import Verdict
 
@@ -54,8 +55,7 @@ def check_command(
     for 'fedbcd run'.
     """
     table = default_table() if file is None else read_toml(file)
-    if data is not None:
-        table["data"] = {**table.get("data", {}), "folder": str(data)}
+    override(table, folder=data)
     path = log / "events.jsonl" if log is not None and log.is_dir() else log
     made, jobs = Federations(), parse(table)
     jobs, skipped = (jobs, []) if path is None else recorded_jobs(jobs, path, made)
@@ -83,7 +83,7 @@ def check_command(
         raise typer.Exit(SOMETHING_FAILS)
 
 
-def _table(report: Report) -> Table:
+def _table(report: CheckReport) -> Table:
     table = Table(
         title=escape(report.title),
         title_justify="left",

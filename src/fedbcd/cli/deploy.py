@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from fedbcd.cli.overrides import new_folder, override
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.processes.options import Deploy, settle
@@ -28,7 +29,7 @@ from fedbcd.experiments.deployed import deployment_of, one_job, read_job, spec_o
 from fedbcd.experiments.job import Job, default_table
 from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
-from fedbcd.record.runfolder import write_whole
+from fedbcd.record.tensorfile import write_whole
 
 if TYPE_CHECKING:
     from fedbcd.engines.deploy.links.tls import Security
@@ -224,7 +225,7 @@ def up_command(
             )
         job, options = _resumed(out)
     else:
-        folder = out or _new_folder(file)
+        folder = out or new_folder("deployment" if file is None else file.stem)
         job, options = _planned(
             file, folder, changes, {"time_scale": time_scale, "plain": plain or None}
         )
@@ -276,7 +277,7 @@ def _up_table() -> dict[str, Any]:
 def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
     """What flags say goes before what the file says."""
     given = {key: value for key, value in changes.items() if value is not None}
-    federation, run = dict(table.get("federation", {})), dict(table.get("run", {}))
+    federation = dict(table.get("federation", {}))
     servers = given.get("servers", federation.get("servers", 10))
     federation["servers"] = servers
     if "devices" in given:
@@ -287,28 +288,16 @@ def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
             )
         federation["devices"] = given["devices"] // servers
         federation["active"] = min(federation.get("active", 3), federation["devices"])
-    if "rounds" in given:
-        run = {key: value for key, value in run.items() if key != "until_clock"} | {
-            "rounds": given["rounds"]
-        }
-    if "seed" in given:
-        run["seed"] = given["seed"]
-    if "data" in given:
-        table["data"] = {**table.get("data", {}), "folder": str(given["data"])}
+    override(table, rounds=given.get("rounds"), seed=given.get("seed"), folder=given.get("data"))
     cloud = dict(table.get("cloud", {"name": "sync"}))
-    if "servers" in given and "first" not in given and "first" in cloud:
-        cloud["first"] = min(
-            cloud["first"], servers
-        )  # a mix cannot wait for more servers than there are
     if "cloud" in given and given["cloud"] != cloud.get("name"):
         cloud = {"name": given["cloud"]}
     if "first" in given:
         cloud["first"] = given["first"]
     elif "servers" in given and "first" in cloud:
-        cloud["first"] = min(
-            cloud["first"], servers
-        )  # as `active`: fewer servers need no second flag
-    table |= {"federation": federation, "run": run, "cloud": cloud}
+        # A mix cannot wait for more servers than there are.
+        cloud["first"] = min(cloud["first"], servers)
+    table |= {"federation": federation, "cloud": cloud}
 
 
 def _resumed(out: Path) -> tuple[Job, Deploy]:
@@ -319,14 +308,6 @@ def _resumed(out: Path) -> tuple[Job, Deploy]:
         )
     job = one_job(read_toml(out / "config.toml"), recorded=True)
     return job, settle(read_toml(out / "deploy.toml").get("deploy", {}), {}, {})
-
-
-def _new_folder(file: Path | None) -> Path:
-    stem = "deployment" if file is None else file.stem
-    number = 1
-    while (folder := Path("runs") / f"{stem}-{number:03d}").exists():
-        number += 1
-    return folder
 
 
 def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
@@ -597,7 +578,7 @@ def status_command(
     """
     import asyncio
 
-    from fedbcd.engines.deploy.links.operator_client import ask_status
+    from fedbcd.engines.deploy.links.operator_client import request_status
     from fedbcd.errors import Refused
 
     path = file / "deploy.toml" if file.is_dir() else file
@@ -611,7 +592,9 @@ def status_command(
 
     async def ask(actor: Actor) -> dict[str, Any]:
         try:
-            return await ask_status(actor, options.addresses_of(actor)[0], security, timeout_s=5.0)
+            return await request_status(
+                actor, options.addresses_of(actor)[0], security, timeout_s=5.0
+            )
         except Refused as error:
             return {"actor": actor, "error": str(error)}
 

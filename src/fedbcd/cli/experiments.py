@@ -18,8 +18,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedbcd.cli.overrides import override
 from fedbcd.config import follow_renamed, read_toml
-from fedbcd.experiments.claims import Verdict, judge
+from fedbcd.experiments.claims import ClaimVerdict, judge
 from fedbcd.experiments.figures import by_run, draw_panel, write_claims, write_table
 from fedbcd.experiments.job import Job
 from fedbcd.experiments.paper import PANELS, Setting, panels
@@ -106,8 +107,7 @@ def sweep_command(
 ) -> None:
     """Try every combination of some settings, in parallel, and say which is best."""
     table = read_toml(file)
-    if data is not None:
-        table.setdefault("data", {})["folder"] = str(data)
+    override(table, folder=data)
     part, points = parse_sweep(table)
     results = _run(
         [job for point in points for job in point.jobs],
@@ -147,7 +147,7 @@ def _run(jobs: Sequence[Job], folder: Path, workers: int | None) -> list[Result]
         )
 
 
-def _claims_table(verdicts: Sequence[Verdict]) -> Table:
+def _claims_table(verdicts: Sequence[ClaimVerdict]) -> Table:
     table = Table(
         header_style="bold", title="the paper's claims on these runs", title_justify="left"
     )

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedbcd.cli.overrides import override
 from fedbcd.config import choose, convert, read_toml
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job, default_table, parse
@@ -24,7 +25,7 @@ from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
 from fedbcd.schedule.delays import DELAYS
 
 if TYPE_CHECKING:
-    from fedbcd.planner.explain import RoundStory, ServerPart
+    from fedbcd.planner.explain import ExplainedRound, ServerPart
     from fedbcd.planner.order_statistics import Distribution
     from fedbcd.planner.pilots import Recommendation
     from fedbcd.planner.plan import Plan, PlanRow
@@ -116,7 +117,6 @@ def plan_command(
     """Say how long a round takes for each number B of servers to wait for, and which B is best for
     your job.
     """
-    _need_scipy()
     from fedbcd.planner.plan import make_plan
 
     _check_sources(file, log, times, active)
@@ -204,8 +204,7 @@ def explain_command(
 # what to plan from
 def _job(file: Path | None, title: str | None, data: Path | None) -> Job:
     table = default_table() if file is None else read_toml(file)
-    if data is not None:
-        table.setdefault("data", {})["folder"] = str(data)
+    override(table, folder=data)
     jobs = parse(table)
     if title is not None:
         named = [job for job in jobs if job.name == title]
@@ -314,15 +313,6 @@ def _scipy(name: str, table: dict[str, Any]) -> "Distribution | None":
             " above 0"
         )
     return found
-
-
-def _need_scipy() -> None:
-    try:
-        import scipy  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "'fedbcd plan' needs scipy, which is not installed; pip install scipy brings it"
-        ) from None
 
 
 def _numbers(text: str | None, option: str) -> list[int] | None:
@@ -518,7 +508,7 @@ def _spread(scores: Sequence[float]) -> str:
     )
 
 
-def _story_table(story: "RoundStory") -> Table:
+def _story_table(story: "ExplainedRound") -> Table:
     table = Table(
         header_style="bold",
         title=f"round {story.round}: who waited",

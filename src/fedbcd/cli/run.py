@@ -45,6 +45,7 @@ from fedbcd.cli.deploy import (
     up_command,
 )
 from fedbcd.cli.experiments import paper_command, sweep_command
+from fedbcd.cli.overrides import new_folder, override
 from fedbcd.cli.plan import explain_command, plan_command
 from fedbcd.cli.report import export_command, report_command
 from fedbcd.compute.allocator import keep_freed_memory
@@ -64,7 +65,8 @@ from fedbcd.models import MODELS
 from fedbcd.own import imports
 from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.record.eventlog import LogReader
-from fedbcd.record.runfolder import recorded_in, write_whole
+from fedbcd.record.runfolder import recorded_in
+from fedbcd.record.tensorfile import write_whole
 from fedbcd.report.page import write_report
 from fedbcd.spec import Cluster
 from fedbcd.trackers import Tracker, tracker
@@ -156,8 +158,8 @@ def run_command(
     if resume and out is None:
         raise ConfigError("--resume needs --out DIR, the folder of the run to go on with")
     table = _job_table(file, out if resume else None)
-    _override(table, rounds=rounds, seed=seed, folder=data)
-    folder = out if out is not None else _new_folder(file)
+    override(table, rounds=rounds, seed=seed, folder=data)
+    folder = out if out is not None else new_folder("default" if file is None else file.stem)
     place = {"torch_device": on, "engine": _engine(engine, address, actors, gpus)}
     with imports(allowed=trust):
         jobs = [job.changed(**place) for job in _jobs(table, folder, resume, recorded=file is None)]
@@ -247,7 +249,7 @@ def models_command() -> None:
     for title, registry in (("model", MODELS), ("data set", DATASETS)):
         table = Table(title, "what it is", box=None, header_style="bold")
         for name, kind in registry.items():
-            table.add_row(name, _first_line(kind))
+            table.add_row(name, _headline(kind))
         Console().print(table)
     Console().print('A model of your own: name = "package.module:factory".')
 
@@ -258,9 +260,7 @@ def algorithms_command() -> None:
     for title, registry in (("algorithm", ALGORITHMS), ("cloud", CLOUDS)):
         table = Table(title, "what it is", "settings", box=None, header_style="bold")
         for name, kind in registry.items():
-            table.add_row(
-                name, _first_line(kind), ", ".join(f.name for f in fields(kind) if f.init)
-            )
+            table.add_row(name, _headline(kind), ", ".join(f.name for f in fields(kind) if f.init))
         Console().print(table)
 
 
@@ -354,40 +354,6 @@ def _jobs(table: dict[str, Any], folder: Path, resume: bool, recorded: bool) -> 
     return [
         job.going_on(recorded_in(place)).going_on(runs.get(job.name, {})) for job, place in places
     ]
-
-
-def _override(
-    table: dict[str, Any], rounds: int | None, seed: int | None, folder: Path | None
-) -> None:
-    """What the command line says goes before what the file says, in every run of it. Checking the
-    result is `parse`'s work.
-    """
-    if rounds is not None:
-        _set(table, "run", {"rounds": rounds}, unset=("until_clock",))
-    if seed is not None:
-        _set(table, "run", {"seed": seed})
-    if folder is not None:
-        _set(table, "data", {"folder": str(folder)})
-
-
-def _set(
-    table: dict[str, Any], section: str, values: dict[str, Any], unset: tuple[str, ...] = ()
-) -> None:
-    entries = table.get("runs", [])
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict) and isinstance(entry.get(section), dict):
-            entry[section] = {k: v for k, v in entry[section].items() if k not in (*values, *unset)}
-    old = table.get(section, {})
-    if isinstance(old, dict):
-        table[section] = {k: v for k, v in old.items() if k not in unset} | values
-
-
-def _new_folder(file: Path | None) -> Path:
-    stem = "default" if file is None else file.stem
-    number = 1
-    while (folder := Path("runs") / f"{stem}-{number:03d}").exists():
-        number += 1
-    return folder
 
 
 def _engine(
@@ -610,5 +576,5 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _first_line(thing: Any) -> str:
+def _headline(thing: Any) -> str:
     return (thing.__doc__ or "").strip().splitlines()[0]

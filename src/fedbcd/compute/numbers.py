@@ -8,7 +8,6 @@ a round's cost follows the active devices, not the population.
 Shapes: V servers, N devices, F values of a model: P parameters and its buffers.
 """
 
-import hashlib
 import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from fedbcd.compute.steps import mixed_models, stepped, stepped_globally
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Federation
 from fedbcd.protocol.messages import ModelRef
+from fedbcd.record.tensorfile import digest_of
 from fedbcd.schedule.work import (
     Accept,
     Admit,
@@ -297,9 +297,5 @@ class Numbers:
     def digest(self) -> str:
         """A hash of all x_i, x_prev and z_n, bit for bit."""
         self.settle()
-        digest = hashlib.sha256()
-        for models in (self.devices.x_NF, self.devices.prev_NP, self.global_NF()):
-            digest.update(repr((str(models.dtype), tuple(models.shape))).encode())
-            for block in in_turn(models):
-                digest.update(block.contiguous().cpu().view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        tables = (self.devices.x_NF, self.devices.prev_NP, self.global_NF())
+        return digest_of((models.dtype, tuple(models.shape), in_turn(models)) for models in tables)

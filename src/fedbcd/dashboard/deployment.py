@@ -1,7 +1,7 @@
 """A running deployment, seen through the /status of its roles (and the coordinator's /metrics):
 each is asked about once a second.
 
-What changes makes a story. Phases and mixes are known as exactly as roles are asked, so shorter
+What changes makes a timeline. Phases and mixes are known as exactly as roles are asked, so shorter
 phases blur. The folder of `fedbcd up` holds the merged log, which grows while the deployment runs
 and is exact: then that is shown, and of the roles only their states.
 """
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.errors import ConfigError
+from fedbcd.record.timeline import ServerStanding, Timeline
 from fedbcd.report.advice import advice
 from fedbcd.report.planning import Planned, arrivals_of
-from fedbcd.report.protocol_view import timeline
+from fedbcd.report.protocol_view import timeline_view
 from fedbcd.report.runs import LOG, Extras
-from fedbcd.report.standing import Standing
-from fedbcd.report.story import NEVER, ServerState, Story
+from fedbcd.report.standing import RunStanding
 from fedbcd.report.view import RunRecord, run_view
 
 EVERY_S = 1.0
@@ -90,9 +90,8 @@ class Deployment:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._version = 0
-        self._story = Story({"identity": {}, "job": {}})
+        self._timeline = Timeline({"identity": {}, "job": {}})
         self._phase: dict[int, int] = {}  # server -> its present phase, by its own count
-        self._place: dict[int, int] = {}  # server -> where that phase stands in the story
         self._answered: dict[str, int] = {}
         self._metrics: dict[str, float] = {}
         self._planned = Planned()
@@ -150,61 +149,37 @@ class Deployment:
     # ---------------------------------------------------------------------------------------------
     # what has changed
     def _server(self, server: int, status: dict[str, Any]) -> None:
-        story, clock, phase = self._story, float(status["clock"]), int(status["phase"])
-        story.now = max(story.now, clock)
-        phases = story.phases
+        timeline, clock, phase = self._timeline, float(status["clock"]), int(status["phase"])
+        timeline.now = max(timeline.now, clock)
+        standing = timeline.servers.setdefault(server, ServerStanding())
         if server not in self._phase and phase > 0:
-            self._phase[server] = (
-                phase  # nobody knows when it opened, so the story begins with the next one
-            )
-        if phase > self._phase.get(server, -1):
-            if server in self._place:
-                before = self._place[server]
-                phases.ended[before] = (
-                    clock if phases.ended[before] == NEVER else phases.ended[before]
-                )
-                phases.released[before] = clock
-            self._phase[server], self._place[server] = phase, phases.open(server, clock)
-        place = self._place.get(server)
+            # Nobody knows when it opened, so the timeline begins with the next one.
+            self._phase[server] = phase
         waits = str(status.get("state")) == WAITING
-        if place is not None and waits and phases.ended[place] == NEVER:
-            phases.ended[place] = clock
-        state = story.servers.setdefault(server, ServerState())
         now = "waiting" if waits else "collecting" if phase >= 0 else "new"
-        if state.state != now or state.phases != phase + 1:
-            state.state, state.since = now, clock
-        state.phases = phase + 1
+        changed = standing.state != now or standing.phases != phase + 1
+        since = clock if changed else standing.since
+        if phase > self._phase.get(server, -1):
+            self._phase[server] = phase
+            timeline.open_phase(server, phase, clock)
+        if waits and standing.state == "collecting":
+            timeline.end_phase(server, clock)
+        standing.state, standing.since, standing.phases = now, since, phase + 1
 
     def _coordinator(self, status: dict[str, Any]) -> None:
-        story, clock = self._story, float(status["clock"])
-        story.now = max(story.now, clock)
+        timeline, clock = self._timeline, float(status["clock"])
+        timeline.now = max(timeline.now, clock)
         answered = {str(key): int(value) for key, value in dict(status.get("released", {})).items()}
         members = [int(key) for key, phase in answered.items() if self._answered.get(key) != phase]
         self._answered = answered
-        while len(story.rounds) < int(
+        while len(timeline.mixes) < int(
             status["round"]
         ):  # of several mixes since we last asked we know only the last
-            self._mix(members, clock)
-
-    def _mix(self, members: list[int], clock: float) -> None:
-        story, number = self._story, len(self._story.rounds)
-        rounds = story.rounds
-        rounds.time.append(clock)
-        rounds.start.append(len(rounds.servers))
-        rounds.servers.extend(members)
-        for column in (rounds.down, rounds.up, rounds.reports, rounds.answers):
-            column.append(0)
-        for server in members:
-            if server in self._place:
-                place = self._place[server]
-                story.phases.mixed[place], story.phases.round[place] = clock, number
-            state = story.servers.setdefault(server, ServerState())
-            story.staleness[number - state.last_mix - 1] += 1
-            state.last_mix = number
+            timeline.mix(members, clock)
 
     # ---------------------------------------------------------------------------------------------
     # showing
-    def view(self, logged: Standing | None = None) -> tuple[str, dict[str, Any]]:
+    def view(self, logged: RunStanding | None = None) -> tuple[str, dict[str, Any]]:
         """A word that changes with every round of asking; the run as far as it can be seen from
         outside, and every role.
 
@@ -239,7 +214,7 @@ class Deployment:
         """Whether the merged log is there, so that the run is among those of the folder."""
         return self.folder is not None and (self.folder / LOG).is_file()
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> RunStanding:
         """As far as the roles tell: of one that does not answer any more, what it said last."""
         status = self._said_by("coordinator")
         heard = any(seen.status is status and not seen.error for seen in self._seen.values())
@@ -249,12 +224,12 @@ class Deployment:
             else ""
         )
         if status.get("finished"):
-            return Standing("finished", f"finished, {status['round']} rounds")
+            return RunStanding("finished", f"finished, {status['round']} rounds")
         if self._seen and all(seen.error for seen in self._seen.values()):
-            return Standing(
+            return RunStanding(
                 "silent", "no role answers" + (f"; last seen at {place}" if place else "")
             )
-        return Standing("running", place if heard or not place else f"last seen at {place}")
+        return RunStanding("running", place if heard or not place else f"last seen at {place}")
 
     def _said_by(self, actor: str) -> dict[str, Any]:
         return next(
@@ -264,7 +239,7 @@ class Deployment:
     def timeline(self, begin: float, end: float) -> dict[str, Any]:
         """The protocol between two times."""
         with self._lock:
-            return timeline(self._story, begin, end, 3_000)
+            return timeline_view(self._timeline, begin, end, 3_000)
 
     def plan(self) -> dict[str, Any] | None:
         """Round times for every B, from the phases that were seen."""
@@ -272,15 +247,15 @@ class Deployment:
             arrivals = arrivals_of(self._record(self._standing()))
         return self._planned.plan(arrivals)
 
-    def _record(self, stands: Standing) -> RunRecord:
+    def _record(self, stands: RunStanding) -> RunRecord:
         statuses = [seen.status for seen in self._seen.values()]
-        servers = max(self._story.servers, default=-1) + 1
+        servers = max(self._timeline.servers, default=-1) + 1
         coordinator = self._said_by("coordinator")
         active = next((s["active"] for s in statuses if "active" in s), 1)
         job: dict[str, Any] = {"title": self.name}
         if coordinator.get("rounds"):
             job["run"] = {"rounds": coordinator["rounds"]}
-        self._story.header = {
+        self._timeline.header = {
             "identity": {"servers": [[] for _ in range(servers)], "active": active},
             "job": job,
         }
@@ -296,7 +271,7 @@ class Deployment:
         )
         if not self._seen:
             notices = ("no role has been found yet",)
-        return RunRecord(Path(self.name), self._story, Extras(), notices)
+        return RunRecord(Path(self.name), self._timeline, Extras(), notices)
 
 
 def _role(place: str, seen: Seen, now: float) -> dict[str, Any]:

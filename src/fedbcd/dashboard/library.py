@@ -13,9 +13,9 @@ from fedbcd.report.advice import advice
 from fedbcd.report.baseline import best_baseline, job_folders, modified
 from fedbcd.report.follow import LogFollower
 from fedbcd.report.planning import Planned, arrivals_of
-from fedbcd.report.protocol_view import device_page, timeline
+from fedbcd.report.protocol_view import device_page, timeline_view
 from fedbcd.report.runs import LOG, MODELS, Extras, find_runs, read_extras
-from fedbcd.report.standing import Standing
+from fedbcd.report.standing import RunStanding
 from fedbcd.report.view import RunRecord, devices_view, differences, record_of, run_view
 
 PHASES = 3_000  # in one answer; details of a stretch are fetched when someone zooms in
@@ -73,16 +73,16 @@ class Watched:
     def timeline(self, begin: float, end: float) -> dict[str, Any]:
         """The protocol between two times."""
         with self.lock:
-            story = self._follower.story
-            return {} if story is None else timeline(story, begin, end, PHASES)
+            found = self._follower.timeline
+            return {} if found is None else timeline_view(found, begin, end, PHASES)
 
     def devices(self, sort: str, down: bool, start: int, only: str) -> dict[str, Any]:
         """One page of the table of devices."""
         with self.lock:
             record = self._record
-            if record is None or record.story is None:
+            if record is None or record.timeline is None:
                 return {"columns": [], "total": 0, "start": 0, "rows": []}
-            return device_page(record.story, record.homes, sort, down, start, 20, only)
+            return device_page(record.timeline, record.homes, sort, down, start, 20, only)
 
     def plan(self) -> dict[str, Any] | None:
         """Round times for every B from this run's own arrivals; made anew now and then while the
@@ -155,12 +155,12 @@ class Library:
                     self._watched[key] = Watched(key, self._known[key])
             return [self._watched[key] for key in known]
 
-    def standing(self, folder: Path) -> Standing | None:
+    def standing(self, folder: Path) -> RunStanding | None:
         """How the run in this folder stands; None where there is none that can be read."""
         try:
             for one in self.watched([_key(folder)]):
                 one.refresh()
-                return Standing(*(one.view()["summary"][name] for name in ("state", "standing")))
+                return RunStanding(*(one.view()["summary"][name] for name in ("state", "standing")))
         except RecordError:
             pass
         return None

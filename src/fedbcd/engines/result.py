@@ -14,7 +14,7 @@ from fedbcd.data.federation import Federation, accuracy
 from fedbcd.engines.environment import environment
 from fedbcd.errors import RecordError
 from fedbcd.record.history import History, Row
-from fedbcd.record.runfolder import read_tensors, write_tensors
+from fedbcd.record.tensorfile import read_tensors, write_tensors
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,12 @@ from fedbcd.algorithm.projection import diameter
 from fedbcd.algorithm.variants import Algorithm, FedBCD, penalties
 from fedbcd.compute.smoothness import bias, estimate, sigma
 from fedbcd.data.federation import Federation
-from fedbcd.engines.timeline import Timeline, other_schedule, planned_timeline, recorded_timeline
+from fedbcd.engines.participation import (
+    Participation,
+    other_schedule,
+    planned_participation,
+    recorded_participation,
+)
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Federations, Job
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
@@ -27,7 +32,7 @@ from fedbcd.theory.mixing import first_b_matrices
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """The findings of one job."""
 
     title: str
@@ -92,7 +97,7 @@ def check_job(
     devices: int = 4,
     rounds: int = 2000,
     federation: Federation | None = None,
-) -> Report:
+) -> CheckReport:
     """Judge Assumptions 1 to 5 for a job: curvature on `devices` of its devices, the schedule
     planned (`rounds` at most) or from `log`. `federation` is its own, where it has been made.
     """
@@ -108,33 +113,31 @@ def check_job(
         )
     findings = [_scope(job.spec.algorithm)]
     if job.spec.algorithm.personal:
-        timeline = (
-            planned_timeline(spec, federation, job.spec.rounds, job.spec.until_clock, rounds)
+        seen = (
+            planned_participation(spec, federation, job.spec.rounds, job.spec.until_clock, rounds)
             if log is None
-            else recorded_timeline(log)
+            else recorded_participation(log)
         )
-        beyond = _beyond(job, timeline)
-        total = job.spec.rounds or (None if beyond else timeline.rounds)
-        findings += _of_the_schedule(spec, federation, timeline, _source(log, timeline), beyond)
+        beyond = _beyond(job, seen)
+        total = job.spec.rounds or (None if beyond else seen.rounds)
+        findings += _of_the_schedule(spec, federation, seen, _source(log, seen), beyond)
         findings += _of_the_problem(spec, federation, devices, total)
-    return Report(
+    return CheckReport(
         job.name,
         tuple(sorted(findings, key=lambda finding: finding.assumption)),
         _is_random(spec),
     )
 
 
-def _beyond(job: Job, timeline: Timeline) -> str:
+def _beyond(job: Job, seen: Participation) -> str:
     """The part of the run that the schedule does not reach, in words; empty if it reaches the
     end.
     """
     if job.spec.rounds is not None:
-        return f"the run has {job.spec.rounds}" if timeline.rounds < job.spec.rounds else ""
+        return f"the run has {job.spec.rounds}" if seen.rounds < job.spec.rounds else ""
     end = job.spec.until_clock or 0.0
     return (
-        f"they end at {timeline.clock:.4g}, the run at {end:g} of the clock"
-        if timeline.clock < end
-        else ""
+        f"they end at {seen.clock:.4g}, the run at {end:g} of the clock" if seen.clock < end else ""
     )
 
 
@@ -164,14 +167,10 @@ def recorded_jobs(jobs: Sequence[Job], log: Path, made: Federations) -> tuple[li
     return [job for job in jobs if not others[job.name]], skipped
 
 
-def _source(log: Path | None, timeline: Timeline) -> str:
+def _source(log: Path | None, seen: Participation) -> str:
     if log is None:
         return "planned"
-    return (
-        "recorded; the log's last line is not whole and was left out"
-        if timeline.cut
-        else "recorded"
-    )
+    return "recorded; the log's last line is not whole and was left out" if seen.cut else "recorded"
 
 
 def _scope(algorithm: Algorithm) -> Finding:
@@ -197,10 +196,10 @@ def _scope(algorithm: Algorithm) -> Finding:
 
 
 def _of_the_schedule(
-    spec: RunSpec, federation: Federation, timeline: Timeline, source: str, beyond: str
+    spec: RunSpec, federation: Federation, seen: Participation, source: str, beyond: str
 ) -> list[Finding]:
     servers = len(federation.servers)
-    found = [assumptions.activation(timeline.active, timeline.watched, source, beyond)]
+    found = [assumptions.activation(seen.active, seen.watched, source, beyond)]
     if spec.cloud.sync:
         alone = "Sync-cloud: one global model, so |V| = 1 in the theory"
         return [
@@ -217,14 +216,14 @@ def _of_the_schedule(
         matrices = [torch.tensor(m, dtype=torch.float64) for m in spec.cloud.mixing]
         graphs = [[(n, m) for n, m in matrix.nonzero().tolist()] for matrix in matrices]
         edges: Sequence[Sequence[tuple[int, int]]] = [
-            graphs[t % len(graphs)] for t in range(timeline.rounds)
+            graphs[t % len(graphs)] for t in range(seen.rounds)
         ]
         beyond = (
-            beyond if timeline.rounds < 2 * len(graphs) else ""
+            beyond if seen.rounds < 2 * len(graphs) else ""
         )  # the graphs come round again and again
     else:
-        matrices = first_b_matrices(servers, timeline.mixes)
-        edges = [[(first[0], n) for n in first[1:]] for first in timeline.mixes]
+        matrices = first_b_matrices(servers, seen.mixes)
+        edges = [[(first[0], n) for n in first[1:]] for first in seen.mixes]
     return [
         *found,
         assumptions.connectivity(servers, edges, source, beyond),
@@ -267,7 +266,7 @@ def _smoothness(
     try:
         return estimate(federation, algorithm, objective, start, devices), ""
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
-        return None, _first_line(error)
+        return None, _error_line(error)
 
 
 def _server_step(
@@ -310,13 +309,13 @@ def _noise(
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
         found, spread = (
             Bias(
-                (f"gradients of single samples could not be compared ({_first_line(error)})",), ()
+                (f"gradients of single samples could not be compared ({_error_line(error)})",), ()
             ),
             None,
         )
     return assumptions.noise(spread, algorithm.batch, min(devices, federation.devices), found)
 
 
-def _first_line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """What an error says first, or what it is."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,22 +15,11 @@ from statistics import mean, stdev
 from fedbcd.record.history import History
 
 Curves = Mapping[str, Mapping[str, Sequence[History]]]  # panel -> run -> one history per seed
-STUDENT = (
-    12.71,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-)  # two-sided 95 % for 1, 2, ... degrees of freedom
 CLOSE = 0.01  # two accuracies that differ by less are "almost the same"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """What became of a claim."""
 
     claim: int
@@ -43,19 +32,22 @@ class Verdict:
     meaning: str  # of the effect
 
 
-def _verdict(claim: int, part: str, effects: Sequence[float], meaning: str) -> Verdict:
+def _verdict(claim: int, part: str, effects: Sequence[float], meaning: str) -> ClaimVerdict:
     effect, spread = mean(effects), stdev(effects) if len(effects) > 1 else 0.0
     clear = (
         len(effects) > 1 and abs(effect) > _student(len(effects) - 1) * spread / len(effects) ** 0.5
     )
-    return Verdict(claim, part, effect > 0, clear, effect, spread, len(effects), meaning)
+    return ClaimVerdict(claim, part, effect > 0, clear, effect, spread, len(effects), meaning)
 
 
 def _student(freedom: int) -> float:
-    return STUDENT[freedom - 1] if freedom <= len(STUDENT) else 2.23
+    """The two-sided 95 % quantile of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.975))
 
 
-def consensus_methods_have_one_accuracy(curves: Curves) -> list[Verdict]:
+def consensus_methods_have_one_accuracy(curves: Curves) -> list[ClaimVerdict]:
     """1. FedAvg and FedProx: "the personalized and global performance ... is almost the same"."""
     return [
         _verdict(
@@ -72,7 +64,7 @@ def consensus_methods_have_one_accuracy(curves: Curves) -> list[Verdict]:
     ]
 
 
-def personal_models_are_better(curves: Curves) -> list[Verdict]:
+def personal_models_are_better(curves: Curves) -> list[ClaimVerdict]:
     """2. FedBCD and FedBCD-I "provide better personalized performance"."""
     return [
         _verdict(
@@ -95,7 +87,7 @@ def personal_models_are_better(curves: Curves) -> list[Verdict]:
     ]
 
 
-def fedbcd_is_slow_but_ahead_of_fedavg(curves: Curves) -> list[Verdict]:
+def fedbcd_is_slow_but_ahead_of_fedavg(curves: Curves) -> list[ClaimVerdict]:
     """3. FedBCD "suffers from slow update progress when |Q_n(t)| is low and is only faster than
     FedAvg" (global accuracy).
     """
@@ -114,7 +106,7 @@ def fedbcd_is_slow_but_ahead_of_fedavg(curves: Curves) -> list[Verdict]:
     return verdicts
 
 
-def cifar_fedbcd_i_is_comparable_and_more_personal(curves: Curves) -> list[Verdict]:
+def cifar_fedbcd_i_is_comparable_and_more_personal(curves: Curves) -> list[ClaimVerdict]:
     """4. CIFAR-10: "FedBCD-I has global performance comparable to FedProx, while giving much better
     personalized performance".
     """
@@ -150,7 +142,7 @@ def cifar_fedbcd_i_is_comparable_and_more_personal(curves: Curves) -> list[Verdi
     ]
 
 
-def async_takes_less_clock_time(curves: Curves) -> list[Verdict]:
+def async_takes_less_clock_time(curves: Curves) -> list[ClaimVerdict]:
     """5. "the Async-cloud update is clearly more efficient"; "beta = 0.3 or 0.5 seems to strike a
     good balance".
     """
@@ -188,7 +180,7 @@ def async_takes_less_clock_time(curves: Curves) -> list[Verdict]:
     return verdicts
 
 
-def async_fedbcd_i_beats_fedprox(curves: Curves) -> list[Verdict]:
+def async_fedbcd_i_beats_fedprox(curves: Curves) -> list[ClaimVerdict]:
     """6. "by using the asynchronous update, our scheme could outperform FedProx even for the global
     performance in terms of runtime".
     """
@@ -209,7 +201,7 @@ def async_fedbcd_i_beats_fedprox(curves: Curves) -> list[Verdict]:
     ]
 
 
-def diversity_smooths_the_curve(curves: Curves) -> list[Verdict]:
+def diversity_smooths_the_curve(curves: Curves) -> list[ClaimVerdict]:
     """7. "the higher diversity leads to a smoother improvement of the global performance"."""
     verdicts = []
     for low, high in (("fig3a", "fig3b"), ("fig4a", "fig4c"), ("fig4b", "fig4d")):
@@ -228,7 +220,7 @@ def diversity_smooths_the_curve(curves: Curves) -> list[Verdict]:
     return verdicts
 
 
-CLAIMS: tuple[Callable[[Curves], list[Verdict]], ...] = (
+CLAIMS: tuple[Callable[[Curves], list[ClaimVerdict]], ...] = (
     consensus_methods_have_one_accuracy,
     personal_models_are_better,
     fedbcd_is_slow_but_ahead_of_fedavg,
@@ -239,7 +231,7 @@ CLAIMS: tuple[Callable[[Curves], list[Verdict]], ...] = (
 )
 
 
-def judge(curves: Curves) -> list[Verdict]:
+def judge(curves: Curves) -> list[ClaimVerdict]:
     """Every claim that the panels at hand can speak to."""
     return [verdict for claim in CLAIMS for verdict in claim(curves)]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbcd.experiments.claims import Verdict
+from fedbcd.experiments.claims import ClaimVerdict
 from fedbcd.experiments.paper import Panel
 from fedbcd.experiments.pictures import COLOURS
 from fedbcd.experiments.pool import Result
@@ -44,7 +44,7 @@ def write_table(results: Sequence[Result], path: Path) -> None:
             )
 
 
-def write_claims(verdicts: Sequence[Verdict], path: Path) -> None:
+def write_claims(verdicts: Sequence[ClaimVerdict], path: Path) -> None:
     """All verdicts, as JSON."""
     path.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1) + "\n")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.planner.record import Mix, Phase, Record, Visit, read_record
+from fedbcd.planner.record import Record, RecordedMix, RecordedPhase, RecordedVisit, read_record
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ServerPart:
 
 
 @dataclass(frozen=True)
-class RoundStory:
+class ExplainedRound:
     """A round: from the mix before it to its own."""
 
     round: int
@@ -55,7 +55,7 @@ class RoundStory:
 
 def explain(
     log: Path, round_: int | None = None, on_notice: Callable[[str], None] = lambda _: None
-) -> RoundStory:
+) -> ExplainedRound:
     """The story of a round of a log (default: its longest)."""
     record = read_record(log, on_notice)
     if not record.mixes:
@@ -71,7 +71,7 @@ def explain(
     parts = {server: _part(phase, mix) for server, phase in _phases_at(record, mix).items()}
     mixed = sorted((parts[server] for server in mix.servers), key=lambda part: part.ready or 0.0)
     left_out = tuple(part for server, part in sorted(parts.items()) if server not in mix.servers)
-    return RoundStory(mix.round, began, mix.time, median(lengths), tuple(mixed), left_out)
+    return ExplainedRound(mix.round, began, mix.time, median(lengths), tuple(mixed), left_out)
 
 
 def _lengths(record: Record) -> list[float]:
@@ -79,18 +79,18 @@ def _lengths(record: Record) -> list[float]:
     return [after - before for before, after in pairwise(ends)]
 
 
-def _phases_at(record: Record, mix: Mix) -> dict[int, Phase]:
+def _phases_at(record: Record, mix: RecordedMix) -> dict[int, RecordedPhase]:
     """Each server's phase at the moment of the mix: the last that had opened before; a phase that
     the mix itself opens begins then.
     """
-    found: dict[int, Phase] = {}
+    found: dict[int, RecordedPhase] = {}
     for phase in record.phases:
         if phase.opened < mix.time or phase.server not in found:
             found[phase.server] = phase
     return found
 
 
-def _part(phase: Phase, mix: Mix) -> ServerPart:
+def _part(phase: RecordedPhase, mix: RecordedMix) -> ServerPart:
     member = phase.server in mix.servers
     ready = phase.ended if phase.ended is not None and phase.ended <= mix.time else None
     visit = _last_visit(phase)
@@ -112,7 +112,7 @@ def _part(phase: Phase, mix: Mix) -> ServerPart:
     )
 
 
-def _last_visit(phase: Phase) -> Visit | None:
+def _last_visit(phase: RecordedPhase) -> RecordedVisit | None:
     """The device that the server waited for longest: the last to upload, or one that never did."""
     never = [visit for visit in phase.visits.values() if visit.uploaded is None]
     done = phase.complete
@@ -123,7 +123,7 @@ def _last_visit(phase: Phase) -> Visit | None:
 
 # ------------------------------------------------------------------------------------------------
 # in words
-def _length(story: RoundStory) -> str:
+def _length(story: ExplainedRound) -> str:
     times = story.length / story.typical if story.typical > 0 else 1.0
     return (
         f"round {story.round} took {story.length:.2f} (clock {story.began:.2f} to"
@@ -131,7 +131,7 @@ def _length(story: RoundStory) -> str:
     )
 
 
-def _critical(story: RoundStory) -> str:
+def _critical(story: ExplainedRound) -> str:
     last, count = story.last, len(story.mixed)
     text = (
         f"it ended when server {last.server}, number {count} of {count}, was ready: its phase had"
@@ -147,7 +147,7 @@ def _critical(story: RoundStory) -> str:
     )
 
 
-def _waits(story: RoundStory) -> list[str]:
+def _waits(story: ExplainedRound) -> list[str]:
     waits = [part for part in story.mixed[:-1] if part.waited]
     if not waits:
         return ["no other server waited for it"]
@@ -157,7 +157,7 @@ def _waits(story: RoundStory) -> list[str]:
     return [f"{len(waits)} of the others waited for it, {total:.2f} in all, {who}"]
 
 
-def _rest(story: RoundStory) -> list[str]:
+def _rest(story: ExplainedRound) -> list[str]:
     if not story.left_out:
         return []
     queued = [part.server for part in story.left_out if part.ready is not None]

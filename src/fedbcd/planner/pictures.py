@@ -2,12 +2,10 @@
 picture, and a sentence says so.
 """
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedbcd.experiments.pictures import COLOURS
-from fedbcd.planner.order_statistics import Distribution, expected, normal_approximation
 from fedbcd.planner.pilots import Recommendation
 from fedbcd.planner.plan import Plan
 
@@ -30,49 +28,6 @@ def draw_plan(plan: Plan, recommendation: Recommendation | None, path: Path) -> 
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return True
-
-
-def draw_approximation(
-    distributions: Mapping[str, Distribution],
-    betas: Sequence[float],
-    sizes: Sequence[int],
-    path: Path,
-) -> bool:
-    """How far eq. (8)'s F^-1(beta) is from E[tau_(beta N)], relative to it, against N: one panel
-    per beta.
-    """
-    pyplot = _pyplot()
-    if pyplot is None:
-        return False
-    figure, axes = pyplot.subplots(
-        1, len(betas), figsize=(4.6 * len(betas), 3.8), sharey=True, layout="constrained"
-    )
-    for panel, beta in zip(axes, betas, strict=True):
-        for colour, (name, distribution) in zip(
-            COLOURS * len(distributions), distributions.items(), strict=False
-        ):
-            panel.plot(
-                sizes,
-                [approximation_error(distribution, beta, n) for n in sizes],
-                "o-",
-                color=colour,
-                label=name,
-                markersize=3,
-            )
-        panel.set(title=f"beta = {beta:g}", xlabel="N", xscale="log", yscale="log")
-        _tidy(panel)
-    axes[0].set_ylabel("relative error of F^-1(beta)")
-    axes[-1].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return True
-
-
-def approximation_error(distribution: Distribution, beta: float, n: int) -> float:
-    """|F^-1(beta) - E[tau_(beta N)]| / E[tau_(beta N)]."""
-    k = round(beta * n)
-    exact = expected(distribution, k, n)
-    return abs(normal_approximation(distribution, k, n).mean - exact) / exact
 
 
 def _round_times(axes: Any, plan: Plan) -> None:

@@ -20,8 +20,8 @@ from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import Federations, Job
 from fedbcd.experiments.sweep import Score
 from fedbcd.planner.order_statistics import check_rank
+from fedbcd.planner.round_time import rounds_of
 from fedbcd.planner.server_time import device_model
-from fedbcd.planner.timeline import rounds_of
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud, RigorousCloud, SyncCloud
 from fedbcd.spec import RunSpec
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedbcd.errors import ConfigError
 from fedbcd.planner.order_statistics import check_rank, expected_all
+from fedbcd.planner.round_time import REPLICAS, RoundTime, async_rounds, draws_needed, rounds_of
 from fedbcd.planner.server_time import KnownTime, RecordedTime, ServerTime
-from fedbcd.planner.timeline import REPLICAS, RoundTime, async_rounds, draws_needed, rounds_of
 from fedbcd.schedule.delays import Floats
 
 TIMES_ERROR = 1.96  # standard errors on either side: 95 in 100

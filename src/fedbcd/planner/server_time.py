@@ -15,7 +15,7 @@ from fedbcd.algorithm.variants import FedBCDI
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
 from fedbcd.planner.order_statistics import Distribution, Empirical, check_mean, uniforms
-from fedbcd.planner.record import Phase, Record
+from fedbcd.planner.record import Record, RecordedPhase
 from fedbcd.schedule.delays import Clock, Floats
 
 CHUNK = 2**20  # devices whose times are drawn at once: about 50 MB
@@ -204,7 +204,7 @@ def observe(record: Record, active: int | None = None) -> Observed:
     return Observed(np.array(times), np.array([end is not None for end in ends]))
 
 
-def _end(phase: Phase, active: int | None) -> float | None:
+def _end(phase: RecordedPhase, active: int | None) -> float | None:
     """When a phase ended, or would have with only `active` devices; None: not in this log."""
     if active is None:
         return phase.ended

@@ -210,7 +210,7 @@ class LogReader:
         try:
             if not raw.endswith(b"\n"):
                 raise ValueError("no newline at its end")
-            line = json.loads(raw)
+            line = json.loads(raw.decode())
             if not isinstance(line, dict):
                 raise ValueError("not an object")
             return line

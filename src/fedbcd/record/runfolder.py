@@ -11,35 +11,23 @@ report.html          what happened, to look at
 import fcntl
 import hashlib
 import json
-import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
+from typing import Any
 
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.errors import RecordError
 from fedbcd.record.eventlog import LogReader, LogWriter, header_line
 from fedbcd.record.history import History, Row
+from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 from fedbcd.recorded import completed
 
 FINGERPRINTS = ("data", "model")  # parts of the identity that say nothing to a reader
-LOOK_S = 0.2  # how long to try for the lock of a folder
-SAFE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-}
+LOCK_S = 0.2  # how long to try for the lock of a folder
 
 
 def is_at_work(folder: Path) -> bool:
@@ -61,7 +49,7 @@ def is_at_work(folder: Path) -> bool:
 
 def _locked(handle: int) -> bool:
     """Lock a folder; somebody who asks `is_at_work` has it for a moment only."""
-    until = time.monotonic() + LOOK_S
+    until = time.monotonic() + LOCK_S
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,17 +58,6 @@ def _locked(handle: int) -> bool:
             if time.monotonic() > until:
                 return False
             time.sleep(0.01)
-
-
-class Blocks(Protocol):
-    """A large tensor that is read a few rows at a time."""
-
-    shape: tuple[int, int]
-    dtype: torch.dtype
-
-    def blocks(self) -> Iterator[Tensor]:
-        """The rows in order."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +69,7 @@ class Checkpoint:
     seconds: float
     digest: str
     history: History
-    tensors: Mapping[str, Any]  # tensors, or `Blocks` to be written
+    tensors: Mapping[str, Any]  # tensors, or `tensorfile.Blocks` to be written
     notes: Mapping[str, str] = field(
         default_factory=dict
     )  # for those who look on: scores of devices and the like; resuming needs none
@@ -257,74 +234,6 @@ def recorded_in(folder: Path) -> dict[str, Any]:
         identity = LogReader(log).header.get("identity")
         return identity if isinstance(identity, dict) else {}
     return read_toml(config) if config.is_file() else {}
-
-
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor | Blocks], metadata: dict[str, str]
-) -> None:
-    """Write a safetensors file so that a crash leaves the old one or the new one, whole."""
-    at_once = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in tensors.items()
-        if isinstance(tensor, Tensor)
-    }
-    in_blocks = {name: blocks for name, blocks in tensors.items() if not isinstance(blocks, Tensor)}
-    write_whole(
-        path,
-        _in_one_file(at_once, in_blocks, metadata) if in_blocks else (save(at_once, metadata),),
-    )
-
-
-def _in_one_file(
-    at_once: Mapping[str, Tensor], in_blocks: Mapping[str, Blocks], metadata: dict[str, str]
-) -> Iterator[bytes]:
-    """The safetensors format, piece by piece: the length of a JSON header, the header, then the
-    values one after another.
-    """
-    everything: dict[str, Tensor | Blocks] = {**at_once, **in_blocks}
-    header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name, tensor in everything.items():
-        begin, end = end, end + math.prod(tensor.shape) * tensor.dtype.itemsize
-        header[name] = {
-            "dtype": SAFE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for tensor in everything.values():
-        for block in (tensor,) if isinstance(tensor, Tensor) else tensor.blocks():
-            yield block.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write a file so that a crash leaves the old one or the new one, whole."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        for piece in (data,) if isinstance(data, bytes) else data:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file whole; a damaged one is refused."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = file.keys()
-            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
-    except (OSError, SafetensorError) as error:
-        raise RecordError(
-            f"{path} is missing or damaged ({error}); restore it, or remove it to start over"
-        ) from None
 
 
 def difference(there: Any, here: Any) -> str:

@@ -6,15 +6,17 @@ from pathlib import Path
 
 from fedbcd.errors import RecordError
 from fedbcd.record.eventlog import VERSION
-from fedbcd.report.story import Story
+from fedbcd.record.timeline import MOST_VISITS, Timeline
 
-CHUNK = 1 << 22  # bytes that are read at once
-REMEMBERED = 64  # bytes before the place that was read last, by which a rewritten log is noticed
+READ_BYTES = 1 << 22  # that are read at once
+REMEMBERED_BYTES = (
+    64  # bytes before the place that was read last, by which a rewritten log is noticed
+)
 
 
 class LogFollower:
-    """Follows one log. `story` is None until its first line is whole; `notice` says what is wrong
-    with it, if anything is.
+    """Follows one log. `timeline` is None until its first line is whole; `notice` says what is
+    wrong with it, if anything is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,7 +24,7 @@ class LogFollower:
         self._reset()
 
     def _reset(self) -> None:
-        self.story: Story | None = None
+        self.timeline: Timeline | None = None
         self.notice: str | None = None
         self.version = 0  # goes up with every line
         self._place = 0
@@ -62,17 +64,18 @@ class LogFollower:
     def _read(self, file: int, most_bytes: int | None) -> bool:
         before, budget = self.version, most_bytes
         while self.notice is None and (budget is None or budget > 0):
-            chunk = os.read(file, CHUNK)
+            chunk = os.read(file, READ_BYTES)
             whole = chunk.rfind(b"\n") + 1
             if not whole:
-                if len(chunk) == CHUNK:
+                if len(chunk) == READ_BYTES:
                     self.notice = (
-                        f"{self.path} has a line of more than {CHUNK} bytes, so it is no event log"
+                        f"{self.path} has a line of more than {READ_BYTES} bytes, so it is no event"
+                        " log"
                     )
                 break
             self._take(chunk[:whole])
             self._place += whole
-            self._before = chunk[max(0, whole - REMEMBERED) : whole]
+            self._before = chunk[max(0, whole - REMEMBERED_BYTES) : whole]
             os.lseek(file, self._place, os.SEEK_SET)
             budget = None if budget is None else budget - whole
         return self.version != before
@@ -81,10 +84,10 @@ class LogFollower:
         for raw in chunk.splitlines():
             self.version += 1
             try:
-                if self.story is None:
-                    self.story = Story(self._header(raw))
+                if self.timeline is None:
+                    self.timeline = Timeline(self._header(raw), MOST_VISITS)
                 else:
-                    self.story.take(raw)
+                    self.timeline.take(raw)
             except (
                 ValueError,
                 KeyError,

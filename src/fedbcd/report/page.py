@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedbcd.record.runfolder import write_whole
+from fedbcd.record.tensorfile import write_whole
 from fedbcd.report.advice import advice
 from fedbcd.report.baseline import best_baseline, job_folders
 from fedbcd.report.planning import arrivals_of, plan_view

@@ -20,7 +20,7 @@ AGAIN_S = 20.0  # between two plans of a run that goes on
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class PhaseTimes:
     """How long the phases of a run took, or had taken when the log stopped, and who there is."""
 
     times: npt.NDArray[np.float64]
@@ -29,25 +29,26 @@ class Arrivals:
     active: int
 
 
-def arrivals_of(record: RunRecord) -> Arrivals | None:
+def arrivals_of(record: RunRecord) -> PhaseTimes | None:
     """The phases of a run as the planner wants them; None where there are too few."""
-    story, servers = record.story, len(record.identity.get("servers", []))
-    if story is None or servers < 2:
+    timeline, servers = record.timeline, len(record.identity.get("servers", []))
+    if timeline is None or servers < 2:
         return None
     opened, ended = (
-        np.array(column[-MOST_PHASES:]) for column in (story.phases.opened, story.phases.ended)
+        np.array(column[-MOST_PHASES:])
+        for column in (timeline.phases.opened, timeline.phases.ended)
     )
-    counted = (ended >= 0) | (opened < story.now)
-    times = (np.where(ended >= 0, ended, story.now) - opened)[counted]
+    counted = (ended >= 0) | (opened < timeline.now)
+    times = (np.where(ended >= 0, ended, timeline.now) - opened)[counted]
     done = (ended >= 0)[counted]
     return (
-        Arrivals(times, done, servers, int(record.identity.get("active", 1)))
+        PhaseTimes(times, done, servers, int(record.identity.get("active", 1)))
         if int(done.sum()) >= FEWEST
         else None
     )
 
 
-def plan_view(arrivals: Arrivals | None) -> dict[str, Any] | None:
+def plan_view(arrivals: PhaseTimes | None) -> dict[str, Any] | None:
     """Expected round times for every B; None without arrivals, or where all take no time."""
     from fedbcd.planner.plan import make_plan
     from fedbcd.planner.server_time import Observed, RecordedTime
@@ -89,7 +90,7 @@ class Planned:
         self._phases = -1
         self._plan: dict[str, Any] | None = None
 
-    def plan(self, arrivals: Arrivals | None) -> dict[str, Any] | None:
+    def plan(self, arrivals: PhaseTimes | None) -> dict[str, Any] | None:
         """The latest plan."""
         phases = 0 if arrivals is None else len(arrivals.times)
         due = phases != self._phases and time.monotonic() - self._made >= AGAIN_S

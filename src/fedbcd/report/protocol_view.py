@@ -1,4 +1,4 @@
-"""What a story says about time, as plain data for a page: the timeline of the protocol, where the
+"""What a log says about time, as plain data for a page: the timeline of the protocol, where the
 time went, who stands where.
 """
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedbcd.report.story import Story
+from fedbcd.record.timeline import Timeline
 
 Floats = npt.NDArray[np.float64]
 MOST_PHASES = 40_000  # in a page
@@ -16,14 +16,14 @@ MOST_VISITS_SHOWN = 60_000
 BINS = 400  # of an overview, where there are more phases than that
 
 
-def timeline(
-    story: Story, begin: float = 0.0, end: float | None = None, most: int = MOST_PHASES
+def timeline_view(
+    timeline: Timeline, begin: float = 0.0, end: float | None = None, most: int = MOST_PHASES
 ) -> dict[str, Any]:
     """The protocol between two times: phases, visits and mixes in columns; of more than `most`
     phases the latest, shares for the rest.
     """
-    stop = story.now if end is None else end
-    phases = story.phases
+    stop = timeline.now if end is None else end
+    phases = timeline.phases
     opened, released = _floats(phases.opened), _floats(phases.released)
     chosen = np.flatnonzero((opened <= stop) & ((released >= begin) | (released < 0)))
     shown = chosen[-most:] if most else chosen
@@ -35,20 +35,20 @@ def timeline(
         for name in ("opened", "ended", "mixed", "released", "last_admitted")
     }
     return {
-        "servers": max(story.servers, default=-1) + 1,
+        "servers": max(timeline.servers, default=-1) + 1,
         "begin": begin,
         "end": stop,
         "phases": columns | times,
-        "visits": _visits(story, shown),
-        "mixes": _mixes(story, begin, stop, most),
+        "visits": _visits(timeline, shown),
+        "mixes": _mixes(timeline, begin, stop, most),
         "total_phases": len(chosen),
-        "overview": _overview(story, begin, stop) if len(chosen) > len(shown) else None,
+        "overview": _overview(timeline, begin, stop) if len(chosen) > len(shown) else None,
     }
 
 
-def _visits(story: Story, shown: npt.NDArray[np.int64]) -> dict[str, list[float]]:
+def _visits(timeline: Timeline, shown: npt.NDArray[np.int64]) -> dict[str, list[float]]:
     """The visits of these phases, by place in them, as far as they are kept."""
-    visits = story.visits
+    visits = timeline.visits
     names = ("phase", "device", "asked", "admitted", "uploaded")
     if not len(shown) or not len(visits):
         return {name: [] for name in names}
@@ -62,28 +62,28 @@ def _visits(story: Story, shown: npt.NDArray[np.int64]) -> dict[str, list[float]
     return found
 
 
-def _mixes(story: Story, begin: float, end: float, most: int) -> dict[str, Any]:
-    time = _floats(story.rounds.time)
+def _mixes(timeline: Timeline, begin: float, end: float, most: int) -> dict[str, Any]:
+    time = _floats(timeline.mixes.time)
     first, stop = int(np.searchsorted(time, begin)), int(np.searchsorted(time, end, side="right"))
     first = max(first, stop - most)
     return {
         "round": list(range(first, stop)),
         "time": _short(time[first:stop]),
-        "servers": [story.rounds.members(k) for k in range(first, stop)],
+        "servers": [timeline.mixes.members(k) for k in range(first, stop)],
     }
 
 
-def _overview(story: Story, begin: float, end: float) -> dict[str, Any]:
+def _overview(timeline: Timeline, begin: float, end: float) -> dict[str, Any]:
     """Per server and bin of time: which share of it was response and update, and which waiting."""
-    phases = story.phases
+    phases = timeline.phases
     server, opened, ended = np.asarray(phases.server), _floats(phases.opened), _floats(phases.ended)
     released = _floats(phases.released)
-    ended = np.where(ended < 0, story.now, ended)
-    released = np.where(released < 0, story.now, released)
+    ended = np.where(ended < 0, timeline.now, ended)
+    released = np.where(released < 0, timeline.now, released)
     edges = np.linspace(begin, max(end, begin + 1e-9), BINS + 1)
     width = edges[1] - edges[0]
     collecting, waiting = [], []
-    for n in range(max(story.servers, default=-1) + 1):
+    for n in range(max(timeline.servers, default=-1) + 1):
         mine = server == n
         collecting.append((_share(opened[mine], ended[mine], edges) / width).round(3).tolist())
         waiting.append((_share(ended[mine], released[mine], edges) / width).round(3).tolist())
@@ -106,12 +106,12 @@ def _share(begins: Floats, ends: Floats, edges: Floats) -> Floats:
 CAUSES = ("arrival", "work", "waiting", "aggregation")
 
 
-def time_spent(story: Story) -> dict[str, Any]:
+def time_spent(timeline: Timeline) -> dict[str, Any]:
     """Per server, by cause: until its last device was let in, until that one's upload, until the
     mix, until the next phase.
     """
-    phases = story.phases
-    now = story.now
+    phases = timeline.phases
+    now = timeline.now
     server, opened, ended = np.asarray(phases.server), _floats(phases.opened), _floats(phases.ended)
     mixed, released, admitted = (
         _floats(phases.mixed),
@@ -120,7 +120,7 @@ def time_spent(story: Story) -> dict[str, Any]:
     )
     stop = np.where(ended < 0, now, ended)
     seen = (
-        len(story.visits) > 0
+        len(timeline.visits) > 0
     )  # of a deployment that is seen from outside nobody knows when devices come
     unknown = np.where((ended < 0) & seen, stop, opened)
     let_in = np.clip(np.where(admitted < 0, unknown, admitted), opened, stop)
@@ -134,7 +134,7 @@ def time_spent(story: Story) -> dict[str, Any]:
         "waiting": mix - stop,
         "aggregation": np.where(ended < 0, 0.0, freed - mix),
     }
-    servers = max(story.servers, default=-1) + 1
+    servers = max(timeline.servers, default=-1) + 1
     per_server = {
         cause: np.bincount(server, weights=times, minlength=servers).astype(np.float64)
         for cause, times in parts.items()
@@ -147,12 +147,12 @@ def time_spent(story: Story) -> dict[str, Any]:
     }
 
 
-def round_lengths(story: Story) -> dict[str, Any] | None:
+def round_lengths(timeline: Timeline) -> dict[str, Any] | None:
     """How long rounds took, and what held up the longest of them."""
-    time = _floats(story.rounds.time)
+    time = _floats(timeline.mixes.time)
     if not len(time):
         return None
-    begin = story.phases.opened[0] if len(story.phases) else 0.0
+    begin = timeline.phases.opened[0] if len(timeline.phases) else 0.0
     lengths = np.diff(np.concatenate([[begin], time]))
     longest = np.argsort(lengths, kind="stable")[::-1][:5]
     return {
@@ -160,13 +160,13 @@ def round_lengths(story: Story) -> dict[str, Any] | None:
         "mean": float(lengths.mean()),
         "median": float(np.median(lengths)),
         "high": float(np.quantile(lengths, 0.95)),
-        "longest": [_why(story, int(k), float(lengths[k])) for k in longest],
+        "longest": [_why(timeline, int(k), float(lengths[k])) for k in longest],
     }
 
 
-def _why(story: Story, round_: int, length: float) -> dict[str, Any]:
+def _why(timeline: Timeline, round_: int, length: float) -> dict[str, Any]:
     """Which server, and which of its devices, a round waited for."""
-    phases = story.phases
+    phases = timeline.phases
     members = np.flatnonzero(np.asarray(phases.round) == round_)
     if not len(members):
         return {"round": round_, "length": length}
@@ -184,15 +184,15 @@ def _why(story: Story, round_: int, length: float) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------
 # who stands where
-def staleness(story: Story) -> dict[str, list[int]]:
+def staleness(timeline: Timeline) -> dict[str, list[int]]:
     """How many mixes a server had missed when it was mixed, and how often."""
-    items = sorted(story.staleness.items())
+    items = sorted(timeline.staleness.items())
     return {"missed": [k for k, _ in items], "count": [n for _, n in items]}
 
 
-def server_table(story: Story) -> list[dict[str, Any]]:
+def server_table(timeline: Timeline) -> list[dict[str, Any]]:
     """Every server: what it does, since when, and how many mixes it has missed."""
-    done = len(story.rounds)
+    done = len(timeline.mixes)
     return [
         {
             "server": n,
@@ -202,16 +202,18 @@ def server_table(story: Story) -> list[dict[str, Any]]:
             "uploads": s.uploads,
             "missed": done - s.last_mix - 1,
         }
-        for n, s in sorted(story.servers.items())
+        for n, s in sorted(timeline.servers.items())
     ]
 
 
-def device_summary(story: Story, devices: int) -> dict[str, Any]:
+def device_summary(timeline: Timeline, devices: int) -> dict[str, Any]:
     """How many devices are in which state, and how evenly they were active."""
-    silent = max(0, devices - len(story.devices))
-    states = Counter(state.state for state in story.devices.values())
+    silent = max(0, devices - len(timeline.devices))
+    states = Counter(state.state for state in timeline.devices.values())
     states["never heard from"] = silent
-    counts = Counter(state.activations for state in story.devices.values()) + Counter({0: silent})
+    counts = Counter(state.activations for state in timeline.devices.values()) + Counter(
+        {0: silent}
+    )
     return {
         "states": {name: count for name, count in states.items() if count > 0},
         "activations": {"times": sorted(counts), "devices": [counts[k] for k in sorted(counts)]},
@@ -223,7 +225,7 @@ COLUMNS = ("device", "server", "state", "contact", "activations", "steps", "offl
 
 
 def device_page(
-    story: Story,
+    timeline: Timeline,
     homes: dict[int, int],
     sort: str,
     down: bool,
@@ -242,7 +244,7 @@ def device_page(
             s.steps,
             s.offline,
         ]
-        for device, s in story.devices.items()
+        for device, s in timeline.devices.items()
         if not only or s.state == only
     ]
     place = COLUMNS.index(sort) if sort in COLUMNS else 0

@@ -11,9 +11,9 @@ from typing import Any
 
 from fedbcd.errors import RecordError
 from fedbcd.record.history import History, Row
+from fedbcd.record.tensorfile import read_head
 
 LOG, MODELS = "events.jsonl", "models.safetensors"
-MOST_HEAD = 100_000_000  # bytes, the limit of the safetensors format
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,7 @@ def read_extras(folder: Path) -> Extras:
 def head_of(path: Path, notices: list[str]) -> dict[str, Any]:
     """The JSON at the head of a safetensors file: names, shapes and notes."""
     try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            head = json.loads(file.read(size)) if 0 < size <= MOST_HEAD else None
-        if not isinstance(head, dict):
-            raise ValueError("its head is no object")
-        return head
+        return read_head(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

@@ -8,35 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.record.runfolder import is_at_work
-from fedbcd.report.story import Story
+from fedbcd.record.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStanding:
     """A word, `finished`, `running` or `stopped`, and a sentence."""
 
     state: str
     words: str
 
 
-def standing(folder: Path, story: Story | None, job: dict[str, Any]) -> Standing:
+def standing(folder: Path, timeline: Timeline | None, job: dict[str, Any]) -> RunStanding:
     """Of the run in a folder, whose log says this so far."""
-    if story is not None and story.end is not None:
-        rounds = story.end.get("rounds", len(story.rounds))
-        return Standing("finished", f"finished, {rounds} {'round' if rounds == 1 else 'rounds'}")
-    place = _place(story, job)
+    if timeline is not None and timeline.end is not None:
+        rounds = timeline.end.get("rounds", len(timeline.mixes))
+        return RunStanding("finished", f"finished, {rounds} {'round' if rounds == 1 else 'rounds'}")
+    place = _place(timeline, job)
     if is_at_work(folder):
-        return Standing("running", place)
-    return Standing("stopped", f"stopped at {place}; go on with {_way_on(folder)}")
+        return RunStanding("running", place)
+    return RunStanding("stopped", f"stopped at {place}; go on with {_way_on(folder)}")
 
 
-def _place(story: Story | None, job: dict[str, Any]) -> str:
+def _place(timeline: Timeline | None, job: dict[str, Any]) -> str:
     """How far it is, and of how much where its job says so."""
     run = job.get("run")
     goal, until = (
         (run.get("rounds"), run.get("until_clock")) if isinstance(run, dict) else (None, None)
     )
-    rounds, clock = (0, 0.0) if story is None else (len(story.rounds), story.now)
+    rounds, clock = (0, 0.0) if timeline is None else (len(timeline.mixes), timeline.now)
     if not goal and isinstance(until, int | float):
         return f"clock {clock:.4g} of {until:g}"
     return f"round {rounds}" + (f" of {goal}" if goal else "")

@@ -13,6 +13,8 @@ import numpy as np
 
 from fedbcd.data.measure import measure_in
 from fedbcd.record.history import COLUMNS, History
+from fedbcd.record.tensorfile import FLOATS
+from fedbcd.record.timeline import Timeline
 from fedbcd.report.baseline import Baseline, has_personal_models
 from fedbcd.report.follow import LogFollower
 from fedbcd.report.protocol_view import (
@@ -21,16 +23,14 @@ from fedbcd.report.protocol_view import (
     server_table,
     staleness,
     time_spent,
-    timeline,
+    timeline_view,
 )
 from fedbcd.report.runs import Extras, read_extras
-from fedbcd.report.standing import Standing, standing
-from fedbcd.report.story import Story
+from fedbcd.report.standing import RunStanding, standing
 
 MOST_POINTS = 1_000  # of a curve
 MOST_ROWS = 200  # of a picture of the split
 WORST = 10  # devices that are named
-BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
 @dataclass
@@ -38,14 +38,14 @@ class RunRecord:
     """A run folder that has been read: its log, folded, and what lies beside it."""
 
     folder: Path
-    story: Story | None
+    timeline: Timeline | None
     extras: Extras
     notices: tuple[str, ...] = ()
 
     @cached_property
     def header(self) -> dict[str, Any]:
         """The head of the log; empty without one."""
-        return {} if self.story is None else self.story.header
+        return {} if self.timeline is None else self.timeline.header
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -109,16 +109,16 @@ def read_run(folder: Path) -> RunRecord:
 def record_of(folder: Path, follower: LogFollower, extras: Extras) -> RunRecord:
     """What a follower has read so far, with what lies beside the log."""
     notices = [follower.notice] if follower.notice else []
-    if follower.story is None and not notices:
+    if follower.timeline is None and not notices:
         notices.append(
             f"{follower.path} has no whole line yet: the run has just begun, or was killed at once"
         )
-    return RunRecord(folder, follower.story, extras, (*notices, *extras.notices))
+    return RunRecord(folder, follower.timeline, extras, (*notices, *extras.notices))
 
 
-def standing_of(record: RunRecord) -> Standing:
+def standing_of(record: RunRecord) -> RunStanding:
     """Whether it has finished, goes on, or was stopped."""
-    return standing(record.folder, record.story, record.job)
+    return standing(record.folder, record.timeline, record.job)
 
 
 def run_view(
@@ -126,7 +126,7 @@ def run_view(
     key: str,
     phases: int | None = None,
     still: dict[str, Any] | None = None,
-    stands: Standing | None = None,
+    stands: RunStanding | None = None,
 ) -> dict[str, Any]:
     """Everything a page shows of one run. `still` is what `devices_view` gave for the same extras,
     if it is at hand.
@@ -134,7 +134,7 @@ def run_view(
     `stands` says how the run stands where its folder does not.
     """
     stands = stands or standing_of(record)
-    story, extras = record.story, record.extras
+    timeline, extras = record.timeline, record.extras
     view: dict[str, Any] = {
         "key": key,
         "name": record.name,
@@ -151,32 +151,34 @@ def run_view(
     cluster = cluster_view(extras.summary)
     if cluster is not None:
         view["cluster"] = cluster
-    if story is not None and len(story.phases):
+    if timeline is not None and len(timeline.phases):
         view |= {
-            "timeline": timeline(story) if phases is None else timeline(story, most=phases),
-            "spent": time_spent(story),
-            "rounds": round_lengths(story),
-            "staleness": staleness(story),
-            "servers": server_table(story),
-            "devices": device_summary(story, len(record.homes)),
-            "events": dict(story.events),
+            "timeline": timeline_view(timeline)
+            if phases is None
+            else timeline_view(timeline, most=phases),
+            "spent": time_spent(timeline),
+            "rounds": round_lengths(timeline),
+            "staleness": staleness(timeline),
+            "servers": server_table(timeline),
+            "devices": device_summary(timeline, len(record.homes)),
+            "events": dict(timeline.events),
         }
     return view
 
 
 def summary(record: RunRecord) -> dict[str, Any]:
     """The run in one row of a table."""
-    story, found = record.story, record.extras.summary
+    timeline, found = record.timeline, record.extras.summary
     last = record.extras.history.last if record.extras.history else None
-    rounds = len(story.rounds) if story is not None else 0
+    rounds = len(timeline.mixes) if timeline is not None else 0
     active = record.identity.get("active")
     return {
         "algorithm": _name(record.identity, "algorithm"),
         "cloud": _name(record.identity, "cloud"),
-        "finished": story is not None and story.end is not None,
+        "finished": timeline is not None and timeline.end is not None,
         "fraction": _fraction(record),
         "rounds": rounds,
-        "clock": story.now if story is not None else 0.0,
+        "clock": timeline.now if timeline is not None else 0.0,
         "bytes": traffic(record, [rounds])[0],
         "values": record.extras.values,
         "devices": len(record.homes),
@@ -190,7 +192,7 @@ def summary(record: RunRecord) -> dict[str, Any]:
         "seconds": found.get("seconds"),
         "evaluation_share": found.get("evaluation_share"),
         "certificates": _certificates(record),
-        "digest": (story.end or {}).get("digest") if story is not None else None,
+        "digest": (timeline.end or {}).get("digest") if timeline is not None else None,
     }
 
 
@@ -219,7 +221,7 @@ def _why_no_certificates(record: RunRecord) -> str:
         return "none were asked for"
     return (
         "none have been taken so far"
-        if record.story is None or record.story.end is None
+        if record.timeline is None or record.timeline.end is None
         else "its folder holds none"
     )
 
@@ -247,15 +249,15 @@ def cluster_view(found: dict[str, Any]) -> dict[str, Any] | None:
 
 def _fraction(record: RunRecord) -> float | None:
     """How much of the run is done, where its job says when it ends."""
-    run, story = record.job.get("run"), record.story
-    if not isinstance(run, dict) or story is None:
+    run, timeline = record.job.get("run"), record.timeline
+    if not isinstance(run, dict) or timeline is None:
         return None
-    if story.end is not None:
+    if timeline.end is not None:
         return 1.0
     goal, done = (
-        (run["rounds"], len(story.rounds))
+        (run["rounds"], len(timeline.mixes))
         if run.get("rounds")
-        else (run.get("until_clock"), story.now)
+        else (run.get("until_clock"), timeline.now)
     )
     return min(1.0, done / goal) if isinstance(goal, int | float) and goal > 0 else None
 
@@ -290,12 +292,12 @@ def traffic(record: RunRecord, rounds: Sequence[int]) -> list[float]:
     Sync-cloud servers report a sum of float64; everything else travels in the dtype of the run.
     Message heads are not counted.
     """
-    story, values = record.story, record.extras.values
-    if story is None or not values:
+    timeline, values = record.timeline, record.extras.values
+    if timeline is None or not values:
         return [0.0 for _ in rounds]
-    width = BYTES.get(str(record.identity.get("dtype", "float32")), 4)
+    width = FLOATS.get(str(record.identity.get("dtype")), FLOATS["float32"]).itemsize
     report = 8 if _name(record.identity, "cloud") == "sync" else width
-    r = story.rounds
+    r = timeline.mixes
     done = [min(k, len(r)) - 1 for k in rounds]
     return [
         (

@@ -33,6 +33,7 @@ from fedbcd.protocol.senders import (
     is_counter,
     is_time,
 )
+from fedbcd.record import tensorfile
 from fedbcd.record.eventlog import decode as decode_event
 from fedbcd.record.eventlog import encode as encode_event
 
@@ -47,8 +48,7 @@ CHUNK_BYTES = (
 )  # small enough for a slow line to show that it is alive; larger ones are a little faster
 EVENT_BYTES = 4096
 HEADER_BYTES = 1024  # of the safetensors file
-DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F64": torch.float64}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+WIRE_DTYPES = {code: tensorfile.DTYPES[code] for code in ("F32", "F64")}  # that may travel
 NOTICES: dict[str, Any] = {
     "phase": PhaseNotice,
     "round": RoundNotice,
@@ -111,7 +111,7 @@ class WireLimits:
     def largest_bytes(self) -> int:
         """The longest file that can fit."""
         return (
-            max((size * DTYPES[dtype].itemsize for dtype, size in self.vectors), default=0)
+            max((size * WIRE_DTYPES[dtype].itemsize for dtype, size in self.vectors), default=0)
             + 8
             + HEADER_BYTES
         )
@@ -127,10 +127,8 @@ def encode(letter: Letter, number: int = 0) -> Iterator[Frame]:
     if letter.model is None:
         yield Frame(message=Message(number=number, event=event, clock=letter.clock))
         return
-    header = file_header(
-        str(getattr(letter.event, "model", "")), NAMES[letter.model.dtype], letter.model.numel()
-    )
-    body = letter.model.detach().contiguous().view(torch.uint8).numpy()
+    header = tensorfile.file_head({str(getattr(letter.event, "model", "")): letter.model})
+    body = tensorfile.values_of(letter.model)
     total = len(header) + len(body)
     yield Frame(message=Message(number=number, event=event, clock=letter.clock, bytes=total))
     digest = hashlib.sha256()
@@ -142,18 +140,6 @@ def encode(letter: Letter, number: int = 0) -> Iterator[Frame]:
         yield Frame(
             chunk=Chunk(number=number, offset=start, data=data, crc=zlib.crc32(data), digest=last)
         )
-
-
-def file_header(name: str, dtype: str, size: int) -> bytes:
-    """How a safetensors file with one flat tensor begins: the header's length, then JSON, padded to
-    a multiple of 8.
-    """
-    fields = {
-        name: {"dtype": dtype, "shape": [size], "data_offsets": [0, size * DTYPES[dtype].itemsize]}
-    }
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
 
 
 # ------------------------------------------------------------------------------------------------
@@ -371,14 +357,14 @@ class _Parcel:
             raise Refused(
                 "model", f"a model of {size} values of {dtype} does not fit; accepted: {allowed}"
             )
-        if self.message.bytes != 8 + length + size * DTYPES[dtype].itemsize:
+        if self.message.bytes != 8 + length + size * WIRE_DTYPES[dtype].itemsize:
             raise Refused(
                 "size",
                 f"{self.message.bytes} bytes were announced, but {size} values of {dtype} need"
                 " another length",
             )
         self._header_bytes = 8 + length
-        self._model = torch.empty(size, dtype=DTYPES[dtype])
+        self._model = torch.empty(size, dtype=WIRE_DTYPES[dtype])
         self._bytes = self._model.view(torch.uint8).numpy()
 
     def _place(self, data: bytes) -> None:
@@ -391,9 +377,7 @@ class _Parcel:
 def _declared_vector(header: bytes, name: str) -> tuple[str, int]:
     """Dtype and length of the one flat tensor that a safetensors header declares."""
     try:
-        fields = json.loads(header)
-        ((its_name, entry),) = fields.items()
-        dtype, (size,), (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        its_name, dtype, (size,), start, stop = tensorfile.sole_tensor(header)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Refused(
             "model", f"the header of the model does not declare one flat tensor ({error!s:.100})"
@@ -402,13 +386,15 @@ def _declared_vector(header: bytes, name: str) -> tuple[str, int]:
         raise Refused(
             "model", f"the model is called {its_name!r:.80}, but the event names {name!r}"
         )
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise Refused("dtype", f"a model of dtype {dtype!r:.20} came; known: {', '.join(DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in WIRE_DTYPES:
+        raise Refused(
+            "dtype", f"a model of dtype {dtype!r:.20} came; known: {', '.join(WIRE_DTYPES)}"
+        )
     if not (
         type(size) is int
         and 0 <= size <= LARGEST_NUMBER
         and start == 0
-        and stop == size * DTYPES[dtype].itemsize
+        and stop == size * WIRE_DTYPES[dtype].itemsize
     ):
         raise Refused(
             "model",

@@ -25,7 +25,7 @@ except ImportError as missing:
     raise MissingExtra(missing.name or "grpcio") from None
 
 
-async def ask_status(
+async def request_status(
     peer: Actor, address: str, security: Security, timeout_s: float = 10.0
 ) -> dict[str, Any]:
     """How a listener is doing."""

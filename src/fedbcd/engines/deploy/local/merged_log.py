@@ -6,12 +6,10 @@ as far as it counted, it follows from its server's log: which model it was sent,
 uploaded.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedbcd.algorithm import draws
@@ -44,6 +42,7 @@ from fedbcd.protocol.messages import (
     upload_ref,
 )
 from fedbcd.record.eventlog import Transition
+from fedbcd.record.tensorfile import digest_of
 from fedbcd.spec import RunSpec
 
 
@@ -190,22 +189,27 @@ class Merger:
         }
 
     def _digest(self, stores: Mapping[Actor, Store]) -> str:
-        """As `StackedNumbers.digest` forms it."""
+        """As the digest of a run: all x_i, all x_prev, all z_n."""
         blueprint = self.blueprint
-        rows = blueprint.devices if blueprint.algorithm.personal else 0
-        digest = hashlib.sha256()
-        for name, width in (("x", blueprint.size_F), ("x_prev", blueprint.size_P)):
-            digest.update(repr((str(DTYPE), (rows, width))).encode())
-            for device in range(rows):
-                digest.update(_bytes(self._personal(stores, device, name)[:width]))
-        servers = len(blueprint.servers)
-        digest.update(repr((str(DTYPE), (servers, blueprint.size_F))).encode())
-        for server in range(servers):
-            store, model = stores[server_actor(server)], self._models[server]
-            digest.update(
-                _bytes(store.tensor(model) if model in store.names() else blueprint.start)
-            )
-        return digest.hexdigest()
+        rows, servers = (
+            blueprint.devices if blueprint.algorithm.personal else 0,
+            len(blueprint.servers),
+        )
+        personal = [
+            (DTYPE, (rows, width), self._rows(stores, name, rows, width))
+            for name, width in (("x", blueprint.size_F), ("x_prev", blueprint.size_P))
+        ]
+        z_VF = (self._global(stores[server_actor(n)], n) for n in range(servers))
+        return digest_of([*personal, (DTYPE, (servers, blueprint.size_F), z_VF)])
+
+    def _global(self, store: Store, server: int) -> Tensor:
+        model = self._models[server]
+        return store.tensor(model) if model in store.names() else self.blueprint.start
+
+    def _rows(
+        self, stores: Mapping[Actor, Store], name: str, rows: int, width: int
+    ) -> Iterator[Tensor]:
+        return (self._personal(stores, device, name)[:width] for device in range(rows))
 
     def _personal(self, stores: Mapping[Actor, Store], device: int, name: str) -> Tensor:
         if device in self._admitted:
@@ -304,8 +308,3 @@ class _Followed:
                 self._device, self._machine.activation, self._machine.incarnation
             )
         return Transition(time, self.actor, event, tuple(commands))
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    data: memoryview = tensor.contiguous().view(torch.uint8).numpy().data
-    return data

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.engines.deploy.processes.exit_codes import AddressError, DiskError
-from fedbcd.record.runfolder import write_whole
+from fedbcd.record.tensorfile import write_whole
 
 MOST_BYTES, MOST_SECONDS, MOST_CLIENTS = (
     8192,

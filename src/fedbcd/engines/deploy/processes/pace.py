@@ -14,7 +14,7 @@ import numpy as np
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.variants import Algorithm, FedBCDI
-from fedbcd.schedule.delays import Clock, Delay
+from fedbcd.schedule.delays import Clock, quantile_at
 
 
 class Pace(Protocol):
@@ -99,7 +99,7 @@ class Drawn:
         """
         if isinstance(self.algorithm, FedBCDI) and not self._is_available(round_):
             return None
-        return self.scale * _quantile(
+        return self.scale * quantile_at(
             self.clock.arrival, draws.unit_one(self.seed, draws.ARRIVAL, self.device, phase)
         )
 
@@ -108,7 +108,7 @@ class Drawn:
         return (
             self.scale
             * steps
-            * _quantile(
+            * quantile_at(
                 self.clock.step, draws.unit_one(self.seed, draws.PROCESS, self.device, activation)
             )
         )
@@ -128,7 +128,3 @@ class Drawn:
         keep = max(self.algorithm.available_of(len(members)), min(self.active, len(members)))
         u = draws.unit(draws.address(self.seed, draws.AVAILABLE, members, np.array([round_])))
         return self.device in members[np.lexsort((members, u))[:keep]]
-
-
-def _quantile(delay: Delay, u: float) -> float:
-    return float(delay.quantile(np.array([u]))[0])

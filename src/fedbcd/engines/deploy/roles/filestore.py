@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.engines.deploy.processes.exit_codes import DiskError, ExitCode, is_of_the_disk
-from fedbcd.engines.deploy.roles.store import Piece, Saved, StoreOn
+from fedbcd.engines.deploy.roles.store import Saved, StoreOn
 from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import Command, Event
 from fedbcd.record.eventlog import Transition, decode, encode
+from fedbcd.record.tensorfile import Piece
 
 VERSION = 1
 _SCHEMA = """

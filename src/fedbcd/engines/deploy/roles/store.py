@@ -9,23 +9,18 @@ before.
 """
 
 import hashlib
-import json
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from fedbcd.engines.deploy.processes.exit_codes import DiskError
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
 from fedbcd.errors import RecordError
 from fedbcd.record.eventlog import Transition
-
-_DTYPES = {"F32": torch.float32, "F64": torch.float64}
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
-Piece = bytes | memoryview
+from fedbcd.record.tensorfile import Piece, pack, unpack
 
 
 class Store(Protocol):
@@ -204,7 +199,7 @@ class StoreOn:
                     f"{path} is damaged: its digest is not the one that was recorded; restore the"
                     " store from a backup"
                 )
-            return _unpacked(data)
+            return unpack(data)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise RecordError(
                 f"{path} is missing or damaged ({error}); restore the store from a backup"
@@ -220,7 +215,7 @@ class StoreOn:
             raise DiskError(f"the store {self._place}", error) from None
 
     def _save(self, name: str, tensor: Tensor) -> None:
-        pieces = _packed(tensor.detach().contiguous())
+        pieces = pack(tensor)
         file = f"{name.replace('/', '.')}-{self._serial}"
         self._serial += 1
         temporary = f"{file}.tmp"
@@ -335,33 +330,6 @@ def _digest(pieces: Sequence[Piece | bytearray]) -> bytes:
     for piece in pieces:
         found.update(piece)
     return found.digest()
-
-
-def _packed(tensor: Tensor) -> list[Piece]:
-    """A file in the safetensors format with one tensor, of which no copy is made."""
-    entry = {
-        "dtype": _CODES[tensor.dtype],
-        "shape": [*tensor.shape],
-        "data_offsets": [0, tensor.nbytes],
-    }
-    header = json.dumps({"tensor": entry}, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return [len(header).to_bytes(8, "little"), header, tensor.numpy().reshape(-1).view("u1").data]
-
-
-def _unpacked(data: bytearray) -> Tensor:
-    """The tensor of such a file; it lives in the memory that was read."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    entry = json.loads(data[8:start])["tensor"]
-    dtype, shape = _DTYPES[entry["dtype"]], [int(length) for length in entry["shape"]]
-    if start + entry["data_offsets"][1] != len(data) or entry["data_offsets"][0] != 0:
-        raise ValueError("it is not as long as it says")
-    values = (
-        torch.frombuffer(data, dtype=dtype, offset=start)
-        if len(data) > start
-        else torch.empty(0, dtype=dtype)
-    )
-    return values.reshape(shape)
 
 
 def _serial(file: str) -> int:

@@ -20,10 +20,11 @@ from fedbcd.algorithm.projection import Box
 from fedbcd.algorithm.variants import FedBCD, penalties
 from fedbcd.compute.numbers import Numbers
 from fedbcd.data.federation import Federation
+from fedbcd.engines.participation import Participation, participation
 from fedbcd.engines.setup import make_machines, make_numbers, make_reader, make_schedule
-from fedbcd.engines.timeline import Timeline, TimelineRecorder
 from fedbcd.protocol.clouds import RigorousCloud
 from fedbcd.protocol.messages import Actor, Command, Event, StepModel, number_of
+from fedbcd.record.timeline import Timeline
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Simulation
@@ -243,7 +244,7 @@ class Trace:
     pull_T: Tensor
     spread_TV: Tensor
     moves_TN: Tensor  # ||x_i(t+1) - x_i(t)||^2 / eta_x^2
-    timeline: Timeline
+    seen: Participation
     mixes: tuple[tuple[int, ...], ...]
 
     @property
@@ -256,7 +257,7 @@ class Trace:
         """p, seen."""
         return max(
             activation_period(rounds, self.rounds) or self.rounds
-            for rounds in self.timeline.active.values()
+            for rounds in self.seen.active.values()
         )
 
     @property
@@ -292,7 +293,6 @@ class _Phases:
 
     reader: Reader
     numbers: Numbers
-    recorder: TimelineRecorder
     members: Sequence[Sequence[int]]
     z: list[list[Tensor]] = field(default_factory=list)  # per server, one per phase
     x: list[list[Tensor]] = field(default_factory=list)  # per server, its members' rows
@@ -301,7 +301,6 @@ class _Phases:
         """Take note after the numbers have."""
         self.reader.apply(actor, event, commands)
         self.numbers.play(self.reader.take(0, 0.0, 0))
-        self.recorder.apply(actor, event, commands)
         for command in commands:
             if isinstance(command, StepModel):
                 n = number_of(actor)
@@ -335,12 +334,8 @@ def trace(
     spec = RunSpec(algorithm, RigorousCloud(FIRST), dtype=torch.float64, **timing)
     spec.check(federation)
     numbers = make_numbers(spec, federation, torch.device("cpu"))
-    phases = _Phases(
-        make_reader(spec, federation),
-        numbers,
-        TimelineRecorder(federation.servers, numbered=True),
-        federation.servers,
-    )
+    phases = _Phases(make_reader(spec, federation), numbers, federation.servers)
+    timeline = Timeline()
     z0 = numbers.global_NF()
     phases.z = [[z0[n]] for n in range(SERVERS)]
     phases.x = [
@@ -348,15 +343,18 @@ def trace(
         for members in federation.servers
     ]
     simulation = Simulation(
-        Driver(make_machines(spec, federation), phases),
+        Driver(make_machines(spec, federation), phases, timeline),
         make_schedule(spec, federation),
     )
     while min(len(z) for z in phases.z) <= rounds:
         simulation.play_round()
-    return _measured(known, phases, rounds, step)
+    seen = participation(timeline, federation.servers, numbered=True)
+    return _measured(known, phases, seen, rounds, step)
 
 
-def _measured(known: Known, phases: _Phases, rounds: int, step: float) -> Trace:
+def _measured(
+    known: Known, phases: _Phases, seen: Participation, rounds: int, step: float
+) -> Trace:
     z_TVP = torch.stack([torch.stack(z[: rounds + 1]) for z in phases.z], 1)
     x_TNP = torch.cat(
         [torch.stack(x[: rounds + 1]) for x in phases.x], 1
@@ -369,8 +367,7 @@ def _measured(known: Known, phases: _Phases, rounds: int, step: float) -> Trace:
         mean_TP[:-1, None],
         gamma[None, :, None],
     )
-    timeline = phases.recorder.timeline()
-    active = {device: [t for t in when if t < rounds] for device, when in timeline.active.items()}
+    active = {device: [t for t in when if t < rounds] for device, when in seen.active.items()}
     pulls = (gamma[None, :, None] * (mean_TP[:-1, None] - x_TNP[1:])).sum(1).square().sum(1)
     return Trace(
         step,
@@ -378,8 +375,8 @@ def _measured(known: Known, phases: _Phases, rounds: int, step: float) -> Trace:
         pull_T=pulls,
         spread_TV=(z_TVP[:-1] - mean_TP[:-1, None]).norm(dim=2),
         moves_TN=(x_TNP[1:] - x_TNP[:-1]).square().sum(2) / known.device_step**2,
-        timeline=Timeline(rounds, timeline.mixes[:rounds], active, dict.fromkeys(active, rounds)),
-        mixes=timeline.mixes[:rounds],
+        seen=Participation(rounds, seen.mixes[:rounds], active, dict.fromkeys(active, rounds)),
+        mixes=seen.mixes[:rounds],
     )
 
 
