@@ -116,11 +116,14 @@ class Trainer:
         self._check_fit(start, inputs, targets)
         if self.one_by_one:
             return None
+        self._fuse(start, inputs, targets)
+        if (
+            self.fused is not None
+        ):  # a chain of layers can be vectorised, and vmap need not be loaded
+            return None
         reason = self.objective.why_not_vectorised(start, inputs, targets)
         if reason is not None:
             self.one_by_one, self.max_batch = True, 1
-        else:
-            self._fuse(start, inputs, targets)
         return reason
 
     def _fuse(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:

@@ -92,7 +92,8 @@ class DeviceLoss:
         (gradient,) = torch.autograd.grad(self.value(x), x, create_graph=True)
 
         def product(v: Tensor) -> Tensor:
-            (result,) = torch.autograd.grad(gradient, x, v, retain_graph=True)
+            # not `grad(gradient, x, v)`, the same bits: torch loads sympy to compare two shapes
+            (result,) = torch.autograd.grad(gradient @ v, x, retain_graph=True)
             return result.detach()
 
         start = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)

@@ -23,7 +23,8 @@ from fedbcd.schedule.delays import Floats
 REPLICAS = 24
 DRAWS = 10_000  # of tau_n, for each copy and B
 WARM_UP = 5  # phases of an average server, before rounds of the Async-cloud are counted
-Members = npt.NDArray[np.bool_]
+COUNTED = 100  # rounds whose ages are counted together
+Rounds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +105,20 @@ def draws_needed(servers: int) -> int:
 # the rules
 def _async(
     times: _Times, servers: int, first: int, rounds: int, ties: bool
-) -> Iterator[tuple[Floats, Members]]:
-    """Per round: when the mix happens in each copy, and who is in it. Of servers that end together
-    the one longest left out is first.
+) -> Iterator[tuple[Floats, Rounds]]:
+    """Per round: when the mix happens in each copy, and after which round each server was mixed
+    last. Of servers that end together the one longest left out is first.
     """
     finish_RN = times.take(servers).copy()
     mixed_RN = np.zeros(finish_RN.shape, dtype=np.int64)
     copies = np.arange(len(finish_RN))[:, None]
     for t in range(rounds):
         chosen_RB = _earliest(finish_RN, mixed_RN, first, ties)
-        now_R = finish_RN[copies, chosen_RB].max(axis=1)
-        members_RN = np.zeros(finish_RN.shape, dtype=np.bool_)
-        members_RN[copies, chosen_RB] = True
-        yield now_R, members_RN
-        finish_RN[copies, chosen_RB] = now_R[:, None] + times.take(first)
-        mixed_RN[copies, chosen_RB] = t + 1
+        chosen = copies, chosen_RB
+        now_R1 = finish_RN[chosen].max(axis=1, keepdims=True)
+        finish_RN[chosen] = now_R1 + times.take(first)
+        mixed_RN[chosen] = t + 1
+        yield now_R1, mixed_RN
 
 
 def _has_ties(times_RC: Floats) -> bool:
@@ -126,9 +126,7 @@ def _has_ties(times_RC: Floats) -> bool:
     return bool(np.unique(times_RC[:, :100]).size < times_RC[:, :100].size)
 
 
-def _earliest(
-    finish_RN: Floats, mixed_RN: npt.NDArray[np.int64], first: int, ties: bool
-) -> npt.NDArray[np.int64]:
+def _earliest(finish_RN: Floats, mixed_RN: Rounds, first: int, ties: bool) -> Rounds:
     """The B that end first, exactly B; of those that end together the ones longest left out."""
     order_RN = (
         np.lexsort((mixed_RN, finish_RN), axis=1)
@@ -140,7 +138,7 @@ def _earliest(
 
 def _rigorous(
     times: _Times, servers: int, first: int, rounds: int, ties: bool
-) -> Iterator[tuple[Floats, Members]]:
+) -> Iterator[tuple[Floats, Rounds]]:
     """Per round t: E(t) is the B-th smallest end F_n(t) of phase t; then F_n(t+1) = max(F_n(t),
     E(t)) + tau_n, isolated or not.
     """
@@ -149,35 +147,38 @@ def _rigorous(
     copies = np.arange(len(finish_RN))[:, None]
     for t in range(rounds):
         chosen_RB = _earliest(finish_RN, mixed_RN, first, ties)
-        now_R = finish_RN[copies, chosen_RB].max(axis=1)
-        members_RN = np.zeros(finish_RN.shape, dtype=np.bool_)
-        members_RN[copies, chosen_RB] = True
-        yield now_R, members_RN
-        mixed_RN[copies, chosen_RB] = t + 1
+        chosen = copies, chosen_RB
+        now_R1 = finish_RN[chosen].max(axis=1, keepdims=True)
+        mixed_RN[chosen] = t + 1
+        yield now_R1, mixed_RN
         if t + 1 < rounds:
-            finish_RN = np.maximum(finish_RN, now_R[:, None]) + times.take(servers)
+            finish_RN = np.maximum(finish_RN, now_R1) + times.take(servers)
 
 
-def _followed(rounds: Iterator[tuple[Floats, Members]], warm: int) -> RoundTime:
+def _followed(rounds: Iterator[tuple[Floats, Rounds]], warm: int) -> RoundTime:
     """Round lengths and ages after the first `warm` rounds."""
     ends: list[Floats] = []
-    ages, age_RN = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    for t, (now_R, members_RN) in enumerate(rounds):
-        ends.append(now_R)
-        age_RN = np.where(members_RN, 0, age_RN + 1)
-        if t >= warm:
-            ages = _added(ages, np.bincount(age_RN.ravel()))
+    ages, latest = np.zeros(1, dtype=np.int64), []
+    for t, (now_R1, mixed_RN) in enumerate(rounds, 1):
+        ends.append(now_R1)
+        if t > warm:
+            latest.append(t - mixed_RN)
+        if len(latest) == COUNTED:
+            ages, latest = _added(ages, latest), []
+    ages = _added(ages, latest)
     ages[0] = 0  # those in the mix
-    return _summary(np.diff(np.stack([np.zeros_like(ends[0]), *ends]), axis=0)[warm:], ages)
+    ends_TR = np.concatenate([np.zeros_like(ends[0]), *ends], axis=1).T
+    return _summary(np.ascontiguousarray(np.diff(ends_TR, axis=0)[warm:]), ages)
 
 
-def _added(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    longer, shorter = (a, b) if a.size > b.size else (b, a)
-    longer[: shorter.size] += shorter
-    return longer
+def _added(ages: Rounds, latest: list[Rounds]) -> Rounds:
+    """How many servers were how old, with those of some more rounds."""
+    more = np.bincount(np.ravel(latest).astype(np.int64), minlength=ages.size)
+    more[: ages.size] += ages
+    return more
 
 
-def _summary(lasts_TR: Floats, ages: npt.NDArray[np.int64]) -> RoundTime:
+def _summary(lasts_TR: Floats, ages: Rounds) -> RoundTime:
     means_R = lasts_TR.mean(axis=0)
     error = float(means_R.std(ddof=1)) / math.sqrt(len(means_R))
     total = int(ages.sum())
