@@ -132,12 +132,12 @@ class Shard:
         return str(import_ray().get_runtime_context().get_node_id())
 
     def work(
-        self, sessions_N7: Array, uploads_N2: Array, handles: list[str], *models: tuple[Array, str]
+        self, sessions_N6: Array, uploads_N2: Array, handles: list[str], *models: tuple[Array, str]
     ) -> Done:
         """Train, and sum up what is uploaded, (server, device) in order.
 
         A session: number of the batch it is in, device, session, steps, number of its model or -1,
-        offline, activation.
+        activation or -1.
         """
         began = time.perf_counter()
         total_VF, weight_V = self._sums.total_VF, self._sums.weight_V
@@ -149,7 +149,7 @@ class Shard:
         servers = sorted({server for server, _ in count.uploads})
         self._sums.clear(servers)
         with products_in(self._precision):
-            self._devices.advance([*_batches(sessions_N7, handles), count], received, self._sums)
+            self._devices.advance([*_batches(sessions_N6, handles), count], received, self._sums)
         chosen = torch.tensor(servers, dtype=torch.int64, device=total_VF.device)
         sums = total_VF[chosen].cpu().numpy()
         return Done(servers, sums, [weight_V[n] for n in servers], time.perf_counter() - began)
@@ -202,11 +202,11 @@ class Shard:
         return rows
 
 
-def _batches(sessions_N7: Array, handles: list[str]) -> list[Sessions]:
+def _batches(sessions_N6: Array, handles: list[str]) -> list[Sessions]:
     """The batches that the rows are of, in order."""
     batches: dict[int, list[Session]] = {}
-    for batch, device, session, steps, model, offline, activation in sessions_N7.tolist():
+    for batch, device, session, steps, model, activation in sessions_N6.tolist():
         toward = None if model < 0 else handles[model]
-        row = Session(device, session, steps, toward, bool(offline), activation)
+        row = Session(device, session, steps, toward, activation < 0, activation)
         batches.setdefault(batch, []).append(row)
     return [Sessions(tuple(rows)) for rows in batches.values()]

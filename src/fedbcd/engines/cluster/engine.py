@@ -398,13 +398,12 @@ class RemoteDevices:
         number: dict[ModelRef | None, int] = {None: -1}
         number |= {handle: k for k, handle in enumerate(handles)}
         plain = [
-            (k, s.device, s.session, s.steps, number[s.model], s.offline, s.activation)
-            for k, s in sessions
+            (k, s.device, s.session, s.steps, number[s.model], s.activation) for k, s in sessions
         ]
-        sessions_N7 = np.array(plain, dtype=np.int64).reshape(-1, 7)
+        sessions_N6 = np.array(plain, dtype=np.int64).reshape(-1, 6)
         counted = [(0 if self.one_sum else server, device) for server, device in uploads]
         uploads_N2 = np.array(counted, dtype=np.int64).reshape(-1, 2)
-        calls = self._calls(sessions_N7, uploads_N2, handles)
+        calls = self._calls(sessions_N6, uploads_N2, handles)
         answers = self.shards.begin("work", calls, changes=True)
 
         def wait() -> None:
@@ -414,31 +413,31 @@ class RemoteDevices:
         return wait
 
     def _calls(
-        self, sessions_N7: Array, uploads_N2: Array, handles: Sequence[ModelRef]
+        self, sessions_N6: Array, uploads_N2: Array, handles: Sequence[ModelRef]
     ) -> dict[int, tuple[Any, ...]]:
         shard_N, shard_of_upload = (
-            self.shards.of_device[devices] for devices in (sessions_N7[:, 1], uploads_N2[:, 1])
+            self.shards.of_device[devices] for devices in (sessions_N6[:, 1], uploads_N2[:, 1])
         )
         return {
             shard: self._call_for(
-                sessions_N7[shard_N == shard], uploads_N2[shard_of_upload == shard], handles
+                sessions_N6[shard_N == shard], uploads_N2[shard_of_upload == shard], handles
             )
             for shard in np.union1d(shard_N, shard_of_upload).tolist()
         }
 
     def _call_for(
-        self, sessions_N7: Array, uploads_N2: Array, handles: Sequence[ModelRef]
+        self, sessions_N6: Array, uploads_N2: Array, handles: Sequence[ModelRef]
     ) -> tuple[Any, ...]:
         """What one shard is asked, with the models that its sessions need and no other."""
-        model_N = sessions_N7[:, 4]
+        model_N = sessions_N6[:, 4]
         needed = np.unique(model_N[model_N >= 0])
-        sessions_N7[:, 4] = np.where(model_N < 0, -1, np.searchsorted(needed, model_N))
+        sessions_N6[:, 4] = np.where(model_N < 0, -1, np.searchsorted(needed, model_N))
         names = [handles[k] for k in needed.tolist()]
         models = [self._refs[name] for name in names]
         traffic = self.shards.traffic
-        traffic.work += sessions_N7.nbytes + uploads_N2.nbytes
+        traffic.work += sessions_N6.nbytes + uploads_N2.nbytes
         traffic.models += sum(model[0].nbytes for model in models if isinstance(model, tuple))
-        return (sessions_N7, uploads_N2, names, *models)
+        return (sessions_N6, uploads_N2, names, *models)
 
     def _put(self, handles: Sequence[ModelRef], models: Mapping[ModelRef, Tensor]) -> None:
         """Each model once into the object store, from where every node takes it once; a small one
