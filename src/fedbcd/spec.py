@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
-from fedbcd.algorithm.variants import ALGORITHMS, Algorithm, FedBCD, FedBCDI, penalties
+from fedbcd.algorithm.variants import ALGORITHMS, Algorithm, FedBCD, penalties
 from fedbcd.config import build, check_keys, choose, convert, follow_renamed
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
@@ -485,7 +485,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 f"active={active} must be between 1 and {min(members)}, the members of the smallest"
                 " server"
             )
-        if isinstance(self.algorithm, FedBCDI):
+        if self.algorithm.offline:
             available = min(self.algorithm.available_of(n) for n in members)
             if active > available:
                 raise ConfigError(

@@ -49,6 +49,19 @@ class _DeviceSettings(Said):
         if self.batch != "all" and not (isinstance(self.batch, int) and self.batch >= 1):
             raise ConfigError(f"batch={self.batch} must be 1 or more, or 'all' for exact gradients")
 
+    @property
+    def contact_limit(self) -> int | None:
+        """Offline rounds in a row without contact; None: devices never train offline."""
+        return None
+
+    def available_of(self, members: int) -> int:
+        """How many of a server's members can train in a round."""
+        return members
+
+    def offline_round(self, rows: Rows, work: Work) -> Rows:
+        """What devices do between activations."""
+        raise NotImplementedError(f"devices of {type(self).__name__} do not train offline")
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedBCD(_DeviceSettings):
@@ -129,6 +142,11 @@ class FedBCDI(_DeviceSettings):
             raise ConfigError(
                 f"momentum_after_contact={self.momentum_after_contact!r} is unknown; known: {known}"
             )
+
+    @property
+    def contact_limit(self) -> int:
+        """Offline rounds in a row without contact."""
+        return self.offline_limit
 
     def available_of(self, members: int) -> int:
         """How many of a server's members can train in a round."""

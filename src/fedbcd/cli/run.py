@@ -56,6 +56,7 @@ from fedbcd.data.measure import DEFAULT
 from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress as RunProgress
 from fedbcd.engines.result import Run
+from fedbcd.engines.run import explain_backend
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, FedBCDError, RecordError, RenamedWarning
 from fedbcd.experiments.job import Federations, Job, default_table, parse
@@ -150,6 +151,12 @@ def run_command(
     ] = None,
     gpus: Annotated[float, typer.Option(help="GPUs of each actor; a fraction shares one.")] = 0.0,
     trust: Trust = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain-backend", help="Say which backend would compute, and why not another; stop."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one summary object on the last line.")
     ] = False,
@@ -163,6 +170,9 @@ def run_command(
     place = {"torch_device": on, "engine": _engine(engine, address, actors, gpus)}
     with imports(allowed=trust):
         jobs = [job.changed(**place) for job in _jobs(table, folder, resume, recorded=file is None)]
+        if explain:
+            _explain_backends(jobs)
+            return
         runs = _train_all(jobs, folder, resume, track or [])
     _show(jobs, runs, folder, as_json)
 
@@ -423,6 +433,21 @@ def _train_all(jobs: list[Job], folder: Path, resume: bool, track: list[str]) ->
         )
         sys.exit(INTERRUPTED)
     return runs
+
+
+def _explain_backends(jobs: list[Job]) -> None:
+    federations = Federations()
+    for job in jobs:
+        federation = federations.of(job)
+        job.use_threads(federation)
+        console.print(f"{job.name}:", markup=False)
+        for choice in explain_backend(federation, job.spec):
+            text = (
+                f"  not {choice.backend}\n      {choice.reason}"
+                if choice.reason
+                else f"  -> {choice.backend}"
+            )
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _places(jobs: list[Job], folder: Path) -> list[Path]:

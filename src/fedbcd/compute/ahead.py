@@ -22,7 +22,6 @@ from torch import Tensor
 from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.device import Rows, Work
 from fedbcd.algorithm.objective import Gradients
-from fedbcd.algorithm.variants import FedBCDI
 from fedbcd.compute.devices import StackedDevices
 from fedbcd.compute.numbers import Numbers
 from fedbcd.errors import ConfigError, NumericalError
@@ -288,13 +287,9 @@ class Ahead:
         """One step of all jobs. The gradient is traced, so that a compiler sees plain
         operations.
         """
-        pull = isinstance(self._algorithm, FedBCDI) and not shape.offline  # takes no gradients
+        pull = self._algorithm.offline and not shape.offline  # takes no gradients
         gradient = None if pull else self._trainer.traced_gradients(shape.jobs)
-        plan = (
-            self._algorithm.offline_round
-            if isinstance(self._algorithm, FedBCDI) and shape.offline
-            else self._algorithm.device_round
-        )
+        plan = self._algorithm.offline_round if shape.offline else self._algorithm.device_round
         p = self.numbers.size_P
 
         def step(

@@ -14,7 +14,7 @@ from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.device import Rows, Work
 from fedbcd.algorithm.fused.library import ChainTrainer, Pool, Sessions
 from fedbcd.algorithm.objective import Gradients, Objective
-from fedbcd.algorithm.variants import Algorithm, FedBCDI, penalties
+from fedbcd.algorithm.variants import Algorithm, penalties
 from fedbcd.compute.fused import FusedSession, InPlace, fused_for, pool_of
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Transform
@@ -104,6 +104,7 @@ class Trainer:
         self._penalty_N1 = gamma.to(start)[:, None]
         self._size_list = federation.sizes
         self.fused: ChainTrainer | None = None  # whole sessions in compiled code
+        self.why_not_compiled = self.why_one_by_one = ""
         self._pool: Pool | None = None  # what it can take samples from
 
     def check_vectorised(self, start: Tensor) -> str | None:
@@ -115,15 +116,14 @@ class Trainer:
         )
         self._check_fit(start, inputs, targets)
         if self.one_by_one:
+            self.why_not_compiled = self.why_one_by_one = "max_batch = 1: no device with another"
             return None
         self._fuse(start, inputs, targets)
-        if (
-            self.fused is not None
-        ):  # a chain of layers can be vectorised, and vmap need not be loaded
+        if self.fused is not None:  # can be vectorised as well, and vmap need not be loaded
             return None
         reason = self.objective.why_not_vectorised(start, inputs, targets)
         if reason is not None:
-            self.one_by_one, self.max_batch = True, 1
+            self.one_by_one, self.max_batch, self.why_one_by_one = True, 1, reason
         return reason
 
     def _fuse(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
@@ -133,7 +133,7 @@ class Trainer:
         )
         batch = self.algorithm.batch
         samples = max(self._size_list) if batch == "all" else batch
-        self.fused = fused_for(
+        found = fused_for(
             self.objective,
             self.algorithm.projection,
             start,
@@ -141,6 +141,10 @@ class Trainer:
             self._targets,
             samples,
         )
+        if isinstance(found, str):
+            self.why_not_compiled = found
+            return
+        self.fused, self.why_not_compiled = found, ""
         if self.works_together:
             self.together = max(1, IN_ONE_CALL // self.objective.layout.size_P)
 
@@ -236,7 +240,6 @@ class Trainer:
     def _round(self, jobs: list[Session], rows: Rows, work: Work) -> Rows:
         if not jobs[0].offline:
             return self.algorithm.device_round(rows, work)
-        assert isinstance(self.algorithm, FedBCDI)
         return self.algorithm.offline_round(rows, work)
 
     def _work(

@@ -37,28 +37,27 @@ def fused_for(
     example: tuple[Tensor, Tensor],
     targets: Tensor,
     samples: int,
-) -> ChainTrainer | None:
-    """Compiled code that trains these models, if it was built and can do what is asked for: on a
-    CPU, in float32.
+) -> ChainTrainer | str:
+    """Compiled code that trains these models, or why there is none: it works on a CPU, in float32.
 
     example: inputs and targets as the model takes them; targets: those of all samples; samples: in
     the largest mini-batch.
     """
     compiled = library()
-    if (
-        compiled is None
-        or start.device.type != "cpu"
-        or start.dtype != torch.float32
-        or bounds_of(projection) is None
-    ):
-        return None
+    if compiled is None:
+        return "nothing was compiled at installation, or FEDBCD_FUSED=0 asks to do without"
+    if start.device.type != "cpu" or start.dtype != torch.float32:
+        dtype = str(start.dtype).removeprefix("torch.")
+        return f"it works on a CPU in float32, and this run is in {dtype} on {start.device.type}"
+    if bounds_of(projection) is None:
+        return f"it knows boxes and no others of the sets to project onto ({projection!r:.60})"
     layers = objective.chain(start, *example)
-    if (
-        layers is None
-        or samples * layers[0].inputs > LARGEST
-        or not _are_classes(targets, layers[-1].outputs)
-    ):
-        return None
+    if layers is None:
+        return "model and loss are no chain of linear layers, ReLU and mean cross-entropy"
+    if samples * layers[0].inputs > LARGEST:
+        return f"mini-batches have {samples * layers[0].inputs} numbers, more than {LARGEST}"
+    if not _are_classes(targets, layers[-1].outputs):
+        return f"targets are no class numbers below {layers[-1].outputs}"
     return ChainTrainer(layers, objective.layout.size_P, compiled)
 
 

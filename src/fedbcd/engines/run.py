@@ -16,6 +16,7 @@ import torch
 
 from fedbcd.algorithm.variants import Algorithm
 from fedbcd.compute.ahead import Ahead, AheadWithEvents
+from fedbcd.compute.backends import Choice, choices
 from fedbcd.compute.certify import CALL, DEVICES, Certificates, Certifier, Ration
 from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.compute.numbers import Numbers
@@ -140,6 +141,16 @@ def train(
 train.__doc__ = f"{train.__doc__}\n    Options, None as in the `RunSpec`:\n\n{in_words()}\n"
 
 
+def explain_backend(federation: Federation, spec: RunSpec) -> list[Choice]:
+    """Which backend would compute this run, and why not another; nothing is trained."""
+    spec.check(federation)
+    where, cluster = find_torch_device(spec.torch_device), chosen_cluster(spec.engine)
+    with products_in(spec.precision), _numbers(federation, spec, where, cluster) as numbers:
+        session = _Training(federation, spec, numbers, None)
+        session.choose_player()
+        return session.choices()
+
+
 @contextmanager
 def _numbers(
     federation: Federation, spec: RunSpec, device: torch.device, cluster: Cluster | None
@@ -260,6 +271,11 @@ class _Training:
         on_gpu = self.numbers.sums.total_VF.device.type == "cuda"
         self.ahead = reason is None and bool(ahead or compile or (ahead is None and on_gpu))
         self.compile = compile
+
+    def choices(self) -> list[Choice]:
+        """Which backend computes, and why not another."""
+        slow = "on a CPU it does not pay; ahead = true asks for it"
+        return choices(self.numbers, "" if self.ahead else self._why_not_ahead() or slow)
 
     def _plan_ahead(self) -> None:
         """From where the run stands, rounds planned ahead; their events are played as well if they
@@ -522,6 +538,7 @@ class _Training:
             "certificates": certificates,
             "certificate_share": self._share(self.certifier.seconds),
             "digest": numbers.digest(),
+            "backend": next(c.backend for c in self.choices() if not c.reason),
             **({} if border is None else {"notices": [border]}),
         }
         if report := numbers.devices.report():

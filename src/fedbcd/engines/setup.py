@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.objective import Objective
-from fedbcd.algorithm.variants import FedBCDI, cloud_weights
+from fedbcd.algorithm.variants import cloud_weights
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import Devices, StackedDevices
 from fedbcd.compute.numbers import Numbers
@@ -26,7 +26,7 @@ from fedbcd.spec import Precision, RunSpec
 def make_machines(spec: RunSpec, federation: Federation) -> Machines:
     """Fresh machines."""
     algorithm = spec.algorithm
-    limit = algorithm.offline_limit if isinstance(algorithm, FedBCDI) else None
+    limit = algorithm.contact_limit
     return Machines(
         federation.servers,
         spec.cloud,
@@ -129,11 +129,11 @@ def samples_per_round(federation: Federation, spec: RunSpec) -> float:
         spec.algorithm.batch,
     )
     at_work = spec.active_of(federation) * int(getattr(spec.cloud, "first", servers))
-    if isinstance(
-        spec.algorithm, FedBCDI
-    ):  # activations take no samples; who was not in contact for long does not go on offline
+    limit = spec.algorithm.contact_limit
+    if limit is not None:
+        # activations take no samples; who was not in contact for long does not go on offline
         available = sum(spec.algorithm.available_of(len(members)) for members in federation.servers)
-        at_work = min(available, at_work * spec.algorithm.offline_limit)
+        at_work = min(available, at_work * limit)
     batch = sum(federation.sizes) // federation.devices if batch == "all" else batch
     return at_work * batch * (low + high) / 2
 

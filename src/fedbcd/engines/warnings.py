@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.projection import on_bound
-from fedbcd.algorithm.variants import FedBCDI, penalties
+from fedbcd.algorithm.variants import penalties
 from fedbcd.compute.certify import sample_of
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.smoothness import DeviceLoss
@@ -102,7 +102,7 @@ def never_mixes(cloud: Cloud, servers: int) -> str | None:
 def _penalty(federation: Federation, spec: RunSpec) -> str | None:
     """FedBCD-I's penalty steps x <- x - gamma_i (x - z) take x - z times 1 - gamma_i."""
     largest = float(penalties(spec.algorithm, federation.devices).max())
-    if isinstance(spec.algorithm, FedBCDI) and largest > 2:
+    if spec.algorithm.offline and largest > 2:
         return (
             f"penalty={largest:g}: each of FedBCD-I's penalty steps ends {largest - 1:.3g} times as"
             " far from the server's model as it began, on its other side; use a penalty of at"
@@ -117,7 +117,7 @@ def _step(federation: Federation, spec: RunSpec, numbers: Numbers) -> str | None
     """
     algorithm, start = spec.algorithm, numbers.global_NF()[0]
     gamma_N = penalties(algorithm, federation.devices)
-    if isinstance(algorithm, FedBCDI):
+    if algorithm.offline:
         gamma_N = torch.zeros_like(gamma_N)  # its penalty has steps of its own
     seen = {}
     for device in _looked_at(gamma_N, numbers.size_P):

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from fedbcd.algorithm.variants import FedBCDI
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
 from fedbcd.planner.order_statistics import Distribution, Empirical, check_mean, uniforms
@@ -83,7 +82,7 @@ class DeviceModel:
 def device_model(job: Job, active: int | None = None) -> DeviceModel:
     """The device model of a job; with FedBCD-I only the available devices can arrive."""
     members, q = job.federation.devices, job.active if active is None else active
-    if isinstance(job.spec.algorithm, FedBCDI):
+    if job.spec.algorithm.offline:
         members = min(members, job.spec.algorithm.available_of(members))
     return DeviceModel(job.spec.clock, members, q, job.spec.algorithm.steps)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbcd.algorithm import draws
-from fedbcd.algorithm.variants import FedBCDI
+from fedbcd.algorithm.variants import Algorithm
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
 from fedbcd.schedule.delays import Constant, Trace
 from fedbcd.schedule.events import Schedule, places_of_smallest
@@ -73,7 +73,7 @@ def why_not_ahead(servers: Sequence[Sequence[int]], schedule: Schedule, cloud: C
         return "devices join or leave"
     if type(cloud) not in (SyncCloud, AsyncCloud):
         return f"the cloud is {cloud.name}"
-    if isinstance(schedule.algorithm, FedBCDI) and not cloud.sync:
+    if schedule.algorithm.offline and not cloud.sync:
         return "FedBCD-I trains offline between the mixes of an asynchronous cloud"
     if len({len(members) for members in servers}) > 1:
         return "servers have different numbers of devices"
@@ -122,7 +122,7 @@ class Outline:
 
     def next_round(self) -> PlannedRound:
         """Go on until the coordinator has mixed once more."""
-        if isinstance(self._schedule.algorithm, FedBCDI):
+        if self._schedule.algorithm.offline:
             return self._next_with_offline(self._schedule.algorithm)
         if self._first == 0:
             return self._next_of_all()
@@ -238,7 +238,7 @@ class Outline:
 
     # ---------------------------------------------------------------------------------------------
     # FedBCD-I
-    def _next_with_offline(self, algorithm: FedBCDI) -> PlannedRound:
+    def _next_with_offline(self, algorithm: Algorithm) -> PlannedRound:
         """Sync-cloud: all available devices train offline, then the q earliest of each server are
         pulled towards z.
         """
@@ -249,7 +249,7 @@ class Outline:
             )
         )
         available = np.sort(_earliest(u, keep), axis=-1)  # (V, M') places among the members
-        offline = self._train_offline(available, algorithm.offline_limit)
+        offline = self._train_offline(available, algorithm.contact_limit or 0)
         members = np.take_along_axis(self._members, available, -1)
         delay = self._arrival_delay(members, np.array([self.round]))
         chosen = _earliest(delay, self._q)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbcd.algorithm import draws
-from fedbcd.algorithm.variants import Algorithm, FedBCDI
+from fedbcd.algorithm.variants import Algorithm
 from fedbcd.protocol.messages import (
     Actor,
     Command,
@@ -95,7 +95,7 @@ class Simulation:
             for n in range(len(self.machines.servers)):
                 self._deliver(server_actor(n), Started())
         self._change_members()
-        if isinstance(self.schedule.algorithm, FedBCDI):
+        if self.schedule.algorithm.offline:
             for server in range(len(self.machines.servers)):
                 self._train_offline(server)
         while self.machines.coordinator.round == self.round:
@@ -184,7 +184,7 @@ class Simulation:
     def _available(self, server: int) -> Devices:
         """Q~_n(t): with FedBCD-I a drawn part of the members, otherwise all of them."""
         members = self._members_of(server)
-        if not isinstance(self.schedule.algorithm, FedBCDI):
+        if not self.schedule.algorithm.offline:
             return members
         keep = max(
             self.schedule.algorithm.available_of(len(members)),

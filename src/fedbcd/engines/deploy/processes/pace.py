@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from fedbcd.algorithm import draws
-from fedbcd.algorithm.variants import Algorithm, FedBCDI
+from fedbcd.algorithm.variants import Algorithm
 from fedbcd.schedule.delays import Clock, quantile_at
 
 
@@ -97,7 +97,7 @@ class Drawn:
         """The addressed draw of this device and phase; with FedBCD-I only for devices that are
         available in this round.
         """
-        if isinstance(self.algorithm, FedBCDI) and not self._is_available(round_):
+        if self.algorithm.offline and not self._is_available(round_):
             return None
         return self.scale * quantile_at(
             self.clock.arrival, draws.unit_one(self.seed, draws.ARRIVAL, self.device, phase)
@@ -117,13 +117,12 @@ class Drawn:
         """FedBCD-I: every available device takes one offline round in each round of the
         coordinator.
         """
-        return isinstance(self.algorithm, FedBCDI) and self._is_available(round_)
+        return self.algorithm.offline and self._is_available(round_)
 
     def _is_available(self, round_: int) -> bool:
         """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
         members and itself.
         """
-        assert isinstance(self.algorithm, FedBCDI)
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
         keep = max(self.algorithm.available_of(len(members)), min(self.active, len(members)))
         u = draws.unit(draws.address(self.seed, draws.AVAILABLE, members, np.array([round_])))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.objective import Loss
 from fedbcd.algorithm.params import Layout
-from fedbcd.algorithm.variants import Algorithm, FedBCDI, cloud_weights
+from fedbcd.algorithm.variants import Algorithm, cloud_weights
 from fedbcd.compute.batch import take
 from fedbcd.data.federation import Federation, Transform, as_dtype
 from fedbcd.data.samples import Samples
@@ -128,7 +128,7 @@ class Blueprint:
     # machines
     def device_machine(self, device: int) -> Device:
         """A fresh machine."""
-        limit = self.algorithm.offline_limit if isinstance(self.algorithm, FedBCDI) else None
+        limit = self.algorithm.contact_limit
         return Device(device, server_actor(self.home_of(device)), limit)
 
     def server_machine(self, server: int) -> Server:
