@@ -77,7 +77,7 @@ class Example:
 
     @cached_property
     def layers(self) -> tuple[LinearLayer, ...]:
-        """Found when they are needed: it takes a second of imports."""
+        """Found when they are needed."""
         found = self.objective.chain(
             self.rows.x_NP[0].double(), self.inputs[:4], self.pool.targets[:4]
         )
