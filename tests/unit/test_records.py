@@ -460,11 +460,15 @@ class Outer:
 
 
 def test_a_value_is_described_as_plain_data() -> None:
-    """Names, lists and numbers only, so that JSON and TOML can hold it."""
+    """Names, lists and numbers only, so that JSON and TOML can hold it. Kinds of fedbcd have their
+    name, those of other people the path by which they are imported.
+    """
     described = describe(Outer(Inner((1.0, 2.0)), (Inner(()),)))
     assert described == {
-        "inner": {"name": "inner", "values": [1.0, 2.0]},
-        "items": [{"name": "inner", "values": []}],
+        "name": "test_records:Outer",
+        "inner": {"name": "test_records:Inner", "values": [1.0, 2.0]},
+        "items": [{"name": "test_records:Inner", "values": []}],
         "count": None,
     }
+    assert describe(fb.Box(-1, 1)) == {"name": "box", "low": -1.0, "high": 1.0}
     assert json.loads(json.dumps(described)) == described
