@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedbcd as fb
 from fedbcd.describe import describe
 from fedbcd.errors import RecordError
 from fedbcd.protocol import messages
