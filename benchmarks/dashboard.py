@@ -27,14 +27,13 @@ from fedbcd.dashboard.app import make_app
 from fedbcd.dashboard.library import Library
 from fedbcd.engines.environment import environment
 from fedbcd.engines.result import notes_of
-from fedbcd.engines.setup import make_machines
+from fedbcd.engines.setup import make_machines, make_schedule
 from fedbcd.record.history import Row
 from fedbcd.record.runfolder import Checkpoint, RunFolder
 from fedbcd.report.page import page, view_of
 from fedbcd.report.view import read_run
 from fedbcd.schedule.driver import Driver
-from fedbcd.schedule.events import Schedule, Simulation
-from fedbcd.spec import RunSpec
+from fedbcd.schedule.events import Simulation
 from support.waiting import wait_for
 from support.web import complaints, start_browser, text_of
 
@@ -47,9 +46,7 @@ def make_run(folder: Path, rounds: int) -> None:
     """
     data = [(torch.zeros(1, 2), torch.tensor([k % 10])) for k in range(DEVICES)]
     federation = fb.Federation(lambda: nn.Linear(2, 10), nn.functional.cross_entropy, data, SERVERS)
-    spec = RunSpec(
-        fb.FedBCD(), fb.AsyncCloud(first=3), 3, fb.Clock(), 0, {}, {}, torch.float32, None, None
-    )
+    spec = fb.RunSpec(fb.FedBCD(), fb.AsyncCloud(first=3), active=3)
     files = RunFolder(
         folder,
         spec.identity(federation),
@@ -57,7 +54,7 @@ def make_run(folder: Path, rounds: int) -> None:
     )
     log = files.open(files.inspect(False), False)
     driver = Driver(make_machines(spec, federation), None, log)
-    simulation = Simulation(driver, Schedule(spec.algorithm, spec.clock, 0, 3, {}, {}))
+    simulation = Simulation(driver, make_schedule(spec, federation))
     history = fb.History()
     for k in range(rounds):
         simulation.play_round()

@@ -30,10 +30,9 @@ import fedbcd as fb
 from fedbcd.algorithm.augment import FlipCrop
 from fedbcd.compute.ahead import Ahead
 from fedbcd.data.partition import Partition
-from fedbcd.engines.setup import make_numbers, products_in
+from fedbcd.engines.setup import make_numbers, make_schedule, products_in
 from fedbcd.models import resnet20
 from fedbcd.schedule.arrays import Outline
-from fedbcd.schedule.events import Schedule
 
 BATCH, STEPS, SERVERS, SAMPLES = 32, 5, 10, 250
 OPERATIONS = (
@@ -70,8 +69,8 @@ def ours(
     )
     with products_in(precision):
         numbers = make_numbers(spec, data, torch.device(device))
-        numbers.trainer.check_vectorised(numbers.global_NF()[0])
-        schedule = Schedule(spec.algorithm, spec.clock, 0, active)
+        numbers.trainer.check_vectorised(numbers.global_VF()[0])
+        schedule = make_schedule(spec, data)
         simulation = Ahead(
             numbers, Outline(data.servers, schedule, spec.cloud), compile and device != "cpu"
         )

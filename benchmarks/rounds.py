@@ -30,12 +30,18 @@ from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.compute.players import EventPlayer, Player
 from fedbcd.compute.workers import workers
 from fedbcd.data.partition import Partition
-from fedbcd.engines.setup import make_machines, make_numbers, make_reader, products_in
+from fedbcd.engines.setup import (
+    make_machines,
+    make_numbers,
+    make_reader,
+    make_schedule,
+    products_in,
+)
 from fedbcd.models import mlp
 from fedbcd.record.eventlog import LogWriter
 from fedbcd.schedule.arrays import Outline
 from fedbcd.schedule.driver import Driver
-from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.schedule.events import Simulation
 
 ALGORITHMS = {"fedbcd": fb.FedBCD, "fedbcd-i": fb.FedBCDI, "fedprox": fb.FedProx}
 BATCH = 32
@@ -112,11 +118,11 @@ def ours(
         ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active, **options
     )
     numbers = make_numbers(spec, federation, torch.device(device))
-    numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    numbers.trainer.check_vectorised(numbers.global_VF()[0])
     numbers.trainer.objective.TRACE_AFTER = (
         4  # as in the middle of a run, when the shapes that come up have been traced
     )
-    schedule = Schedule(spec.algorithm, spec.clock, spec.seed, setting.active)
+    schedule = make_schedule(spec, federation)
     reader = make_reader(spec, federation)
     player = EventPlayer(
         numbers, Simulation(Driver(make_machines(spec, federation), reader), schedule)
@@ -150,8 +156,8 @@ def ours_ahead(
     )
     with products_in(precision):
         numbers = make_numbers(spec, federation, torch.device(device))
-        numbers.trainer.check_vectorised(numbers.global_NF()[0])
-        schedule = Schedule(spec.algorithm, spec.clock, spec.seed, setting.active)
+        numbers.trainer.check_vectorised(numbers.global_VF()[0])
+        schedule = make_schedule(spec, federation)
         simulation = Ahead(numbers, Outline(federation.servers, schedule, spec.cloud), compile)
         began = time.perf_counter()
         simulation.play_round()
@@ -180,8 +186,8 @@ def ours_logged(
         ALGORITHMS[algorithm](steps=setting.steps, projection=BOX), active=setting.active
     )
     numbers = make_numbers(spec, federation, torch.device(device))
-    numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    schedule = Schedule(spec.algorithm, spec.clock, spec.seed, setting.active)
+    numbers.trainer.check_vectorised(numbers.global_VF()[0])
+    schedule = make_schedule(spec, federation)
     reader = make_reader(spec, federation)
     log = LogWriter(Path(mkdtemp()) / "events.jsonl", {})
     events = Simulation(Driver(make_machines(spec, federation), reader, log), schedule)

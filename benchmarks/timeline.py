@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 import fedbcd as fb
+from fedbcd.algorithm.method import Facts
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 
@@ -34,9 +35,10 @@ def one(devices: int, rounds: int) -> dict[str, float]:
     servers = max(1, devices // PER_SERVER)
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     homes = [list(range(n * PER_SERVER, (n + 1) * PER_SERVER)) for n in range(servers)]
+    method = fb.FedBCD().method(Facts(devices, [1] * devices))
     first = max(1, round(SHARE * servers))
     driver = Driver(Machines(homes, fb.AsyncCloud(first), ACTIVE, 1, None), None)
-    simulation = Simulation(driver, Schedule(fb.FedBCD(), fb.Clock(), seed=0, active=ACTIVE))
+    simulation = Simulation(driver, Schedule(method, fb.Clock(), seed=0, active=ACTIVE))
     ready = time.perf_counter()
     while simulation.round < rounds:
         simulation.play_round()

@@ -22,10 +22,10 @@ import fedbcd as fb
 from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.compute.workers import workers
 from fedbcd.data.partition import Partition
-from fedbcd.engines.setup import make_machines, make_numbers, make_reader
+from fedbcd.engines.setup import make_machines, make_numbers, make_reader, make_schedule
 from fedbcd.models import mlp
 from fedbcd.schedule.driver import Driver
-from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.schedule.events import Simulation
 
 SERVERS = 10
 
@@ -63,11 +63,11 @@ def main() -> None:
     algorithm = fb.FedProx(steps=task.workload.steps, projection=fb.Box(-2, 2), **constants)
     spec = fb.RunSpec(algorithm, active=task.workload.active // SERVERS)
     numbers = make_numbers(spec, parties, torch.device("cpu"))
-    numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    numbers.trainer.check_vectorised(numbers.global_VF()[0])
     numbers.trainer.objective.TRACE_AFTER = (
         4  # traces are made while warming up, as the peers' compilations are
     )
-    schedule = Schedule(algorithm, spec.clock, spec.seed, spec.active)
+    schedule = make_schedule(spec, parties)
     reader = make_reader(spec, parties)
     simulation = Simulation(Driver(make_machines(spec, parties), reader), schedule)
 
@@ -87,7 +87,7 @@ def main() -> None:
         "fedbcd",
         fb.__version__,
         seconds,
-        unflatten(numbers.global_NF()[0], task),
+        unflatten(numbers.global_VF()[0], task),
         peak_mib(),
         f"{chosen.threads} workers",
     )

@@ -6,8 +6,8 @@ import warnings
 
 from fedbcd import trackers as trackers
 from fedbcd.algorithm.augment import Augment, FlipCrop
+from fedbcd.algorithm.methods import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
-from fedbcd.algorithm.variants import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.data.partition import (

@@ -60,7 +60,7 @@ class Said:
         return value
 
 
-T = TypeVar("T", bound=Said)
+T = TypeVar("T")
 
 
 def completed(table: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
@@ -72,9 +72,10 @@ def completed(table: Mapping[str, Any], kind: str | None = None) -> dict[str, An
     } | dict(table)
 
 
-def in_record(value: Said) -> dict[str, Any]:
+def in_record(value: Any) -> dict[str, Any]:
     """How a value is written down, and hashed, as a part of what makes a run this run."""
-    return shortened(describe(value), value.name)
+    table = describe(value)
+    return shortened(table, table["name"])
 
 
 def shortened(table: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -89,9 +90,11 @@ def shortened(table: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def going_on(value: T, record: object) -> T:
     """`value`, with the fields that were not given as recorded; as it is where the record is of
-    another kind.
+    another kind, or where it does not know what was given.
     """
-    if not isinstance(record, Mapping) or record.get("name") != value.name:
+    if not (isinstance(value, Said) and isinstance(record, Mapping)):
+        return value
+    if record.get("name") != value.name:
         return value
     silent = {key: entry for key, entry in completed(record).items() if key not in value.said}
     recorded = choose({value.name: type(value)}, silent, "recorded")

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
-from fedbcd.algorithm.variants import ALGORITHMS, Algorithm, FedBCD, penalties
+from fedbcd.algorithm.method import Absolute, Facts, Method, Relative
+from fedbcd.algorithm.methods import ALGORITHMS, Algorithm, FedBCD
 from fedbcd.config import build, check_keys, choose, convert, follow_renamed
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
@@ -407,6 +408,10 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             },
         )
 
+    def method_of(self, federation: Federation) -> Method:
+        """What the algorithm computes, in this federation."""
+        return self.algorithm.method(Facts(federation.devices, federation.sizes))
+
     # ---------------------------------------------------------------------------------------------
     # checks
     def active_of(self, federation: Federation) -> int:
@@ -450,16 +455,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         self.check_values()
         self._check_changes(federation)
         self._check_active(federation)
-        if not self.algorithm.personal and not self.cloud.sync:
-            raise ConfigError(
-                f"{self.algorithm.name} keeps one model everywhere and runs on the sync cloud only,"
-                f" not {self.cloud.name}"
-            )
-        gamma = penalties(self.algorithm, federation.devices)  # refuses a wrong number of them
-        if self.algorithm.server_step_form == "absolute":
-            sizes = [len(members) for members in federation.servers]  # with those that join late
-            most = sum(sizes) if self.cloud.sync else max(sizes)
-            check_absolute_step(self.algorithm.server_step, float(gamma.max()), most)
+        self._check_method(federation)
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:
                 check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))
@@ -467,6 +463,20 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             weights = self.cloud.weights(0, range(len(federation.servers)))
             if weights is not None:
                 check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
+
+    def _check_method(self, federation: Federation) -> None:
+        method, sync = self.method_of(federation), self.cloud.sync
+        largest = max(method.weights(federation.sizes))
+        method.penalties(federation.devices)  # refuses a wrong number of them
+        forgets = isinstance(method.step, Relative) and method.step.step == 1.0
+        if forgets and method.order == "mix, step" and not sync and method.counts == "active":
+            raise ConfigError(
+                f"{method.name} keeps one model everywhere and runs on the sync cloud only, not"
+                f" {self.cloud.name}: a server step of 1 after the mix forgets the mix"
+            )
+        if isinstance(method.step, Absolute):
+            sizes = [len(members) for members in federation.servers]  # with those that join late
+            check_absolute_step(method.step.step, largest, sum(sizes) if sync else max(sizes))
 
     def _check_own_cloud(self) -> None:
         """A cloud of somebody else has what those of fedbcd have."""
@@ -485,8 +495,9 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 f"active={active} must be between 1 and {min(members)}, the members of the smallest"
                 " server"
             )
-        if self.algorithm.offline:
-            available = min(self.algorithm.available_of(n) for n in members)
+        method = self.method_of(federation)
+        if method.available is not None:
+            available = min(method.available_of(n) for n in members)
             if active > available:
                 raise ConfigError(
                     f"active={active} exceeds the {available} available devices of a server; use"

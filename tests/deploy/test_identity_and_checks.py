@@ -80,14 +80,14 @@ def test_a_device_that_went_on_where_it_was_is_left_alone(town: Town) -> None:
 
 
 def test_a_device_whose_disk_was_lost_gets_its_last_contribution_back(town: Town) -> None:
-    before, contributed = device(town).machine.activation, device(town).x.clone()
+    before, contributed = device(town).machine.activation, device(town).kept["x"].clone()
     assert before > 0
     Unkind(town, 0).lose_disk("device/0")
     town.drain()
     machine = device(town).machine
     assert (machine.activation, machine.incarnation, machine.session) == (before, 1, 1 << 32)
-    assert torch.equal(device(town).x, contributed)
-    assert torch.equal(device(town).prev, contributed[: town.blueprint.size_P])
+    assert torch.equal(device(town).kept["x"], contributed)
+    assert torch.equal(device(town).kept["x_prev"], contributed[: town.blueprint.size_P])
     assert not server(town).machine.is_restoring(0)
     town.restart("device/0")
     assert town.post == []
@@ -193,7 +193,7 @@ def test_a_device_keeps_its_model_where_a_server_would_put_an_older_one_in_its_p
     more, may.
     """
     role = device(town)
-    here, x, length = role.machine.activation, role.x, role.store.length
+    here, x, length = role.machine.activation, role.kept["x"], role.store.length
     assert here > 0
     old = Restored(incarnation=1, activation=here - 1, session=1 << 32, model="z/0/0")
     words = (
@@ -204,14 +204,14 @@ def test_a_device_keeps_its_model_where_a_server_would_put_an_older_one_in_its_p
             Letter("server/0", "device/0", old, torch.zeros(650), town.tick()), town.tick()
         )
     assert refused.value.reason == "older"
-    assert (role.x is x, role.store.length, role.machine.incarnation) == (True, length, 0)
+    assert (role.kept["x"] is x, role.store.length, role.machine.incarnation) == (True, length, 0)
     newer = replace(old, activation=here + 1)
     role.receive(Letter("server/0", "device/0", newer, torch.zeros(650), town.tick()), town.tick())
     assert (role.machine.activation, role.machine.incarnation) == (here + 1, 1)
     role.receive(
         Letter("server/0", "device/0", old, torch.ones(650), town.tick()), town.tick()
     )  # a late copy is only answered
-    assert torch.equal(role.x, torch.zeros(650))
+    assert torch.equal(role.kept["x"], torch.zeros(650))
 
 
 def test_who_does_not_belong_here_is_refused(town: Town) -> None:
@@ -332,7 +332,7 @@ def test_a_store_goes_on_with_its_own_settings_where_the_job_says_nothing(folder
             OwnData.of(here, 0, 0),
         )
         assert role.blueprint.algorithm == began
-        assert float(role.x.abs().max()) == pytest.approx(0.01)
+        assert float(role.kept["x"].abs().max()) == pytest.approx(0.01)
         role.close()
     store = FileStore(folder / "device")
     for said in (fb.FedBCD(batch=4, penalty=2.0), fb.FedBCD(batch=4, projection=fb.NoProjection())):
@@ -528,4 +528,4 @@ def test_work_that_was_overtaken_is_left_out(town: Town) -> None:
     role.receive(Letter("server/0", "device/0", restored, GOOD, town.now), town.tick())
     assert role.work is None
     assert role.finish(done, town.tick()) == []
-    assert torch.equal(role.x, GOOD)
+    assert torch.equal(role.kept["x"], GOOD)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fedbcd as fb
+from faultsim.world import spoilt
+from fedbcd.algorithm.interpret import Registers
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.checks import TrustLimits, check_reach, check_weight, check_within
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
@@ -104,12 +106,17 @@ def play_phase(town: Town) -> None:
 def upload(town: Town, number: int, x: Tensor) -> None:
     """The device ends its work with this model, whatever it has computed."""
     role = device(town, number)
-    done = replace(role.compute(), x=x)
+    done = role.compute()
+    done = replace(done, kept={**done.kept, "x": x}, upload=x)
     town.do(role.actor, lambda: role.finish(done, town.tick()))
 
 
 def state(role: DeviceRole) -> tuple[Any, ...]:
-    return role.machine.activation, role.machine.state, role.x.tolist(), role.prev.tolist()
+    return (
+        role.machine.activation,
+        role.machine.state,
+        *(vector.tolist() for vector in role.kept.values()),
+    )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -127,7 +134,7 @@ def test_an_upload_out_of_range_is_undone_and_the_device_goes_on(
     to_training(town)
     role, home = device(town), server(town)
     before, z, total = state(role), home.z.clone(), home._sum.total.clone()
-    bad = role.x.clone()
+    bad = role.kept["x"].clone()
     bad[3] = 1e30
     upload(town, 0, bad)
     if crash == "device/0":
@@ -147,7 +154,7 @@ def test_an_upload_out_of_range_is_undone_and_the_device_goes_on(
     assert torch.equal(home._sum.total, total)
     town.restart("device/0")
     assert state(device(town)) == (before[0] + 1, DeviceState.IDLE, *before[2:])
-    assert {"before", "before_prev"}.isdisjoint(device(town).store.names())
+    assert {"before/x", "before/x_prev"}.isdisjoint(device(town).store.names())
     to_training(town)
     town.work("device/0")
     town.drain()
@@ -170,7 +177,7 @@ def test_the_first_activation_is_undone_to_the_start(folder: Path, towns: list[T
     town.restart("device/0")
     town.tell("device/0", RetryDue())
     town.drain()
-    assert torch.equal(device(town).x, town.blueprint.start)
+    assert torch.equal(device(town).kept["x"], town.blueprint.start)
     town.replayed()
 
 
@@ -217,7 +224,7 @@ def test_a_baseline_starts_from_z_again(folder: Path, towns: list[Town]) -> None
     town.replayed()
 
 
-def test_what_0_1_0_was_uploading_when_it_was_stopped_is_remove_old_as_it_is(
+def test_what_0_1_0_was_uploading_when_it_was_stopped_is_left_as_it_is(
     folder: Path, towns: list[Town]
 ) -> None:
     """It had set nothing aside."""
@@ -225,12 +232,12 @@ def test_what_0_1_0_was_uploading_when_it_was_stopped_is_remove_old_as_it_is(
     to_training(town)
     upload(town, 0, torch.full((650,), 3.0))
     role = device(town)
-    for name in ("before", "before_prev"):
+    for name in ("before/x", "before/x_prev"):
         role.store.drop(name)
     role.store.commit()
     town.drain()
     assert role.machine.state is DeviceState.IDLE
-    assert float(role.x[0]) == 3.0
+    assert float(role.kept["x"][0]) == 3.0
 
 
 def test_a_device_that_is_put_in_step_gets_its_last_contribution_not_what_was_refused(
@@ -238,13 +245,13 @@ def test_a_device_that_is_put_in_step_gets_its_last_contribution_not_what_was_re
 ) -> None:
     town = town_of(folder, towns, BOXED)
     activation(town, 0)
-    good = device(town).x.clone()
+    good = device(town).kept["x"].clone()
     to_training(town)
     upload(town, 0, torch.full((650,), 3.0))
     town.drain()
     Unkind(town, 0).lose_disk("device/0")
     town.drain()
-    assert torch.equal(device(town).x, good)
+    assert torch.equal(device(town).kept["x"], good)
     assert device(town).machine.activation == 2
     activation(town, 0)
     town.replayed()
@@ -608,7 +615,7 @@ def test_why_it_failed_is_told(folder: Path, towns: list[Town]) -> None:
     done = device(town).compute()
     assert done.event == Failed(session=0)
     assert "use a smaller device_step (now 1e+30)" in done.trouble
-    assert torch.equal(done.x, device(town).x)
+    assert torch.equal(done.kept["x"], device(town).kept["x"])
 
 
 def test_buffers_that_are_not_finite_are_not_uploaded(folder: Path, towns: list[Town]) -> None:
@@ -617,10 +624,10 @@ def test_buffers_that_are_not_finite_are_not_uploaded(folder: Path, towns: list[
     role = device(town)
     whole = role._trainer.run
 
-    def broken(*arguments: Any) -> tuple[Tensor, Tensor]:
-        x, prev = whole(*arguments)
-        x[0, -1] = float("inf")
-        return x, prev
+    def broken(*arguments: Any) -> Registers:
+        after = whole(*arguments)
+        after["x"][0, -1] = float("inf")
+        return after
 
     role._trainer.run = broken  # type: ignore[method-assign]
     done = role.compute()
@@ -654,9 +661,9 @@ def test_refusals_and_failures_under_fire_replay(
             return
         done, count = role.compute(), count + 1
         if count % 5 == 0 and isinstance(done.event, Trained):
-            done = replace(done, x=torch.full_like(done.x, 1e30))
+            done = spoilt(done, 1e30)
         elif count % 5 == 1:
-            done = replace(done, event=Failed(session=done.work.session), x=role.x, prev=role.prev)
+            done = replace(done, event=Failed(session=done.work.session), kept=role.kept)
         town.do(actor, lambda: role.finish(done, town.tick()))
 
     town.work = work  # type: ignore[method-assign]

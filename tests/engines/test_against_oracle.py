@@ -13,6 +13,7 @@ from torch import nn
 import fedbcd as fb
 import oracle
 from fedbcd.algorithm.fused.library import ChainTrainer, library
+from support.methods import method_of
 from support.rounding import of_run
 
 # The boxes are so tight that weights sit on their border, and one server alone is a mix of the
@@ -135,7 +136,7 @@ CASES |= {
     f"free-{a.name}-{name}": Case(a, cloud)
     for a in FREE
     for name, cloud in CLOUDS.items()
-    if a.personal or cloud.sync
+    if method_of(a).has_personal or cloud.sync
 }
 
 
@@ -172,7 +173,8 @@ def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
     federation = _federation(torch.float64, model)
     module = federation.make_model(seed).double()
     start = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-    penalty = a.penalty if isinstance(a.penalty, tuple) else [a.penalty] * DEVICES
+    method = method_of(a, SIZES)
+    penalty = method.penalty if isinstance(method.penalty, tuple) else [method.penalty] * DEVICES
 
     def project(v: np.ndarray) -> np.ndarray:
         return a.projection.project(torch.from_numpy(v)).numpy()
@@ -186,15 +188,15 @@ def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
         cloud=case.cloud.name,
         first=getattr(case.cloud, "first", SERVERS),
         active=case.active,
-        available=(a.available or a.available_of(5)) if isinstance(a, fb.FedBCDI) else 5,
-        offline_limit=a.offline_limit if isinstance(a, fb.FedBCDI) else 4,
+        available=method.available_of(5),
+        offline_limit=method.offline_limit or 4,
         penalty=dict(enumerate(penalty)),
         device_step=a.device_step,
-        momentum=a.momentum,
-        server_step=a.server_step,
+        momentum=method.momentum,
+        server_step=getattr(a, "server_step", 1.0),
         steps=a.steps,
         batch=None if a.batch == "all" else a.batch,
-        cloud_iterations=a.cloud_iterations,
+        cloud_iterations=method.cloud_iterations,
         rounds=case.rounds,
         seed=seed,
         arrival_quantile=lambda u: float(case.clock.arrival.quantile(np.array([u]))[0]),

@@ -20,6 +20,7 @@ from fedbcd.engines.setup import make_numbers
 from fedbcd.errors import BorderWarning, ConfigError, DivergenceWarning
 from fedbcd.record.history import COLUMNS, OPTIONAL, History, Row
 from fedbcd.spec import RunSpec
+from support.methods import method_of
 from support.runs import BCD, BCDI, LOGISTIC, federation, train
 
 NAMES = ("gap", "worst_gap", "pull", "spread")
@@ -348,10 +349,10 @@ def test_weights_on_the_border_of_a_set_that_was_asked_for_are_counted(
         r" border",
         before,
     )
-    x = run.personal_NF if algorithm.personal else run.global_VF[:1]
+    x = run.personal_NF if method_of(algorithm).has_personal else run.global_VF[:1]
     count = int((x.abs() >= 0.05).sum())
     assert after.startswith(f"{count:,} of {x.numel():,} weights ({count / x.numel():.1%}) of ")
-    assert ("the models of 16 devices" in after) == algorithm.personal
+    assert ("the models of 16 devices" in after) == method_of(algorithm).has_personal
     assert (
         "Box(low=-0.05, high=0.05), which may hold them back; a wider set, or none, lets them go on"
         in after

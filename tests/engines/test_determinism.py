@@ -19,6 +19,7 @@ from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.schedule.work import Reader
 from fedbcd.spec import RunSpec
+from support.methods import method_of
 from support.runs import (
     BCD,
     BCDI,
@@ -105,7 +106,7 @@ def test_one_at_a_time_the_digest_does_not_depend_on_when_work_is_done(
     numbers = make_numbers(spec, federation(), torch.device("cpu"))
     eager = Eager(make_reader(spec, federation()), numbers)
     driver = Driver(make_machines(spec, federation()), eager)
-    simulation = Simulation(driver, Schedule(algorithm, spec.clock, seed=0, active=1))
+    simulation = Simulation(driver, Schedule(method_of(algorithm), spec.clock, seed=0, active=1))
     while simulation.round < 12:
         simulation.play_round()
     assert numbers.digest() == lazy.digest

@@ -9,6 +9,7 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.algorithm import draws
 from fedbcd.models import mlp
+from support.methods import method_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -41,7 +42,7 @@ def test_addressed_draws_are_the_same_bits_on_cpu_and_gpu() -> None:
     "algorithm", [fb.FedBCD(), fb.FedBCDI(), fb.FedProx(), fb.FedAvg()], ids=lambda a: a.name
 )
 def test_gpu_and_cpu_agree_within_rounding_and_repeat_bit_for_bit(algorithm: fb.Algorithm) -> None:
-    cloud = fb.AsyncCloud(first=2) if algorithm.personal else fb.SyncCloud()
+    cloud = fb.AsyncCloud(first=2) if method_of(algorithm).has_personal else fb.SyncCloud()
     for dtype, bound in ((torch.float64, 1e-11), (torch.float32, 1e-4)):
         cpu, gpu, again = (
             fb.train(

@@ -14,6 +14,7 @@ from fedbcd.errors import ConfigError
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.spec import RunSpec
+from support.methods import method_of
 from support.rounding import U
 from support.runs import BCD, BCDI, DEVICES, LOGISTIC, OUTGROWN, SERVERS, federation, outgrown
 
@@ -131,7 +132,9 @@ def _simulations(spec: RunSpec) -> Iterator[tuple[Simulation, Any]]:
     numbers = make_numbers(spec, federation(LOGISTIC), torch.device("cpu"))
     reader = make_reader(spec, federation(LOGISTIC))
     driver = Driver(make_machines(spec, federation(LOGISTIC)), reader)
-    schedule = Schedule(spec.algorithm, spec.clock, spec.seed, 2, spec.joins, spec.leaves)
+    schedule = Schedule(
+        method_of(spec.algorithm), spec.clock, spec.seed, 2, spec.joins, spec.leaves
+    )
     simulation = Simulation(driver, schedule)
     while simulation.round < 12:
         numbers.play(next(simulation))
@@ -155,11 +158,11 @@ def test_the_sums_of_servers_are_those_of_their_present_members_after_every_roun
             weights = torch.tensor(
                 [gamma[device] for device in server.members], dtype=torch.float64
             )
-            total = weights @ numbers.devices.x_NF[list(server.members)].double()
+            total = weights @ numbers.personal_NF[list(server.members)].double()
             assert numbers.sums.weight_V[server.server] == pytest.approx(
                 float(weights.sum()), rel=1e-12
             )
-            assert float((numbers.sums.total_VF[server.server] - total).abs().max()) < 1e-10
+            assert float((numbers.sums.total_VU[server.server] - total).abs().max()) < 1e-10
 
 
 # ------------------------------------------------------------------------------------------------
@@ -172,7 +175,8 @@ def _schedule(
     machines = Machines(HOMES, cloud, active, 1, limit)
     spy = Spy()
     simulation = Simulation(
-        Driver(machines, None, spy), Schedule(algorithm, fb.Clock(), 0, active, {}, leaves)
+        Driver(machines, None, spy),
+        Schedule(method_of(algorithm), fb.Clock(), 0, active, {}, leaves),
     )
     while simulation.round < rounds:
         spy.starts.append(len(spy.steps))
@@ -328,5 +332,5 @@ def test_a_log_of_0_1_0_in_which_a_device_left_replays_as_it_was() -> None:
     log = Path(__file__).parent / "v1-leaves.jsonl"
     found = fb.replay(log, outgrown(), on_step=lambda _, driver: seen.append(driver))
     assert found["rounds"] == 6
-    z = seen[-1].numbers.global_NF()  # type: ignore[attr-defined]
+    z = seen[-1].numbers.global_VF()  # type: ignore[attr-defined]
     assert torch.allclose(z[0], torch.tensor([0.5623, 0.7085, 0.6053]), atol=1e-3)

@@ -50,7 +50,7 @@ def pretrained() -> nn.Module:
 def test_a_pretrained_weight_is_not_cut(kind: type[fb.FedBCD]) -> None:
     spec = fb.RunSpec(kind(), active=1)
     numbers = make_numbers(spec, regression(pretrained), torch.device("cpu"))
-    assert numbers.global_NF().tolist() == [[9.0, -9.0, 0.5]]
+    assert numbers.global_VF().tolist() == [[9.0, -9.0, 0.5]]
     run = fb.train(regression(pretrained), kind(device_step=1e-6), rounds=2, active=1)
     torch.testing.assert_close(run.global_VF, torch.tensor([[9.0, -9.0, 0.5]]), rtol=0, atol=0.01)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedbcd as fb
-from fedbcd.algorithm.variants import Algorithm
+from fedbcd.algorithm.methods import Algorithm
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import (
     OfflineTrained,
@@ -23,6 +23,7 @@ from fedbcd.schedule.arrays import Jobs, Outline, why_not_ahead
 from fedbcd.schedule.delays import Clock, Exponential, Gamma, LogNormal, Uniform, Weibull
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
+from support.methods import method_of
 
 SERVERS = [[n + 4 * k for k in range(7)] for n in range(4)]
 
@@ -89,7 +90,7 @@ CLOCKS = [
 def test_same_rounds_as_the_event_loop(
     algorithm: Algorithm, cloud: Cloud, clock: Clock, active: int
 ) -> None:
-    schedule = Schedule(algorithm, clock, 11, active)
+    schedule = Schedule(method_of(algorithm), clock, 11, active)
     assert why_not_ahead(SERVERS, schedule, cloud) is None
     recorder = Recorder()
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
@@ -122,7 +123,9 @@ def test_same_rounds_as_the_event_loop(
 
 
 def test_jobs_come_server_by_server() -> None:
-    planned = Outline(SERVERS, Schedule(fb.FedBCD(), Clock(), 0, 2), fb.SyncCloud()).next_round()
+    planned = Outline(
+        SERVERS, Schedule(method_of(fb.FedBCD()), Clock(), 0, 2), fb.SyncCloud()
+    ).next_round()
     assert planned.jobs.server.tolist() == np.repeat(planned.servers, 2).tolist()
     assert sorted(planned.servers.tolist()) == [0, 1, 2, 3]
     assert planned.jobs.packed.shape == (4, 8)
@@ -130,7 +133,7 @@ def test_jobs_come_server_by_server() -> None:
 
 def test_large_servers_are_not_sorted_whole() -> None:
     servers = [list(range(n * 300, (n + 1) * 300)) for n in range(2)]
-    schedule = Schedule(fb.FedBCD(), Clock(), 3, 5)
+    schedule = Schedule(method_of(fb.FedBCD()), Clock(), 3, 5)
     simulation = Simulation(
         Driver(Machines(servers, fb.SyncCloud(), 5, 1, None), recorder := Recorder()), schedule
     )
@@ -147,16 +150,24 @@ def test_large_servers_are_not_sorted_whole() -> None:
     [
         ({"joins": {1: 2}}, fb.SyncCloud(), "join"),
         ({}, fb.RigorousCloud(first=2), "rigorous"),
-        ({"algorithm": fb.FedBCDI()}, fb.AsyncCloud(first=2), "offline"),
+        ({"method": method_of(fb.FedBCDI())}, fb.AsyncCloud(first=2), "offline"),
         ({"clock": Clock(fb.Constant(1.0), Exponential(1.0))}, fb.SyncCloud(), "repeat"),
     ],
 )
 def test_what_needs_the_event_loop_is_said(change, cloud, reason) -> None:
-    arguments = {"algorithm": fb.FedBCD(), "clock": Clock(), "seed": 0, "active": 2} | change
+    arguments = {
+        "method": method_of(fb.FedBCD()),
+        "clock": Clock(),
+        "seed": 0,
+        "active": 2,
+    } | change
     assert reason in (why_not_ahead(SERVERS, Schedule(**arguments), cloud) or "")
 
 
 def test_servers_of_different_sizes_need_the_event_loop() -> None:
     assert "different" in (
-        why_not_ahead([[0, 1], [2]], Schedule(fb.FedBCD(), Clock(), 0, 1), fb.SyncCloud()) or ""
+        why_not_ahead(
+            [[0, 1], [2]], Schedule(method_of(fb.FedBCD()), Clock(), 0, 1), fb.SyncCloud()
+        )
+        or ""
     )

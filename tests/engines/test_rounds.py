@@ -20,6 +20,7 @@ from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.schedule.log import LogRounds
 from fedbcd.schedule.work import Round
 from fedbcd.spec import RunSpec
+from support.methods import method_of
 from support.runs import LOGISTIC, federation
 
 GRAPH = fb.GraphCloud([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0, 0, 0.5, 0.5]])
@@ -40,7 +41,9 @@ ROUNDS = 6
 def events(spec: RunSpec, log: LogWriter | None = None) -> Simulation:
     fed = federation(LOGISTIC)
     driver = Driver(make_machines(spec, fed), make_reader(spec, fed), log)
-    schedule = Schedule(spec.algorithm, spec.clock, spec.seed, 2, spec.joins, spec.leaves)
+    schedule = Schedule(
+        method_of(spec.algorithm), spec.clock, spec.seed, 2, spec.joins, spec.leaves
+    )
     return Simulation(driver, schedule)
 
 
@@ -125,7 +128,7 @@ def test_numbers_are_a_fold_over_rounds(tmp_path: Path) -> None:
     log.close()
     for rounds in (played, from_log(spec, path)):
         numbers = make_numbers(spec, federation(LOGISTIC), torch.device("cpu"))
-        numbers.trainer.check_vectorised(numbers.global_NF()[0])
+        numbers.trainer.check_vectorised(numbers.global_VF()[0])
         for round_ in rounds:
             numbers.play(round_)
         assert numbers.digest() == run.digest

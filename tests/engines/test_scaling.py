@@ -9,6 +9,7 @@ import fedbcd as fb
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.schedule.work import Reader
+from support.methods import method_of
 
 SERVERS, ACTIVE, ROUNDS = 4, 3, 5
 
@@ -21,7 +22,9 @@ def _play(
     homes = [part.tolist() for part in np.array_split(np.arange(devices), SERVERS)]
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
     driver = Driver(Machines(homes, cloud, ACTIVE, 1, limit), Reader(cloud, SERVERS))
-    simulation = Simulation(driver, Schedule(algorithm, fb.Clock(), seed=0, active=ACTIVE))
+    simulation = Simulation(
+        driver, Schedule(method_of(algorithm), fb.Clock(), seed=0, active=ACTIVE)
+    )
     counts = []
     for _ in range(ROUNDS):
         before = driver.transitions

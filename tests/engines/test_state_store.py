@@ -17,6 +17,7 @@ from fedbcd.errors import ConfigError, RecordError
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.spec import RunSpec
+from support.methods import method_of
 from support.runs import CASES, fedbcd, federation, train, write_job
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -78,7 +79,7 @@ def test_the_digest_is_that_of_a_run_in_memory(case: str, tmp_path: Path) -> Non
     assert there.digest == here.digest
     assert there.history == here.history
     assert there.personal_scores == here.personal_scores
-    if CASES[case][0].personal:
+    if method_of(CASES[case][0]).has_personal:
         assert torch.equal(all_rows(there.personal_NF), here.personal_NF)
 
 
@@ -143,7 +144,7 @@ def test_a_job_file_can_name_the_folder(tmp_path: Path) -> None:
 def test_who_works_next_is_known_ahead(case: str) -> None:
     algorithm, cloud = CASES[case]
     spec, fed = RunSpec(algorithm, cloud, active=2), federation()
-    schedule = Schedule(algorithm, spec.clock, 0, 2)
+    schedule = Schedule(method_of(algorithm), spec.clock, 0, 2)
     ahead = devices_of_rounds(fed.servers, lambda: make_machines(spec, fed), schedule, cloud)
     driver = Driver(make_machines(spec, fed), make_reader(spec, fed))
     for planned, played in zip(islice(ahead, 12), Simulation(driver, schedule), strict=False):

@@ -52,8 +52,8 @@ def test_what_a_device_keeps_is_what_it_uploads() -> None:
 def test_it_takes_half_the_memory() -> None:
     specs = [fb.RunSpec(fb.FedBCD(), active=2, storage=storage) for storage in (None, HALF)]
     whole, half = (make_numbers(spec, federation(), torch.device("cpu")).devices for spec in specs)
-    assert [t.untyped_storage().nbytes() * 2 for t in (half.x_NF, half.prev_NP)] == [
-        t.untyped_storage().nbytes() for t in (whole.x_NF, whole.prev_NP)
+    assert [t.untyped_storage().nbytes() * 2 for t in half.tables.values()] == [
+        t.untyped_storage().nbytes() for t in whole.tables.values()
     ]
 
 

@@ -60,7 +60,7 @@ def test_the_log_replays(old: Path) -> None:
         on_step=lambda _, driver: seen.append(driver),
     )
     assert found["rounds"] == 3
-    for server, z in enumerate(seen[-1].numbers.global_NF()):
+    for server, z in enumerate(seen[-1].numbers.global_VF()):
         store = FileStore(stores_of(old)[f"server/{server}"], read_only=True)
         torch.testing.assert_close(z, store.tensor("z/3"), rtol=0, atol=of_run(3))
         store.close()

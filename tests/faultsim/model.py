@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from faultsim.world import FAR, Violation, World, trained
+from fedbcd.algorithm.method import Relative
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.local.log_order import Order
 from fedbcd.engines.deploy.processes.clock import AHEAD_S
@@ -322,7 +323,7 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
     from what counted and who belongs.
     """
     weights, members = plan.weights(), {*plan.servers[server]} - plan.late
-    everybody = plan.algorithm.counts == "members"
+    everybody = plan.method.counts == "members"
     story = ServerStory(plan.start)
     last = dict.fromkeys(plan.servers[server], -1)
     copies = {device: plan.start.double() for device in plan.servers[server]}
@@ -399,7 +400,7 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                         )
                 case Admit():
                     members.add(command.device)
-                    unstarted |= {command.device} if plan.algorithm.personal else set()
+                    unstarted |= {command.device} if plan.method.has_personal else set()
                     if everybody:  # it counts at once, with what it is to start from
                         copies[command.device] = story.z.double()
                 case Dismiss():
@@ -487,7 +488,12 @@ def _sum(
 
 
 def _stepped(plan: Blueprint, mixed: Tensor, total: Tensor, weight: float) -> Tensor:
-    return mixed if weight == 0 else mixed - plan.algorithm.server_step * (mixed - total / weight)
+    return mixed if weight == 0 else mixed - _length(plan) * (mixed - total / weight)
+
+
+def _length(plan: Blueprint) -> float:
+    assert isinstance(plan.method.step, Relative)
+    return plan.method.step.step
 
 
 def _newer(server: int, old: str, new: str) -> str:
@@ -505,7 +511,7 @@ def check_coordinator(plan: Blueprint, log: Log, wire: Wire) -> None:
     queue: list[ServerReady] = []
     seen: set[tuple[int, int, int]] = set()
     rounds, z = 0, plan.start.double()
-    last_iteration = plan.algorithm.cloud_iterations - 1
+    last_iteration = plan.method.cloud_iterations - 1
     for step in log:
         assert isinstance(step.event, ServerReady)
         key = (step.event.server, step.event.phase, step.event.iteration)
@@ -583,7 +589,7 @@ def _check_mix(plan: Blueprint, command: MixModels, queue: list[ServerReady], wi
 # devices
 def check_offline_limit(plan: Blueprint, device: int, log: Log) -> None:
     """No more offline rounds in a row than allowed."""
-    limit, in_a_row = getattr(plan.algorithm, "offline_limit", 0), 0
+    limit, in_a_row = plan.method.offline_limit or 0, 0
     for step in log:
         in_a_row += isinstance(step.event, OfflineTrained)
         if not (in_a_row <= limit):
@@ -632,7 +638,7 @@ def device_story(
             case Trained():
                 anchor = wire.model(work.model)
                 before = x, prev
-                start, momentum = before if plan.algorithm.personal else (anchor, anchor)
+                start, momentum = before if plan.method.has_personal else (anchor, anchor)
                 x, prev = trained(device, work.session, event.steps, start, momentum, anchor), start
                 handle = upload_ref(device, event.activation, incarnation)
                 if handle in spoiled:
@@ -641,7 +647,7 @@ def device_story(
                     raise Violation(f"{handle} was sent as {wire.model(handle)}, but is {x}")
             case Restored() if event.incarnation > incarnation:
                 incarnation = event.incarnation
-                if plan.algorithm.personal:
+                if plan.method.has_personal:
                     x = prev = wire.restored(f"device/{device}", event)
         for command in step.commands:
             if isinstance(command, Undo):
@@ -699,7 +705,8 @@ def check_final(
             story = servers[number_of(actor)]
             if not (_near(node.role.z, story.z)):
                 raise Violation(f"z of {actor} is {node.role.z}, not {story.z}")
-        elif actor.startswith("device/") and actor not in lost and world.plan.algorithm.personal:
+        elif actor.startswith("device/") and actor not in lost and world.plan.method.has_personal:
             x, prev = device_story(world.plan, number_of(actor), logs[actor], wire, world.spoiled)
-            if not (torch.equal(node.role.x, x) and torch.equal(node.role.prev, prev)):
-                raise Violation(f"x of {actor} is {node.role.x}, not {x}")
+            kept = node.role.kept
+            if not (torch.equal(kept["x"], x) and torch.equal(kept["x_prev"], prev)):
+                raise Violation(f"x of {actor} is {kept['x']}, not {x}")

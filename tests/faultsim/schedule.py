@@ -136,7 +136,9 @@ class Schedule:
         chance = random.Random(f"schedule {seed}")
         case, members = seed % len(CASES), chance.choice([1, 2, 2, 3])
         active = chance.randint(1, members)
-        left_out = [Fault.LOST_DISK, Fault.OLD_BACKUP] if CASES[case][1].offline else []
+        left_out = (
+            [Fault.LOST_DISK, Fault.OLD_BACKUP] if isinstance(CASES[case][1], fb.FedBCDI) else []
+        )
         left_out += (
             [Fault.CHANGE] if members == 1 else []
         )  # the last member of a server cannot leave

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from faultsim.processes import PATIENCE_S, Here, start, tables
+from faultsim.world import spoilt
 from fedbcd.compute.batch import Trainer
 from fedbcd.engines.deploy.links.operator_client import ask_change
 from fedbcd.engines.deploy.links.tls import Plain
@@ -42,11 +43,7 @@ def be_bad(actor: Actor, repaired: Path) -> None:
 
         def far(self: DeviceRole, task: Any) -> WorkDone:
             done = whole(self, task)
-            return (
-                done
-                if repaired.exists()
-                else WorkDone(done.work, done.event, torch.full_like(done.x, 1e30), done.prev)
-            )
+            return done if repaired.exists() else spoilt(done, 1e30)
 
         DeviceRole._computed = far  # type: ignore[method-assign]
     elif actor == f"device/{SICK}":

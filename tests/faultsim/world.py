@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from faultsim.disk import Disk
 from faultsim.schedule import SERVERS, UNTIL, Fault, Planned, Schedule
 from faultsim.stores import Stores
+from fedbcd.algorithm.interpret import Registers
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.links.codec import WireLimits, decode, encode
 from fedbcd.engines.deploy.links.letter import Letter
@@ -71,11 +72,22 @@ class TinyTrainer:
     steps and everything they start from.
     """
 
-    def run(
-        self, jobs: list[Session], x: Tensor, prev: Tensor, anchor: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, jobs: list[Session], registers: Registers) -> Registers:
         """As `Trainer.run`, for one device."""
-        return trained(jobs[0].device, jobs[0].session, jobs[0].steps, x, prev, anchor), x.clone()
+        (job,), z = jobs, registers.get("z")
+        x, prev = (registers.get(name, z) for name in ("x", "x_prev"))
+        assert x is not None
+        assert prev is not None
+        x_after = trained(job.device, job.session, job.steps, x, prev, z)
+        return {**registers, "x": x_after, "x_prev": x.clone()}
+
+
+def spoilt(done: WorkDone, value: float) -> WorkDone:
+    """The same with an x of such values."""
+    assert done.upload is not None
+    upload = torch.full_like(done.upload, value)
+    kept = {**done.kept, "x": upload} if "x" in done.kept else done.kept
+    return replace(done, kept=kept, upload=upload)
 
 
 def trained(
@@ -338,11 +350,9 @@ class World:
             return done
         self.count(Fault.SPOILED)
         if fate is Failed or not isinstance(done.event, Trained):
-            return replace(
-                done, event=Failed(session=done.work.session), x=node.role.x, prev=node.role.prev
-            )
+            return replace(done, event=Failed(session=done.work.session), kept=node.role.kept)
         self.spoiled.add(handle)
-        return replace(done, x=torch.full_like(done.x, FAR))
+        return spoilt(done, FAR)
 
     # ---------------------------------------------------------------------------------------------
     # timers
@@ -366,7 +376,7 @@ class World:
             return RetryDue() if role.machine.state is ServerState.WAITING else None
         state = role.machine.state
         if (
-            self.plan.algorithm.offline
+            self.plan.method.offline
             and state in (DeviceState.IDLE, DeviceState.ASKING)
             and self.chance.random() < 0.4
         ):

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.engines.deploy.merge import header_of
 from fedbcd.engines.simulate.delays import DELAYS
 from fedbcd.eventlog import header_line
@@ -24,7 +25,6 @@ import fedbcd as fb
 from fedbcd.algorithm.fused.library import build_name
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.projection import PROJECTIONS
-from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.cli import main
 from fedbcd.engines.cluster.engine import actors_kept
 from fedbcd.experiments.deployed import one_job

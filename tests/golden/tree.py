@@ -20,9 +20,9 @@ import torch
 
 import fedbcd as fb
 from fedbcd.algorithm.fused.library import build_name
+from fedbcd.algorithm.methods import ALGORITHMS
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.projection import PROJECTIONS
-from fedbcd.algorithm.variants import ALGORITHMS
 from fedbcd.cli import main
 from fedbcd.engines.cluster.engine import actors_kept
 from fedbcd.experiments.deployed import one_job
@@ -124,7 +124,7 @@ def _replay(path: Path, federation: fb.Federation, exact: bool) -> dict[str, Any
         on_step=lambda _, driver: drivers.append(driver),
     )
     numbers = drivers[-1].numbers
-    models = {"x": numbers.devices.x_NF.clone(), "z": numbers.global_NF().clone()}
+    models = {"x": numbers.personal_NF.clone(), "z": numbers.global_VF().clone()}
     return {
         "digest": result["digest"],
         "models": models,

@@ -4,15 +4,16 @@ One device owns one number: g_i(x) = x^2 / 2, so the gradient at x is x. All han
 in binary.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from torch import Tensor
 
 import fedbcd as fb
-from fedbcd.algorithm.device import Rows, Work, aspg_step, extrapolate, penalty_step
+from fedbcd.algorithm.device import Rows, aspg_step, extrapolate, penalty_step
 from support.clouds import cloud_round, first_b_weights
+from support.methods import session
 from support.rounding import ROUNDED_64
 
 
@@ -24,9 +25,13 @@ def rows(x: float, previous: float) -> Rows:
     return Rows(number(x), number(previous))
 
 
-def work(steps: int, anchor: float, penalty: float) -> Work:
-    """K_i = `steps` on g_i(x) = x^2 / 2, with z_n = `anchor` and gamma_i = `penalty`."""
-    return Work([steps], lambda _, ex: ex.clone(), number(anchor), number(penalty))
+def activation(algorithm: fb.Algorithm, begin: Rows, steps: int, anchor: float) -> Rows:
+    """K_i = `steps` on g_i(x) = x^2 / 2, with z_n = `anchor`."""
+    return session(algorithm, begin, number(anchor), [steps])
+
+
+def offline_round(algorithm: fb.Algorithm, begin: Rows, steps: int, anchor: float = 0.0) -> Rows:
+    return session(algorithm, begin, number(anchor), [steps], offline=True)
 
 
 def values(state: Rows) -> tuple[float, float]:
@@ -57,8 +62,8 @@ def test_line_1_starts_without_momentum() -> None:
     with_momentum, without = (
         fb.FedBCD(device_step=0.25, momentum=m, projection=FREE) for m in (0.5, 0.0)
     )
-    assert values(with_momentum.device_round(rows(4.0, 4.0), work(1, 0.0, 1.0))) == (2.0, 4.0)
-    assert values(without.device_round(rows(4.0, 4.0), work(1, 0.0, 1.0))) == (2.0, 4.0)
+    assert values(activation(with_momentum, rows(4.0, 4.0), 1, 0.0)) == (2.0, 4.0)
+    assert values(activation(without, rows(4.0, 4.0), 1, 0.0)) == (2.0, 4.0)
 
 
 def test_lines_6_to_10_repeat_k_times() -> None:
@@ -66,7 +71,7 @@ def test_lines_6_to_10_repeat_k_times() -> None:
     iterate before.
     """
     fedbcd = fb.FedBCD(device_step=0.25, momentum=0.5, projection=FREE)
-    assert values(fedbcd.device_round(rows(4.0, 4.0), work(2, 0.0, 1.0))) == (0.5, 2.0)
+    assert values(activation(fedbcd, rows(4.0, 4.0), 2, 0.0)) == (0.5, 2.0)
 
 
 def test_line_5_goes_on_where_the_last_activation_stopped() -> None:
@@ -74,8 +79,8 @@ def test_line_5_goes_on_where_the_last_activation_stopped() -> None:
     then another, is K_i = 2.
     """
     fedbcd = fb.FedBCD(device_step=0.25, momentum=0.5, projection=FREE)
-    first = fedbcd.device_round(rows(4.0, 4.0), work(1, 0.0, 1.0))
-    assert values(fedbcd.device_round(first, work(1, 0.0, 1.0))) == (0.5, 2.0)
+    first = activation(fedbcd, rows(4.0, 4.0), 1, 0.0)
+    assert values(activation(fedbcd, first, 1, 0.0)) == (0.5, 2.0)
 
 
 def test_line_9_projects_every_iterate_not_only_the_last() -> None:
@@ -83,8 +88,8 @@ def test_line_9_projects_every_iterate_not_only_the_last() -> None:
     + 0.5 (1 - 2) -> 1.
     """
     fedbcd = fb.FedBCD(device_step=0.25, momentum=0.5, projection=fb.Box(1.0, 9.0))
-    assert values(fedbcd.device_round(rows(4.0, 4.0), work(2, 0.0, 1.0))) == (1.0, 2.0)
-    assert values(fedbcd.device_round(rows(4.0, 4.0), work(3, 0.0, 1.0))) == (1.0, 1.0)
+    assert values(activation(fedbcd, rows(4.0, 4.0), 2, 0.0)) == (1.0, 2.0)
+    assert values(activation(fedbcd, rows(4.0, 4.0), 3, 0.0)) == (1.0, 1.0)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -119,13 +124,14 @@ def test_algorithm_2_line_9_has_no_penalty() -> None:
     """Offline: x = 4 - 0.25 * 4 = 3 for every gamma_i and z_n, then ex = 3 + 0.5 (3 - 4) = 2.5 and
     x = 2.5 * 0.75.
     """
-    fedbcd_i = fb.FedBCDI(device_step=0.25, momentum=0.5, projection=FREE)
-    for anchor, penalty in ((0.0, 1.0), (100.0, 5.0)):
-        assert values(fedbcd_i.offline_round(rows(4.0, 4.0), work(1, anchor, penalty))) == (
+    free = fb.FedBCDI(device_step=0.25, momentum=0.5, projection=FREE)
+    for anchor, gamma in ((0.0, 1.0), (100.0, 5.0)):
+        fedbcd_i = replace(free, penalty=gamma)
+        assert values(offline_round(fedbcd_i, rows(4.0, 4.0), 1, anchor)) == (
             3.0,
             4.0,
         )
-        assert values(fedbcd_i.offline_round(rows(4.0, 4.0), work(2, anchor, penalty))) == (
+        assert values(offline_round(fedbcd_i, rows(4.0, 4.0), 2, anchor)) == (
             1.875,
             3.0,
         )
@@ -146,18 +152,20 @@ def test_algorithm_2_lines_14_to_18_repeat_k_times(
     """K_i = 3, gamma_i = 0.5, z_n = 0: 8 -> 4 -> 2 -> 1. x - x_prev was 8 - 10 = -2; the three
     readings of what it is then.
     """
-    fedbcd_i = fb.FedBCDI(momentum=0.9, projection=FREE, momentum_after_contact=momentum)
-    assert values(fedbcd_i.device_round(rows(8.0, 10.0), work(3, 0.0, 0.5))) == expected
+    fedbcd_i = fb.FedBCDI(
+        momentum=0.9, penalty=0.5, projection=FREE, momentum_after_contact=momentum
+    )
+    assert values(activation(fedbcd_i, rows(8.0, 10.0), 3, 0.0)) == expected
 
 
 def test_algorithm_2_offline_rounds_go_on_with_the_momentum_of_offline_training() -> None:
     """Line 5 after line 18: x = 2 with x - x_prev = 8 - 6 as before the contact, so ex = 3 and x =
     2.25.
     """
-    fedbcd_i = fb.FedBCDI(device_step=0.25, momentum=0.5, projection=FREE)
-    pulled = fedbcd_i.device_round(rows(8.0, 6.0), work(2, 0.0, 0.5))
+    fedbcd_i = fb.FedBCDI(device_step=0.25, momentum=0.5, penalty=0.5, projection=FREE)
+    pulled = activation(fedbcd_i, rows(8.0, 6.0), 2, 0.0)
     assert values(pulled) == (2.0, 0.0)
-    assert values(fedbcd_i.offline_round(pulled, work(1, 0.0, 0.5))) == (2.25, 2.0)
+    assert values(offline_round(fedbcd_i, pulled, 1, 0.0)) == (2.25, 2.0)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -167,15 +175,15 @@ def test_fedprox_takes_aspg_steps_with_its_penalty() -> None:
     0) = 3.
     """
     fedprox = fb.FedProx(device_step=0.25, momentum=0.5, projection=FREE)
-    assert values(fedprox.device_round(rows(4.0, 4.0), work(1, 4.0, 5.0))) == (3.0, 4.0)
+    assert values(activation(fedprox, rows(4.0, 4.0), 1, 4.0)) == (3.0, 4.0)
     # ex = 3 + 0.5 (3 - 4) = 2.5; 2.5 - 0.25 (2.5 + 5 (2.5 - 4)) = 3.75
-    assert values(fedprox.device_round(rows(4.0, 4.0), work(2, 4.0, 5.0))) == (3.75, 3.0)
+    assert values(activation(fedprox, rows(4.0, 4.0), 2, 4.0)) == (3.75, 3.0)
 
 
 def test_fedavg_takes_plain_steps_without_momentum_or_penalty() -> None:
-    """SPEC item 8: FedAvg is plain SGD (zeta = 0): 4 -> 3 -> 2.25."""
+    """SPEC item 8: FedAvg is plain SGD (zeta = 0) from z: 4 -> 3 -> 2.25."""
     fedavg = fb.FedAvg(device_step=0.25, projection=FREE)
-    assert values(fedavg.device_round(rows(4.0, 4.0), work(2, 99.0, 5.0))) == (2.25, 3.0)
+    assert values(activation(fedavg, rows(99.0, 99.0), 2, 4.0))[0] == 2.25
 
 
 # ------------------------------------------------------------------------------------------------

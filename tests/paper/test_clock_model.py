@@ -24,6 +24,7 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
+from support.methods import method_of
 
 SERVERS, MEMBERS, SEED = 10, 10, 3
 
@@ -54,7 +55,7 @@ def schedule(
     machines = Machines(servers, cloud or fb.SyncCloud(), active, 1, None)
     simulation = Simulation(
         Driver(machines, None, diary),
-        Schedule(fb.FedBCD(), clock or fb.Clock(), SEED, active),
+        Schedule(method_of(fb.FedBCD()), clock or fb.Clock(), SEED, active),
     )
     for _ in range(rounds):
         simulation.play_round()

@@ -31,6 +31,7 @@ from fedbcd.protocol.messages import (
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 from support.clouds import first_b_weights
+from support.methods import method_of
 
 SERVERS, MEMBERS = 4, 3
 DEVICES = SERVERS * MEMBERS
@@ -87,7 +88,7 @@ def diary_of(
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
     diary = Diary()
     driver = Driver(Machines(members, cloud, active, 1, limit), None, diary)
-    simulation = Simulation(driver, Schedule(algorithm, fb.Clock(), 5, active))
+    simulation = Simulation(driver, Schedule(method_of(algorithm), fb.Clock(), 5, active))
     for _ in range(rounds):
         simulation.play_round()
     return diary

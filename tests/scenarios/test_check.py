@@ -22,6 +22,7 @@ from fedbcd.spec import RunSpec
 from fedbcd.theory import assumptions
 from fedbcd.theory.assumptions import Verdict
 from fedbcd.theory.curvature import softmax_smoothness
+from support.methods import method_of
 from support.runs import CASES, fedbcd, federation, job_table, train, write_job
 
 SOUND: dict[str, Any] = {
@@ -377,7 +378,7 @@ def test_augmentation_and_coupled_losses_bias_the_gradient_of_the_samples() -> N
         )
         objective = Objective(own.make_model(0), own.loss)
         start = objective.layout.flatten(own.make_model(0), torch.float32)
-        return bias(own, fb.FedBCD(batch=8), objective, start)
+        return bias(own, method_of(fb.FedBCD(batch=8), own.sizes), objective, start)
 
     assert judged() is None
     turned = judged(augment=Mirrored())

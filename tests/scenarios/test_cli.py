@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedbcd as fb
-from fedbcd.algorithm.variants import ALGORITHMS
+from fedbcd.algorithm.methods import ALGORITHMS
 from fedbcd.data.datasets import DATASETS
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS

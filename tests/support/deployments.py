@@ -416,7 +416,7 @@ class Unkind:
 
     @property
     def spec_offline(self) -> bool:
-        return self.town.spec.algorithm.offline
+        return bool(self.town.blueprint.method.offline)
 
     def _server(self, actor: Actor, role: ServerRole) -> None:
         busy = [d for d in role.machine.members if role.machine.is_working(d)]

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbcd.algorithm.methods import FedBCD
 from fedbcd.algorithm.projection import Box
-from fedbcd.algorithm.variants import FedBCD, penalties
 from fedbcd.compute.numbers import Numbers
 from fedbcd.data.federation import Federation
 from fedbcd.engines.participation import Participation, participation
@@ -306,7 +306,7 @@ class _Phases:
                 n = number_of(actor)
                 self.z[n].append(self.numbers.models[command.result].clone())
                 self.x[n].append(
-                    self.numbers.devices.x_NF.index_select(0, torch.tensor(self.members[n]))
+                    self.numbers.personal_NF.index_select(0, torch.tensor(self.members[n]))
                 )
 
 
@@ -336,10 +336,10 @@ def trace(
     numbers = make_numbers(spec, federation, torch.device("cpu"))
     phases = _Phases(make_reader(spec, federation), numbers, federation.servers)
     timeline = Timeline()
-    z0 = numbers.global_NF()
+    z0 = numbers.global_VF()
     phases.z = [[z0[n]] for n in range(SERVERS)]
     phases.x = [
-        [numbers.devices.x_NF.index_select(0, torch.tensor(members))]
+        [numbers.personal_NF.index_select(0, torch.tensor(members))]
         for members in federation.servers
     ]
     simulation = Simulation(
@@ -360,7 +360,7 @@ def _measured(
         [torch.stack(x[: rounds + 1]) for x in phases.x], 1
     )  # members are numbered server by server
     mean_TP = z_TVP.mean(1)
-    gamma = penalties(phases.numbers.algorithm, x_TNP.shape[1])
+    gamma = phases.numbers.bound.penalty_N
     full = theory.penalised_gradient(
         _exact_gradients(known, phases.numbers, x_TNP[1:]),
         x_TNP[1:],

@@ -9,6 +9,7 @@ from fedbcd.schedule.arrays import Outline
 from fedbcd.schedule.delays import Delay
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
+from support.methods import method_of
 
 CLOCK = fb.Clock()
 SAMPLE = tuple(np.random.default_rng(11).gamma(2.0, 1.5, 200).tolist())
@@ -36,7 +37,7 @@ def simulation(
     algorithm = options.get("algorithm", fb.FedBCD())
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
     driver = Driver(Machines(homes, cloud, active, 1, limit), None, options.get("log"))
-    return Simulation(driver, Schedule(algorithm, clock, seed, active))
+    return Simulation(driver, Schedule(method_of(algorithm), clock, seed, active))
 
 
 COMPARED = 30  # rounds

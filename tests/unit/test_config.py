@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbcd as fb
-from fedbcd.algorithm.variants import ALGORITHMS
+from fedbcd.algorithm.methods import ALGORITHMS
 from fedbcd.config import NESTED, build, check_keys, choose, convert, dump_toml, nearest, read_toml
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError

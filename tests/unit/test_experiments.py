@@ -16,6 +16,7 @@ from fedbcd.experiments.paper import PANELS, Panel, Setting, panels
 from fedbcd.experiments.pool import job_key, run_jobs
 from fedbcd.experiments.sweep import parse_sweep, rank
 from fedbcd.record.history import History, Row
+from support.methods import method_of
 
 SMALL = {
     "data": {"diversity": 2, "samples": 12},
@@ -72,20 +73,19 @@ def test_the_settings_are_the_papers() -> None:
     for algorithm in by_title.values():
         assert (algorithm.device_step, algorithm.batch, algorithm.steps) == (0.005, 32, (1, 5))
         assert (algorithm.projection.low, algorithm.projection.high) == (-2, 2)
-    assert {t: a.penalty for t, a in by_title.items()} == {
+    assert {t: method_of(a).penalty for t, a in by_title.items()} == {
         "FedAvg": 0.0,
         "FedProx": 5.0,
         "FedBCD": 1.0,
         "FedBCD-I": 0.2,
     }
-    assert [by_title[t].momentum for t in ("FedAvg", "FedProx", "FedBCD", "FedBCD-I")] == [
-        0.0,
-        0.9,
-        0.9,
-        0.9,
-    ]
+    titles = ("FedAvg", "FedProx", "FedBCD", "FedBCD-I")
+    assert [method_of(by_title[title]).momentum for title in titles] == [0.0, 0.9, 0.9, 0.9]
     assert by_title["FedBCD"].server_step == by_title["FedBCD-I"].server_step == 0.5
-    assert (by_title["FedBCD-I"].available_of(10), by_title["FedBCD-I"].offline_limit) == (8, 4)
+    assert (
+        method_of(by_title["FedBCD-I"]).available_of(10),
+        by_title["FedBCD-I"].offline_limit,
+    ) == (8, 4)
 
 
 def test_all_means_every_panel_and_an_unknown_one_is_named() -> None:

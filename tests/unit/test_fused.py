@@ -199,8 +199,8 @@ def test_targets_that_are_no_class_are_left_to_torch(targets: list[int]) -> None
         fb.Federation(lambda: mlp(6, 3, (4,)), functional.cross_entropy, devices, 1),
         torch.device("cpu"),
     )
-    numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    assert numbers.trainer.fused is None
+    numbers.trainer.check_vectorised(numbers.global_VF()[0])
+    assert numbers.trainer.compiled is None
 
 
 @needs_library
@@ -213,8 +213,8 @@ def test_very_large_batches_are_left_to_torch(features: int, fused: bool) -> Non
         fb.Federation(lambda: logistic(features, 3), functional.cross_entropy, devices, 1),
         torch.device("cpu"),
     )
-    numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    assert (numbers.trainer.fused is not None) is fused
+    numbers.trainer.check_vectorised(numbers.global_VF()[0])
+    assert (numbers.trainer.compiled is not None) is fused
 
 
 # ------------------------------------------------------------------------------------------------
@@ -365,9 +365,9 @@ def test_no_projection_is_compiled_as_well_with_the_bits_of_a_box_that_nothing_r
     )
     assert free.digest == wide.digest
     numbers = make_numbers(fb.RunSpec(BCD, active=2), federation(), torch.device("cpu"))
-    numbers.trainer.check_vectorised(numbers.global_NF()[0])
+    numbers.trainer.check_vectorised(numbers.global_VF()[0])
     assert isinstance(BCD.projection, fb.NoProjection)
-    assert numbers.trainer.fused is not None
+    assert numbers.trainer.compiled is not None
     steep, compiled = Example([20, 9, 4], 8, [3, 1, 4, 2], False, True, True, seed=4), library()
     assert compiled is not None
     steep.rows = Rows(*(10 * part for part in steep.rows))

@@ -4,8 +4,8 @@ penalty steps of FedBCD-I.
 Every function takes one model (P,) or a stack of models (N, P) alike.
 """
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,27 +23,6 @@ class Rows(NamedTuple):
     prev_NP: Tensor
 
 
-class FusedSteps(Protocol):
-    """Takes all steps of a session by itself."""
-
-    def aspg(
-        self,
-        rows: Rows,
-        anchor_NP: Tensor | None,
-        step: float,
-        momentum: float,
-        projection: Projection,
-    ) -> Rows:
-        """As `aspg`."""
-        ...
-
-    def penalty_steps(
-        self, rows: Rows, anchor_NP: Tensor, projection: Projection, momentum: Contact
-    ) -> Rows:
-        """As `penalty_steps`."""
-        ...
-
-
 class Work(NamedTuple):
     """What the devices of one batch are to do. Rows are in descending order of `steps` (K_i)."""
 
@@ -52,12 +31,18 @@ class Work(NamedTuple):
         [int, Tensor], Gradient
     ]  # (k, ex) -> gradients in step k of the first len(ex) rows, in memory of their own
     anchor_NP: Tensor | None  # z_n of each device's server; None takes steps without the penalty
-    penalty: Tensor | float  # gamma_i: one for all, or (N, 1)
-    fused: FusedSteps | None = None  # instead of `gradient` and what is here
+    penalty: Tensor | float  # gamma_i: one for all, or (N, 1) or (N, P)
+    pulls: Sequence[tuple[Tensor, Tensor | float]] = ()  # towards other models, as the two above
+    linear_NP: Tensor | None = None  # a constant term of the gradient
+    moves_P: Tensor | None = None  # parameters that steps may change; None: all
 
     def penalty_of(self, n: int) -> Tensor | float:
         """gamma_i of the first n rows."""
-        return self.penalty if isinstance(self.penalty, float) else self.penalty[:n]
+        return _of_rows(self.penalty, n)
+
+
+def _of_rows(value: Tensor | float, n: int) -> Tensor | float:
+    return value if isinstance(value, float) else value[:n]
 
 
 def extrapolate(x: Tensor, x_prev: Tensor, momentum: float) -> Tensor:
@@ -77,11 +62,13 @@ def aspg_step(
     penalty: Tensor | float,
     step: float,
     projection: Projection,
+    more: Tensor | None = None,
 ) -> Tensor:
     """Eq. (4b): x <- P_X(ex - eta_x (gradient + gamma_i (ex - z_n))), in the memory of `ex`.
 
     eta_x = `step`, gamma_i = `penalty`, z_n = `anchor`; `gradient` is the mini-batch gradient of
-    g_i at ex. Without an anchor there is no penalty (Algorithm 2, line 9).
+    g_i at ex, `more` what else there is of it. Without an anchor there is no penalty (Algorithm 2,
+    line 9).
 
     >>> from fedbcd.algorithm.projection import Box
     >>> x = torch.tensor([1.0, 3.0])
@@ -95,6 +82,8 @@ def aspg_step(
         stop = column + piece.shape[-1]
         ex[..., column:stop].sub_(piece, alpha=step)
         column = stop
+    if more is not None:
+        ex.sub_(more, alpha=step)
     return project_(projection, ex)
 
 
@@ -109,8 +98,6 @@ def aspg(rows: Rows, work: Work, step: float, momentum: float, projection: Proje
     """Algorithm 1, lines 5-11 (with an anchor), and Algorithm 2, lines 5-11 (without), for a stack
     of devices.
     """
-    if work.fused is not None:
-        return work.fused.aspg(rows, work.anchor_NP, step, momentum, projection)
 
     def one_step(k: int, now: Rows) -> Tensor:
         n = len(now.x_NP)
@@ -120,10 +107,23 @@ def aspg(rows: Rows, work: Work, step: float, momentum: float, projection: Proje
             if given
             else _extrapolate_(now.x_NP, now.prev_NP, momentum)
         )
-        anchor = None if work.anchor_NP is None else work.anchor_NP[:n]
-        return aspg_step(ex, work.gradient(k, ex), anchor, work.penalty_of(n), step, projection)
+        gradient, anchor = work.gradient(k, ex), None
+        if work.anchor_NP is not None:
+            anchor = work.anchor_NP[:n]
+        more = _more_terms(work, ex)
+        x = aspg_step(ex, gradient, anchor, work.penalty_of(n), step, projection, more)
+        return x if work.moves_P is None else torch.where(work.moves_P, x, now.x_NP)
 
     return _steps(rows, work.steps, one_step)
+
+
+def _more_terms(work: Work, ex: Tensor) -> Tensor | None:
+    """Of the gradient at ex: constant ones, and pulls towards other models than z."""
+    n = len(ex)
+    terms = [_of_rows(penalty, n) * (ex - model[:n]) for model, penalty in work.pulls]
+    if work.linear_NP is not None:
+        terms.append(work.linear_NP[:n])
+    return sum(terms[1:], terms[0]) if terms else None
 
 
 def penalty_steps(
@@ -135,8 +135,6 @@ def penalty_steps(
     goes on towards z_n and beyond. restart: nothing.
     """
     assert work.anchor_NP is not None
-    if work.fused is not None:
-        return work.fused.penalty_steps(rows, work.anchor_NP, projection, momentum)
 
     def one_step(_: int, now: Rows) -> Tensor:
         assert work.anchor_NP is not None
@@ -150,18 +148,33 @@ def penalty_steps(
 
 
 def _steps(rows: Rows, steps: list[int], one_step: Callable[[int, Rows], Tensor]) -> Rows:
-    """K_i steps each. Rows are in descending order of K_i, so those still at work are the first n:
-    fewer steps cost less.
+    """K_i steps each."""
+
+    def body(k: int, now: dict[str, Tensor]) -> dict[str, Tensor]:
+        at = Rows(now["x"], now["prev"])
+        return {"x": one_step(k, at), "prev": at.x_NP}
+
+    after = in_loop({"x": rows.x_NP, "prev": rows.prev_NP}, steps, body)
+    return Rows(after["x"], after["prev"])
+
+
+def in_loop(
+    stacks: dict[str, Tensor],
+    counts: Sequence[int],
+    body: Callable[[int, dict[str, Tensor]], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """`body`, so many times for each row. Rows are in descending order of counts, so those still at
+    work are the first n: fewer steps cost less.
     """
-    finished: list[Rows] = []
-    now = rows
-    for k in range(steps[0]):
-        n = sum(count > k for count in steps)
-        if n < len(now.x_NP):
-            finished.append(Rows(now.x_NP[n:], now.prev_NP[n:]))
-            now = Rows(now.x_NP[:n], now.prev_NP[:n])
-        now = Rows(one_step(k, now), now.x_NP)
+    finished: list[dict[str, Tensor]] = []
+    now = stacks
+    for k in range(counts[0]):
+        n = sum(count > k for count in counts)
+        if n < len(next(iter(now.values()))):
+            finished.append({name: stack[n:] for name, stack in now.items()})
+            now = {name: stack[:n] for name, stack in now.items()}
+        now = body(k, now)
     if not finished:
         return now
     segments = [now, *reversed(finished)]
-    return Rows(torch.cat([s.x_NP for s in segments]), torch.cat([s.prev_NP for s in segments]))
+    return {name: torch.cat([s[name] for s in segments]) for name in now}

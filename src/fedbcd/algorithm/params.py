@@ -18,7 +18,7 @@ from fedbcd.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Span:
     """One tensor of the module and its place in the flat vector."""
 
     name: str
@@ -31,8 +31,8 @@ class Layout:
     """Where each tensor of a module lives in its flat vector."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.parameters: tuple[Slot, ...] = tuple(
-            _slots(((n, p.shape) for n, p in module.named_parameters() if p.requires_grad), 0)
+        self.parameters: tuple[Span, ...] = tuple(
+            _spans(((n, p.shape) for n, p in module.named_parameters() if p.requires_grad), 0)
         )
         self.size_P = self.parameters[-1].stop if self.parameters else 0
         if self.size_P == 0:
@@ -41,7 +41,7 @@ class Layout:
                 " require gradients"
             )
         floating = ((n, b.shape) for n, b in module.named_buffers() if b.is_floating_point())
-        self.buffers: tuple[Slot, ...] = tuple(_slots(floating, self.size_P))
+        self.buffers: tuple[Span, ...] = tuple(_spans(floating, self.size_P))
         self.size_F = self.buffers[-1].stop if self.buffers else self.size_P
         self.counters: dict[str, Tensor] = {
             n: b.detach().clone() for n, b in module.named_buffers() if not b.is_floating_point()
@@ -74,7 +74,7 @@ class Layout:
             for s in self.buffers
         }
 
-    def join(self, tensors: dict[str, Tensor], slots: tuple[Slot, ...], like: Tensor) -> Tensor:
+    def join(self, tensors: dict[str, Tensor], slots: tuple[Span, ...], like: Tensor) -> Tensor:
         """The inverse of the views: a dictionary of (stacked) tensors as flat vectors."""
         lead = like.shape[:-1]
         if not slots:
@@ -94,8 +94,8 @@ class Layout:
         return module
 
 
-def _slots(named_shapes: Iterator[tuple[str, torch.Size]], start: int) -> Iterator[Slot]:
+def _spans(named_shapes: Iterator[tuple[str, torch.Size]], start: int) -> Iterator[Span]:
     for name, shape in named_shapes:
         stop = start + math.prod(shape)
-        yield Slot(name, tuple(shape), start, stop)
+        yield Span(name, tuple(shape), start, stop)
         start = stop

@@ -214,7 +214,7 @@ def _job(file: Path | None, title: str | None, data: Path | None) -> Job:
             )
         return named[0]
     fitting = [job for job in jobs if job.spec.cloud.name in ("async", "rigorous")] or [
-        job for job in jobs if job.spec.algorithm.personal
+        job for job in jobs if job.method.has_personal
     ]
     return (fitting or jobs)[0]
 
@@ -350,10 +350,9 @@ def _pilots(
 ) -> "Recommendation | None":
     from fedbcd.planner.pilots import run_pilots
 
-    if not job.spec.algorithm.personal:
+    if not job.method.has_personal:
         screen.print(
-            f"no pilots: {job.spec.algorithm.name} keeps one model everywhere and waits for all"
-            " servers",
+            f"no pilots: {job.method.name} keeps one model everywhere and waits for all servers",
             highlight=False,
         )
         return None

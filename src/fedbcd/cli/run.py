@@ -29,7 +29,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedbcd import __version__
-from fedbcd.algorithm.variants import ALGORITHMS
+from fedbcd.algorithm.methods import ALGORITHMS
 from fedbcd.cli.certs import certs_app
 from fedbcd.cli.check import check_command
 from fedbcd.cli.dashboard import dashboard_command

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm import cloud as cloud_step
-from fedbcd.algorithm.device import Rows, Work
+from fedbcd.algorithm.device import Rows, Work, aspg, penalty_steps
+from fedbcd.algorithm.method import Sums
 from fedbcd.algorithm.objective import Gradients
+from fedbcd.algorithm.plan import Steps, one_loop
 from fedbcd.compute.devices import StackedDevices
 from fedbcd.compute.numbers import Numbers
 from fedbcd.errors import ConfigError, NumericalError
@@ -65,14 +67,14 @@ class Ahead:
         assert isinstance(numbers.devices, StackedDevices)
         self._devices = numbers.devices
         self._servers = len(numbers.held)
-        self._algorithm = numbers.algorithm
+        self._method = numbers.method
         self._trainer = numbers.trainer
-        self._where = numbers.sums.total_VF.device
+        self._where = numbers.sums.total_VU.device
         self._programs: dict[Any, _Program] = {}
         self._not_compiled: set[Callable[..., Any]] = set()
         self._activations: dict[_Shape, Callable[[Tensor], None]] = {}
         self._counted, self._mixed = self._fused(self._count), self._fused(self._mix)
-        self._z_VF = numbers.global_NF()[:1].clone() if outline.sync else numbers.global_NF()
+        self._z_VF = numbers.global_VF()[:1].clone() if outline.sync else numbers.global_VF()
         self._weight_V = torch.tensor(
             numbers.sums.weight_V, dtype=torch.float64, device=self._where
         )
@@ -120,7 +122,7 @@ class Ahead:
         late = self._outline.settle()
         if late is not None:
             self._run(
-                _Shape(self._most, self._algorithm.steps[1], False, True, self._servers),
+                _Shape(self._most, self._method.steps[1], False, True, self._servers),
                 late.packed,
             )
         numbers = self.numbers
@@ -131,14 +133,14 @@ class Ahead:
 
     def _check(self) -> None:
         numbers = self.numbers
-        x_NF = numbers.devices.x_NF
+        x_NF = numbers.personal_NF
         assert isinstance(x_NF, Tensor)
         rows = (
             torch.cat([~torch.isfinite(part).all(1) for part in torch.split(x_NF, CHECKED)])
             if len(x_NF)
             else None
         )
-        advice = f"use a smaller device_step (now {self._algorithm.device_step:g})"
+        advice = f"use a smaller device_step (now {self._method.device_step:g})"
         if rows is not None and bool(rows.any()):
             device = int(rows.nonzero()[0])
             raise NumericalError(
@@ -157,7 +159,7 @@ class Ahead:
         """All jobs as one batch: up to the most steps, masked where they differ; a number that
         varies is rounded up.
         """
-        low, high = self._algorithm.steps
+        low, high = self._method.steps
         size = len(jobs.device) if blocks else -(-len(jobs.device) // 16) * 16
         return _Shape(size, high, not blocks, low < high or not jobs.steps.all(), blocks)
 
@@ -166,7 +168,7 @@ class Ahead:
             self._run(self._together(jobs, blocks=0), jobs.packed)
             return
         packed = jobs.packed
-        for steps in range(self._algorithm.steps[1], 0, -1):
+        for steps in range(self._method.steps[1], 0, -1):
             group = packed[:, packed[2] == steps]
             if not offline:
                 group = self._in_blocks(group)
@@ -181,7 +183,7 @@ class Ahead:
         """At most `GROUP`, so that the jobs of a round with one number of steps, whole blocks of
         them, just fill a few groups.
         """
-        low, high = self._algorithm.steps
+        low, high = self._method.steps
         expected = self._most / (high - low + 1)
         usual = expected + 1.5 * expected**0.5 + self._servers * (BLOCK - 1) / 2
         groups = -(-usual // GROUP)
@@ -237,9 +239,9 @@ class Ahead:
                 )
                 losses.append(loss)
             self._loss.add_(torch.stack(losses).sum())
-            if not self._algorithm.personal:
+            if not self._method.has_personal:
                 return x
-            kept, kept_prev = self._devices.with_nobody, self._devices.prev_with_nobody
+            kept, kept_prev = (self._devices.with_nobody[name] for name in ("x", "x_prev"))
             kept.index_copy_(0, jobs_4N[0], x.to(kept.dtype))
             kept_prev.index_copy_(0, jobs_4N[0], prev.to(kept.dtype))
             return None
@@ -248,7 +250,7 @@ class Ahead:
 
         def activation(jobs_4N: Tensor) -> None:
             if (
-                shape.blocks and self._algorithm.counts == "members"
+                shape.blocks and self._method.counts == "members"
             ):  # an upload replaces the device's last one, its model until now
                 self._counted(shape.blocks, None, jobs_4N, -1.0)
             x = train(jobs_4N)
@@ -274,22 +276,22 @@ class Ahead:
 
     def _models(self, device: Tensor, z_NF: Tensor, jobs: int) -> tuple[Tensor, Tensor]:
         numbers = self.numbers
-        if not self._algorithm.personal:
+        if not self._method.has_personal:
             x = z_NF.expand(jobs, -1)
             return x, x[:, : numbers.size_P]
-        x, prev = (
-            self._devices.with_nobody.index_select(0, device),
-            self._devices.prev_with_nobody.index_select(0, device),
-        )
+        tables = self._devices.with_nobody
+        x, prev = (tables[name].index_select(0, device) for name in ("x", "x_prev"))
         return x.to(numbers.dtype), prev.to(numbers.dtype)
 
     def _stepper(self, shape: _Shape) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
         """One step of all jobs. The gradient is traced, so that a compiler sees plain
         operations.
         """
-        pull = self._algorithm.offline and not shape.offline  # takes no gradients
-        gradient = None if pull else self._trainer.traced_gradients(shape.jobs)
-        plan = self._algorithm.offline_round if shape.offline else self._algorithm.device_round
+        plan = one_loop(self._method.offline if shape.offline else self._method.plan)
+        assert plan is not None
+        loop, pulled = plan.loop, plan.pulled
+        takes_gradients = isinstance(loop, Steps)
+        gradient = self._trainer.traced_gradients(shape.jobs) if takes_gradients else None
         p = self.numbers.size_P
 
         def step(
@@ -311,9 +313,12 @@ class Ahead:
                     (found[0].gradient_NP,) if self._compile else found[0].parts
                 )  # a compiler puts one piece together as it goes
 
-            rows = plan(
-                Rows(x_NF[:, :p], prev_NP), Work([1] * len(x_NF), gradients, z_NF[:, :p], penalty)
-            )
+            z_NP = z_NF[:, :p] if pulled else None
+            rows, work = Rows(x_NF[:, :p], prev_NP), Work([1] * len(x_NF), gradients, z_NP, penalty)
+            if isinstance(loop, Steps):
+                rows = aspg(rows, work, loop.step, loop.momentum, loop.projection)
+            else:
+                rows = penalty_steps(rows, work, loop.projection, loop.contact)
             loss = found[0].loss_N if found else torch.zeros_like(x_NF[:, 0])
             x = (
                 torch.cat([rows.x_NP, found[0].buffers_NB if found else buffers_NB], 1)
@@ -374,12 +379,12 @@ class Ahead:
         if blocks <= self._servers and share_BR.shape[1] <= FEW_ROWS:
             self._count_rows(x_NF, device.view(blocks, -1), share_BR, of_server_VB)
         else:
-            x_NF = self._devices.with_nobody.index_select(0, device) if x_NF is None else x_NF
+            x_NF = self._devices.with_nobody["x"].index_select(0, device) if x_NF is None else x_NF
             sums_BF = _sum_of_rows(
                 (share_BR.view(-1, 1) * x_NF.double()).view(blocks, -1, x_NF.shape[1])
             )
-            self.numbers.sums.total_VF.add_(of_server_VB.double() @ sums_BF)
-        if self._algorithm.counts == "active":
+            self.numbers.sums.total_VU.add_(of_server_VB.double() @ sums_BF)
+        if self._method.counts == "active":
             self._weight_V.add_(of_server_VB.double() @ share_BR.sum(1))
 
     def _count_rows(
@@ -390,57 +395,53 @@ class Ahead:
         """
         block_V, has_block_V = of_server_VB.to(torch.int64).argmax(1), of_server_VB.any(1)
         share_VR = share_BR.index_select(0, block_V) * has_block_V[:, None]
-        rows = self._devices.with_nobody if x_NF is None else x_NF
+        rows = self._devices.with_nobody["x"] if x_NF is None else x_NF
         places_BR = (
             device_BR
             if x_NF is None
             else torch.arange(len(x_NF), device=device_BR.device).view(device_BR.shape)
         )
-        places_VR, total_VF = places_BR.index_select(0, block_V), self.numbers.sums.total_VF
+        places_VR, total_VU = places_BR.index_select(0, block_V), self.numbers.sums.total_VU
         for r in range(share_VR.shape[1]):
-            total_VF = (
-                total_VF + share_VR[:, r, None] * rows.index_select(0, places_VR[:, r]).double()
+            total_VU = (
+                total_VU + share_VR[:, r, None] * rows.index_select(0, places_VR[:, r]).double()
             )
-        self.numbers.sums.total_VF.copy_(total_VF)
+        self.numbers.sums.total_VU.copy_(total_VU)
 
     # ---------------------------------------------------------------------------------------------
     # the cloud
     def _mix(self, servers: Tensor) -> None:
         """Eqs. (5) and (6) for the servers of this round."""
-        total_VF, dtype = self.numbers.sums.total_VF, self.numbers.dtype
+        total_VU, dtype = self.numbers.sums.total_VU, self.numbers.dtype
         if self._outline.sync:
-            ones_1V = torch.ones(1, len(total_VF), dtype=total_VF.dtype, device=total_VF.device)
-            total, weight = ones_1V @ total_VF, self._weight_V.sum().view(1, 1)
+            ones_1V = torch.ones(1, len(total_VU), dtype=total_VU.dtype, device=total_VU.device)
+            total, weight = ones_1V @ total_VU, self._weight_V.sum().view(1, 1)
             z = self._z_VF.double()
-            for _ in range(self._algorithm.cloud_iterations):
+            for _ in range(self._method.cloud_iterations):
                 z = self._stepped(z, total, weight)
             self._z_VF.copy_(z)
         else:
-            total, weight = total_VF.index_select(0, servers), self._weight_V[servers][:, None]
+            total, weight = total_VU.index_select(0, servers), self._weight_V[servers][:, None]
             z = self._z_VF.index_select(0, servers)
-            for _ in range(self._algorithm.cloud_iterations):
+            for _ in range(self._method.cloud_iterations):
                 mixed = cloud_step.mean(z.double()).to(dtype).double().expand(len(servers), -1)
                 z = self._stepped(mixed, total, weight).to(dtype)
             self._z_VF.index_copy_(0, servers, z)
-        if self._algorithm.counts == "active":
-            total_VF.index_fill_(0, servers, 0.0)
+        if self._method.counts == "active":
+            total_VU.index_fill_(0, servers, 0.0)
             self._weight_V.index_fill_(0, servers, 0.0)
 
     def _stepped(self, mixed: Tensor, total: Tensor, weight: Tensor) -> Tensor:
-        """As `StackedNumbers` does it: in float64, and with nobody to count z = w."""
-        step = self._algorithm.server_step
-        if self._algorithm.server_step_form == "absolute":
-            z = mixed - step * (weight * mixed - total)
-        else:
-            z = cloud_step.server_step(mixed, total / weight, step)
-        return torch.where(weight == 0.0, mixed, z)
+        """As `Bound.stepped` does it: in float64, and with nobody to count z = w."""
+        sums = Sums({"x": total}, weight, 0, 0)  # type: ignore[arg-type]  # of every server
+        return torch.where(weight == 0.0, mixed, self._method.step({"z": mixed}, sums)["z"])
 
     # ---------------------------------------------------------------------------------------------
     # recorded programs
     def _program(self, key: Any, function: Callable[[Tensor], None], given: Tensor) -> None:
         program = self._programs.get(key)
         if program is None:
-            changes = (self._z_VF, self.numbers.sums.total_VF, self._weight_V, self._loss)
+            changes = (self._z_VF, self.numbers.sums.total_VU, self._weight_V, self._loss)
             idle = (
                 torch.from_numpy(self._filled(np.zeros((4, 0), dtype=np.int64), given.shape[-1]))
                 if given.ndim == 2

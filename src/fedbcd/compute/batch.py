@@ -2,20 +2,23 @@
 vectorised gradient per step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.augment import Augment
-from fedbcd.algorithm.device import Rows, Work
-from fedbcd.algorithm.fused.library import ChainTrainer, Pool, Sessions
+from fedbcd.algorithm.fused.library import Models, Pool, Sessions
+from fedbcd.algorithm.interpret import Interpreter, Registers
+from fedbcd.algorithm.method import Bound, Method
 from fedbcd.algorithm.objective import Gradients, Objective
-from fedbcd.algorithm.variants import Algorithm, penalties
-from fedbcd.compute.fused import FusedSession, InPlace, fused_for, pool_of
+from fedbcd.algorithm.plan import Plan, batches_of
+from fedbcd.compute.fused import Compiled, compiled_for, pool_of
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
@@ -30,6 +33,9 @@ IN_CACHE = 2**20
 IN_ONE_CALL = 2**24
 
 
+Numbers = npt.NDArray[np.int64]
+
+
 class Batches(NamedTuple):
     """Mini-batches of all steps: positions in the pool and, for augmentation, one hash per slot;
     (jobs, steps, R) each.
@@ -38,9 +44,13 @@ class Batches(NamedTuple):
     positions: Tensor
     hashes: Tensor | None
 
-    def of_step(self, k: int, n: int) -> tuple[Tensor, Tensor | None]:
-        """Those of step k, for the first n jobs."""
-        return self.positions[:n, k], None if self.hashes is None else self.hashes[:n, k]
+    def of(self, number_N: Numbers) -> tuple[Tensor, Tensor | None]:
+        """Those with these numbers, for the first jobs."""
+        n, k = len(number_N), int(number_N[0])
+        if bool((number_N == k).all()):
+            return self.positions[:n, k], None if self.hashes is None else self.hashes[:n, k]
+        chosen = torch.arange(n), torch.from_numpy(number_N)
+        return self.positions[chosen], None if self.hashes is None else self.hashes[chosen]
 
 
 class TrainingData(Protocol):
@@ -67,7 +77,7 @@ class Trainer:
     def __init__(
         self,
         federation: TrainingData,
-        algorithm: Algorithm,
+        method: Method,
         objective: Objective,
         seed: int,
         start: Tensor,
@@ -79,7 +89,8 @@ class Trainer:
                 " together"
             )
         where = start.device
-        self.algorithm = algorithm
+        self.method = method
+        self.bound = Bound(method, objective.layout, federation.sizes)
         self.objective = objective.to(where)
         self._start = start
         self.seed = seed
@@ -94,16 +105,17 @@ class Trainer:
         )
         self._positions, self._starts = federation.positions.to(where), federation.starts.to(where)
         self._sizes = torch.tensor(federation.sizes, device=where)
+        most = max(batches_of(plan, method.steps[1]) for plan in (method.plan, method.offline))
         self._grid = (
-            None
-            if algorithm.batch == "all"
-            else draws.grid(algorithm.steps[1], algorithm.batch, where)
+            None if method.batch == "all" else draws.grid(max(1, most), method.batch, where)
         )
-        gamma = penalties(algorithm, federation.devices)
+        gamma = self.bound.penalty_N
         self._same_penalty = float(gamma[0]) if bool((gamma == gamma[0]).all()) else None
         self._penalty_N1 = gamma.to(start)[:, None]
         self._size_list = federation.sizes
-        self.fused: ChainTrainer | None = None  # whole sessions in compiled code
+        # what must be finite: what is sent, and what is tested
+        self._checked = {*self.bound.upload.places, method.personal} - {"z"}
+        self.compiled: Compiled | None = None  # whole sessions in compiled code
         self.why_not_compiled = self.why_one_by_one = ""
         self._pool: Pool | None = None  # what it can take samples from
 
@@ -119,7 +131,7 @@ class Trainer:
             self.why_not_compiled = self.why_one_by_one = "max_batch = 1: no device with another"
             return None
         self._fuse(start, inputs, targets)
-        if self.fused is not None:  # can be vectorised as well, and vmap need not be loaded
+        if self.compiled is not None:  # can be vectorised as well, and vmap need not be loaded
             return None
         reason = self.objective.why_not_vectorised(start, inputs, targets)
         if reason is not None:
@@ -131,20 +143,14 @@ class Trainer:
         self._pool = pool_of(
             self._inputs, self._targets, None if self._augment is not None else self._transform
         )
-        batch = self.algorithm.batch
+        batch = self.method.batch
         samples = max(self._size_list) if batch == "all" else batch
-        found = fused_for(
-            self.objective,
-            self.algorithm.projection,
-            start,
-            (inputs, targets),
-            self._targets,
-            samples,
-        )
+        example = (inputs, targets)
+        found = compiled_for(self.bound, self.objective, start, example, self._targets, samples)
         if isinstance(found, str):
             self.why_not_compiled = found
             return
-        self.fused, self.why_not_compiled = found, ""
+        self.compiled, self.why_not_compiled = found, ""
         if self.works_together:
             self.together = max(1, IN_ONE_CALL // self.objective.layout.size_P)
 
@@ -172,7 +178,7 @@ class Trainer:
     @property
     def works_together(self) -> bool:
         """Whether all workers share each part; otherwise each worker takes a part by itself."""
-        return self.fused is not None and self._pool is not None
+        return self.compiled is not None and self._pool is not None
 
     def parts(self, jobs: list[Session]) -> list[list[Session]]:
         """Split jobs into batches that can run together, in descending order of steps.
@@ -182,8 +188,8 @@ class Trainer:
         """
         groups: dict[tuple[int, int], list[Session]] = {}
         exact, alike = (
-            self.algorithm.batch == "all",
-            self.together is not None and self.fused is None and len(jobs) > self.together,
+            self.method.batch == "all",
+            self.together is not None and self.compiled is None and len(jobs) > self.together,
         )
         for job in sorted(jobs, key=lambda job: -job.steps):
             groups.setdefault(
@@ -195,85 +201,45 @@ class Trainer:
         ]
 
     def run(
-        self,
-        jobs: list[Session],
-        x_NF: Tensor,
-        prev_NP: Tensor,
-        anchor_NP: Tensor | None,
-        workers: Workers | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """New (x, x_prev) of these devices. Rows are in the order of `jobs`, which is descending in
-        steps.
+        self, jobs: list[Session], registers: Registers, workers: Workers | None = None
+    ) -> Registers:
+        """What the plan of these sessions makes of the registers; rows are in the order of `jobs`,
+        which is descending in steps.
         """
-        p = self.objective.layout.size_P
-        session = _MiniBatches(self, jobs, x_NF[:, p:])
-        fused = self._fused_session(jobs, workers or OneWorker())
-        rows = self._round(
-            jobs, Rows(x_NF[:, :p], prev_NP), self._work(jobs, session, anchor_NP, fused)
-        )
-        if fused is None or fused.went_wrong(session.losses):
-            session.check(rows.x_NP)
-        x_NF = (
-            torch.cat([rows.x_NP, session.buffers_NB], dim=1)
-            if session.buffers_NB.shape[1]
-            else rows.x_NP
-        )
-        return x_NF, rows.prev_NP
-
-    def run_in_place(
-        self,
-        jobs: list[Session],
-        x_NP: Tensor,
-        prev_NP: Tensor,
-        anchor_NP: Tensor | None,
-        workers: Workers,
-        copies: InPlace,
-    ) -> None:
-        """The same by compiled code in the memory of all models."""
-        session, fused = _MiniBatches(self, jobs, x_NP[:0]), self._fused_session(jobs, workers)
-        assert fused is not None
-        fused.in_place = copies
-        self._round(jobs, Rows(x_NP, prev_NP), self._work(jobs, session, anchor_NP, fused))
-        if fused.went_wrong(session.losses):
-            session.check(x_NP[copies.device_N])
-
-    def _round(self, jobs: list[Session], rows: Rows, work: Work) -> Rows:
-        if not jobs[0].offline:
-            return self.algorithm.device_round(rows, work)
-        return self.algorithm.offline_round(rows, work)
-
-    def _work(
-        self,
-        jobs: list[Session],
-        session: "_MiniBatches",
-        anchor_NP: Tensor | None,
-        fused: FusedSession | None,
-    ) -> Work:
+        if self.compiled is not None:
+            loop = self.compiled.loop_of(jobs[0].offline)
+            models = loop.copies(registers, self.bound.layout.size_P)
+            self.run_compiled(jobs, models, registers.get("z"), workers or OneWorker())
+            return {**registers, "x": models.new_x, "x_prev": models.new_prev}
+        plan = self.method.offline if jobs[0].offline else self.method.plan
+        session = MiniBatches(self, jobs, plan)
         penalty = self.penalty_of(
             torch.tensor([job.device for job in jobs], device=self._starts.device)
         )
-        return Work([job.steps for job in jobs], session.gradient, anchor_NP, penalty, fused)
+        steps = [job.steps for job in jobs]
+        after = Interpreter(self.bound, steps, penalty, session).run(plan, registers)
+        session.check([after[name] for name in self._checked if name in after])
+        return after
 
-    def _fused_session(self, jobs: list[Session], workers: Workers) -> FusedSession | None:
-        if self.fused is None:
-            return None
-        penalty = self.penalty_of(torch.tensor([job.device for job in jobs]))
-        penalty_N = (
-            penalty[:, 0]
-            if isinstance(penalty, Tensor)
-            else torch.tensor([penalty]).expand(len(jobs))
-        )
-        return FusedSession(
-            self.fused,
-            [job.steps for job in jobs],
-            lambda: self._sessions(jobs),
-            penalty_N,
-            workers,
-        )
+    def run_compiled(
+        self, jobs: list[Session], models: Models, z_NF: Tensor | None, workers: Workers
+    ) -> None:
+        """The same by compiled code, which puts new models where `models` says."""
+        assert self.compiled is not None
+        loop = self.compiled.loop_of(jobs[0].offline)
+        penalty_N = self._penalty_N1[torch.tensor([job.device for job in jobs]), 0]
+        steps = [job.steps for job in jobs]
+        sessions = self._sessions(jobs) if loop.takes_gradients else Sessions(steps)
+        outcome = self.compiled.train(loop, models, sessions, z_NF, penalty_N, workers)
+        if not outcome.finite:
+            session = MiniBatches(self, jobs, ())
+            session.losses += outcome.losses_NK.T
+            rows = models.new_x if models.rows is None else models.new_x[models.rows]
+            session.check([rows])
 
     def _sessions(self, jobs: list[Session]) -> Sessions:
         """Steps and mini-batches of these jobs for compiled code."""
-        positions, hashes = self.batches(jobs)
+        positions, hashes = self.batches(jobs, jobs[0].steps)
         pool = self._pool
         if pool is None:
             inputs, targets = self._fetch(positions, torch.float32, hashes)
@@ -285,17 +251,15 @@ class Trainer:
         """gamma_i of these devices: one for all, or (N, 1)."""
         return self._penalty_N1[device_N] if self._same_penalty is None else self._same_penalty
 
-    def batches(self, jobs: list[Session]) -> Batches:
-        """The mini-batches of every step of these jobs."""
+    def batches(self, jobs: list[Session], most: int) -> Batches:
+        """The first `most` mini-batches of these jobs."""
         device = torch.tensor([job.device for job in jobs], device=self._starts.device)
         session = torch.tensor([job.session for job in jobs], device=device.device)
-        steps = jobs[0].steps
-        if self.algorithm.batch == "all":
-            within = torch.arange(self._size_list[jobs[0].device], device=device.device).expand(
-                len(jobs), steps, -1
-            )
+        if self.method.batch == "all":
+            within = torch.arange(self._size_list[jobs[0].device], device=device.device)
+            within = within.expand(len(jobs), most, -1)
             return Batches(self._positions[self._starts[device][:, None, None] + within], None)
-        return self.batches_of(device, session, steps)
+        return self.batches_of(device, session, most)
 
     def batches_of(self, device_N: Tensor, session_N: Tensor, steps: int) -> Batches:
         """The mini-batches of so many steps of these devices' sessions."""
@@ -328,7 +292,7 @@ class Trainer:
         """`gradients` for so many devices at once, as plain operations if the model can be
         traced.
         """
-        p, batch = self.objective.layout.size_P, self.algorithm.batch
+        p, batch = self.objective.layout.size_P, self.method.batch
         assert batch != "all"
         inputs, targets = self._fetch(self._positions[:1].expand(jobs, batch), self._start.dtype)
         start_NF = self._start.repeat(jobs, 1)
@@ -387,41 +351,47 @@ def seeded(address: int, x: Tensor) -> Iterator[None]:
         yield
 
 
-class _MiniBatches:
-    """The mini-batch gradients of one batch of jobs; keeps buffers and losses on the way."""
+class MiniBatches:
+    """The mini-batch gradients of one batch of jobs, numbered by what each job has drawn; keeps
+    their losses.
+    """
 
-    def __init__(self, trainer: Trainer, jobs: list[Session], buffers_NB: Tensor) -> None:
+    def __init__(self, trainer: Trainer, jobs: list[Session], plan: Plan) -> None:
         self.trainer = trainer
         self.jobs = jobs
-        self.buffers_NB = buffers_NB.clone()
-        self.losses: list[Tensor] = []  # of each step, one per job
+        self.losses: list[Tensor] = []  # of each gradient, one per job
+        self._plan = plan
+        self._drawn_N = np.zeros(len(jobs), dtype=np.int64)
         self._batches: Batches | None = None
 
-    def gradient(self, k: int, ex: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of the first len(ex) jobs in step k."""
-        n = len(ex)
+    def gradients(self, at_NP: Tensor, buffers_NB: Tensor, last: bool = False) -> Gradients:
+        """Of the first jobs, at these points, each on its next mini-batch, or on the `last`."""
         if self._batches is None:
-            self._batches = self.trainer.batches(self.jobs)
-        positions, hashes = self._batches.of_step(k, n)
+            most = batches_of(self._plan, self.jobs[0].steps)
+            self._batches = self.trainer.batches(self.jobs, most)
+        now_N = self._drawn_N[: len(at_NP)]
+        number_N = now_N - last
+        positions, hashes = self._batches.of(number_N)
         # one by one, nobody has asked whether it is
         draws_numbers = self.trainer.objective.stochastic or self.trainer.one_by_one
-        with self._own_randomness(k, ex) if draws_numbers else nullcontext():
-            gradients = self.trainer.gradients(ex, self.buffers_NB[:n], positions, hashes)
-        self.buffers_NB[:n] = gradients.buffers_NB
-        self.losses.append(gradients.loss_N)
-        return gradients.parts
+        random = self._own_randomness(int(number_N[0]), at_NP) if draws_numbers else nullcontext()
+        with random:
+            found = self.trainer.gradients(at_NP, buffers_NB, positions, hashes)
+        now_N += not last
+        self.losses.append(found.loss_N)
+        return found
 
     def _own_randomness(self, k: int, ex: Tensor) -> AbstractContextManager[None]:
         first, seed = self.jobs[0], self.trainer.seed
         return seeded(draws.address_one(seed, draws.BATCH, first.device, first.session, k), ex)
 
-    def check(self, x_NP: Tensor) -> None:
+    def check(self, models: Sequence[Tensor]) -> None:
         """Refuse values that are not finite, and say where the first one came from."""
-        total = torch.stack([x_NP.sum(), *(loss.sum() for loss in self.losses)]).sum()
-        if bool(
-            torch.isfinite(total)
-        ):  # a sum of finite values can overflow, so only a finite one decides
+        total = torch.stack([tensor.sum() for tensor in (*models, *self.losses)]).sum()
+        # a sum of finite values can overflow, so only a finite one decides
+        if bool(torch.isfinite(total)):
             return
+        step = f"(now {self.trainer.method.device_step:g})"
         for k, loss in enumerate(self.losses):
             bad = (~torch.isfinite(loss)).nonzero()
             if len(bad):
@@ -429,13 +399,13 @@ class _MiniBatches:
                 raise NumericalError(
                     f"the loss of device {job.device} is {float(loss[int(bad[0])])} in step {k + 1}"
                     f" of {job.steps} of its session {job.session}; check its data, or use a"
-                    f" smaller device_step (now {self.trainer.algorithm.device_step:g})"
+                    f" smaller device_step {step}"
                 )
-        rows = (~torch.isfinite(x_NP)).any(1).nonzero()
-        if not len(rows):
-            return
-        job = self.jobs[int(rows[0])]
-        raise NumericalError(
-            f"the model of device {job.device} is no longer finite after its session {job.session};"
-            f" use a smaller device_step (now {self.trainer.algorithm.device_step:g})"
-        )
+        for model_NF in models:
+            rows = (~torch.isfinite(model_NF)).any(1).nonzero()
+            if len(rows):
+                job = self.jobs[int(rows[0])]
+                raise NumericalError(
+                    f"the model of device {job.device} is no longer finite after its session"
+                    f" {job.session}; use a smaller device_step {step}"
+                )

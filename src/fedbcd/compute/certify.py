@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.projection import Ball, Box, Projection, Simplex, TensorBoxes, diameter
-from fedbcd.algorithm.variants import penalties
 from fedbcd.compute.numbers import Numbers
 from fedbcd.theory import certificates as theory
 
@@ -88,19 +87,19 @@ class Certifier:
         self.numbers = numbers
         self.sizes = sizes
         self.seconds = 0.0
-        self._penalty_N = penalties(numbers.algorithm, len(sizes))
+        self._penalty_N = numbers.bound.penalty_N
 
     def certificates(self, members: Sequence[int], devices: int = DEVICES) -> Certificates:
         """Those of the present models, the gap on `devices` devices at most.
 
         Baselines keep one model everywhere, so problem (2) has no certificate of theirs.
         """
-        if not self.numbers.algorithm.personal:
+        if not self.numbers.method.has_personal:
             return Certificates()
         began = time.perf_counter()
         self.numbers.settle()
         p = self.numbers.size_P
-        z_VP = self.numbers.global_NF()[:, :p]
+        z_VP = self.numbers.global_VF()[:, :p]
         mean_z = z_VP.double().mean(0)
         gaps = self.gaps(sample_of(members, devices), mean_z)
         present = torch.tensor(list(members), device=z_VP.device)
@@ -119,10 +118,10 @@ class Certifier:
         time.
         """
         numbers, p = self.numbers, self.numbers.size_P
-        if numbers.algorithm.counts == "members":
-            return numbers.sums.total_VF[:, :p].sum(0)
+        if numbers.method.counts == "members" and numbers.bound.sends_x:
+            return numbers.sums.total_VU[:, :p].sum(0)
         parts = (
-            g @ numbers.devices.x_NF.index_select(0, i)[:, :p].double()
+            g @ numbers.personal_NF.index_select(0, i)[:, :p].double()
             for g, i in zip(torch.split(gamma, 16), torch.split(present, 16), strict=True)
         )
         return torch.stack(list(parts)).sum(0)
@@ -136,7 +135,7 @@ class Certifier:
         numbers, p = self.numbers, self.numbers.size_P
         found = []
         for device in devices:
-            x = numbers.devices.x_NF[device].to(numbers.dtype)
+            x = numbers.personal_NF[device].to(numbers.dtype)
             try:
                 gradient = self._gradient(device, x)
             except ValueError:
@@ -146,10 +145,10 @@ class Certifier:
             )
             found.append(
                 gap(
-                    numbers.algorithm.projection,
+                    numbers.method.projection,
                     full,
                     x[:p].double(),
-                    numbers.algorithm.device_step,
+                    numbers.method.device_step,
                 )
             )
         return found

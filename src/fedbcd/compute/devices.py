@@ -14,9 +14,18 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm import cloud as cloud_step
+from fedbcd.algorithm.fused.library import Models
+from fedbcd.algorithm.method import SENT
+from fedbcd.algorithm.plan import one_loop
 from fedbcd.compute.batch import Trainer
-from fedbcd.compute.fused import InPlace
-from fedbcd.compute.rows import MakeRows, ManyModels, Rows
+from fedbcd.compute.rows import (
+    MakeRows,
+    ManyModels,
+    Rows,
+    SomeRows,
+    load_tables,
+    state_of_tables,
+)
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.protocol.messages import ModelRef, ref
 from fedbcd.schedule.work import Count, Session, Sessions
@@ -26,23 +35,33 @@ Wait = Callable[[], None]
 
 @dataclass(slots=True)
 class Sums:
-    """Per server sum gamma_i x_i in float64, and the weight of what is in it."""
+    """Per server the weighted sum of uploads in float64 (U values each), the weight of what is in
+    it, and of how many.
+    """
 
-    total_VF: Tensor
+    total_VU: Tensor
     weight_V: list[float]
+    count_V: list[int]
+
+    @classmethod
+    def of(cls, servers: int, width: int, where: torch.device | str = "cpu") -> "Sums":
+        """Of nobody."""
+        total_VU = torch.zeros(servers, width, dtype=torch.float64, device=where)
+        return cls(total_VU, [0.0] * servers, [0] * servers)
 
     def clear(self, servers: Iterable[int]) -> None:
         """Nobody counts."""
         for server in servers:
-            self.total_VF[server] = 0.0
+            self.total_VU[server] = 0.0
             self.weight_V[server] = 0.0
+            self.count_V[server] = 0
 
 
 class Devices(Protocol):
     """Computes what is asked of devices. It knows no clock, no step of a server and no mixing."""
 
-    x_NF: ManyModels
-    prev_NP: ManyModels
+    tables: dict[str, ManyModels]  # what devices keep, by slot: a row for each
+    storage: torch.dtype  # of these
     engine: str  # its name, if it adds up sums in an order of its own; otherwise empty
     one_sum: bool  # uploads to all servers are in the first sum, since eq. (5) needs only the total
 
@@ -66,8 +85,28 @@ class Devices(Protocol):
         """An upload that waits will not be counted, unless it is this one."""
         ...
 
-    def set_model(self, device: int, model: Tensor) -> None:
-        """x = x_prev = `model`."""
+    def start_over(self, device: int, model: Tensor) -> Tensor:
+        """Everything that it keeps begins anew, at z = `model`; what it contributes then."""
+        ...
+
+    def remember(self, devices: Iterable[int]) -> None:
+        """These will be restored: keep what was accepted of them."""
+        ...
+
+    def accept(self, device: int) -> None:
+        """Its last upload is what it could be restored from."""
+        ...
+
+    def restore(self, device: int) -> None:
+        """It has lost its memory: what was sent comes back, the rest starts over."""
+        ...
+
+    def state(self) -> dict[str, Tensor | SomeRows]:
+        """What a checkpoint needs of them."""
+        ...
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse."""
         ...
 
     def use(self, workers: Workers) -> None:
@@ -103,7 +142,7 @@ class _Upload:
 
 
 class StackedDevices:
-    """Personal models as rows of two tables."""
+    """What devices keep as rows of one table for each slot."""
 
     engine = ""
     one_sum = False
@@ -112,32 +151,31 @@ class StackedDevices:
         self,
         trainer: Trainer,
         start: Tensor,
-        weights: Sequence[float],
+        devices: int,
         storage: torch.dtype,
         make_rows: MakeRows | None = None,
     ) -> None:
-        """`start` is x(0). Personal models are kept as `storage`; `make_rows` keeps them elsewhere
-        than in a tensor. A device rounds its model at the end of a session, and uploads what it
-        keeps.
+        """`start` is x(0). Slots are kept as `storage`; `make_rows` keeps them elsewhere than in a
+        tensor. A device rounds what it keeps at the end of a session, and uploads it so.
         """
         self.workers: Workers = OneWorker()
-        self.algorithm = trainer.algorithm
-        self.trainer = trainer
-        self.weights = weights
+        self.trainer, self.bound, self.method = trainer, trainer.bound, trainer.method
         self.dtype = start.dtype
-        self.size_P = trainer.objective.layout.size_P
-        rows = len(weights) if self.algorithm.personal else 0
-        first = start.to(storage)
-        in_tensor = rows if make_rows is None else 0
-        # one row more, for work of nobody that fills a fixed shape
-        self.with_nobody = first.repeat(in_tensor + 1, 1)
-        self.prev_with_nobody = self.with_nobody[:, : self.size_P].clone()
-        self.x_NF: ManyModels = self.with_nobody[:in_tensor]
-        self.prev_NP: ManyModels = self.prev_with_nobody[:in_tensor]
-        if make_rows is not None and rows:
-            self.x_NF = make_rows("x", rows, first)
-            self.prev_NP = make_rows("x_prev", rows, first[: self.size_P])
+        self.storage = storage
+        self._start = start.to(storage)
+        self.tables: dict[str, ManyModels] = {}
+        self.with_nobody: dict[str, Tensor] = {}
+        for name, first in self.bound.tables(self._start).items():
+            if make_rows is not None:
+                self.tables[name] = make_rows(name, devices, first)
+                continue
+            # one row more, for work of nobody that fills a fixed shape
+            self.with_nobody[name] = first.repeat(devices + 1, 1)
+            self.tables[name] = self.with_nobody[name][:devices]
+        self._sent_NU = self.tables.get(SENT)
         self._uploads: dict[int, _Upload] = {}
+        self._latest: dict[int, Tensor] = {}  # upload of each device to be restored, and ...
+        self._accepted: dict[int, Tensor] = {}  # ... the last that was accepted
 
     def advance(
         self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: Sums
@@ -166,7 +204,15 @@ class StackedDevices:
             return "personal models are kept in files (`state`) or on a cluster"
         if not self.trainer.divisible or self.trainer.max_batch is not None:
             return "its devices train one after another, or draw random numbers in the forward pass"
-        if self.algorithm.batch == "all":
+        plans = [one_loop(plan) for plan in (self.method.plan, self.method.offline) if plan]
+        if None in plans or {*self.tables} not in ({"x", "x_prev"}, set()):
+            return "its plan is more than a loop of steps on x and x_prev"
+        by_mean = self.bound.by_value and not self.bound.needs_counts
+        if not by_mean or [*self.bound.upload.places] != ["x"]:
+            return "its server step needs more than the mean of x"
+        if self.method.order != "mix, step" or self.method.discount is not None:
+            return "its servers step before they are mixed, or weigh uploads by their age"
+        if self.method.batch == "all":
             return "exact gradients need batches of different sizes"
         return None
 
@@ -178,15 +224,24 @@ class StackedDevices:
         return {}
 
     def _in_files(self) -> list[Rows]:
-        return [models for models in (self.x_NF, self.prev_NP) if isinstance(models, Rows)]
+        return [table for table in self.tables.values() if isinstance(table, Rows)]
+
+    def state(self) -> dict[str, Tensor | SomeRows]:
+        """What a checkpoint needs of them."""
+        return state_of_tables(self.tables)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse."""
+        load_tables(self.tables, state)
 
     # ---------------------------------------------------------------------------------------------
     # contributions
     def sum_of(self, devices: Sequence[int]) -> Tensor:
         """The weighted sum of what these devices contribute at present, added up in order."""
-        total = torch.zeros(self.x_NF.shape[1], dtype=torch.float64, device=self.x_NF.device)
+        where = self._start.device
+        total = torch.zeros(self.bound.upload.size, dtype=torch.float64, device=where)
         for device in devices:
-            cloud_step.absorb(total, self.weights[device], self._counted(device), None)
+            cloud_step.absorb(total, self.bound.weights[device], self._counted(device), None)
         return total
 
     def last_counted(self, device: int) -> Tensor:
@@ -202,13 +257,38 @@ class StackedDevices:
             del self._uploads[device]
 
     def _counted(self, device: int) -> Tensor:
+        if self._sent_NU is not None:
+            return self._sent_NU[device]
         upload = self._uploads.get(device)
-        return self.x_NF[device] if upload is None or upload.before is None else upload.before
+        before = None if upload is None else upload.before
+        return self.tables["x"][device] if before is None else before
 
-    def set_model(self, device: int, model: Tensor) -> None:
-        """x = x_prev = `model`."""
-        self.x_NF[device] = model
-        self.prev_NP[device] = model[: self.size_P]
+    def start_over(self, device: int, model: Tensor) -> Tensor:
+        """Everything that it keeps begins anew, at z = `model`; what it contributes then."""
+        first = self.bound.first_upload(model.to(self.storage))
+        self._begin(device, first)
+        if self._sent_NU is not None:
+            self._sent_NU[device] = first
+        if device in self._accepted:
+            self._accepted[device] = first
+        return first
+
+    def remember(self, devices: Iterable[int]) -> None:
+        """These will be restored: keep what was accepted of them."""
+        first = self.bound.first_upload(self._start)
+        self._accepted = dict.fromkeys(devices, first)
+
+    def accept(self, device: int) -> None:
+        """Its last upload is what it could be restored from."""
+        self._accepted[device] = self._latest.pop(device, self._accepted[device])
+
+    def restore(self, device: int) -> None:
+        """It has lost its memory: what was sent comes back, the rest starts over."""
+        self._begin(device, self._accepted[device])
+
+    def _begin(self, device: int, upload: Tensor) -> None:
+        for slot in self.method.slots:
+            self.tables[slot.name][device] = self.bound.begun(slot, upload, self._start)
 
     def _absorb(self, uploads: Sequence[tuple[int, int]], into: Sums) -> None:
         """Add each server's uploads to its sum, in order of upload."""
@@ -224,12 +304,16 @@ class StackedDevices:
             pass  # raises what a worker raised
 
     def _absorb_one(self, server: int, device: int, into: Sums) -> None:
-        upload, weight = self._uploads.pop(device), self.weights[device]
-        fused = self.trainer.fused if upload.after.dtype == torch.float32 else None
-        add = cloud_step.absorb if fused is None else fused.absorb
-        add(into.total_VF[server], weight, upload.after, upload.before)
-        if self.algorithm.counts == "active":
+        upload, weight = self._uploads.pop(device), self.bound.weights[device]
+        before = upload.before if self._sent_NU is None else self._sent_NU[device]
+        fused = self.trainer.compiled if upload.after.dtype == torch.float32 else None
+        add = cloud_step.absorb if fused is None else fused.chain.absorb
+        add(into.total_VU[server], weight, upload.after, before)
+        if self._sent_NU is not None:
+            self._sent_NU[device] = upload.after
+        if self.method.counts == "active":
             into.weight_V[server] += weight
+            into.count_V[server] += 1
 
     # ---------------------------------------------------------------------------------------------
     # training
@@ -239,7 +323,7 @@ class StackedDevices:
         """
 
         def run(part: list[Session], workers: Workers | None = None) -> dict[int, _Upload]:
-            return self._run_part(part, self._anchors(part, models), workers)
+            return self._run_part(part, self._heard(part, models), workers)
 
         parts = self.trainer.parts(sessions)
         if self.trainer.works_together:
@@ -248,17 +332,16 @@ class StackedDevices:
             found = [*self.workers.map(run, parts)]
         for uploads in found:
             self._uploads |= uploads
+            for device, upload in uploads.items():
+                if device in self._accepted:
+                    self._latest[device] = upload.after
 
     def _run_part(
-        self, sessions: list[Session], anchor_NF: Tensor | None, workers: Workers | None
+        self, sessions: list[Session], heard_NF: Tensor | None, workers: Workers | None
     ) -> dict[int, _Upload]:
-        if not self.algorithm.personal:
-            return self._run_from_anchor(sessions, anchor_NF, workers)
-        rows = torch.tensor([s.device for s in sessions], device=self.x_NF.device)
-        if workers is not None and isinstance(self.x_NF, Tensor) and self.x_NF.dtype == self.dtype:
-            before, after = self._run_in_place(sessions, rows, anchor_NF, workers)
-        else:
-            before, after = self._run_copies(sessions, rows, anchor_NF, workers)
+        rows = torch.tensor([s.device for s in sessions], device=self._start.device)
+        run = self._run_in_place if self._in_place(workers) else self._run_copies
+        before, after = run(sessions, rows, heard_NF, workers)
         if after is None:
             return {}
         return {
@@ -266,57 +349,64 @@ class StackedDevices:
             for k, s in enumerate(sessions)
         }
 
+    def _in_place(self, workers: Workers | None) -> bool:
+        """Whether compiled code can train in the memory of all models, x and x_prev."""
+        x_NF = self.with_nobody.get("x")
+        return (
+            workers is not None
+            and x_NF is not None
+            and x_NF.dtype == self.dtype
+            and {*self.tables} == {"x", "x_prev"}
+            and [*self.bound.upload.places] == ["x"]
+        )
+
     def _run_copies(
         self,
         sessions: list[Session],
         rows: Tensor,
-        anchor_NF: Tensor | None,
+        heard_NF: Tensor | None,
         workers: Workers | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """What is uploaded, and what it replaces in the sum of a server."""
-        before, prev = self.x_NF.index_select(0, rows), self.prev_NP.index_select(0, rows)
-        x_NF, anchor_NP = before.to(self.dtype), self._parameters(anchor_NF)
-        after, prev = self.trainer.run(sessions, x_NF, prev.to(self.dtype), anchor_NP, workers)
-        after = after.to(self.x_NF.dtype)
-        self.x_NF.index_copy_(0, rows, after)
-        self.prev_NP.index_copy_(0, rows, prev.to(self.prev_NP.dtype))
+        tables = {slot.name: self.tables[slot.name] for slot in self.method.slots}
+        kept = {name: table.index_select(0, rows) for name, table in tables.items()}
+        registers = {name: values.to(self.dtype) for name, values in kept.items()}
+        if heard_NF is not None:
+            registers |= self.bound.heard.views(heard_NF)
+        after = self.trainer.run(sessions, registers, workers)
+        for name, table in tables.items():
+            after[name] = after[name].to(table.dtype)
+            table.index_copy_(0, rows, after[name])
         if sessions[0].offline:
             return None, None
-        return before if self.algorithm.counts == "members" else None, after
+        by_x = self.method.counts == "members" and self.bound.sends_x
+        return kept["x"] if by_x else None, self.bound.uploaded(after)
 
     def _run_in_place(
-        self, sessions: list[Session], rows: Tensor, anchor_NF: Tensor | None, workers: Workers
+        self,
+        sessions: list[Session],
+        rows: Tensor,
+        heard_NF: Tensor | None,
+        workers: Workers | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """The same by compiled code, which needs no copies but what is uploaded, and what that
         replaces.
         """
-        assert isinstance(self.x_NF, Tensor)
-        assert isinstance(self.prev_NP, Tensor)
-        after = None if sessions[0].offline else self.x_NF.new_empty(len(sessions), self.size_P)
-        before = (
-            None if after is None or self.algorithm.counts != "members" else torch.empty_like(after)
-        )
-        copies = InPlace(rows, before, after)
-        self.trainer.run_in_place(sessions, self.x_NF, self.prev_NP, anchor_NF, workers, copies)
+        assert workers is not None
+        x_NF, prev_NP = self.with_nobody["x"], self.with_nobody["x_prev"]
+        after = None if sessions[0].offline else x_NF.new_empty(len(sessions), x_NF.shape[1])
+        by_x = after is not None and self.method.counts == "members"
+        before = torch.empty_like(after) if after is not None and by_x else None
+        models = Models(x_NF, prev_NP, x_NF, prev_NP, rows, before, after)
+        self.trainer.run_compiled(sessions, models, heard_NF, workers)
         return before, after
 
-    def _run_from_anchor(
-        self, sessions: list[Session], anchor_NF: Tensor | None, workers: Workers | None
-    ) -> dict[int, _Upload]:
-        """FedAvg and FedProx: no device has a model of its own; all start from z."""
-        assert anchor_NF is not None
-        anchor_NP = anchor_NF[:, : self.size_P]
-        after, _ = self.trainer.run(sessions, anchor_NF, anchor_NP, anchor_NP, workers)
-        return {s.device: _Upload(s.activation, None, after[k]) for k, s in enumerate(sessions)}
-
-    def _parameters(self, models_NF: Tensor | None) -> Tensor | None:
-        return None if models_NF is None else models_NF[:, : self.size_P]
-
-    def _anchors(self, sessions: list[Session], models: Mapping[ModelRef, Tensor]) -> Tensor | None:
-        """z_n of each session's server; where it is the same for all, without copies."""
+    def _heard(self, sessions: list[Session], models: Mapping[ModelRef, Tensor]) -> Tensor | None:
+        """What each session's server sends; where it is the same for all, without copies."""
         if sessions[0].offline:
             return None
+        heard = self.bound.heard.size
         handles = [session.model for session in sessions if session.model is not None]
         if len(set(handles)) == 1:
-            return models[handles[0]].expand(len(sessions), -1)
-        return torch.stack([models[handle] for handle in handles])
+            return models[handles[0]][:heard].expand(len(sessions), -1)
+        return torch.stack([models[handle][:heard] for handle in handles])

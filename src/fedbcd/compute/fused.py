@@ -1,14 +1,12 @@
-"""Sessions in compiled code, where there is some for the model: what of the engine's it takes, and
-where it leaves the models.
+"""Sessions in compiled code, where there is some for model and plan: what of the engine's it
+takes, and where it leaves the models.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.device import Contact, Rows
 from fedbcd.algorithm.fused.library import (
     ChainTester,
     ChainTrainer,
@@ -19,8 +17,10 @@ from fedbcd.algorithm.fused.library import (
     bounds_of,
     library,
 )
+from fedbcd.algorithm.interpret import Registers
+from fedbcd.algorithm.method import Bound
 from fedbcd.algorithm.objective import Objective
-from fedbcd.algorithm.projection import Projection
+from fedbcd.algorithm.plan import OneLoop, Plan, Steps, one_loop
 from fedbcd.compute.workers import Workers
 from fedbcd.data.federation import Transform, as_dtype
 from fedbcd.data.samples import Scale
@@ -30,27 +30,84 @@ from fedbcd.data.samples import Scale
 LARGEST = 2**22
 
 
-def fused_for(
+@dataclass(frozen=True)
+class Loop:
+    """A plan that compiled code knows."""
+
+    plan: OneLoop
+    bounds: tuple[float, float]  # of the box to project onto
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Or only steps of the penalty."""
+        return isinstance(self.plan.loop, Steps)
+
+    def copies(self, registers: Registers, size_P: int) -> Models:
+        """Where it begins, and memory for what it gives."""
+        x = registers["z" if self.plan.from_z else "x"][:, :size_P]
+        prev = x if self.plan.from_z else registers.get("x_prev", x)
+        return Models(x, prev, torch.empty(x.shape), torch.empty(x.shape))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The sessions of a method in compiled code."""
+
+    chain: ChainTrainer
+    online: Loop
+    offline: Loop | None
+
+    def loop_of(self, offline: bool) -> Loop:
+        """Of an activation, or of an offline round."""
+        found = self.offline if offline else self.online
+        assert found is not None
+        return found
+
+    def train(
+        self,
+        loop: Loop,
+        models: Models,
+        sessions: Sessions,
+        z_NF: Tensor | None,
+        penalty_N: Tensor,
+        workers: Workers,
+    ) -> Outcome:
+        """By all workers together."""
+        part, z_NP = loop.plan.loop, z_NF if loop.plan.pulled else None
+        chain, given = self.chain, (models, sessions, z_NP, penalty_N, workers)
+        if isinstance(part, Steps):
+            step, momentum = part.step, part.momentum
+            return chain.train(*given, bounds=loop.bounds, step=step, momentum=momentum)
+        return chain.train(*given, bounds=loop.bounds, contact=part.contact)
+
+
+def compiled_for(
+    bound: Bound,
     objective: Objective,
-    projection: Projection,
     start: Tensor,
     example: tuple[Tensor, Tensor],
     targets: Tensor,
     samples: int,
-) -> ChainTrainer | str:
+) -> Compiled | str:
     """Compiled code that trains these models, or why there is none: it works on a CPU, in float32.
 
     example: inputs and targets as the model takes them; targets: those of all samples; samples: in
     the largest mini-batch.
     """
-    compiled = library()
+    compiled, method = library(), bound.method
     if compiled is None:
         return "nothing was compiled at installation, or FEDBCD_FUSED=0 asks to do without"
     if start.device.type != "cpu" or start.dtype != torch.float32:
         dtype = str(start.dtype).removeprefix("torch.")
         return f"it works on a CPU in float32, and this run is in {dtype} on {start.device.type}"
-    if bounds_of(projection) is None:
-        return f"it knows boxes and no others of the sets to project onto ({projection!r:.60})"
+    loops: list[Loop] = []
+    for plan in (method.plan, method.offline):
+        loop = _loop_of(plan) if plan else None
+        if isinstance(loop, str):
+            return loop
+        loops += [] if loop is None else [loop]
+    if bound.coupling_F is not None:
+        return "it couples all tensors alike, and this method has factors for some (by_tensor)"
     layers = objective.chain(start, *example)
     if layers is None:
         return "model and loss are no chain of linear layers, ReLU and mean cross-entropy"
@@ -58,7 +115,20 @@ def fused_for(
         return f"mini-batches have {samples * layers[0].inputs} numbers, more than {LARGEST}"
     if not _are_classes(targets, layers[-1].outputs):
         return f"targets are no class numbers below {layers[-1].outputs}"
-    return ChainTrainer(layers, objective.layout.size_P, compiled)
+    chain = ChainTrainer(layers, objective.layout.size_P, compiled)
+    online, *offline = loops
+    return Compiled(chain, online, offline[0] if offline else None)
+
+
+def _loop_of(plan: Plan) -> Loop | str:
+    found = one_loop(plan)
+    if found is None:
+        return "it knows plans that are one loop of steps, and this method's is more"
+    bounds = bounds_of(found.loop.projection)
+    if bounds is None:
+        projection = repr(found.loop.projection)
+        return f"it knows boxes and no others of the sets to project onto ({projection:.60})"
+    return Loop(found, bounds)
 
 
 def tester_for(
@@ -99,82 +169,3 @@ def _are_classes(targets: Tensor, classes: int) -> bool:
         and targets.ndim == 1
         and bool(((targets >= 0) & (targets < classes)).all())
     )
-
-
-class InPlace(NamedTuple):
-    """Models that are rows of the tables of all models, and stay there; copies of x may be kept,
-    before and after.
-    """
-
-    device_N: Tensor
-    before_NP: Tensor | None
-    after_NP: Tensor | None
-
-
-class FusedSession:
-    """The sessions of some devices, by all workers together. New models come in memory of their
-    own, unless `in_place`.
-    """
-
-    in_place: InPlace | None = None
-
-    def __init__(
-        self,
-        chain: ChainTrainer,
-        steps: list[int],
-        sessions: Callable[[], Sessions],
-        penalty_N: Tensor,
-        workers: Workers,
-    ) -> None:
-        self._chain = chain
-        self._steps = steps
-        self._sessions = sessions
-        self._penalty_N = penalty_N
-        self._workers = workers
-        self.outcome: Outcome | None = None
-
-    def aspg(
-        self,
-        rows: Rows,
-        anchor_NP: Tensor | None,
-        step: float,
-        momentum: float,
-        projection: Projection,
-    ) -> Rows:
-        """Eq. (4)."""
-        return self._train(
-            rows, self._sessions(), anchor_NP, projection, step=step, momentum=momentum
-        )
-
-    def penalty_steps(
-        self, rows: Rows, anchor_NP: Tensor, projection: Projection, momentum: Contact
-    ) -> Rows:
-        """Algorithm 2, lines 14-18."""
-        return self._train(rows, Sessions(self._steps), anchor_NP, projection, contact=momentum)
-
-    def _train(
-        self,
-        rows: Rows,
-        sessions: Sessions,
-        anchor_NP: Tensor | None,
-        projection: Projection,
-        **settings: Any,
-    ) -> Rows:
-        models, bounds = self._models(rows), bounds_of(projection)
-        assert bounds is not None
-        self.outcome = self._chain.train(
-            models, sessions, anchor_NP, self._penalty_N, self._workers, bounds=bounds, **settings
-        )
-        return Rows(models.new_x, models.new_prev)
-
-    def went_wrong(self, losses: list[Tensor]) -> bool:
-        """Whether something is not finite; then `losses` gets what is known of each step."""
-        assert self.outcome is not None
-        if not self.outcome.finite:
-            losses += self.outcome.losses_NK.T
-        return not self.outcome.finite
-
-    def _models(self, rows: Rows) -> Models:
-        if self.in_place is not None:
-            return Models(*rows, *rows, *self.in_place)
-        return Models(*rows, torch.empty(rows.x_NP.shape), torch.empty(rows.x_NP.shape))

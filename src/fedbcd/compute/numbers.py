@@ -17,11 +17,17 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm import cloud as cloud_step
-from fedbcd.algorithm.variants import cloud_weights
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import Devices, Sums, Wait
-from fedbcd.compute.rows import TOGETHER, Rows, SomeRows, in_turn, state_of, total_distance
-from fedbcd.compute.steps import mixed_models, stepped, stepped_globally
+from fedbcd.compute.rows import (
+    TOGETHER,
+    ManyModels,
+    Rows,
+    SomeRows,
+    in_turn,
+    total_distance,
+)
+from fedbcd.compute.steps import mixed_models, stepped_globally
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Federation
 from fedbcd.protocol.messages import ModelRef
@@ -59,47 +65,43 @@ class Numbers:
         start: Tensor,
         late: set[int],
     ) -> None:
-        """`start` is x(0), which server n has as `held[n]`; devices in `late` join later and are
-        not counted before.
+        """`start` is x(0), with which server n begins under the handle `held[n]`; devices in `late`
+        join later and are not counted before.
         """
         self.workers: Workers = OneWorker()
-        self.algorithm = trainer.algorithm
-        self.trainer = trainer
+        self.trainer, self.bound, self.method = trainer, trainer.bound, trainer.method
         self.devices = devices
         self.dtype = start.dtype
         self.size_P = trainer.objective.layout.size_P
-        self.weights: list[float] = cloud_weights(self.algorithm, federation.sizes).tolist()
+        self.weights = self.bound.weights
         self.held = list(held)
-        self.models: dict[ModelRef, Tensor] = {handle: start.clone() for handle in self.held}
+        first = self.bound.first_model(start)
+        self.models: dict[ModelRef, Tensor] = {handle: first.clone() for handle in self.held}
         self._homes = federation.servers
         self._absent = set(late)  # devices that are no members now
-        self.sums = self._first_sums(start.to(devices.x_NF.dtype))
+        self.sums = self._first_sums(start.to(devices.storage))
         self._stale: set[int] = set()  # servers whose sums are formed anew before they are used
         # Sync-cloud: servers whose sums are on their way; those that have changed since, as sent
-        self._reported: dict[int, tuple[Tensor, float] | None] = {}
-        self._accepted: dict[int, Tensor] = {}  # last accepted models, of devices to be restored
+        self._reported: dict[int, tuple[Tensor, float, int] | None] = {}
         self._later: deque[Instruction] = deque()  # what waits for devices that are at work
         self._wait: Wait | None = None
 
     def _first_sums(self, start: Tensor) -> Sums:
-        servers = len(self._homes)
-        total_VF = torch.zeros(servers, len(start), dtype=torch.float64, device=start.device)
-        sums = Sums(total_VF, [0.0] * servers)
-        if self.algorithm.counts == "members":
+        """Where members count, all of them do, by what they would send at x(0)."""
+        sums = Sums.of(len(self._homes), self.bound.upload.size, start.device)
+        if self.method.counts == "members":
+            first = self.bound.first_upload(start).double()
             for n, members in enumerate(self._homes):
-                sums.weight_V[n] = sum(self.weights[i] for i in members if i not in self._absent)
-                total_VF[n] = sums.weight_V[n] * start.double()
+                present = [i for i in members if i not in self._absent]
+                sums.weight_V[n] = sum(self.weights[i] for i in present)
+                sums.count_V[n] = len(present)
+                sums.total_VU[n] = sums.weight_V[n] * first
         return sums
 
     def use(self, workers: Workers) -> None:
         """Who computes, from here on."""
         self.workers = workers
         self.devices.use(workers)
-
-    def remember(self, devices: Iterable[int]) -> None:
-        """Keep the last accepted model of these devices, from the start: they will be restored."""
-        if self.algorithm.personal:
-            self._accepted = {device: self.devices.x_NF[device].clone() for device in devices}
 
     # ---------------------------------------------------------------------------------------------
     # the fold
@@ -135,7 +137,7 @@ class Numbers:
             self._form_anew()
         match part:
             case Open(server):
-                if self.algorithm.counts == "active":
+                if self.method.counts == "active":
                     self.sums.clear([server])
             case Report(server):
                 self._reported.setdefault(server, None)
@@ -151,12 +153,11 @@ class Numbers:
                 self._admit(part)
             case Dismiss():
                 self._dismiss(part)
-            case Accept(device) if device in self._accepted:
-                self._accepted[device] = self.devices.x_NF[device].clone()
+            case Accept(device):
+                self.devices.accept(device)
             case Restore(device, model):
                 self.devices.forget_upload(device, unless=model)
-                if self.algorithm.personal:
-                    self.devices.set_model(device, self._accepted[device])
+                self.devices.restore(device)
             case Forget(models):
                 for model in models:
                     del self.models[model]
@@ -164,56 +165,70 @@ class Numbers:
     # ---------------------------------------------------------------------------------------------
     # the cloud
     def _mix(self, part: Mix) -> None:
-        """Eq. (6a)."""
+        """Eq. (6a). Where the order is "step, mix", servers have stepped before."""
         models = [self.models[handle] for handle in part.models]
+        if self.method.order == "step, mix":
+            servers = [self.held.index(handle) for handle in part.models]
+            models = [self._stepped(n, z) for n, z in zip(servers, models, strict=True)]
         mixed = mixed_models(models, len(part.results), part.weights)
         self.models |= dict(zip(part.results, mixed, strict=True))
 
     def _step(self, part: Step) -> None:
         """Eq. (6b)."""
-        mixed, total = self.models[part.mixed].double(), self.sums.total_VF[part.server]
-        weight = self.sums.weight_V[part.server]
-        self.models[part.result] = stepped(self.algorithm, mixed, total, weight, self.dtype)
+        z = self.models[part.mixed]
+        if self.method.order == "mix, step":
+            z = self._stepped(part.server, z)
+        self.models[part.result] = z
         self.held[part.server] = part.result
+
+    def _stepped(self, server: int, z: Tensor) -> Tensor:
+        sums, members = self.sums, len(self._members_of(server))
+        total, weight, count = sums.total_VU[server], sums.weight_V[server], sums.count_V[server]
+        return self.bound.stepped(z.double(), total, weight, count, members).to(self.dtype)
 
     def _step_global(self, part: StepGlobal) -> None:
         """Eq. (5), from the sums as they were reported."""
-        total_VF, weights = self.sums.total_VF, self.sums.weight_V
+        total_VU, weights, counts = self.sums.total_VU, self.sums.weight_V, self.sums.count_V
         sent = {n: kept for n, kept in self._reported.items() if kept is not None}
         if sent:
-            rows = enumerate(total_VF)
-            total_VF = torch.stack([sent[n][0] if n in sent else row for n, row in rows])
+            rows = enumerate(total_VU)
+            total_VU = torch.stack([sent[n][0] if n in sent else row for n, row in rows])
             weights = [sent[n][1] if n in sent else w for n, w in enumerate(weights)]
-        z = self.models[part.model]
+            counts = [sent[n][2] if n in sent else c for n, c in enumerate(counts)]
+        members = sum(len(self._members_of(n)) for n in range(len(self._homes)))
         self.models[part.result] = stepped_globally(
-            self.algorithm, z, total_VF, weights, part.iterations, self.dtype
+            self.bound,
+            self.models[part.model],
+            total_VU,
+            (sum(weights), sum(counts), members),
+            part.iterations,
         )
         self._reported.clear()
 
     # ---------------------------------------------------------------------------------------------
     # membership
+    def _members_of(self, server: int) -> list[int]:
+        return [device for device in self._homes[server] if device not in self._absent]
+
     def _admit(self, part: Admit) -> None:
-        z = self.models[part.model]
         self._absent.discard(part.device)
-        if self.algorithm.personal:
+        if self.bound.keeps_last:
             # with a baseline, one who comes back may finish what it was at
             self.devices.forget_upload(part.device)
-            self.devices.set_model(part.device, z)
-        if part.device in self._accepted:
-            self._accepted[part.device] = z.to(self.devices.x_NF.dtype)
-        if self.algorithm.counts == "members":
-            self._count(part.server, part.device, self.devices.x_NF[part.device], 1.0)
+        first = self.devices.start_over(part.device, self.models[part.model])
+        if self.method.counts == "members":
+            self._count(part.server, part.device, first, 1)
 
     def _dismiss(self, part: Dismiss) -> None:
         self._absent.add(part.device)
-        if self.algorithm.counts != "members":
+        if self.method.counts != "members":
             return
         last = self.devices.last_counted(part.device)
         if part.anew:
             self._keep_report(part.server)
             self._stale.add(part.server)  # several may leave at once
         else:
-            self._count(part.server, part.device, last, -1.0)
+            self._count(part.server, part.device, last, -1)
 
     def _form_anew(self) -> None:
         """Sums from the contributions of those who are members, in order, whatever was lost by
@@ -222,41 +237,54 @@ class Numbers:
         if self._stale and self.devices.one_sum:
             self._stale = {*range(len(self._homes))}
         for server in sorted(self._stale):
-            members = [i for i in sorted(self._homes[server]) if i not in self._absent]
-            self.sums.total_VF[server] = self.devices.sum_of(members)
+            members = sorted(self._members_of(server))
+            self.sums.total_VU[server] = self.devices.sum_of(members)
             weights = (self.weights[device] for device in members)
             self.sums.weight_V[server] = reduce(operator.add, weights, 0.0)  # one by one
+            self.sums.count_V[server] = len(members)
         self._stale.clear()
 
-    def _count(self, server: int, device: int, model: Tensor, sign: float) -> None:
+    def _count(self, server: int, device: int, upload: Tensor, sign: int) -> None:
         weight = sign * self.weights[device]
         self._keep_report(server)
-        cloud_step.absorb(self.sums.total_VF[server], weight, model, None)
+        cloud_step.absorb(self.sums.total_VU[server], weight, upload, None)
         self.sums.weight_V[server] += weight
+        self.sums.count_V[server] += sign
 
     def _keep_report(self, server: int) -> None:
         """What it has reported stays as it was."""
+        sums = self.sums
         if server in self._reported and self._reported[server] is None:
-            self._reported[server] = (
-                self.sums.total_VF[server].clone(),
-                self.sums.weight_V[server],
-            )
+            kept = sums.total_VU[server].clone(), sums.weight_V[server], sums.count_V[server]
+            self._reported[server] = kept
 
     # ---------------------------------------------------------------------------------------------
     # the state
-    def global_NF(self) -> Tensor:
-        """z_n of every server, stacked."""
-        return torch.stack([self.models[handle] for handle in self.held])
+    @property
+    def personal_NF(self) -> ManyModels:
+        """Personal models; no rows where devices have none."""
+        found = self.devices.tables.get(self.method.personal)
+        return self._no_rows(self.bound.layout.size_F) if found is None else found
+
+    def _no_rows(self, width: int) -> Tensor:
+        where = self.sums.total_VU.device
+        return torch.empty(0, width, dtype=self.devices.storage, device=where)
+
+    def global_VF(self) -> Tensor:
+        """The global model of every server, stacked."""
+        place = self.bound.model.places[self.method.result]
+        return torch.stack([self.models[handle][place] for handle in self.held])
 
     def personal(self, device: int, server: int) -> Tensor:
-        """x_i; with a consensus algorithm that is z."""
-        if self.algorithm.personal:
-            return self.devices.x_NF[device].to(self.dtype)
-        return self.models[self.held[server]]
+        """x_i; with a consensus method that is z."""
+        if self.method.has_personal:
+            return self.personal_NF[device].to(self.dtype)
+        place = self.bound.model.places[self.method.result]
+        return self.models[self.held[server]][place]
 
     def distance(self, members: Sequence[tuple[int, int]]) -> float:
         """The mean of ||x_i - z_n|| over (device, server)."""
-        z_VF, x_NF = self.global_NF(), self.devices.x_NF
+        z_VF, x_NF = self.global_VF(), self.personal_NF
         if isinstance(x_NF, Rows):
             return x_NF.total_distance(z_VF, members) / len(members)
         parts = (members[k : k + TOGETHER] for k in range(0, len(members), TOGETHER))
@@ -265,13 +293,12 @@ class Numbers:
     def state(self) -> dict[str, Tensor | SomeRows]:
         """Everything that a checkpoint needs. Only valid between rounds."""
         self.settle()
-        return {
-            **state_of("x", self.devices.x_NF),
-            **state_of("x_prev", self.devices.prev_NP),
-            "total": self.sums.total_VF,
-            "weight": torch.tensor(self.sums.weight_V, dtype=torch.float64),
-            **{f"model:{handle}": model for handle, model in self.models.items()},
-        }
+        state = dict(self.devices.state())
+        state |= {"total": self.sums.total_VU}
+        state |= {"weight": torch.tensor(self.sums.weight_V, dtype=torch.float64)}
+        if self.bound.needs_counts:
+            state |= {"count": torch.tensor(self.sums.count_V)}
+        return state | {f"model:{handle}": model for handle, model in self.models.items()}
 
     def load_state(
         self, state: Mapping[str, Tensor], held: Sequence[ModelRef], absent: Iterable[int]
@@ -279,12 +306,12 @@ class Numbers:
         """The inverse of `state`: which handle each server has, and which devices are no members,
         follows from the schedule.
         """
-        where = self.sums.total_VF.device
-        for name, models in (("x", self.devices.x_NF), ("x_prev", self.devices.prev_NP)):
-            rows = state.get(f"{name}:rows", torch.arange(len(models)))
-            models.index_copy_(0, rows.to(models.device), state[name].to(models.device))
-        self.sums.total_VF.copy_(state["total"])
+        where = self.sums.total_VU.device
+        self.devices.load_state(state)
+        self.sums.total_VU.copy_(state["total"])
         self.sums.weight_V[:] = [float(w) for w in state["weight"]]
+        if "count" in state:
+            self.sums.count_V[:] = state["count"].tolist()
         named = {k.removeprefix("model:"): v for k, v in state.items() if k.startswith("model:")}
         self.models = {handle: model.to(where) for handle, model in named.items()}
         self.held, self._absent = list(held), set(absent)
@@ -295,7 +322,12 @@ class Numbers:
         self.held = list(held)
 
     def digest(self) -> str:
-        """A hash of all x_i, x_prev and z_n, bit for bit."""
+        """A hash of all that devices keep and of all models of servers, bit for bit."""
         self.settle()
-        tables = (self.devices.x_NF, self.devices.prev_NP, self.global_NF())
-        return digest_of((models.dtype, tuple(models.shape), in_turn(models)) for models in tables)
+        kept: dict[str, ManyModels] = {
+            "x": self._no_rows(self.bound.layout.size_F),
+            "x_prev": self._no_rows(self.size_P),
+        }
+        kept |= {slot: self.devices.tables[slot] for slot in self.bound.slots}
+        tables = [*kept.values(), torch.stack([self.models[handle] for handle in self.held])]
+        return digest_of((table.dtype, tuple(table.shape), in_turn(table)) for table in tables)

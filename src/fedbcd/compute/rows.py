@@ -6,7 +6,7 @@ on either.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -118,9 +118,22 @@ class SomeRows:
         return self._rows.blocks(self._chosen)
 
 
-def state_of(name: str, models: ManyModels) -> dict[str, Tensor | SomeRows]:
-    """Models for a checkpoint: all of them, or those that are no longer x(0) with their numbers."""
-    if not isinstance(models, Rows):
-        return {name: models}
-    written = models.written()
-    return {f"{name}:rows": written, name: SomeRows(models, written)}
+def state_of_tables(tables: Mapping[str, ManyModels]) -> dict[str, Tensor | SomeRows]:
+    """Rows for a checkpoint: all of them, or those that are no longer as at the start, with their
+    numbers.
+    """
+    state: dict[str, Tensor | SomeRows] = {}
+    for name, table in tables.items():
+        if isinstance(table, Rows):
+            written = table.written()
+            state |= {f"{name}:rows": written, name: SomeRows(table, written)}
+        else:
+            state[name] = table
+    return state
+
+
+def load_tables(tables: Mapping[str, ManyModels], state: Mapping[str, Tensor]) -> None:
+    """The inverse."""
+    for name, table in tables.items():
+        rows = state.get(f"{name}:rows", torch.arange(len(table)))
+        table.index_copy_(0, rows.to(table.device), state[name].to(table.device))

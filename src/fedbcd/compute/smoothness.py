@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedbcd.algorithm.method import Method
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.projection import Ball, Box, Projection
-from fedbcd.algorithm.variants import Algorithm, penalties
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.certify import sample_of
 from fedbcd.data.federation import Federation
@@ -102,7 +102,7 @@ class DeviceLoss:
 
 def estimate(
     federation: Federation,
-    algorithm: Algorithm,
+    method: Method,
     objective: Objective,
     start: Tensor,
     devices: int = 4,
@@ -116,7 +116,7 @@ def estimate(
         found: dict[str, dict[int, Curvature]] = {}
         chosen, gamma = (
             sample_of(range(federation.devices), devices),
-            penalties(algorithm, federation.devices),
+            method.penalties(federation.devices),
         )
         for device in chosen:
             loss = DeviceLoss(federation, objective, device, start)
@@ -124,8 +124,8 @@ def estimate(
                 start[: objective.layout.size_P],
                 torch.Generator().manual_seed(seed + device),
             )
-            points = {START: x0, TRAINED: _trained(loss, algorithm, x0, float(gamma[device]))}
-            for where, x in (points | _random_point(algorithm.projection, x0, generator)).items():
+            points = {START: x0, TRAINED: _trained(loss, method, x0, float(gamma[device]))}
+            for where, x in (points | _random_point(method.projection, x0, generator)).items():
                 found.setdefault(where, {})[device] = loss.curvature(x, PRODUCTS)
     linear = _is_softmax_regression(objective.module, federation.loss)
     everyone = range(federation.devices) if linear else ()
@@ -162,19 +162,19 @@ def sigma(
 
 
 def bias(
-    federation: Federation, algorithm: Algorithm, objective: Objective, start: Tensor
+    federation: Federation, method: Method, objective: Objective, start: Tensor
 ) -> Bias | None:
     """Why mini-batch gradients are not known to be unbiased, with what many of them show on one
     device; None: they are.
     """
-    reasons = _reasons(federation, algorithm, objective, start)
+    reasons = _reasons(federation, method, objective, start)
     why = Bias(tuple(reasons), tuple(reasons.values()))
     if not reasons or objective.stochastic:
         return why if reasons else None
     device, p = sample_of(range(federation.devices), 1)[0], objective.layout.size_P
-    trainer = Trainer(federation, algorithm, objective, 0, start, max_batch=1)
-    assert algorithm.batch != "all"
-    batches = max(FEWEST_BATCHES, min(MOST_BATCHES, BIAS_SAMPLES // algorithm.batch))
+    trainer = Trainer(federation, method, objective, 0, start, max_batch=1)
+    assert method.batch != "all"
+    batches = max(FEWEST_BATCHES, min(MOST_BATCHES, BIAS_SAMPLES // method.batch))
     session = torch.arange(batches)
     drawn = trainer.batches_of(torch.full_like(session, device), session, 1)
     exact = trainer.exact_gradient(start, trainer.positions_of(device)).double()
@@ -199,12 +199,12 @@ def bias(
 
 
 def _reasons(
-    federation: Federation, algorithm: Algorithm, objective: Objective, start: Tensor
+    federation: Federation, method: Method, objective: Objective, start: Tensor
 ) -> dict[str, str]:
     """What keeps the mean of mini-batch gradients from being the gradient of g_i, and what would
     not.
     """
-    if algorithm.batch == "all":
+    if method.batch == "all":
         return {}  # of all samples, without augmentation
     found = {}
     if federation.augment is not None:
@@ -247,16 +247,16 @@ def _are_coupled(objective: Objective, data: DeviceLoss, start: Tensor) -> bool:
 
 
 def _trained(
-    loss: DeviceLoss, algorithm: Algorithm, start: Tensor, gamma: float, steps: int = 30
+    loss: DeviceLoss, method: Method, start: Tensor, gamma: float, steps: int = 30
 ) -> Tensor:
     """Where exact steps of this device lead in a while: closer to the path of a run than any random
     point.
     """
     x = prev = start
     for _ in range(steps):
-        ex = x + algorithm.momentum * (x - prev)
+        ex = x + method.momentum * (x - prev)
         gradient = loss.gradient(ex) + gamma * (ex - start)
-        prev, x = x, algorithm.projection.project(ex - algorithm.device_step * gradient)
+        prev, x = x, method.projection.project(ex - method.device_step * gradient)
     return x
 
 

@@ -8,39 +8,22 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm import cloud as cloud_step
-from fedbcd.algorithm.variants import Algorithm
+from fedbcd.algorithm.method import Bound
 from fedbcd.protocol.clouds import Weights
 
-
-def stepped(
-    algorithm: Algorithm, mixed: Tensor, total: Tensor, weight: float, dtype: torch.dtype
-) -> Tensor:
-    """Eqs. (5) and (6b) in float64, rounded once. With nobody to count, z = w."""
-    if weight == 0.0:
-        return mixed.to(dtype)
-    if algorithm.server_step_form == "absolute":
-        z = cloud_step.server_step_absolute(mixed, total, weight, algorithm.server_step)
-    else:
-        z = cloud_step.server_step(mixed, total / weight, algorithm.server_step)
-    return z.to(dtype)
+Counted = tuple[float, int, int]  # weight and number of those who count, and number of members
 
 
 def stepped_globally(
-    algorithm: Algorithm,
-    z: Tensor,
-    total_VF: Tensor,
-    weights: Sequence[float],
-    iterations: int,
-    dtype: torch.dtype,
+    bound: Bound, z: Tensor, total_VU: Tensor, counted: Counted, iterations: int
 ) -> Tensor:
     """Sync-cloud, eq. (5): K_z steps of the one global model towards all servers' devices
-    together.
+    together, each in float64 and rounded once.
     """
-    total, weight = total_VF.sum(0), sum(weights)
-    z = z.double()
+    total, dtype = total_VU.sum(0), z.dtype
     for _ in range(iterations):
-        z = stepped(algorithm, z, total, weight, dtype).double()
-    return z.to(dtype)
+        z = bound.stepped(z.double(), total, *counted).to(dtype)
+    return z
 
 
 def mixed_models(models: Sequence[Tensor], results: int, weights: Weights | None) -> list[Tensor]:

@@ -23,8 +23,8 @@ def scores_of(numbers: Numbers, machines: Machines, evaluator: Evaluator) -> Sco
     """Test every model."""
     numbers.settle()
     homes = {device: server for device, server in members_of(machines) if evaluator.tests(device)}
-    z_VF = numbers.global_NF()
-    if not isinstance(numbers.devices.x_NF, Rows):
+    z_VF = numbers.global_VF()
+    if not isinstance(numbers.personal_NF, Rows):
         personal = {device: numbers.personal(device, server) for device, server in homes.items()}
         if machines.coordinator.round == 0 and all(
             torch.equal(x, z_VF[0]) for x in personal.values()
@@ -41,13 +41,13 @@ def _scores_in_blocks(
     numbers: Numbers, devices: list[int], evaluator: Evaluator
 ) -> dict[int, float]:
     """Test personal models that are not in memory, a few at a time."""
-    assert isinstance(numbers.devices.x_NF, Rows)
+    assert isinstance(numbers.personal_NF, Rows)
     if not devices:
         return {}
-    scores = numbers.devices.x_NF.scores(devices)
+    scores = numbers.personal_NF.scores(devices)
     if scores is None:
         scores = {}
-        for block in numbers.devices.x_NF.blocks(torch.tensor(devices)):
+        for block in numbers.personal_NF.blocks(torch.tensor(devices)):
             part = devices[len(scores) : len(scores) + len(block)]
             scores |= evaluator.personal_scores(
                 dict(zip(part, block.to(numbers.dtype), strict=True)), numbers.workers
@@ -59,7 +59,7 @@ def row_of(
     numbers: Numbers, machines: Machines, scores: Scores, clock: float, found: Certificates
 ) -> Row:
     """A row of the history, at this clock."""
-    z_VF = numbers.global_NF()
+    z_VF = numbers.global_VF()
     mean_z = z_VF.double().mean(0)
     personal = sorted(scores.devices.values())
     return Row(
@@ -70,7 +70,7 @@ def row_of(
         personal_accuracy=mean(personal),
         worst_decile=mean(personal[: max(1, len(personal) // 10)]),
         disagreement=float((z_VF.double() - mean_z).norm(dim=1).mean()),
-        distance=numbers.distance(members_of(machines)) if numbers.algorithm.personal else 0.0,
+        distance=numbers.distance(members_of(machines)) if numbers.method.has_personal else 0.0,
         **asdict(found),
     )
 

@@ -75,13 +75,13 @@ def _replayed(
         )
     remember, undone = _looked_ahead(reader.path)
     numbers = make_numbers(spec, federation, device)
-    numbers.trainer.check_vectorised(numbers.global_NF()[0])
-    numbers.remember(remember)
+    numbers.trainer.check_vectorised(numbers.global_VF()[0])
+    numbers.devices.remember(remember)
     rounds = LogRounds(
         reader,
         make_machines(spec, federation),
         make_reader(spec, federation, remember, undone),
-        spec.algorithm.steps,
+        spec.method_of(federation).steps,
     )
     replaying = Replaying(rounds, numbers)
     if on_step is not None:

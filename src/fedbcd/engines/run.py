@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedbcd.algorithm.variants import Algorithm
+from fedbcd.algorithm.methods import Algorithm
 from fedbcd.compute.ahead import Ahead, AheadWithEvents
 from fedbcd.compute.backends import Choice, choices
 from fedbcd.compute.certify import CALL, DEVICES, Certificates, Certifier, Ration
@@ -224,12 +224,13 @@ class _Training:
         self.federation = federation
         self.spec = spec
         self.numbers = numbers
-        device = numbers.sums.total_VF.device
+        device = numbers.sums.total_VU.device
+        self.method = numbers.method
         slower = () if device.type == "cpu" else (ON_GPU,)
         self.plan = _Looks(spec, rounds_between_looks(federation, spec, *slower))
         self.next_devices: Iterator[Collection[int]] = iter(())
         trainer = self.numbers.trainer
-        reason = trainer.check_vectorised(self.numbers.global_NF()[0])
+        reason = trainer.check_vectorised(self.numbers.global_VF()[0])
         if reason is not None and notice is not None:
             notice(
                 f"this model cannot be vectorised, so devices train one after another ({reason})"
@@ -240,7 +241,7 @@ class _Training:
             federation, trainer.objective, device, together, spec.chosen_measure
         )
         self.certifier = Certifier(self.numbers, federation.sizes)
-        work = spec.algorithm.steps[1] * CALL + samples_per_round(federation, spec)
+        work = self.method.steps[1] * CALL + samples_per_round(federation, spec)
         self.ration = Ration(federation.sizes, work)
         self.machines = make_machines(spec, federation)
         self.reader = make_reader(spec, federation)
@@ -268,7 +269,7 @@ class _Training:
                 "compile=True needs rounds that are planned ahead, which cannot be:"
                 f" {reason or 'ahead=False'}; leave it out"
             )
-        on_gpu = self.numbers.sums.total_VF.device.type == "cuda"
+        on_gpu = self.numbers.sums.total_VU.device.type == "cuda"
         self.ahead = reason is None and bool(ahead or compile or (ahead is None and on_gpu))
         self.compile = compile
 
@@ -344,7 +345,7 @@ class _Training:
         return self.numbers.devices.engine or ("ahead" if self.ahead else self.resumed_engine)
 
     def _worker_count(self) -> int:
-        on_cpu = self.numbers.devices.x_NF.device.type == "cpu"
+        on_cpu = self.numbers.sums.total_VU.device.type == "cpu"
         return torch.get_num_threads() if on_cpu and self.numbers.trainer.divisible else 1
 
     def _schedule(self) -> Schedule:
@@ -506,7 +507,7 @@ class _Training:
         self._settle()
         numbers, last = self.numbers, self.history.last
         home = self.machines.home
-        x_NF = numbers.devices.x_NF
+        x_NF = numbers.personal_NF
         if isinstance(x_NF, Rows):
             personal = x_NF.kept()
         else:
@@ -521,7 +522,7 @@ class _Training:
         if border is not None:
             self._say(border, BorderWarning, calls=7)
         summary = {
-            "algorithm": self.spec.algorithm.name,
+            "algorithm": self.method.name,
             "cloud": self.spec.cloud.name,
             "seed": self.spec.seed,
             "rounds": self.player.round,
@@ -531,7 +532,7 @@ class _Training:
             "measure": self.spec.chosen_measure,
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self.evaluator.score(
-                numbers.global_NF().double().mean(0).to(self.spec.dtype)
+                numbers.global_VF().double().mean(0).to(self.spec.dtype)
             ),
             "seconds": round(self.seconds, 3),
             "evaluation_share": self._share(self.looking),
@@ -547,7 +548,7 @@ class _Training:
             self.federation,
             self.history,
             personal,
-            numbers.global_NF().cpu(),
+            numbers.global_VF().cpu(),
             summary,
             self.scores.devices,
             finished,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.objective import Objective
-from fedbcd.algorithm.variants import cloud_weights
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import Devices, StackedDevices
 from fedbcd.compute.numbers import Numbers
@@ -25,14 +24,13 @@ from fedbcd.spec import Precision, RunSpec
 
 def make_machines(spec: RunSpec, federation: Federation) -> Machines:
     """Fresh machines."""
-    algorithm = spec.algorithm
-    limit = algorithm.contact_limit
+    method = spec.method_of(federation)
     return Machines(
         federation.servers,
         spec.cloud,
         spec.active_of(federation),
-        algorithm.cloud_iterations,
-        limit,
+        method.cloud_iterations,
+        method.offline_limit,
         set(spec.joins),
     )
 
@@ -40,7 +38,8 @@ def make_machines(spec: RunSpec, federation: Federation) -> Machines:
 def make_schedule(spec: RunSpec, federation: Federation) -> Schedule:
     """Everything that decides who does what when."""
     active = spec.active_of(federation)
-    return Schedule(spec.algorithm, spec.clock, spec.seed, active, spec.joins, spec.leaves)
+    method = spec.method_of(federation)
+    return Schedule(method, spec.clock, spec.seed, active, spec.joins, spec.leaves)
 
 
 def make_reader(
@@ -57,7 +56,7 @@ def make_trainer(
     spec: RunSpec, federation: Federation, device: torch.device
 ) -> tuple[Trainer, Tensor]:
     """What trains devices, and x(0)."""
-    module = federation.make_model(spec.seed)
+    module, method = federation.make_model(spec.seed), spec.method_of(federation)
     objective = Objective(
         module.to(spec.dtype),
         federation.loss,
@@ -65,8 +64,8 @@ def make_trainer(
     )
     start = objective.layout.flatten(module, spec.dtype).to(device)
     p = objective.layout.size_P
-    start[:p] = spec.algorithm.projection.project(start[:p])  # x(0) is in X
-    trainer = Trainer(federation, spec.algorithm, objective, spec.seed, start, spec.max_batch)
+    start[:p] = method.projection.project(start[:p])  # x(0) is in X
+    trainer = Trainer(federation, method, objective, spec.seed, start, spec.max_batch)
     return trainer, start
 
 
@@ -78,8 +77,7 @@ def make_devices(
     make_rows: MakeRows | None = None,
 ) -> StackedDevices:
     """All devices at x(0)."""
-    weights = cloud_weights(spec.algorithm, federation.sizes).tolist()
-    return StackedDevices(trainer, start, weights, spec.kept_as, make_rows)
+    return StackedDevices(trainer, start, federation.devices, spec.kept_as, make_rows)
 
 
 def make_numbers_of(
@@ -114,7 +112,7 @@ def rounds_between_looks(federation: Federation, spec: RunSpec, longer: float = 
         return 1
     servers = len(federation.servers)
     tested = len(federation.test) * (1 if spec.cloud.sync else servers)
-    if federation.labels is not None and spec.algorithm.personal:
+    if federation.labels is not None and spec.method_of(federation).has_personal:
         found = torch.unique(federation.test.targets, return_counts=True)
         count = dict(zip(*(values.tolist() for values in found), strict=True))
         tested += sum(count.get(label, 0) for labels in federation.labels for label in labels)
@@ -123,16 +121,13 @@ def rounds_between_looks(federation: Federation, spec: RunSpec, longer: float = 
 
 def samples_per_round(federation: Federation, spec: RunSpec) -> float:
     """On how many samples a round trains, about."""
-    servers, (low, high), batch = (
-        len(federation.servers),
-        spec.algorithm.steps,
-        spec.algorithm.batch,
-    )
+    method, servers = spec.method_of(federation), len(federation.servers)
+    (low, high), batch = method.steps, method.batch
     at_work = spec.active_of(federation) * int(getattr(spec.cloud, "first", servers))
-    limit = spec.algorithm.contact_limit
+    limit = method.offline_limit
     if limit is not None:
         # activations take no samples; who was not in contact for long does not go on offline
-        available = sum(spec.algorithm.available_of(len(members)) for members in federation.servers)
+        available = sum(method.available_of(len(members)) for members in federation.servers)
         at_work = min(available, at_work * limit)
     batch = sum(federation.sizes) // federation.devices if batch == "all" else batch
     return at_work * batch * (low + high) / 2

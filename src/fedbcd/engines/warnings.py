@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedbcd.algorithm.method import pulls_only
 from fedbcd.algorithm.projection import on_bound
-from fedbcd.algorithm.variants import penalties
 from fedbcd.compute.certify import sample_of
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.smoothness import DeviceLoss
@@ -39,8 +39,8 @@ def doubts(federation: Federation, spec: RunSpec, numbers: Numbers) -> list[str]
     found = (
         _graph(spec),
         alone,
-        _penalty(federation, spec),
-        _step(federation, spec, numbers),
+        _penalty(numbers),
+        _step(federation, numbers),
     )
     return [text for text in found if text]
 
@@ -49,13 +49,13 @@ def at_the_border(numbers: Numbers, devices: Sequence[int]) -> str | None:
     """A sentence if weights sit on the border of the set that was asked for, in the models of some
     of these devices or the global ones.
     """
-    projection, p, z_1F = numbers.algorithm.projection, numbers.size_P, numbers.global_NF()[:1]
+    projection, p, z_1F = numbers.method.projection, numbers.size_P, numbers.global_VF()[:1]
     if on_bound(projection, z_1F[:, :p]) is None:
         return None  # before personal models are fetched from wherever they are kept
     chosen = sample_of(devices, MODELS)
-    personal = numbers.algorithm.personal and bool(chosen)
+    personal = numbers.method.has_personal and bool(chosen)
     there = torch.tensor(chosen, device=z_1F.device)
-    x_NP = (numbers.devices.x_NF.index_select(0, there) if personal else z_1F)[:, :p]
+    x_NP = (numbers.personal_NF.index_select(0, there) if personal else z_1F)[:, :p]
     held = on_bound(projection, x_NP)
     count = 0 if held is None else int(held.sum())
     if not count:
@@ -99,10 +99,10 @@ def never_mixes(cloud: Cloud, servers: int) -> str | None:
     )
 
 
-def _penalty(federation: Federation, spec: RunSpec) -> str | None:
+def _penalty(numbers: Numbers) -> str | None:
     """FedBCD-I's penalty steps x <- x - gamma_i (x - z) take x - z times 1 - gamma_i."""
-    largest = float(penalties(spec.algorithm, federation.devices).max())
-    if spec.algorithm.offline and largest > 2:
+    largest = float(numbers.bound.penalty_N.max())
+    if pulls_only(numbers.method.plan) and largest > 2:
         return (
             f"penalty={largest:g}: each of FedBCD-I's penalty steps ends {largest - 1:.3g} times as"
             " far from the server's model as it began, on its other side; use a penalty of at"
@@ -111,13 +111,12 @@ def _penalty(federation: Federation, spec: RunSpec) -> str | None:
     return None
 
 
-def _step(federation: Federation, spec: RunSpec, numbers: Numbers) -> str | None:
+def _step(federation: Federation, numbers: Numbers) -> str | None:
     """eta_x against the largest L_i + gamma_i seen at the start, on a few devices. Curvature often
     falls later: it may go well.
     """
-    algorithm, start = spec.algorithm, numbers.global_NF()[0]
-    gamma_N = penalties(algorithm, federation.devices)
-    if algorithm.offline:
+    method, start, gamma_N = numbers.method, numbers.global_VF()[0], numbers.bound.penalty_N
+    if pulls_only(method.plan):
         gamma_N = torch.zeros_like(gamma_N)  # its penalty has steps of its own
     seen = {}
     for device in _looked_at(gamma_N, numbers.size_P):
@@ -132,11 +131,11 @@ def _step(federation: Federation, spec: RunSpec, numbers: Numbers) -> str | None
         return None
     worst = max(finite, key=lambda device: finite[device] + float(gamma_N[device]))
     high, gamma = finite[worst], float(gamma_N[worst])
-    limit = stable_step_limit(max(high + gamma, 1e-30), algorithm.momentum)
-    if algorithm.device_step <= limit:
+    limit = stable_step_limit(max(high + gamma, 1e-30), method.momentum)
+    if method.device_step <= limit:
         return None
     return (
-        f"device_step={algorithm.device_step:g} may be too large: on"
+        f"device_step={method.device_step:g} may be too large: on"
         f" {min(SAMPLES, federation.sizes[worst])} samples of device {worst} at the start the"
         f" curvature is L={high:.3g}, with gamma={gamma:g}; while it is so, steps beyond"
         f" {limit:.3g} grow, and Assumption 4(i) asks for at most"

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from fedbcd.algorithm.method import Absolute, Method, Relative
+from fedbcd.algorithm.methods import FedBCD
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.projection import diameter
-from fedbcd.algorithm.variants import Algorithm, FedBCD, penalties
 from fedbcd.compute.smoothness import bias, estimate, sigma
 from fedbcd.data.federation import Federation
 from fedbcd.engines.participation import (
@@ -111,8 +112,9 @@ def check_job(
             f"{log} records another run than {job.name!r} ({other}); give the log of this run, or"
             " none"
         )
-    findings = [_scope(job.spec.algorithm)]
-    if job.spec.algorithm.personal:
+    method = spec.method_of(federation)
+    findings = [_scope(method, isinstance(spec.algorithm, FedBCD))]
+    if method.has_personal:
         seen = (
             planned_participation(spec, federation, job.spec.rounds, job.spec.until_clock, rounds)
             if log is None
@@ -125,7 +127,7 @@ def check_job(
     return CheckReport(
         job.name,
         tuple(sorted(findings, key=lambda finding: finding.assumption)),
-        _is_random(spec),
+        _is_random(spec, method),
     )
 
 
@@ -141,8 +143,8 @@ def _beyond(job: Job, seen: Participation) -> str:
     )
 
 
-def _is_random(spec: RunSpec) -> bool:
-    low, high = spec.algorithm.steps
+def _is_random(spec: RunSpec, method: Method) -> bool:
+    low, high = method.steps
     return low < high or not all(
         isinstance(delay, Constant) for delay in (spec.clock.arrival, spec.clock.step)
     )
@@ -173,19 +175,19 @@ def _source(log: Path | None, seen: Participation) -> str:
     return "recorded; the log's last line is not whole and was left out" if seen.cut else "recorded"
 
 
-def _scope(algorithm: Algorithm) -> Finding:
+def _scope(method: Method, is_fedbcd: bool) -> Finding:
     says = "Theorem 1 is about FedBCD with K_i = K_z = 1"
-    if not isinstance(algorithm, FedBCD):
-        found = f"{algorithm.name} is another algorithm; the theorem says nothing about it"
+    if not is_fedbcd:
+        found = f"{method.name} is another algorithm; the theorem says nothing about it"
         remedy = 'algorithm = { name = "fedbcd" }'
         return Finding(
             "-",
             says,
             Verdict.FAILS,
-            found + ("" if algorithm.personal else ", so nothing else was looked at"),
+            found + ("" if method.has_personal else ", so nothing else was looked at"),
             remedy,
         )
-    steps = (*algorithm.steps, algorithm.cloud_iterations)
+    steps = (*method.steps, method.cloud_iterations)
     if steps == (1, 1, 1):
         return Finding("-", says, Verdict.HOLDS, "FedBCD, one step on devices and servers")
     found = (
@@ -234,37 +236,37 @@ def _of_the_schedule(
 def _of_the_problem(
     spec: RunSpec, federation: Federation, devices: int, rounds: int | None
 ) -> list[Finding]:
-    algorithm = spec.algorithm
+    method = spec.method_of(federation)
     module = federation.make_model(spec.seed)
     objective = Objective(module.to(spec.dtype), federation.loss)
     start = objective.layout.flatten(module, spec.dtype)
     p = objective.layout.size_P
-    start[:p] = algorithm.projection.project(start[:p])
-    known, why_not = _smoothness(federation, algorithm, objective, start, devices)
-    gamma = penalties(algorithm, federation.devices)
-    step = assumptions.device_step(algorithm.device_step, gamma.tolist(), known)
+    start[:p] = method.projection.project(start[:p])
+    known, why_not = _smoothness(federation, method, objective, start, devices)
+    gamma = method.penalties(federation.devices)
+    step = assumptions.device_step(method.device_step, gamma.tolist(), known)
     step_fails = step.verdict is Verdict.FAILS
     return [
-        assumptions.compactness(diameter(algorithm.projection, p)),
+        assumptions.compactness(diameter(method.projection, p)),
         assumptions.smoothness(known, why_not),
         step,
         _server_step(spec, federation, float(gamma.max()), rounds),
         assumptions.momentum(
-            algorithm.momentum, algorithm.device_step, gamma.tolist(), known, step_fails
+            method.momentum, method.device_step, gamma.tolist(), known, step_fails
         ),
-        _noise(federation, algorithm, objective, start, devices),
+        _noise(federation, method, objective, start, devices),
     ]
 
 
 def _smoothness(
     federation: Federation,
-    algorithm: Algorithm,
+    method: Method,
     objective: Objective,
     start: torch.Tensor,
     devices: int,
 ) -> tuple[Smoothness | None, str]:
     try:
-        return estimate(federation, algorithm, objective, start, devices), ""
+        return estimate(federation, method, objective, start, devices), ""
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
         return None, _error_line(error)
 
@@ -275,19 +277,15 @@ def _server_step(
     """4(ii), with the relative form turned into the printed one: eta_abs = eta_z / sum of gamma_i
     over those who count.
     """
-    algorithm = spec.algorithm
+    method = spec.method_of(federation)
     if isinstance(spec.cloud, AsyncCloud) and spec.cloud.first < len(federation.servers):
         return assumptions.unequal_server_steps()
-    weights = penalties(algorithm, federation.devices)
+    weights, step = method.penalties(federation.devices), method.step
+    assert isinstance(step, Relative | Absolute)
     groups = [list(range(federation.devices))] if spec.cloud.sync else federation.servers
     steps = {
         f"server {n}": (
-            algorithm.server_step
-            / (
-                1.0
-                if algorithm.server_step_form == "absolute"
-                else float(weights[list(members)].sum())
-            )
+            step.step / (1.0 if isinstance(step, Absolute) else float(weights[list(members)].sum()))
         )
         for n, members in enumerate(groups)
     }
@@ -296,15 +294,15 @@ def _server_step(
 
 def _noise(
     federation: Federation,
-    algorithm: Algorithm,
+    method: Method,
     objective: Objective,
     start: torch.Tensor,
     devices: int,
 ) -> Finding:
-    if algorithm.batch == "all":
+    if method.batch == "all":
         return assumptions.noise(None, None, devices)
     try:
-        found = bias(federation, algorithm, objective, start)
+        found = bias(federation, method, objective, start)
         spread = None if found is not None else sigma(federation, objective, start, devices)
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
         found, spread = (
@@ -313,7 +311,7 @@ def _noise(
             ),
             None,
         )
-    return assumptions.noise(spread, algorithm.batch, min(devices, federation.devices), found)
+    return assumptions.noise(spread, method.batch, min(devices, federation.devices), found)
 
 
 def _error_line(error: Exception) -> str:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from fedbcd.algorithm.augment import FlipCrop
-from fedbcd.algorithm.variants import FedBCD
+from fedbcd.algorithm.method import Facts, Method
+from fedbcd.algorithm.methods import FedBCD
 from fedbcd.config import build, check_keys, convert, nearest, read_toml, renamed_keys
 from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
 from fedbcd.data.federation import Federation
@@ -161,7 +162,17 @@ class Job:
     @property
     def name(self) -> str:
         """The title, or what it runs."""
-        return self.title or f"{self.spec.algorithm.name} {self.spec.cloud.name}"
+        return self.title or f"{self.method.name} {self.spec.cloud.name}"
+
+    @property
+    def method(self) -> Method:
+        """What its algorithm computes, as far as it is known without the data."""
+        return self.spec.algorithm.method(Facts(self.devices, (1,) * self.devices))
+
+    @property
+    def devices(self) -> int:
+        """Of all servers."""
+        return self.federation.servers * self.federation.devices
 
     @property
     def active(self) -> int:
@@ -187,8 +198,7 @@ class Job:
     def make_federation(self, load: Load = load_dataset) -> Federation:
         """Load the data, split them, and put the model to them."""
         data = load(self.data.name, None if self.data.folder is None else Path(self.data.folder))
-        devices = self.federation.servers * self.federation.devices
-        split = self.data.split(data, devices, self.spec.seed)
+        split = self.data.split(data, self.devices, self.spec.seed)
         return Federation.from_partition(
             self.model.factory(data),
             nn.functional.cross_entropy,
@@ -334,7 +344,7 @@ def _job(table: Mapping[str, Any]) -> Job:
     parts["federation"].check_active(active)
     job = Job(**parts, spec=RunSpec.from_table(_with_times(table), active))
     job.spec.cloud.coordinator(
-        job.federation.servers, job.spec.algorithm.cloud_iterations
+        job.federation.servers, job.method.cloud_iterations
     )  # refuses B > servers
     return job
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fedbcd.algorithm.methods import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
 from fedbcd.algorithm.projection import Box
-from fedbcd.algorithm.variants import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
 from fedbcd.data.measure import Measure
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import DataPart, Job, ModelPart

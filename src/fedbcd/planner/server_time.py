@@ -82,9 +82,8 @@ class DeviceModel:
 def device_model(job: Job, active: int | None = None) -> DeviceModel:
     """The device model of a job; with FedBCD-I only the available devices can arrive."""
     members, q = job.federation.devices, job.active if active is None else active
-    if job.spec.algorithm.offline:
-        members = min(members, job.spec.algorithm.available_of(members))
-    return DeviceModel(job.spec.clock, members, q, job.spec.algorithm.steps)
+    members = job.method.available_of(members)
+    return DeviceModel(job.spec.clock, members, q, job.method.steps)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedbcd.algorithm.variants import ALGORITHMS
+from fedbcd.algorithm.method import Facts
+from fedbcd.algorithm.methods import ALGORITHMS
 from fedbcd.report.runs import LOG, MODELS, head_of, scores_in
 
 SAME = (
@@ -39,7 +40,7 @@ def has_personal_models(identity: dict[str, Any]) -> bool:
     """Whether the algorithm of a run keeps a model on each device."""
     algorithm = identity.get("algorithm")
     kind = ALGORITHMS.get(str(algorithm.get("name"))) if isinstance(algorithm, dict) else None
-    return kind is None or kind.personal
+    return kind is None or kind().method(Facts(0, ())).has_personal
 
 
 def job_folders(folder: Path) -> list[Path]:

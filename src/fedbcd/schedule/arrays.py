@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbcd.algorithm import draws
-from fedbcd.algorithm.variants import Algorithm
+from fedbcd.algorithm.method import Method
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
 from fedbcd.schedule.delays import Constant, Trace
 from fedbcd.schedule.events import Schedule, places_of_smallest
@@ -73,7 +73,7 @@ def why_not_ahead(servers: Sequence[Sequence[int]], schedule: Schedule, cloud: C
         return "devices join or leave"
     if type(cloud) not in (SyncCloud, AsyncCloud):
         return f"the cloud is {cloud.name}"
-    if schedule.algorithm.offline and not cloud.sync:
+    if schedule.method.offline and not cloud.sync:
         return "FedBCD-I trains offline between the mixes of an asynchronous cloud"
     if len({len(members) for members in servers}) > 1:
         return "servers have different numbers of devices"
@@ -122,8 +122,8 @@ class Outline:
 
     def next_round(self) -> PlannedRound:
         """Go on until the coordinator has mixed once more."""
-        if self._schedule.algorithm.offline:
-            return self._next_with_offline(self._schedule.algorithm)
+        if self._schedule.method.offline:
+            return self._next_with_offline(self._schedule.method)
         if self._first == 0:
             return self._next_of_all()
         if self.round == 0:
@@ -226,7 +226,7 @@ class Outline:
         )
 
     def _steps(self, device: Ints, session: Ints) -> Ints:
-        low, high = self._schedule.algorithm.steps
+        low, high = self._schedule.method.steps
         return low + draws.below(
             draws.address(self._schedule.seed, draws.STEPS, device, session), high - low + 1
         )
@@ -238,18 +238,18 @@ class Outline:
 
     # ---------------------------------------------------------------------------------------------
     # FedBCD-I
-    def _next_with_offline(self, algorithm: Algorithm) -> PlannedRound:
+    def _next_with_offline(self, method: Method) -> PlannedRound:
         """Sync-cloud: all available devices train offline, then the q earliest of each server are
         pulled towards z.
         """
-        keep = max(algorithm.available_of(self._members.shape[1]), self._q)
+        keep = max(method.available_of(self._members.shape[1]), self._q)
         u = draws.unit(
             draws.address(
                 self._schedule.seed, draws.AVAILABLE, self._members, np.array([self.round])
             )
         )
         available = np.sort(_earliest(u, keep), axis=-1)  # (V, M') places among the members
-        offline = self._train_offline(available, algorithm.contact_limit or 0)
+        offline = self._train_offline(available, method.offline_limit or 0)
         members = np.take_along_axis(self._members, available, -1)
         delay = self._arrival_delay(members, np.array([self.round]))
         chosen = _earliest(delay, self._q)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbcd.algorithm import draws
-from fedbcd.algorithm.variants import Algorithm
+from fedbcd.algorithm.method import Method
 from fedbcd.protocol.messages import (
     Actor,
     Command,
@@ -47,7 +47,7 @@ SAMPLED = 16  # arrivals looked at first, for each that is wanted
 class Schedule:
     """Everything that decides who does what when."""
 
-    algorithm: Algorithm
+    method: Method
     clock: Clock
     seed: int
     active: int
@@ -95,7 +95,7 @@ class Simulation:
             for n in range(len(self.machines.servers)):
                 self._deliver(server_actor(n), Started())
         self._change_members()
-        if self.schedule.algorithm.offline:
+        if self.schedule.method.offline:
             for server in range(len(self.machines.servers)):
                 self._train_offline(server)
         while self.machines.coordinator.round == self.round:
@@ -157,7 +157,7 @@ class Simulation:
         )
 
     def _steps(self, device: int, session: int) -> int:
-        return draws.steps(self.schedule.seed, device, session, *self.schedule.algorithm.steps)
+        return draws.steps(self.schedule.seed, device, session, *self.schedule.method.steps)
 
     def _invite_devices(self) -> None:
         """Draw arrivals for servers that have opened a phase; only the q earliest become events."""
@@ -184,10 +184,10 @@ class Simulation:
     def _available(self, server: int) -> Devices:
         """Q~_n(t): with FedBCD-I a drawn part of the members, otherwise all of them."""
         members = self._members_of(server)
-        if not self.schedule.algorithm.offline:
+        if self.schedule.method.available is None:
             return members
         keep = max(
-            self.schedule.algorithm.available_of(len(members)),
+            self.schedule.method.available_of(len(members)),
             min(self.schedule.active, len(members)),
         )
         u = draws.unit(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedbcd.algorithm.params import Slot
+from fedbcd.algorithm.params import Span
 
 _aten = torch.ops.aten
 _SAME_VALUES = (
@@ -52,7 +52,7 @@ class LinearLayer(NamedTuple):
 
 
 def chain_of(
-    loss: LossOf, slots: tuple[Slot, ...], flat: Tensor, inputs: Tensor, targets: Tensor
+    loss: LossOf, slots: tuple[Span, ...], flat: Tensor, inputs: Tensor, targets: Tensor
 ) -> tuple[LinearLayer, ...] | None:
     """The layers from inputs to outputs, if that is what `loss` computes with all of its
     parameters, each used once; otherwise None.
@@ -129,7 +129,7 @@ class _Reader:
     def __init__(
         self,
         operations: list[_Operation],
-        slots: tuple[Slot, ...],
+        slots: tuple[Span, ...],
         parameters: tuple[Tensor, ...],
         inputs: Tensor,
         targets: Tensor,
@@ -148,7 +148,7 @@ class _Reader:
         self._by: Any = None  # the operation that gave it
         self._samples = len(inputs)
         self._layers: list[LinearLayer] = []
-        self._used: list[Slot] = []
+        self._used: list[Span] = []
 
     def layers(self, result: Tensor) -> tuple[LinearLayer, ...] | None:
         """The layers, if these operations give the result by a chain of them."""
@@ -188,7 +188,7 @@ class _Reader:
             )
         return target in _SAME_VALUES and operation.result.shape[:1] == (self._samples,)
 
-    def _slot_transposed(self, operation: _Operation) -> Slot | None:
+    def _slot_transposed(self, operation: _Operation) -> Span | None:
         spelled = (
             operation.target,
             *map(repr, operation.args[1:]),

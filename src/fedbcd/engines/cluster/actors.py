@@ -29,7 +29,6 @@ from fedbcd.schedule.work import Count, Session, Sessions
 from fedbcd.spec import RunSpec
 
 Array = np.ndarray[Any, Any]
-MODELS = ("x", "x_prev")
 
 
 class OwnRows(Rows):
@@ -57,13 +56,14 @@ class OwnRows(Rows):
 
 @dataclass(frozen=True)
 class Done:
-    """What a shard answers to a batch of work: its servers, what to add to their sums and weights,
-    and how long it took.
+    """What a shard answers to a batch of work: its servers, what to add to their sums, weights and
+    counts, and how long it took.
     """
 
     servers: list[int]
-    sums: Array  # (servers, F), float64
+    sums: Array  # (servers, U), float64
     weights: list[float]
+    counts: list[int]
     seconds: float
 
 
@@ -120,12 +120,9 @@ class Shard:
         )  # of a GPU: the first of those that Ray has set aside for this actor
         trainer, start = make_trainer(spec, part, device)
         trainer.check_vectorised(start)
-        self._devices = devices_ = make_devices(spec, part, trainer, start, make_rows)
-        shape = (len(part.servers), len(start))
-        total_VF = torch.zeros(shape, dtype=torch.float64, device=device)
-        self._sums = Sums(total_VF, [0.0] * len(part.servers))
+        self._devices = make_devices(spec, part, trainer, start, make_rows)
+        self._sums = Sums.of(len(part.servers), trainer.bound.upload.size, device)
         self._evaluator = Evaluator(part, trainer.objective, device, measure=spec.chosen_measure)
-        self._models = dict(zip(MODELS, (devices_.x_NF, devices_.prev_NP), strict=True))
 
     def node(self) -> str:
         """The node that this actor is on."""
@@ -140,9 +137,9 @@ class Shard:
         activation or -1.
         """
         began = time.perf_counter()
-        total_VF, weight_V = self._sums.total_VF, self._sums.weight_V
+        total_VU = self._sums.total_VU
         received = {
-            handle: unpacked(model).to(total_VF.device)
+            handle: unpacked(model).to(total_VU.device)
             for handle, model in zip(handles, models, strict=True)
         }
         count = Count(tuple((server, device) for server, device in uploads_N2.tolist()))
@@ -150,9 +147,14 @@ class Shard:
         self._sums.clear(servers)
         with products_in(self._precision):
             self._devices.advance([*_batches(sessions_N6, handles), count], received, self._sums)
-        chosen = torch.tensor(servers, dtype=torch.int64, device=total_VF.device)
-        sums = total_VF[chosen].cpu().numpy()
-        return Done(servers, sums, [weight_V[n] for n in servers], time.perf_counter() - began)
+        chosen = torch.tensor(servers, dtype=torch.int64, device=total_VU.device)
+        return Done(
+            servers,
+            total_VU[chosen].cpu().numpy(),
+            [self._sums.weight_V[n] for n in servers],
+            [self._sums.count_V[n] for n in servers],
+            time.perf_counter() - began,
+        )
 
     def rows(self, which: str, devices: list[int]) -> tuple[Array, str]:
         """Models of some devices."""
@@ -176,9 +178,13 @@ class Shard:
         """An upload that waits will not be counted."""
         self._devices.forget_upload(device)
 
-    def scores(self, devices: list[int]) -> list[float]:
+    def start_over(self, device: int, model: tuple[Array, str]) -> tuple[Array, str]:
+        """Everything that this device keeps begins anew at this model; what it contributes then."""
+        return packed(self._devices.start_over(device, unpacked(model)))
+
+    def scores(self, which: str, devices: list[int]) -> list[float]:
         """Test personal models on their own labels."""
-        rows = self._rows("x")
+        rows = self._rows(which)
         found: list[float] = []
         for block in rows.blocks(torch.tensor(devices)):
             part = devices[len(found) : len(found) + len(block)]
@@ -186,18 +192,19 @@ class Shard:
             found += self._evaluator.personal_scores(models, self._devices.workers).values()
         return found
 
-    def distance(self, members: list[tuple[int, int]], z_VF: Array, dtype: str) -> float:
+    def distance(
+        self, which: str, members: list[tuple[int, int]], z_VF: Array, dtype: str
+    ) -> float:
         """The sum of ||x_i - z_n|| over (device, server)."""
-        return self._rows("x").total_distance(
-            unpacked((z_VF, dtype)).to(self._sums.total_VF.device), members
-        )
+        z_VF_ = unpacked((z_VF, dtype)).to(self._sums.total_VU.device)
+        return self._rows(which).total_distance(z_VF_, members)
 
     def will_need(self, devices: list[int]) -> None:
         """These devices work next."""
         self._devices.will_need(devices)
 
     def _rows(self, which: str) -> Rows:
-        rows = self._models[which]
+        rows = self._devices.tables[which]
         assert isinstance(rows, Rows)
         return rows
 

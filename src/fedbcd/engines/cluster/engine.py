@@ -23,13 +23,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from fedbcd.algorithm.method import Bound
 from fedbcd.compute.devices import Sums, Wait
 from fedbcd.compute.numbers import Numbers
-from fedbcd.compute.rows import ManyModels, Rows
+from fedbcd.compute.rows import ManyModels, Rows, SomeRows, load_tables, state_of_tables
 from fedbcd.compute.store import StoredRows
 from fedbcd.compute.workers import Workers
 from fedbcd.data.federation import Federation
-from fedbcd.engines.cluster.actors import MODELS, Array, Done, Shard, packed, part_of, unpacked
+from fedbcd.engines.cluster.actors import Array, Done, Shard, packed, part_of, unpacked
 from fedbcd.engines.cluster.options import expected_work, import_ray, shards_of
 from fedbcd.engines.setup import make_numbers_of, make_trainer
 from fedbcd.errors import ConfigError, RecordError
@@ -116,6 +117,7 @@ class Shards:
         self.of_device = np.zeros(federation.devices, dtype=np.int64)
         for number, shard in enumerate(self.shards):
             self.of_device[shard.devices] = number
+        self.tables: Collection[str] = ()  # what devices keep, by name
         self._checkpoint: Path | None = None
         self._keeps_journal = False
         self._under_way = False
@@ -225,10 +227,10 @@ class Shards:
         self.traffic.rebuilt += 1
         self.ray.kill(shard.actor)
         refs = [self._start(shard)]
-        if self._checkpoint is not None and self.spec.algorithm.personal:
+        if self._checkpoint is not None:
             refs += [
                 shard.actor.set_rows.remote(*saved)
-                for saved in rows_in(self._checkpoint, shard.devices)
+                for saved in rows_in(self._checkpoint, self.tables, shard.devices)
             ]
         refs += [
             getattr(shard.actor, method).remote(*arguments) for method, arguments in shard.journal
@@ -267,11 +269,11 @@ class Shards:
 
 
 def rows_in(
-    checkpoint: Path, devices: Collection[int]
+    checkpoint: Path, tables: Iterable[str], devices: Collection[int]
 ) -> Iterator[tuple[str, list[int], tuple[Array, str]]]:
     """The rows of some devices in a checkpoint: (which, devices, models)."""
     with safe_open(checkpoint, framework="pt") as file:
-        for which in MODELS:
+        for which in tables:
             rows = file.get_slice(which)
             named = f"{which}:rows" in file.keys()  # noqa: SIM118
             numbers = (
@@ -345,14 +347,16 @@ class RemoteRows(Rows):
         for device, server in members:
             calls[int(self._shards.of_device[device])].append((device, server))
         found = self._shards.ask(
-            "distance", {number: (some, *packed(z_VF)) for number, some in calls.items()}
+            "distance",
+            {number: (self._which, some, *packed(z_VF)) for number, some in calls.items()},
         )
         return float(sum(found.values()))
 
     def scores(self, devices: Sequence[int]) -> dict[int, float]:
         """Test personal models where they are."""
         of_shard = self._shards.by_shard(devices)
-        found = self._shards.ask("scores", {number: (some,) for number, some in of_shard.items()})
+        calls = {number: (self._which, some) for number, some in of_shard.items()}
+        found = self._shards.ask("scores", calls)
         scores = {
             device: score
             for number, some in of_shard.items()
@@ -380,10 +384,17 @@ class RemoteDevices:
 
     engine = "cluster"
 
-    def __init__(self, shards: Shards, sync: bool, x_NF: ManyModels, prev_NP: ManyModels) -> None:
+    def __init__(self, shards: Shards, sync: bool, bound: Bound, start: Tensor, rows: int) -> None:
+        """`start` is x(0), as devices keep it."""
         self.shards = shards
         self.one_sum = sync
-        self.x_NF, self.prev_NP = x_NF, prev_NP
+        self.storage = start.dtype
+        self.tables: dict[str, ManyModels] = {
+            name: RemoteRows(shards, name, rows, first)
+            for name, first in bound.tables(start).items()
+        }
+        shards.tables = self.tables.keys()
+        self._upload_size = bound.upload.size
         self._refs: dict[ModelRef, Any] = {}  # models as actors get them: stored, or as they are
 
     def advance(
@@ -455,16 +466,17 @@ class RemoteDevices:
         """A shard's part of the sums."""
         self.shards.shards[shard].seconds += done.seconds
         self.shards.traffic.sums += done.sums.nbytes
-        total_VF = into.total_VF.numpy()
+        total_VU = into.total_VU.numpy()
         for k, server in enumerate(done.servers):
-            total_VF[server] += done.sums[k]
+            total_VU[server] += done.sums[k]
             into.weight_V[server] += done.weights[k]
+            into.count_V[server] += done.counts[k]
 
     def sum_of(self, devices: Sequence[int]) -> Tensor:
         """Each shard's part, added up."""
         calls = {shard: (some,) for shard, some in self.shards.by_shard(devices).items()}
         sums = self.shards.ask("sum_of", calls)
-        start = torch.zeros(self.x_NF.shape[1], dtype=torch.float64)
+        start = torch.zeros(self._upload_size, dtype=torch.float64)
         return sum((unpacked(sums[shard]) for shard in sorted(sums)), start)
 
     def last_counted(self, device: int) -> Tensor:
@@ -478,10 +490,29 @@ class RemoteDevices:
         shard = int(self.shards.of_device[device])
         self.shards.ask("forget_upload", {shard: (device,)}, changes=True)
 
-    def set_model(self, device: int, model: Tensor) -> None:
-        """x = x_prev = `model`."""
-        self.x_NF[device] = model
-        self.prev_NP[device] = model[: self.prev_NP.shape[1]]
+    def start_over(self, device: int, model: Tensor) -> Tensor:
+        """Everything that it keeps begins anew, at z = `model`; what it contributes then."""
+        shard = int(self.shards.of_device[device])
+        call = {shard: (device, packed(model))}
+        return unpacked(self.shards.ask("start_over", call, changes=True)[shard])
+
+    def remember(self, devices: Iterable[int]) -> None:
+        """Nobody loses a memory here: an actor that dies is brought back."""
+
+    def accept(self, device: int) -> None:
+        """As `remember`."""
+
+    def restore(self, device: int) -> None:
+        """As `remember`."""
+        raise AssertionError(f"device {device} cannot have lost its memory")
+
+    def state(self) -> dict[str, Tensor | SomeRows]:
+        """What a checkpoint needs of them."""
+        return state_of_tables(self.tables)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse."""
+        load_tables(self.tables, state)
 
     def use(self, workers: Workers) -> None:
         """Nothing is computed here."""
@@ -555,17 +586,10 @@ def cluster_numbers(
         shards = Shards(ray, federation, spec, options, state)
         try:
             trainer, start = make_trainer(spec, federation, torch.device("cpu"))
-            rows = federation.devices if spec.algorithm.personal else 0
-            kept, p = start.to(spec.kept_as), trainer.objective.layout.size_P
-            tables: tuple[ManyModels, ManyModels]
-            if rows:
-                tables = (
-                    RemoteRows(shards, "x", rows, kept),
-                    RemoteRows(shards, "x_prev", rows, kept[:p]),
-                )
-            else:
-                tables = (kept.new_empty(0, len(kept)), kept.new_empty(0, p))
-            devices = RemoteDevices(shards, spec.cloud.sync, *tables)
+            kept = start.to(spec.kept_as)
+            devices = RemoteDevices(
+                shards, spec.cloud.sync, trainer.bound, kept, federation.devices
+            )
             yield make_numbers_of(spec, federation, trainer, start, devices)
         finally:
             shards.close()

@@ -35,8 +35,8 @@ def expected_work(federation: Federation, spec: RunSpec) -> np.ndarray[Any, np.d
     """Samples that each device trains on in a round of its server, on average: chance of being
     active x steps x batch.
     """
-    active, batch = spec.active_of(federation), spec.algorithm.batch
-    mean_steps = sum(spec.algorithm.steps) / 2
+    active, batch = spec.active_of(federation), spec.method_of(federation).batch
+    mean_steps = sum(spec.method_of(federation).steps) / 2
     work = np.zeros(federation.devices)
     for members in federation.servers:
         for device in members:

@@ -12,7 +12,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,13 +65,16 @@ class Declared:
     """
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    # (length, dtype) of what travels beside models and sums of them
+    also: frozenset[tuple[int, torch.dtype]] = field(default=frozenset(), compare=False)
 
     @classmethod
-    def of(cls, layout: Layout) -> "Declared":
+    def of(
+        cls, layout: Layout, also: frozenset[tuple[int, torch.dtype]] = frozenset()
+    ) -> "Declared":
         """What a module's layout declares."""
-        return cls(
-            tuple((slot.name, tuple(slot.shape)) for slot in (*layout.parameters, *layout.buffers))
-        )
+        spans = (*layout.parameters, *layout.buffers)
+        return cls(tuple((span.name, tuple(span.shape)) for span in spans), also)
 
     @property
     def size(self) -> int:
@@ -105,7 +108,9 @@ class WireLimits:
         them.
         """
         size = declared.size
-        return cls(frozenset({("F32", size), ("F64", size), ("F64", size + 1)}))
+        usual = {("F32", size), ("F64", size), ("F64", size + 1)}
+        more = {(tensorfile.CODES[dtype], length) for length, dtype in declared.also}
+        return cls(frozenset(usual | more))
 
     @property
     def largest_bytes(self) -> int:

@@ -119,9 +119,9 @@ class _Looks:
                 for device in range(self._federation.devices)
             ]
         )
-        z_VF, border = numbers.global_NF(), at_the_border(numbers, range(self._federation.devices))
+        z_VF, border = numbers.global_VF(), at_the_border(numbers, range(self._federation.devices))
         summary = {
-            "algorithm": self._spec.algorithm.name,
+            "algorithm": numbers.method.name,
             "cloud": self._spec.cloud.name,
             "seed": self._spec.seed,
             "rounds": end["rounds"],

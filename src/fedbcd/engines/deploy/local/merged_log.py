@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fedbcd.algorithm import draws
+from fedbcd.algorithm.method import Slot
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.store import Store
@@ -96,13 +97,13 @@ class Merger:
         if over is None or self._device(over.device).made == over.upload:
             return [self._noted(step)]
         device, counts = self._device(over.device), isinstance(over.answer, Acknowledged)
-        if self.blueprint.algorithm.offline and counts:
+        if self.blueprint.method.offline and counts:
             raise RecordError(
                 f"no log has the offline rounds that upload {over.upload} rests on: they went with"
                 " a disk; this run cannot be replayed"
             )
         device.is_back = False
-        if self.blueprint.algorithm.offline:
+        if self.blueprint.method.offline:
             return [self._noted(step)]
         before = [
             self._noted(line)
@@ -189,34 +190,34 @@ class Merger:
         }
 
     def _digest(self, stores: Mapping[Actor, Store]) -> str:
-        """As the digest of a run: all x_i, all x_prev, all z_n."""
-        blueprint = self.blueprint
-        rows, servers = (
-            blueprint.devices if blueprint.algorithm.personal else 0,
-            len(blueprint.servers),
-        )
-        personal = [
-            (DTYPE, (rows, width), self._rows(stores, name, rows, width))
-            for name, width in (("x", blueprint.size_F), ("x_prev", blueprint.size_P))
+        """As the digest of a run: all that devices keep, all z_n."""
+        plan, bound = self.blueprint, self.blueprint.bound
+        widths = {"x": plan.size_F, "x_prev": plan.size_P} | bound.slots
+        tables = [
+            (DTYPE, (plan.devices if slot in bound.slots else 0, width), self._rows(stores, slot))
+            for slot, width in widths.items()
         ]
-        z_VF = (self._global(stores[server_actor(n)], n) for n in range(servers))
-        return digest_of([*personal, (DTYPE, (servers, blueprint.size_F), z_VF)])
+        servers = len(plan.servers)
+        models = (self._global(stores[server_actor(n)], n) for n in range(servers))
+        return digest_of([*tables, (DTYPE, (servers, bound.model.size), models)])
 
     def _global(self, store: Store, server: int) -> Tensor:
         model = self._models[server]
-        return store.tensor(model) if model in store.names() else self.blueprint.start
+        return store.tensor(model) if model in store.names() else self.blueprint.first_model
 
-    def _rows(
-        self, stores: Mapping[Actor, Store], name: str, rows: int, width: int
-    ) -> Iterator[Tensor]:
-        return (self._personal(stores, device, name)[:width] for device in range(rows))
+    def _rows(self, stores: Mapping[Actor, Store], name: str) -> Iterator[Tensor]:
+        for slot in self.blueprint.method.slots:
+            if slot.name == name:
+                for device in range(self.blueprint.devices):
+                    yield self._kept(stores, device, slot)
 
-    def _personal(self, stores: Mapping[Actor, Store], device: int, name: str) -> Tensor:
+    def _kept(self, stores: Mapping[Actor, Store], device: int, slot: Slot) -> Tensor:
+        bound, x_0, name = self.blueprint.bound, self.blueprint.start, slot.name
         if device in self._admitted:
             server, number = self._admitted[device]
             copies, start = stores[server_actor(server)], f"a/{device}/{number}"
             if start in copies.names():
-                return copies.tensor(start)
+                return bound.begun(slot, copies.tensor(start), x_0)
             raise RecordError(
                 f"device {device} joined and left again before it was heard, so its model is not"
                 " known; let it join once more"
@@ -227,7 +228,8 @@ class Merger:
                 " once more (if it has left, let it join)"
             )
         own = stores.get(device_actor(device))
-        return own.tensor(name) if own is not None and name in own.names() else self.blueprint.start
+        has = own is not None and name in own.names()
+        return own.tensor(name) if own is not None and has else bound.first(slot, x_0)
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,7 @@ class _Followed:
         self.made: ModelRef | None = None  # its latest upload
         self._device = device
         self._machine: Device = blueprint.device_machine(device)
-        self._steps = (blueprint.seed, device), blueprint.algorithm.steps
+        self._steps = (blueprint.seed, device), blueprint.method.steps
 
     def takes(self, step: Transition) -> bool:
         """Whether an event of the device's log comes before the gap, or ends it."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedbcd.algorithm.params import Layout
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.processes.base import Process
@@ -52,11 +51,10 @@ class Deployment:
         cls, federation: Federation, spec: RunSpec, options: Deploy, rounds: int | None = None
     ) -> "Deployment":
         """The deployment of a job whose data everybody can read, as in experiments and tests."""
-        module = federation.make_model(spec.seed)
         blueprint = Blueprint.of(spec, federation)
         return cls(
             blueprint,
-            declared_of(module),
+            Declared.of(blueprint.layout, blueprint.vectors),
             options,
             spec.clock,
             lambda i: OwnData.of(federation, i, spec.seed),
@@ -78,7 +76,8 @@ class Deployment:
         blueprint = Blueprint.make(
             spec, active, servers, options.sizes(sum(map(len, servers))), module
         )
-        return cls(blueprint, declared_of(module), options, spec.clock, _no_data, rounds)
+        declared = Declared.of(blueprint.layout, blueprint.vectors)
+        return cls(blueprint, declared, options, spec.clock, _no_data, rounds)
 
     def process(
         self, actor: Actor, available: Callable[[], bool] | None = None, init: bool = False
@@ -146,7 +145,7 @@ class Deployment:
         if scale is None:
             return Real(available) if available is not None else Real()
         members = [i for i in plan.servers[plan.home_of(device)] if i not in plan.late]
-        return Drawn(device, members, plan.algorithm, self.clock, plan.active, plan.seed, scale)
+        return Drawn(device, members, plan.method, self.clock, plan.active, plan.seed, scale)
 
 
 def _no_data(device: int) -> OwnData:
@@ -160,8 +159,3 @@ def make_module(model: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module with the initial weights that belong to `seed`."""
     nothing = (torch.zeros(1, 1), torch.zeros(1))
     return Federation(model, nn.functional.mse_loss, [nothing], 1).make_model(seed)
-
-
-def declared_of(module: nn.Module) -> Declared:
-    """What a module's tensors are called, and their shapes."""
-    return Declared.of(Layout(module))

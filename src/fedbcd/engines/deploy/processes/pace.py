@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from fedbcd.algorithm import draws
-from fedbcd.algorithm.variants import Algorithm
+from fedbcd.algorithm.method import Method
 from fedbcd.schedule.delays import Clock, quantile_at
 
 
@@ -78,7 +78,7 @@ class Drawn:
 
     device: int
     members: Sequence[int]  # of its server, as far as it has been told
-    algorithm: Algorithm
+    method: Method
     clock: Clock
     active: int
     seed: int
@@ -97,7 +97,7 @@ class Drawn:
         """The addressed draw of this device and phase; with FedBCD-I only for devices that are
         available in this round.
         """
-        if self.algorithm.offline and not self._is_available(round_):
+        if self.method.available is not None and not self._is_available(round_):
             return None
         return self.scale * quantile_at(
             self.clock.arrival, draws.unit_one(self.seed, draws.ARRIVAL, self.device, phase)
@@ -117,13 +117,13 @@ class Drawn:
         """FedBCD-I: every available device takes one offline round in each round of the
         coordinator.
         """
-        return self.algorithm.offline and self._is_available(round_)
+        return bool(self.method.offline) and self._is_available(round_)
 
     def _is_available(self, round_: int) -> bool:
         """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
         members and itself.
         """
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
-        keep = max(self.algorithm.available_of(len(members)), min(self.active, len(members)))
+        keep = max(self.method.available_of(len(members)), min(self.active, len(members)))
         u = draws.unit(draws.address(self.seed, draws.AVAILABLE, members, np.array([round_])))
         return self.device in members[np.lexsort((members, u))[:keep]]

@@ -19,7 +19,7 @@ from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.processes.clock import HybridClock, said_at
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
 from fedbcd.engines.deploy.roles import snapshot
-from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
+from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.engines.deploy.roles.checks import (
     TrustLimits,
     check_model,
@@ -244,7 +244,7 @@ class Role:
     # of each role
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
         """Length and dtype of the model that belongs to an event, if one does."""
-        return (self.blueprint.size_F, DTYPE) if hasattr(event, "model") else None
+        raise NotImplementedError
 
     def _apply(
         self, number: int, event: Event, model: Tensor | None, commands: Sequence[Command]

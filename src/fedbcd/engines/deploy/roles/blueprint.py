@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedbcd.algorithm.augment import Augment
+from fedbcd.algorithm.method import Bound, Facts, Method
+from fedbcd.algorithm.methods import Algorithm
 from fedbcd.algorithm.objective import Loss
 from fedbcd.algorithm.params import Layout
-from fedbcd.algorithm.variants import Algorithm, cloud_weights
 from fedbcd.compute.batch import take
 from fedbcd.data.federation import Federation, Transform, as_dtype
 from fedbcd.data.samples import Samples
@@ -42,11 +43,16 @@ class Blueprint:
     sizes: tuple[int, ...]  # samples per device: the weights of FedAvg and FedProx
     late: frozenset[int]  # devices that are members from their DeviceJoined on
     initial: Tensor  # (F,), of the model as it was made
-    size_P: int
+    layout: Layout
     start: Tensor = field(init=False)  # x(0), (F,): in X
+    method: Method = field(init=False)
+    bound: Bound = field(init=False)
 
     def __post_init__(self) -> None:
-        cut = self.algorithm.projection.project(self.initial[: self.size_P])
+        method = self.algorithm.method(Facts(self.devices, self.sizes))
+        object.__setattr__(self, "method", method)
+        object.__setattr__(self, "bound", Bound(method, self.layout, self.sizes))
+        cut = self.method.projection.project(self.initial[: self.size_P])
         same = torch.equal(cut, self.initial[: self.size_P])
         object.__setattr__(
             self, "start", self.initial if same else torch.cat((cut, self.initial[self.size_P :]))
@@ -87,13 +93,13 @@ class Blueprint:
             tuple(sizes),
             frozenset(spec.joins),
         )
-        return cls(*who, layout.flatten(module, DTYPE), layout.size_P)
+        return cls(*who, layout.flatten(module, DTYPE), layout)
 
     def going_on(self, facts: Mapping[str, str]) -> "Blueprint":
         """This plan, with the settings that nobody has given as the facts of a role's store have
         them; those of 0.1.0 have a hash alone.
         """
-        recorded = {"name": self.algorithm.name}
+        recorded = {"name": self.method.name}
         if "algorithm" in facts:
             recorded = json.loads(facts["algorithm"])
         elif facts.get("run") in (None, self.fingerprint()):
@@ -101,9 +107,34 @@ class Blueprint:
         return replace(self, algorithm=going_on(self.algorithm, recorded))
 
     @property
+    def first_model(self) -> Tensor:
+        """What servers begin with."""
+        return self.bound.first_model(self.start)
+
+    @property
+    def report(self) -> tuple[int, torch.dtype]:
+        """Length and dtype of what a server reports: its sum with what `Sum.vector` says of it, or
+        its model.
+        """
+        if not self.cloud.sync:
+            return self.bound.model.size, DTYPE
+        return self.bound.upload.size + (3 if self.bound.needs_counts else 1), torch.float64
+
+    @property
+    def vectors(self) -> frozenset[tuple[int, torch.dtype]]:
+        """Length and dtype of all that travels."""
+        sizes = (self.bound.heard.size, self.bound.model.size, self.bound.upload.size)
+        return frozenset({self.report, *((size, DTYPE) for size in sizes)})
+
+    @property
     def devices(self) -> int:
         """How many devices there are, with those that join later."""
         return len(self.sizes)
+
+    @property
+    def size_P(self) -> int:
+        """Of those values, the parameters."""
+        return self.layout.size_P
 
     @property
     def size_F(self) -> int:
@@ -122,25 +153,23 @@ class Blueprint:
 
     def weights(self) -> list[float]:
         """The weight of each device in its server's mean: gamma_i, or its data size."""
-        return [float(weight) for weight in cloud_weights(self.algorithm, self.sizes)]
+        return self.bound.weights
 
     # ---------------------------------------------------------------------------------------------
     # machines
     def device_machine(self, device: int) -> Device:
         """A fresh machine."""
-        limit = self.algorithm.contact_limit
+        limit = self.method.offline_limit
         return Device(device, server_actor(self.home_of(device)), limit)
 
     def server_machine(self, server: int) -> Server:
         """A fresh machine."""
         members = [device for device in self.servers[server] if device not in self.late]
-        return Server(
-            server, members, self.active, self.algorithm.cloud_iterations, self.cloud.sync
-        )
+        return Server(server, members, self.active, self.method.cloud_iterations, self.cloud.sync)
 
     def coordinator_machine(self) -> Coordinator:
         """A fresh machine."""
-        return self.cloud.coordinator(len(self.servers), self.algorithm.cloud_iterations)
+        return self.cloud.coordinator(len(self.servers), self.method.cloud_iterations)
 
     def facts(self) -> dict[str, str]:
         """What a role's store says of the run that it belongs to."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedbcd.algorithm.method import Bound
 from fedbcd.algorithm.projection import Projection, is_within
 from fedbcd.engines.deploy.roles.parts import parts
 from fedbcd.errors import ConfigError, NumericalError, Refused
@@ -136,9 +137,11 @@ def check_within(x_P: Tensor, projection: Projection, roundings: float = 2.0) ->
     )
 
 
-def check_reach(model: Tensor, z: Tensor, limits: TrustLimits) -> None:
+def check_reach(
+    model: Tensor, z: Tensor, limits: TrustLimits, *, is_difference: bool = False
+) -> None:
     """Refuse a model that is farther from z than `reach` times the larger of ||z|| and
-    sqrt(values): entries of size 1.
+    sqrt(values), entries of size 1; or a difference that is as long.
 
     With the default, 2^24, a float32 of the model has no digit left in which z could be seen.
     Honest training, which pulls x and z towards each other, does not come near it from starts and
@@ -146,7 +149,12 @@ def check_reach(model: Tensor, z: Tensor, limits: TrustLimits) -> None:
     beside one that comes just within.
     """
     bound = limits.reach * max(norm_of(z), math.sqrt(len(z)))
-    distance = math.hypot(*(norm_of(model[part].double() - z[part]) for part in parts(len(z))))
+    distance = math.hypot(
+        *(
+            norm_of(model[part].double() - (0.0 if is_difference else z[part]))
+            for part in parts(len(model))
+        )
+    )
     if not distance <= bound:
         raise Refused(
             "far",
@@ -154,6 +162,21 @@ def check_reach(model: Tensor, z: Tensor, limits: TrustLimits) -> None:
             f" = {limits.reach:g} allows {bound:g}; check the data and device_step of who sent it,"
             " or raise the limit",
         )
+
+
+def check_sent(
+    upload: Tensor, bound: Bound, model: Tensor, limits: TrustLimits, roundings: float = 2.0
+) -> None:
+    """Refuse what one device, or the mean of some, has sent to a server with this model: its
+    vectors must be in X, if the plan has projected them, and within reach.
+    """
+    z, p = model[: bound.layout.size_F], bound.layout.size_P
+    for sent in bound.method.sends:
+        vector = bound.upload.views(upload)[sent.name]
+        if sent.name in bound.in_set:
+            check_within(vector[:p], bound.method.projection, roundings)
+        is_difference = sent.difference or isinstance(sent.width, int)
+        check_reach(vector, z, limits, is_difference=is_difference)
 
 
 def check_weight(weight: float, weights: Sequence[float], everybody: bool) -> None:

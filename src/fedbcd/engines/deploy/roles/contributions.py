@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.cloud import absorb
-from fedbcd.algorithm.variants import Algorithm
-from fedbcd.compute.steps import stepped
+from fedbcd.algorithm.method import Bound
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.parts import in_parts, parts
 from fedbcd.engines.deploy.roles.store import Store
@@ -19,61 +18,77 @@ class Sum:
     ones: as in simulation.
     """
 
-    def __init__(self, start: Tensor, weights: Sequence[float], members: bool) -> None:
-        self.members = members
-        self._vector: Callable[[], Tensor | None] = lambda: (
-            None
-        )  # the latest `vector`, as long as somebody holds it
-        self.weight = float(sum(weights)) if members else 0.0
+    def __init__(self, start: Tensor, weights: Sequence[float], bound: Bound) -> None:
+        """Of members with these weights, each of which contributes `start`."""
+        self.of_members = bound.method.counts == "members"
+        self._bound = bound
+        # the latest `vector`, as long as somebody holds it
+        self._vector: Callable[[], Tensor | None] = lambda: None
+        self.members = len(weights)
+        self.weight = float(sum(weights)) if self.of_members else 0.0
+        self.count = len(weights) if self.of_members else 0
         self.total = start.double().mul_(self.weight)
 
     def open(self) -> None:
         """A phase begins: where only the active ones count, there are none yet."""
-        if not self.members:
+        if not self.of_members:
             self._changes()
             self.total.zero_()
-            self.weight = 0.0
+            self.weight, self.count = 0.0, 0
 
     def absorb(self, weight: float, after: Tensor, before: Tensor | None) -> None:
         """Count an upload."""
         self._changes()
         for part in parts(len(self.total)):
             absorb(self.total[part], weight, after[part], None if before is None else before[part])
-        if not self.members:
+        if not self.of_members:
             self.weight += weight
+            self.count += 1
 
-    def step(self, algorithm: Algorithm, mixed: Tensor) -> Tensor:
+    def step(self, mixed: Tensor) -> Tensor:
         """Eq. (6b)."""
+        counted = self.weight, self.count, self.members
 
         def compute(part: slice) -> Tensor:
-            return stepped(algorithm, mixed[part].double(), self.total[part], self.weight, DTYPE)
+            z, total = mixed[part].double(), self.total[part]
+            return self._bound.stepped(z, total, *counted).to(DTYPE)
 
+        if not self._bound.by_value:
+            return compute(slice(None))
         return in_parts(len(mixed), DTYPE, compute)
 
-    def change(self, weight: float, model: Tensor) -> None:
-        """A member comes, or goes (`weight` is then negative, in what 0.1.0 wrote)."""
-        if self.members:
-            self._changes()
+    def change(self, weight: float, model: Tensor, members: int) -> None:
+        """A member comes, or goes (`weight` is then negative, in what 0.1.0 wrote), and there are
+        so many.
+        """
+        self._changes()
+        self.members = members
+        if self.of_members:
             for part in parts(len(self.total)):
                 absorb(self.total[part], weight, model[part], None)
             self.weight += weight
+            self.count = members
 
-    def form(self, contributions: Iterable[tuple[float, Tensor]]) -> None:
+    def form(self, contributions: Iterable[tuple[float, Tensor]], members: int) -> None:
         """Of these contributions with their weights, in order, whatever was in it before."""
-        if self.members:
-            self._changes()
+        self._changes()
+        self.members = members
+        if self.of_members:
             self.total.zero_()
             self.weight = 0.0
             for weight, model in contributions:
-                self.change(weight, model)
+                self.change(weight, model, members)
 
     def vector(self) -> Tensor:
-        """Both as one float64 vector, the weight last; the same one while it is on its way, however
+        """All as one float64 vector: total, weight and, where the server step asks for them, how
+        many count and how many members there are. The same one while it is on its way, however
         often it is sent.
         """
         vector = self._vector()
         if vector is None:
-            vector = torch.cat([self.total, torch.tensor([self.weight], dtype=torch.float64)])
+            more = [self.count, self.members] if self._bound.needs_counts else []
+            counted = torch.tensor([self.weight, *more], dtype=torch.float64)
+            vector = torch.cat([self.total, counted])
             self._vector = weakref.ref(vector)
         return vector
 
@@ -83,7 +98,10 @@ class Sum:
     def load(self, vector: Tensor) -> None:
         """The inverse of `vector`."""
         self._changes()
-        self.total, self.weight = vector[:-1].clone(), float(vector[-1])
+        size = self._bound.upload.size
+        self.total, (self.weight, *more) = vector[:size].clone(), vector[size:].tolist()
+        if more:
+            self.count, self.members = map(int, more)
 
 
 class Copies:
@@ -93,11 +111,11 @@ class Copies:
 
     def __init__(self, store: Store, blueprint: Blueprint) -> None:
         self._store = store
-        self._start = blueprint.start
-        self._personal = blueprint.algorithm.personal
+        self._start = blueprint.bound.first_upload(blueprint.start)
+        self._keeps = blueprint.bound.keeps_last
         self._counted: dict[
             int, str
-        ] = {}  # device -> what its server's sum holds of it; missing: x(0)
+        ] = {}  # device -> what its server's sum holds of it; missing: as at x(0)
         self._held: dict[int, str] = {}  # device -> an upload that is accepted and not yet counted
         # weight, before and after of what is absorbed and not yet in the sum
         self.uncounted: list[tuple[float, str, str]] = []
@@ -116,23 +134,23 @@ class Copies:
         old, new = self._counted.get(device, ""), self._held.pop(device)
         self._counted[device] = new
         self.uncounted.append((weight, old, new))
-        self._obsolete += [old, *([] if self._personal else [new])]
+        self._obsolete += [old, *([] if self._keeps else [new])]
 
     def count(self, total: Sum) -> None:
         """Into the sum what is not in it yet; after a crash, again."""
         for weight, old, new in self.uncounted:
-            before = self.tensor(old) if total.members else None
+            before = self.tensor(old) if total.of_members else None
             total.absorb(weight, self.tensor(new), before)
         self.uncounted = []
 
     def admit(self, device: int, number: int) -> None:
         """A new member, by the number of the transition that made it one."""
-        if self._personal:
+        if self._keeps:
             self._counted[device] = f"a/{device}/{number}"
 
     def keep_start(self, device: int, model: Tensor) -> None:
         """What a new member starts from."""
-        if self._personal:
+        if self._keeps:
             self._store.save(self._counted[device], model)
 
     def dismiss(self, device: int) -> None:
@@ -164,7 +182,7 @@ class Copies:
 
     def find_obsolete(self) -> None:
         """After a crash: what can go when the sum is saved next."""
-        needed = {*self._held.values(), *(self._counted.values() if self._personal else ())}
+        needed = {*self._held.values(), *(self._counted.values() if self._keeps else ())}
         self._obsolete = [
             name
             for name in self._store.names()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbcd.algorithm.method import Absolute, Relative
 from fedbcd.compute.steps import mixed_models, stepped_globally
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.base import Role
@@ -19,6 +20,7 @@ from fedbcd.engines.deploy.roles.checks import (
     check_norm,
     check_reach,
     check_run,
+    check_sent,
     check_weight,
     check_within,
     finite,
@@ -62,7 +64,7 @@ class CoordinatorRole(Role):
         super().__init__(COORDINATOR, store, blueprint, limits)
         self.rounds = rounds
         self.machine = blueprint.coordinator_machine()
-        self.z = blueprint.start  # Sync-cloud: the one global model
+        self.z = blueprint.first_model  # Sync-cloud: the one global model
         self._current: ModelRef = ref("z", 0)
         self._heard: dict[int, ServerReady] = {}
         self._said: dict[int, ModelRef] = {}
@@ -159,8 +161,7 @@ class CoordinatorRole(Role):
         return super().receive(letter, now, refused)
 
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:  # noqa: ARG002
-        size = self.blueprint.size_F
-        return (size + 1, torch.float64) if self.blueprint.cloud.sync else (size, DTYPE)
+        return self.blueprint.report
 
     def _check(self, letter: Letter) -> str | None:
         """What a server reports is checked as an upload is: its model, or the mean of which it
@@ -173,24 +174,29 @@ class CoordinatorRole(Role):
         assert letter.model is not None
         if event.server >= len(plan.servers) or not self._is_news(event):
             return remark
-        model = self._mean(event.server, letter.model) if plan.cloud.sync else letter.model
-        if model is None:
-            return remark
-        check_within(
-            model[: plan.size_P], plan.algorithm.projection, _roundings(plan, event.server)
-        )
-        check_reach(model, self.z if plan.cloud.sync else self._answered(event.server), self.limits)
-        return check_norm(model, self.limits)
+        roundings = _roundings(plan, event.server)
+        if plan.cloud.sync:
+            mean = self._mean(event.server, letter.model)
+            if mean is None:
+                return remark
+            check_sent(mean, plan.bound, self.z, self.limits, roundings)
+            return check_norm(mean, self.limits)
+        z = letter.model[: plan.size_F]
+        if plan.bound.in_set and isinstance(plan.method.step, Relative | Absolute):
+            check_within(z[: plan.size_P], plan.method.projection, roundings)
+        check_reach(letter.model, self._answered(event.server), self.limits)
+        return check_norm(z, self.limits)
 
     def _mean(self, server: int, vector: Tensor) -> Tensor | None:
         """Of those that a sum counts, whose weights must be those of devices of its server; None if
         it counts nobody.
         """
-        total, weight, weights = vector[:-1], float(vector[-1]), self.blueprint.weights()
+        size, weights = self.blueprint.bound.upload.size, self.blueprint.weights()
+        total, weight = vector[:size], float(vector[size])
         check_weight(
             weight,
             [weights[device] for device in self.blueprint.servers[server]],
-            self.blueprint.algorithm.counts == "members",
+            self.blueprint.method.counts == "members",
         )
         if weight == 0.0:
             if bool(total.any()):
@@ -204,7 +210,7 @@ class CoordinatorRole(Role):
         """The model that this server was last sent."""
         handle = self._said.get(server)
         if handle is None:
-            return self.blueprint.start
+            return self.blueprint.first_model
         return self._fresh[handle] if handle in self._fresh else self.store.tensor(handle)
 
     def _apply(
@@ -253,7 +259,7 @@ class CoordinatorRole(Role):
 
     def _mix(self, command: MixModels, reports: Sequence[Tensor]) -> None:
         """Eq. (6a)."""
-        size = self.blueprint.size_F
+        size = self.blueprint.bound.model.size
         weights = self.blueprint.cloud.weights(command.round, command.servers)
 
         def mixed(part: slice) -> dict[ModelRef, Tensor]:
@@ -264,19 +270,18 @@ class CoordinatorRole(Role):
 
     def _step(self, command: StepGlobal, reports: Sequence[Tensor]) -> None:
         """Eq. (5), from the sums of all servers."""
-        algorithm, z, weights = (
-            self.blueprint.algorithm,
-            self.z,
-            [float(report[-1]) for report in reports],
-        )
+        bound, z = self.blueprint.bound, self.z
+        size = bound.upload.size
+        weight, count, members = (
+            [*map(sum, zip(*(report[size:].tolist() for report in reports), strict=True)), 0, 0]
+        )[:3]
 
         def step(part: slice) -> Tensor:
-            total_VF = torch.stack([report[part] for report in reports])
-            return stepped_globally(
-                algorithm, z[part], total_VF, weights, command.iterations, DTYPE
-            )
+            total_VU = torch.stack([report[:size][part] for report in reports])
+            counted = weight, int(count), int(members)
+            return stepped_globally(bound, z[part], total_VU, counted, command.iterations)
 
-        self.z = in_parts(self.blueprint.size_F, DTYPE, step)
+        self.z = in_parts(len(z), DTYPE, step) if bound.by_value else step(slice(None))
         self.store.save(command.result, finite(self.z, command.result, self.actor))
         self._drop(self._current)
         self._current = command.result
@@ -313,8 +318,8 @@ def _roundings(plan: Blueprint, server: int) -> float:
     """How often a model of the cloud may have been rounded: twice on its device, and twice in
     each step, of which 1 - eta_z stays.
     """
-    algorithm, weights = plan.algorithm, plan.weights()
-    step = algorithm.server_step
-    if algorithm.server_step_form == "absolute":
-        step *= min(weights[device] for device in plan.servers[server])
-    return 2.0 + 2.0 / min(step, 1.0)
+    step, weights = plan.method.step, plan.weights()
+    length = step.step if isinstance(step, Relative | Absolute) else 1.0
+    if isinstance(step, Absolute):
+        length *= min(weights[device] for device in plan.servers[server])
+    return 2.0 + 2.0 / min(length, 1.0)

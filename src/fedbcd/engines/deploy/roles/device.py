@@ -45,20 +45,19 @@ from fedbcd.protocol.messages import (
 from fedbcd.schedule.work import Session
 
 Work = Train | Pull | TrainOffline
-BEFORE = {
-    "x": "before",
-    "x_prev": "before_prev",
-}  # tensors in the store, and those set aside for them while an upload is unanswered
+Kept = dict[str, Tensor]  # what a device keeps, by slot
 
 
 @dataclass(frozen=True)
 class WorkDone:
-    """What a piece of work gave."""
+    """What a piece of work gave: what is kept, and what is uploaded (nothing after an offline
+    round).
+    """
 
     work: Work
     event: Trained | OfflineTrained | Failed
-    x: Tensor
-    prev: Tensor
+    kept: Kept
+    upload: Tensor | None = None
     trouble: str = ""  # why it failed
 
 
@@ -66,8 +65,7 @@ class _DueWork(NamedTuple):
     """What a piece of work starts from."""
 
     work: Work
-    x: Tensor
-    prev: Tensor
+    kept: Kept
     z: Tensor | None
 
 
@@ -88,10 +86,14 @@ class DeviceRole(Role):
         self.device = device
         self.home = self.machine.server
         self.work: Work | None = None
-        self.x = (
-            blueprint.start
-        )  # no vector is ever changed in place: letters, memory and work share them
-        self.prev = self.x[: blueprint.size_P]
+        bound = blueprint.bound
+        # no vector is ever changed in place: letters, memory and work share them
+        self.kept: Kept = {
+            slot.name: bound.first(slot, blueprint.start) for slot in bound.method.slots
+        }
+        self.upload = bound.first_upload(blueprint.start)  # the latest
+        # in the store it is x where it is nothing else
+        self._upload_name = "x" if bound.uploads_x else "upload"
         self._trainer = _trainer(blueprint, device, data)
         self._anchor: tuple[ModelRef, Tensor] | None = None  # z_n of the activation under way
         self._done: WorkDone | None = None  # while it is taken over
@@ -141,47 +143,44 @@ class DeviceRole(Role):
         try:
             return self._computed(task)
         except NumericalError as error:
-            return WorkDone(
-                task.work, Failed(session=task.work.session), task.x, task.prev, str(error)
-            )
+            failed = Failed(session=task.work.session)
+            return WorkDone(task.work, failed, task.kept, trouble=str(error))
 
     def _computed(self, task: _DueWork) -> WorkDone:
-        work, z = task.work, task.z
-        steps = draws.steps(
-            self.blueprint.seed, self.device, work.session, *self.blueprint.algorithm.steps
-        )
+        work, method = task.work, self.blueprint.method
+        steps = draws.steps(self.blueprint.seed, self.device, work.session, *method.steps)
         if isinstance(work, TrainOffline):
-            x, prev = self._run(
-                Session(self.device, work.session, steps, None, offline=True),
-                task.x,
-                task.prev,
-                None,
-            )
-            return WorkDone(work, OfflineTrained(session=work.session, steps=steps), x, prev)
-        assert z is not None
-        anchor = z[: self.blueprint.size_P]
-        start, before = (task.x, task.prev) if self.blueprint.algorithm.personal else (z, anchor)
-        x, prev = self._run(
-            Session(self.device, work.session, steps, work.model, offline=False),
-            start,
-            before,
-            anchor,
-        )
-        return WorkDone(work, Trained(activation=work.activation, steps=steps), x, prev)
+            job = Session(self.device, work.session, steps, None, offline=True)
+            after = self._run(job, task)
+            event: Trained | OfflineTrained = OfflineTrained(session=work.session, steps=steps)
+            return WorkDone(work, event, self._slots_of(after))
+        job = Session(self.device, work.session, steps, work.model, offline=False)
+        after = self._run(job, task)
+        event = Trained(activation=work.activation, steps=steps)
+        upload = self._finite(self.blueprint.bound.uploaded(after)[0], job)
+        return WorkDone(work, event, self._slots_of(after), upload)
 
-    def _run(
-        self, job: Session, x: Tensor, prev: Tensor, anchor: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        after, before = self._trainer.run(
-            [job], x[None], prev[None], None if anchor is None else anchor[None]
-        )
-        place = first_not_finite(after[0])  # of buffers, too
+    def _run(self, job: Session, task: _DueWork) -> dict[str, Tensor]:
+        """All vectors after a session, one row each."""
+        registers = {name: vector[None] for name, vector in task.kept.items()}
+        if task.z is not None and not job.offline:
+            registers |= self.blueprint.bound.heard.views(task.z[None])
+        after = self._trainer.run([job], registers)
+        for slot in self.blueprint.method.slots:
+            self._finite(after[slot.name][0], job)  # buffers, too
+        return after
+
+    def _finite(self, vector: Tensor, job: Session) -> Tensor:
+        place = first_not_finite(vector)
         if place is not None:
             raise NumericalError(
-                f"value {place} of the model of {self.actor} is {float(after[0, place])} after"
+                f"value {place} of the model of {self.actor} is {float(vector[place])} after"
                 f" session {job.session}"
             )
-        return after[0], before[0]
+        return vector
+
+    def _slots_of(self, after: dict[str, Tensor]) -> Kept:
+        return {slot.name: after[slot.name][0] for slot in self.blueprint.method.slots}
 
     def finish(self, done: WorkDone, now: float) -> list[Letter]:
         """Take over what `compute` gave; what was overtaken meanwhile is left out."""
@@ -212,9 +211,10 @@ class DeviceRole(Role):
         return super()._check(letter)
 
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
-        if isinstance(event, Restored) and not self.blueprint.algorithm.personal:
-            return None
-        return super()._size_of(event)
+        bound = self.blueprint.bound
+        if isinstance(event, Restored):
+            return (bound.upload.size, DTYPE) if bound.keeps_last else None
+        return (bound.heard.size, DTYPE) if hasattr(event, "model") else None
 
     def _apply(
         self,
@@ -242,17 +242,19 @@ class DeviceRole(Role):
             self._set_aside()
         if isinstance(event, Trained | OfflineTrained):
             assert self._done is not None
-            self._keep(self._done.x, self._done.prev)
+            self._keep(self._done.kept, self._done.upload)
         elif any(isinstance(command, Undo) for command in commands):
             self._put_back()
-        elif restored is not None and self.blueprint.algorithm.personal:
-            self._keep(restored, restored[: self.blueprint.size_P])
+        elif restored is not None:
+            bound, start = self.blueprint.bound, self.blueprint.start
+            slots = bound.method.slots
+            self._keep({slot.name: bound.begun(slot, restored, start) for slot in slots}, None)
 
     def _tidy(self, event: Event, model: Tensor | None) -> None:
         """Keep what is needed next, and nothing else."""
         if self.machine.state is not DeviceState.UPLOADING:
-            for name in BEFORE.values():
-                self._drop(name)
+            for name in self.kept:
+                self._drop(_before(name))
         wanted = self._wanted()
         if self._anchor is not None and self._anchor[0] != wanted:
             self._anchor = None
@@ -265,29 +267,33 @@ class DeviceRole(Role):
 
     def _set_task(self) -> None:
         z = None if self._anchor is None else self._anchor[1]
-        self._task = None if self.work is None else _DueWork(self.work, self.x, self.prev, z)
+        self._task = None if self.work is None else _DueWork(self.work, self.kept, z)
 
-    def _keep(self, x: Tensor, prev: Tensor) -> None:
-        self.x, self.prev = x, prev
-        self.store.save("x", self.x)
-        self.store.save("x_prev", self.prev)
+    def _keep(self, kept: Kept, upload: Tensor | None) -> None:
+        self.kept = kept
+        for name, vector in kept.items():
+            self.store.save(name, vector)
+        if upload is not None:
+            self.upload = upload
+            if self._upload_name not in kept:
+                self.store.save(self._upload_name, upload)
 
     def _set_aside(self) -> None:
         """Keep what was there before an activation until its upload has been answered."""
-        for (name, before), tensor in zip(BEFORE.items(), (self.x, self.prev), strict=True):
+        for name, vector in self.kept.items():
             if name in self.store.names():
-                self.store.rename(name, before)
+                self.store.rename(name, _before(name))
             else:
-                self.store.save(before, tensor)  # x(0)
+                self.store.save(_before(name), vector)  # as at the start
 
     def _put_back(self) -> None:
         """What was there before the activation; an upload of 0.1.0, which set nothing aside, is
         left as it is.
         """
-        if {*BEFORE.values()} <= {*self.store.names()}:
-            self.x, self.prev = (self.store.tensor(before) for before in BEFORE.values())
-            for name, before in BEFORE.items():
-                self.store.rename(before, name)
+        if {*map(_before, self.kept)} <= {*self.store.names()}:
+            self.kept = {name: self.store.tensor(_before(name)) for name in self.kept}
+            for name in self.kept:
+                self.store.rename(_before(name), name)
 
     def _wanted(self) -> ModelRef | None:
         """The global model that is needed, now or after the offline round under way."""
@@ -302,14 +308,20 @@ class DeviceRole(Role):
 
     def _load(self) -> None:
         names = self.store.names()
-        if "x" in names:
-            self.x, self.prev = self.store.tensor("x"), self.store.tensor("x_prev")
+        self.kept |= {name: self.store.tensor(name) for name in self.kept if name in names}
+        if self._upload_name in names:
+            self.upload = self.store.tensor(self._upload_name)
         if "z" in names:
             self._anchor = (self._wanted() or "", self.store.tensor("z"))
         self._set_task()
 
     def _tensor(self, to: Actor, message: Event) -> Tensor | None:  # noqa: ARG002
-        return self.x if isinstance(message, Uploaded) else None
+        return self.upload if isinstance(message, Uploaded) else None
+
+
+def _before(name: str) -> str:
+    """In the store: what was kept under this name before the upload that is unanswered."""
+    return f"before/{name}"
 
 
 class _OwnFederation:
@@ -337,7 +349,7 @@ def _trainer(blueprint: Blueprint, device: int, data: OwnData) -> Trainer:
     objective = Objective(data.module.to(DTYPE), data.loss)
     own = _OwnFederation(blueprint.devices, data)
     trainer = Trainer(
-        own, blueprint.algorithm, objective, blueprint.seed, blueprint.start, max_batch=1
+        own, blueprint.method, objective, blueprint.seed, blueprint.start, max_batch=1
     )
     trainer.check_vectorised(blueprint.start)
     return trainer

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.base import Role
-from fedbcd.engines.deploy.roles.blueprint import Blueprint
+from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.checks import (
     TrustLimits,
-    check_reach,
     check_run,
-    check_within,
+    check_sent,
     finite,
     is_store_id,
 )
@@ -79,14 +79,10 @@ class ServerRole(Role):
         super().__init__(server_actor(server), store, blueprint, limits)
         self.machine = blueprint.server_machine(server)
         self.server = server
-        self.z = blueprint.start
-        self._weights = blueprint.weights()
-        counts_members = blueprint.algorithm.counts == "members"
-        self._sum = Sum(
-            blueprint.start,
-            [self._weights[device] for device in self.machine.members],
-            counts_members,
-        )
+        self.z = blueprint.first_model
+        self._weights, bound = blueprint.weights(), blueprint.bound
+        weights = [self._weights[device] for device in self.machine.members]
+        self._sum = Sum(bound.first_upload(blueprint.start), weights, bound)
         self._copies = Copies(store, blueprint)
         self._current = self._first = self.machine.model  # of z, and of x(0)
         self._granted: dict[
@@ -189,9 +185,14 @@ class ServerRole(Role):
             event.device, event.activation
         ):
             assert letter.model is not None
-            check_within(letter.model[: self.blueprint.size_P], self.blueprint.algorithm.projection)
-            check_reach(letter.model, self.z, limits)
+            check_sent(letter.model, self.blueprint.bound, self.z, limits)
         return remark
+
+    def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
+        if not hasattr(event, "model"):
+            return None
+        bound = self.blueprint.bound
+        return (bound.upload if isinstance(event, Uploaded) else bound.model).size, DTYPE
 
     def _instead_of(self, event: Event, failed: Refused) -> Event | None:
         """An upload that is refused ends its activation: nobody waits for it, and the device is
@@ -241,7 +242,8 @@ class ServerRole(Role):
                 is_mixed = isinstance(event, Mixed) and event.model == command.mixed
                 mixed = model if is_mixed else self.z
                 assert mixed is not None
-                self.z = self._sum.step(self.blueprint.algorithm, mixed)
+                stepped = self.blueprint.method.order == "step, mix"
+                self.z = mixed if stepped else self._sum.step(mixed)
             case AdoptModel():
                 assert model is not None
                 self.z = model
@@ -257,17 +259,16 @@ class ServerRole(Role):
         if self._reported and self._report is None:
             self._report = self._sum.vector()
             self.store.save(REPORT, self._report)
-        weight = self._weights[command.device]
+        weight, members = self._weights[command.device], sorted(self.machine.members)
         if isinstance(command, Admit):
-            self._copies.keep_start(command.device, self.z)
-            self._sum.change(weight, self.z)
+            first = self.blueprint.bound.first_upload(self.z[: self.blueprint.size_F])
+            self._copies.keep_start(command.device, first)
+            self._sum.change(weight, first, len(members))
         elif not command.anew:
-            self._sum.change(-weight, self._copies.counted(command.device))
+            self._sum.change(-weight, self._copies.counted(command.device), len(members))
         else:
-            members = sorted(self.machine.members)
-            self._sum.form(
-                (self._weights[device], self._copies.counted(device)) for device in members
-            )
+            contributions = ((self._weights[i], self._copies.counted(i)) for i in members)
+            self._sum.form(contributions, len(members))
 
     def _checkpoint(self) -> None:
         """Save the sum; what only its making needed can go."""
@@ -295,7 +296,7 @@ class ServerRole(Role):
             case AdoptModel():
                 self._reported, self._report = False, None
                 self._drop(REPORT)
-            case Admit() if self.blueprint.algorithm.personal:
+            case Admit() if self.blueprint.bound.keeps_last:
                 self._unstarted.add(command.device)
             case Dismiss():
                 self._copies.dismiss(command.device)
@@ -320,16 +321,18 @@ class ServerRole(Role):
             case ServerReady() if self.blueprint.cloud.sync:
                 return self._sum.vector() if self._report is None else self._report
             case ServerReady():
-                return self.z
-            case Activated() if message.model == self._current:
-                return self.z
-            case Activated() if message.model == self._first:
-                return self.blueprint.start
+                stepped = self.blueprint.method.order == "step, mix"
+                return self._sum.step(self.z) if stepped else self.z
             case Activated():
-                return self.store.tensor(message.model)
-            case Restored() if self.blueprint.algorithm.personal:
+                return self._model(message.model)[: self.blueprint.bound.heard.size]
+            case Restored() if self.blueprint.bound.keeps_last:
                 return self._copies.accepted(number_of(to))
         return None
+
+    def _model(self, handle: ModelRef) -> Tensor:
+        if handle == self._current:
+            return self.z
+        return self.blueprint.first_model if handle == self._first else self.store.tensor(handle)
 
     # ---------------------------------------------------------------------------------------------
     # recovery

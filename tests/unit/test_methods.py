@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import fedbcd as fb
+from fedbcd.algorithm.method import Relative
+from fedbcd.algorithm.methods import ALGORITHMS
 from fedbcd.algorithm.projection import PROJECTIONS
-from fedbcd.algorithm.variants import ALGORITHMS, cloud_weights, penalties
 from fedbcd.config import choose
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
+from support.methods import method_of
 
 Personal = type[fb.FedBCD] | type[fb.FedBCDI]
 Kind = type[fb.FedBCD] | type[fb.FedBCDI] | type[fb.FedProx] | type[fb.FedAvg]
@@ -50,13 +52,13 @@ def test_the_defaults_are_the_experiments() -> None:
             (1, 5),
         )
         assert algorithm.projection == fb.NoProjection()
-    assert [a.penalty for a in (fb.FedBCD(), fb.FedBCDI(), fb.FedProx(), fb.FedAvg())] == [
+    assert [method_of(kind()).penalty for kind in EVERY] == [
         1.0,
         0.2,
         5.0,
         0.0,
     ]
-    assert [a.momentum for a in (fb.FedBCD(), fb.FedBCDI(), fb.FedProx(), fb.FedAvg())] == [
+    assert [method_of(kind()).momentum for kind in EVERY] == [
         0.9,
         0.9,
         0.9,
@@ -80,13 +82,15 @@ def test_who_counts_and_who_keeps_a_model() -> None:
     """SPEC items 5 and 8: FedBCD counts all members, the others the active; FedAvg and FedProx keep
     one model everywhere.
     """
-    assert [(kind.counts, kind.personal, kind.offline) for kind in EVERY] == [
+    methods = [method_of(kind()) for kind in EVERY]
+    found = [(method.counts, method.has_personal, bool(method.offline)) for method in methods]
+    assert found == [
         ("members", True, False),
         ("active", True, True),
         ("active", False, False),
         ("active", False, False),
     ]
-    assert [kind.server_step for kind in (fb.FedProx, fb.FedAvg)] == [1.0, 1.0]
+    assert [method_of(kind()).step for kind in (fb.FedProx, fb.FedAvg)] == [Relative(1.0)] * 2
 
 
 @every_algorithm
@@ -217,23 +221,23 @@ def test_fedavg_has_no_penalty_momentum_or_server_step(setting: dict[str, float]
 )
 def test_by_default_eight_of_ten_are_available(members: int, expected: int) -> None:
     """SPEC item 7: 'available: 8 of 10'."""
-    assert fb.FedBCDI().available_of(members) == expected
+    assert method_of(fb.FedBCDI()).available_of(members) == expected
 
 
 def test_as_many_are_available_as_asked_but_no_more_than_there_are() -> None:
-    assert fb.FedBCDI(available=3).available_of(10) == 3
-    assert fb.FedBCDI(available=30).available_of(10) == 10
+    assert method_of(fb.FedBCDI(available=3)).available_of(10) == 3
+    assert method_of(fb.FedBCDI(available=30)).available_of(10) == 10
 
 
 def test_one_penalty_is_every_devices() -> None:
-    gamma = penalties(fb.FedBCD(penalty=0.25), 4)
+    gamma = method_of(fb.FedBCD(penalty=0.25)).penalties(4)
     assert gamma.tolist() == [0.25] * 4
     assert gamma.dtype == torch.float64
 
 
 @pytest.mark.parametrize("given", [[0.5, 1.0, 2.0], (0.5, 1.0, 2.0)])
 def test_devices_may_have_penalties_of_their_own(given: Sequence[float]) -> None:
-    assert penalties(fb.FedProx(penalty=given), 3).tolist() == [0.5, 1.0, 2.0]
+    assert method_of(fb.FedProx(penalty=given)).penalties(3).tolist() == [0.5, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -242,7 +246,7 @@ def test_as_many_penalties_as_devices_or_one(devices: int) -> None:
         ConfigError,
         match=f"penalty has 3 values for {devices} devices; give one for all or one each",
     ):
-        penalties(fb.FedBCD(penalty=[0.5, 1.0, 2.0]), devices)
+        method_of(fb.FedBCD(penalty=[0.5, 1.0, 2.0])).penalties(devices)
 
 
 def test_personal_algorithms_weigh_by_penalty_and_the_baselines_by_data() -> None:
@@ -250,10 +254,10 @@ def test_personal_algorithms_weigh_by_penalty_and_the_baselines_by_data() -> Non
     by data size'.
     """
     sizes = [10, 20, 70]
-    assert cloud_weights(fb.FedBCD(penalty=[1.0, 2.0, 3.0]), sizes).tolist() == [1.0, 2.0, 3.0]
-    assert cloud_weights(fb.FedBCDI(), sizes).tolist() == [0.2] * 3
+    assert method_of(fb.FedBCD(penalty=[1.0, 2.0, 3.0]), sizes).weights(sizes) == [1.0, 2.0, 3.0]
+    assert method_of(fb.FedBCDI(), sizes).weights(sizes) == [0.2] * 3
     for baseline in (fb.FedProx(), fb.FedAvg()):
-        assert cloud_weights(baseline, sizes).tolist() == [10.0, 20.0, 70.0]
+        assert method_of(baseline, sizes).weights(sizes) == [10.0, 20.0, 70.0]
 
 
 # ------------------------------------------------------------------------------------------------

@@ -1,0 +1,225 @@
+"""The methods of the paper, each a frozen value with its settings: FedBCD, FedBCD-I, and the
+baselines FedAvg and FedProx.
+
+Settings are what people write. `method` makes of them what is computed (`algorithm.method`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
+
+from fedbcd.algorithm.device import Contact
+from fedbcd.algorithm.method import (
+    Absolute,
+    Batch,
+    Facts,
+    Method,
+    Relative,
+    ServerStep,
+    Settings,
+    Slot,
+)
+from fedbcd.algorithm.plan import Plan, Pull, Set, Steps, Toward
+from fedbcd.algorithm.projection import PROJECTIONS, NoProjection, Projection
+from fedbcd.config import NESTED
+from fedbcd.errors import ConfigError
+from fedbcd.recorded import Said
+
+Form = Literal["relative", "absolute"]
+X = (Slot("x", restored="x"), Slot("x_prev", "parameters", restored="x"))
+FROM_Z = Set("x", ((1.0, "z"),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DeviceSettings(Said):
+    """Settings that all four share."""
+
+    device_step: float = 0.005  # eta_x
+    batch: Batch = 32  # R; "all" takes exact gradients (Theorem 1(ii))
+    steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high
+    projection: Projection = field(default_factory=NoProjection)  # P_X
+
+    def __post_init__(self) -> None:
+        _freeze_penalty(self)
+        _positive("device_step", self.device_step)
+        if not callable(getattr(self.projection, "project", None)):
+            raise ConfigError(
+                f"projection={self.projection!r} must be a set to project onto, such as fb.Box(-2,"
+                " 2) or fb.NoProjection()"
+            )
+        self._check()
+        self.method(Facts(0, ()))
+
+    def _check(self) -> None:
+        """Bounds of one's own settings."""
+
+    def method(self, facts: Facts) -> Method:
+        """What is computed with these settings."""
+        raise NotImplementedError
+
+    def _made(self, plan: Plan, **more: Any) -> Method:
+        given: dict[str, Any] = {
+            "steps": self.steps,
+            "batch": self.batch,
+            "projection": self.projection,
+        }
+        return Method(name=self.name, plan=plan, **given, **more)
+
+    def _steps(self, **more: Any) -> Steps:
+        return Steps(self.device_step, projection=self.projection, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PersonalSettings(_DeviceSettings):
+    """Settings that FedBCD and FedBCD-I share."""
+
+    penalty: float | Sequence[float] = 1.0  # gamma_i, one for all or one per device
+    momentum: float = 0.9  # zeta
+    server_step: float = 0.5  # eta_z
+    server_step_form: Form = "relative"
+    cloud_iterations: int = 1  # K_z
+
+    def _check(self) -> None:
+        _check_penalty(self.penalty)
+        _check_momentum(self.momentum)
+        _positive("server_step", self.server_step)
+        step, form = self.server_step, self.server_step_form
+        if form not in ("relative", "absolute"):
+            raise ConfigError(f"server_step_form={form!r} must be 'relative' or 'absolute'")
+        if form == "relative" and step > 1:
+            raise ConfigError(
+                f"server_step={step:g} in relative form must be at most 1, where z becomes the"
+                " devices' mean"
+            )
+        if self.cloud_iterations < 1:
+            raise ConfigError(f"cloud_iterations={self.cloud_iterations} must be 1 or more")
+
+    def _made(self, plan: Plan, **more: Any) -> Method:
+        """With personal models that are weighted by gamma_i."""
+        form = Relative if self.server_step_form == "relative" else Absolute
+        step: ServerStep = form(self.server_step)
+        given = {"penalty": self.penalty, "cloud_iterations": self.cloud_iterations, "step": step}
+        return super()._made(plan, slots=X, weight="penalty", **given, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBCD(_PersonalSettings):
+    """Algorithm 1: devices take ASPG steps on g_i(x) + gamma_i/2 ||x - z_n||^2; momentum crosses
+    activations.
+    """
+
+    name: ClassVar[str] = "fedbcd"
+
+    def method(self, facts: Facts) -> Method:  # noqa: ARG002
+        """Algorithm 1, lines 5-11; the inactive members count by their last copies."""
+        steps = self._steps(prev="x_prev", momentum=self.momentum, pulls=(Toward(),))
+        return self._made((steps,), counts="members")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBCDI(_PersonalSettings):
+    """Algorithm 2: devices train offline on g_i alone; an activation takes penalty steps towards
+    z_n.
+    """
+
+    name: ClassVar[str] = "fedbcd-i"
+
+    penalty: float | Sequence[float] = 0.2
+    available: int | None = None  # |Q~_n(t)|; by default 0.8 of a server's members, as in the paper
+    offline_limit: int = 4  # offline rounds in a row without contact
+    momentum_after_contact: Contact = (
+        "kept"  # x - x_prev after penalty steps: as before, "pull": the last step, "restart": none
+    )
+
+    def _check(self) -> None:
+        super()._check()
+        if self.available is not None and self.available < 1:
+            raise ConfigError(
+                f"available={self.available} must be 1 or more; leave it out for 0.8 of the members"
+            )
+        if self.offline_limit < 1:
+            raise ConfigError(
+                f"offline_limit={self.offline_limit} must be 1 or more; use FedBCD for devices that"
+                " never train offline"
+            )
+        if self.momentum_after_contact not in get_args(Contact):
+            known = ", ".join(map(repr, get_args(Contact)))
+            raise ConfigError(
+                f"momentum_after_contact={self.momentum_after_contact!r} is unknown; known: {known}"
+            )
+
+    def method(self, facts: Facts) -> Method:  # noqa: ARG002
+        """Algorithm 2: lines 5-11 offline, without the penalty, and lines 14-18 in contact."""
+        offline = self._steps(prev="x_prev", momentum=self.momentum)
+        contact = self.momentum_after_contact
+        pull = Pull(prev="x_prev", projection=self.projection, contact=contact)
+        return self._made(
+            (pull,),
+            offline=(offline,),
+            offline_limit=self.offline_limit,
+            available=self.available or 0.8,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(_DeviceSettings):
+    """FedProx with ASPG on the devices: start from z with no momentum, stay near it by a penalty,
+    average the models.
+    """
+
+    name: ClassVar[str] = "fedprox"
+
+    penalty: float | Sequence[float] = 5.0
+    momentum: float = 0.9
+
+    def _check(self) -> None:
+        _check_penalty(self.penalty)
+        _check_momentum(self.momentum)
+
+    def method(self, facts: Facts) -> Method:  # noqa: ARG002
+        """K_i ASPG steps from x = x_prev = z."""
+        steps = self._steps(prev="x_prev", momentum=self.momentum, pulls=(Toward(),))
+        plan = (FROM_Z, Set("x_prev", ((1.0, "z"),)), steps)
+        return self._made(plan, slots=(), weight="size", personal="z", penalty=self.penalty)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(_DeviceSettings):
+    """FedAvg: start from z, plain stochastic gradient steps, average the models."""
+
+    name: ClassVar[str] = "fedavg"
+
+    def method(self, facts: Facts) -> Method:  # noqa: ARG002
+        """K_i plain steps from z."""
+        return self._made((FROM_Z, self._steps()), slots=(), weight="size", personal="z")
+
+
+Algorithm = FedBCD | FedBCDI | FedProx | FedAvg | Settings
+ALGORITHMS: dict[str, type[FedBCD] | type[FedBCDI] | type[FedProx] | type[FedAvg]] = {
+    kind.name: kind for kind in (FedBCD, FedBCDI, FedProx, FedAvg)
+}
+NESTED["projection"] = PROJECTIONS
+
+
+def _freeze_penalty(algorithm: Any) -> None:
+    """One penalty per device may come as a list, an array or a tensor; it is kept as a tuple."""
+    values: Any = getattr(algorithm, "penalty", None)
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, list):
+        object.__setattr__(algorithm, "penalty", tuple(float(v) for v in values))
+
+
+def _check_penalty(penalty: float | Sequence[float]) -> None:
+    for value in penalty if isinstance(penalty, Sequence) else (penalty,):
+        _positive("penalty", value)
+
+
+def _check_momentum(momentum: float) -> None:
+    if not 0 <= momentum < 1:
+        raise ConfigError(f"momentum={momentum} must be at least 0 and below 1")
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{name}={value} must be a finite number above 0")
