@@ -10,8 +10,7 @@ the tests.
 """
 
 import functools
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +23,11 @@ from fedbcd.algorithm.device import Rows, Work, aspg, penalty_steps
 from fedbcd.algorithm.method import Sums
 from fedbcd.algorithm.objective import Gradients
 from fedbcd.algorithm.plan import Steps, one_loop
+from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import StackedDevices
+from fedbcd.compute.graphs import Compiler, Program
 from fedbcd.compute.numbers import Numbers
-from fedbcd.errors import ConfigError, NumericalError
+from fedbcd.errors import NumericalError
 from fedbcd.schedule.arrays import Jobs, Outline
 from fedbcd.schedule.events import Simulation
 from fedbcd.schedule.work import Reader
@@ -37,9 +38,6 @@ TOGETHER = (
     512  # jobs of a round that train as one masked batch; more are grouped by their steps ...
 )
 GROUP, BLOCK = 1024, 8  # ... at most so many at a time, in blocks of one server each
-# Kernels are chosen without trying some on the spot: bits that do not change from run to run, and
-# no copies of all models to try them on.
-UNTRIED = {"deterministic": True, "triton.autotune_pointwise": False}
 FEW_ROWS = 8  # that are added one by one
 CHECKED = 256  # models looked at together for numbers that are not finite
 
@@ -55,38 +53,191 @@ class _Shape:
     blocks: int  # equally many jobs of one server in each; 0: they are not counted
 
 
+class _Packing:
+    """How the jobs of a round are cut into batches of fixed shapes."""
+
+    def __init__(self, steps: tuple[int, int], devices: int, servers: int, most: int) -> None:
+        """`most` jobs in a round."""
+        self._steps, self.nobody, self._servers = steps, devices, servers
+        self._most = most
+        self.group = self._group_size()
+
+    def together(self, jobs: Jobs, blocks: int) -> _Shape:
+        """All jobs as one batch: up to the most steps, masked where they differ; a number that
+        varies is rounded up.
+        """
+        low, high = self._steps
+        size = len(jobs.device) if blocks else -(-len(jobs.device) // 16) * 16
+        return _Shape(size, high, not blocks, low < high or not jobs.steps.all(), blocks)
+
+    def groups(self, jobs: Jobs, offline: bool) -> Iterator[tuple[_Shape, Packed]]:
+        """Jobs by their steps, in groups of one size."""
+        packed = jobs.packed
+        for steps in range(self._steps[1], 0, -1):
+            group = packed[:, packed[2] == steps]
+            if not offline:
+                group = self._in_blocks(group)
+            shape = _Shape(self.group, steps, offline, False, 0 if offline else self.group // BLOCK)
+            for k in range(0, group.shape[1], self.group):
+                yield shape, group[:, k : k + self.group]
+
+    def _group_size(self) -> int:
+        """At most `GROUP`, so that the jobs of a round with one number of steps, whole blocks of
+        them, just fill a few groups.
+        """
+        low, high = self._steps
+        expected = self._most / (high - low + 1)
+        usual = expected + 1.5 * expected**0.5 + self._servers * (BLOCK - 1) / 2
+        groups = -(-usual // GROUP)
+        return int(-(-usual // (groups * BLOCK))) * BLOCK
+
+    def _in_blocks(self, packed: Packed) -> Packed:
+        """Jobs by server, each server's filled up to whole blocks."""
+        of_server = (packed[:, packed[3] == server] for server in range(self._servers))
+        return np.concatenate(
+            [self.filled(part, -(-part.shape[1] // BLOCK) * BLOCK) for part in of_server], axis=1
+        )
+
+    def filled(self, packed: Packed, size: int) -> Packed:
+        """With jobs of nobody, up to a fixed number."""
+        missing = size - packed.shape[1]
+        if missing == 0:
+            return packed
+        nobody = np.repeat(np.array([[self.nobody], [0], [0], [0]]), missing, axis=1)
+        return np.concatenate([packed, nobody], axis=1)
+
+
+class _Training:
+    """Jobs of a fixed shape: their models are read, trained and kept."""
+
+    def __init__(self, trainer: Trainer, devices: StackedDevices, compiler: Compiler) -> None:
+        self._trainer, self._method = trainer, trainer.method
+        self._tables, self._compiler = devices.with_nobody, compiler
+        self._dtype, self._p = devices.dtype, trainer.objective.layout.size_P
+        self._nobody = len(trainer.bound.weights)
+
+    def of(self, shape: _Shape) -> Callable[[Tensor, Tensor, Tensor], Tensor | None]:
+        """Such jobs train towards these z, and their losses are added up; the models are returned
+        if nobody keeps them.
+
+        For a model of few layers all steps are compiled together, with the reading and writing of
+        models; for a large one, each step by itself.
+        """
+        step, draw = self._stepper(shape), self._draw
+        whole = shape.steps * len(self._trainer.objective.layout.parameters) <= COMPILED_WHOLE
+        if not whole:
+            step, draw = self._compiler(step), self._compiler(draw)
+
+        def train(jobs_4N: Tensor, z_VF: Tensor, total_loss: Tensor) -> Tensor | None:
+            z_NF = z_VF if len(z_VF) == 1 else z_VF.index_select(0, jobs_4N[3])
+            x, prev = self._models(jobs_4N[0], z_NF, shape.jobs)
+            penalty, per_step = draw(jobs_4N, shape.steps)
+            losses = []
+            for positions, hashes, active in per_step:
+                x, prev, loss = step(
+                    x, prev, z_NF, penalty, positions, hashes, active if shape.masked else None
+                )
+                losses.append(loss)
+            total_loss.add_(torch.stack(losses).sum())
+            if not self._method.has_personal:
+                return x
+            kept, kept_prev = (self._tables[name] for name in ("x", "x_prev"))
+            kept.index_copy_(0, jobs_4N[0], x.to(kept.dtype))
+            kept_prev.index_copy_(0, jobs_4N[0], prev.to(kept.dtype))
+            return None
+
+        return self._compiler(train) if whole else train
+
+    def _draw(
+        self, jobs_4N: Tensor, most: int
+    ) -> tuple[Tensor | float, list[tuple[Tensor, Tensor | None, Tensor]]]:
+        """gamma_i; and for each step: mini-batches, hashes for augmentation, and which jobs are
+        still at work.
+        """
+        device, session, steps, _ = jobs_4N
+        owner = device.clamp(max=self._nobody - 1)
+        batches = self._trainer.batches_of(owner, session, most)
+        per_step = []
+        for k in range(most):
+            hashes = None if batches.hashes is None else batches.hashes[:, k].contiguous()
+            per_step.append((batches.positions[:, k].contiguous(), hashes, (steps > k)[:, None]))
+        return self._trainer.penalty_of(owner), per_step
+
+    def _models(self, device: Tensor, z_NF: Tensor, jobs: int) -> tuple[Tensor, Tensor]:
+        if not self._method.has_personal:
+            x = z_NF.expand(jobs, -1)
+            return x, x[:, : self._p]
+        x, prev = (self._tables[name].index_select(0, device) for name in ("x", "x_prev"))
+        return x.to(self._dtype), prev.to(self._dtype)
+
+    def _stepper(self, shape: _Shape) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+        """One step of all jobs. The gradient is traced, so that a compiler sees plain
+        operations.
+        """
+        plan = one_loop(self._method.offline if shape.offline else self._method.plan)
+        assert plan is not None
+        loop, p = plan.loop, self._p
+        traced = self._trainer.traced_gradients(shape.jobs) if isinstance(loop, Steps) else None
+
+        def step(
+            x_NF: Tensor,
+            prev_NP: Tensor,
+            z_NF: Tensor,
+            penalty: Any,
+            positions: Tensor,
+            hashes: Tensor | None,
+            active: Tensor | None,
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            found: list[Gradients] = []
+
+            def gradient(_: int, ex: Tensor) -> tuple[Tensor, ...]:
+                assert traced is not None
+                found.append(traced(ex, x_NF[:, p:], positions, hashes))
+                # a compiler puts one piece together as it goes
+                return (found[0].gradient_NP,) if self._compiler.wanted else found[0].parts
+
+            z_NP = z_NF[:, :p] if plan.pulled else None
+            rows, work = Rows(x_NF[:, :p], prev_NP), Work([1] * len(x_NF), gradient, z_NP, penalty)
+            if isinstance(loop, Steps):
+                rows = aspg(rows, work, loop.step, loop.momentum, loop.projection)
+            else:
+                rows = penalty_steps(rows, work, loop.projection, loop.contact)
+            loss_N = found[0].loss_N if found else torch.zeros_like(x_NF[:, 0])
+            buffers_NB = found[0].buffers_NB if found else x_NF[:, p:]
+            x = torch.cat([rows.x_NP, buffers_NB], 1) if buffers_NB.shape[1] else rows.x_NP
+            if active is None:
+                return x, rows.prev_NP.contiguous(), loss_N.sum()
+            masked = torch.where(active[:, 0], loss_N, torch.zeros_like(loss_N)).sum()
+            return torch.where(active, x, x_NF), torch.where(active, rows.prev_NP, prev_NP), masked
+
+        return step
+
+
 class Ahead:
     """Plays rounds like `engine.Simulation`: `now`, `round` and `activations` are where it
     stands.
     """
 
     def __init__(self, numbers: Numbers, outline: Outline, compile: bool = False) -> None:
-        self.numbers = numbers
-        self._outline = outline
-        self._compile = compile
+        self.numbers, self._outline, self._method = numbers, outline, numbers.method
         assert isinstance(numbers.devices, StackedDevices)
-        self._devices = numbers.devices
-        self._servers = len(numbers.held)
-        self._method = numbers.method
-        self._trainer = numbers.trainer
+        self._devices, self._servers = numbers.devices, len(numbers.held)
         self._where = numbers.sums.total_VU.device
-        self._programs: dict[Any, _Program] = {}
-        self._not_compiled: set[Callable[..., Any]] = set()
-        self._activations: dict[_Shape, Callable[[Tensor], None]] = {}
-        self._counted, self._mixed = self._fused(self._count), self._fused(self._mix)
-        self._z_VF = numbers.global_VF()[:1].clone() if outline.sync else numbers.global_VF()
-        self._weight_V = torch.tensor(
-            numbers.sums.weight_V, dtype=torch.float64, device=self._where
+        compiler = Compiler(compile)
+        self._packing = _Packing(
+            self._method.steps, len(numbers.weights), self._servers, outline.most_jobs
         )
-        self._share_N = torch.tensor(
-            [*numbers.weights, 0.0], dtype=torch.float64, device=self._where
-        )  # the last is of nobody
-        self._loss = torch.zeros(
-            (), dtype=torch.float64, device=self._where
-        )  # of all steps; here to see that it is finite
-        self._nobody = len(numbers.weights)
-        self._most = outline.most_jobs
-        self._group = self._group_size()
+        self._training = _Training(numbers.trainer, numbers.devices, compiler)
+        self._programs: dict[Any, Program] = {}
+        self._activations: dict[_Shape, Callable[[Tensor], None]] = {}
+        self._counted, self._mixed = compiler(self._count), compiler(self._mix)
+        self._z_VF = numbers.global_VF()[:1].clone() if outline.sync else numbers.global_VF()
+        self._weight_V = self._float64(numbers.sums.weight_V)
+        self._share_N = self._float64([*numbers.weights, 0.0])  # the last is of nobody
+        self._loss = self._float64(0.0)  # of all steps; here to see that it is finite
+
+    def _float64(self, values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=self._where)
 
     @property
     def now(self) -> float:
@@ -109,7 +260,7 @@ class Ahead:
         if planned.offline is not None:
             self._train(planned.offline, offline=True)
         if len(planned.jobs.device) <= TOGETHER:
-            shape = self._together(planned.jobs, blocks=len(planned.servers))
+            shape = self._packing.together(planned.jobs, blocks=len(planned.servers))
             self._run(shape, planned.jobs.packed, then_cloud=True)
             return
         self._train(planned.jobs)
@@ -121,10 +272,10 @@ class Ahead:
         """Bring the numbers up to this moment of the clock, and see that they are finite."""
         late = self._outline.settle()
         if late is not None:
-            self._run(
-                _Shape(self._most, self._method.steps[1], False, True, self._servers),
-                late.packed,
+            shape = _Shape(
+                self._outline.most_jobs, self._method.steps[1], False, True, self._servers
             )
+            self._run(shape, late.packed)
         numbers = self.numbers
         for n, handle in enumerate(numbers.held):
             numbers.models[handle] = self._z_VF[min(n, len(self._z_VF) - 1)]
@@ -155,46 +306,12 @@ class Ahead:
 
     # ---------------------------------------------------------------------------------------------
     # training
-    def _together(self, jobs: Jobs, blocks: int) -> _Shape:
-        """All jobs as one batch: up to the most steps, masked where they differ; a number that
-        varies is rounded up.
-        """
-        low, high = self._method.steps
-        size = len(jobs.device) if blocks else -(-len(jobs.device) // 16) * 16
-        return _Shape(size, high, not blocks, low < high or not jobs.steps.all(), blocks)
-
     def _train(self, jobs: Jobs, offline: bool = False) -> None:
         if len(jobs.device) <= TOGETHER and offline:
-            self._run(self._together(jobs, blocks=0), jobs.packed)
+            self._run(self._packing.together(jobs, blocks=0), jobs.packed)
             return
-        packed = jobs.packed
-        for steps in range(self._method.steps[1], 0, -1):
-            group = packed[:, packed[2] == steps]
-            if not offline:
-                group = self._in_blocks(group)
-            for k in range(0, group.shape[1], self._group):
-                blocks = 0 if offline else self._group // BLOCK
-                self._run(
-                    _Shape(self._group, steps, offline, False, blocks),
-                    group[:, k : k + self._group],
-                )
-
-    def _group_size(self) -> int:
-        """At most `GROUP`, so that the jobs of a round with one number of steps, whole blocks of
-        them, just fill a few groups.
-        """
-        low, high = self._method.steps
-        expected = self._most / (high - low + 1)
-        usual = expected + 1.5 * expected**0.5 + self._servers * (BLOCK - 1) / 2
-        groups = -(-usual // GROUP)
-        return int(-(-usual // (groups * BLOCK))) * BLOCK
-
-    def _in_blocks(self, packed: Packed) -> Packed:
-        """Jobs by server, each server's filled up to whole blocks."""
-        of_server = (packed[:, packed[3] == server] for server in range(self._servers))
-        return np.concatenate(
-            [self._filled(part, -(-part.shape[1] // BLOCK) * BLOCK) for part in of_server], axis=1
-        )
+        for shape, packed in self._packing.groups(jobs, offline):
+            self._run(shape, packed)
 
     def _run(self, shape: _Shape, packed: Packed, then_cloud: bool = False) -> None:
         if shape not in self._activations:
@@ -206,165 +323,33 @@ class Ahead:
             if then_cloud:
                 self._mixed(jobs_4N[3].view(shape.blocks, -1)[:, 0])
 
-        self._program((shape, then_cloud), work, torch.from_numpy(self._filled(packed, shape.jobs)))
-
-    def _filled(self, packed: Packed, size: int) -> Packed:
-        """With jobs of nobody, up to a fixed number."""
-        missing = size - packed.shape[1]
-        if missing == 0:
-            return packed
-        nobody = np.repeat(np.array([[self._nobody], [0], [0], [0]]), missing, axis=1)
-        return np.concatenate([packed, nobody], axis=1)
+        filled = self._packing.filled(packed, shape.jobs)
+        self._program((shape, then_cloud), work, torch.from_numpy(filled))
 
     def _activation(self, shape: _Shape) -> Callable[[Tensor], None]:
-        """Such jobs train, their uploads are counted and their models kept.
-
-        For a model of few layers all steps are compiled together, with the reading and writing of
-        models; for a large one, each step by itself.
-        """
-        step, draw = self._stepper(shape), self._draw
-        whole = shape.steps * len(self._trainer.objective.layout.parameters) <= COMPILED_WHOLE
-        if not whole:
-            step, draw = self._fused(step), self._fused(draw)
-
-        def train(jobs_4N: Tensor) -> Tensor | None:
-            """Returns the models if nobody keeps them."""
-            z_NF = self._z_VF if len(self._z_VF) == 1 else self._z_VF.index_select(0, jobs_4N[3])
-            x, prev = self._models(jobs_4N[0], z_NF, shape.jobs)
-            penalty, per_step = draw(jobs_4N, shape.steps)
-            losses = []
-            for positions, hashes, active in per_step:
-                x, prev, loss = step(
-                    x, prev, z_NF, penalty, positions, hashes, active if shape.masked else None
-                )
-                losses.append(loss)
-            self._loss.add_(torch.stack(losses).sum())
-            if not self._method.has_personal:
-                return x
-            kept, kept_prev = (self._devices.with_nobody[name] for name in ("x", "x_prev"))
-            kept.index_copy_(0, jobs_4N[0], x.to(kept.dtype))
-            kept_prev.index_copy_(0, jobs_4N[0], prev.to(kept.dtype))
-            return None
-
-        train = self._fused(train) if whole else train
+        """Such jobs train, and their uploads are counted."""
+        train = self._training.of(shape)
 
         def activation(jobs_4N: Tensor) -> None:
-            if (
-                shape.blocks and self._method.counts == "members"
-            ):  # an upload replaces the device's last one, its model until now
+            # where members count, an upload replaces the device's last one, its model until now
+            if shape.blocks and self._method.counts == "members":
                 self._counted(shape.blocks, None, jobs_4N, -1.0)
-            x = train(jobs_4N)
+            x = train(jobs_4N, self._z_VF, self._loss)
             if shape.blocks:
                 self._counted(shape.blocks, x, jobs_4N, 1.0)
 
         return activation
 
-    def _draw(
-        self, jobs_4N: Tensor, most: int
-    ) -> tuple[Tensor | float, list[tuple[Tensor, Tensor | None, Tensor]]]:
-        """gamma_i; and for each step: mini-batches, hashes for augmentation, and which jobs are
-        still at work.
-        """
-        device, session, steps, _ = jobs_4N
-        owner = device.clamp(max=self._nobody - 1)
-        batches = self._trainer.batches_of(owner, session, most)
-        per_step = []
-        for k in range(most):
-            hashes = None if batches.hashes is None else batches.hashes[:, k].contiguous()
-            per_step.append((batches.positions[:, k].contiguous(), hashes, (steps > k)[:, None]))
-        return self._trainer.penalty_of(owner), per_step
-
-    def _models(self, device: Tensor, z_NF: Tensor, jobs: int) -> tuple[Tensor, Tensor]:
-        numbers = self.numbers
-        if not self._method.has_personal:
-            x = z_NF.expand(jobs, -1)
-            return x, x[:, : numbers.size_P]
-        tables = self._devices.with_nobody
-        x, prev = (tables[name].index_select(0, device) for name in ("x", "x_prev"))
-        return x.to(numbers.dtype), prev.to(numbers.dtype)
-
-    def _stepper(self, shape: _Shape) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-        """One step of all jobs. The gradient is traced, so that a compiler sees plain
-        operations.
-        """
-        plan = one_loop(self._method.offline if shape.offline else self._method.plan)
-        assert plan is not None
-        loop, pulled = plan.loop, plan.pulled
-        takes_gradients = isinstance(loop, Steps)
-        gradient = self._trainer.traced_gradients(shape.jobs) if takes_gradients else None
-        p = self.numbers.size_P
-
-        def step(
-            x_NF: Tensor,
-            prev_NP: Tensor,
-            z_NF: Tensor,
-            penalty: Any,
-            positions: Tensor,
-            hashes: Tensor | None,
-            active: Tensor | None,
-        ) -> tuple[Tensor, Tensor, Tensor]:
-            buffers_NB = x_NF[:, p:]
-            found: list[Gradients] = []
-
-            def gradients(_: int, ex: Tensor) -> tuple[Tensor, ...]:
-                assert gradient is not None
-                found.append(gradient(ex, buffers_NB, positions, hashes))
-                return (
-                    (found[0].gradient_NP,) if self._compile else found[0].parts
-                )  # a compiler puts one piece together as it goes
-
-            z_NP = z_NF[:, :p] if pulled else None
-            rows, work = Rows(x_NF[:, :p], prev_NP), Work([1] * len(x_NF), gradients, z_NP, penalty)
-            if isinstance(loop, Steps):
-                rows = aspg(rows, work, loop.step, loop.momentum, loop.projection)
-            else:
-                rows = penalty_steps(rows, work, loop.projection, loop.contact)
-            loss = found[0].loss_N if found else torch.zeros_like(x_NF[:, 0])
-            x = (
-                torch.cat([rows.x_NP, found[0].buffers_NB if found else buffers_NB], 1)
-                if buffers_NB.shape[1]
-                else rows.x_NP
-            )
-            if active is None:
-                return x, rows.prev_NP.contiguous(), loss.sum()
-            masked = torch.where(active[:, 0], loss, torch.zeros_like(loss)).sum()
-            return torch.where(active, x, x_NF), torch.where(active, rows.prev_NP, prev_NP), masked
-
-        return step
-
-    def _fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function compiled, if asked for; what cannot be compiled runs as it is."""
-        if not self._compile:
-            return function
-        known = torch._inductor.config.get_config_copy()
-        compiled = torch.compile(
-            function,
-            dynamic=False,
-            options={name: on for name, on in UNTRIED.items() if name in known},
-        )
-
-        def call(*arguments: Any) -> Any:
-            if function in self._not_compiled:
-                return function(*arguments)
-            try:
-                with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=64):
-                    warnings.simplefilter("ignore")
-                    return compiled(*arguments)
-            except (
-                torch._dynamo.exc.TorchDynamoException,
-                torch._inductor.exc.InductorError,
-            ) as error:
-                self._not_compiled.add(function)
-                reason = str(error).strip().partition("\n")[0]
-                warnings.warn(
-                    f"{function.__name__.strip('_')} cannot be compiled and runs as it is"
-                    f" ({reason})",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-                return function(*arguments)
-
-        return call
+    def _program(self, key: Any, function: Callable[[Tensor], None], given: Tensor) -> None:
+        """Record it the first time, and do it for what is given."""
+        if key not in self._programs:
+            changes = (self._z_VF, self.numbers.sums.total_VU, self._weight_V, self._loss)
+            idle = given
+            if given.ndim == 2:
+                none = np.zeros((4, 0), dtype=np.int64)
+                idle = torch.from_numpy(self._packing.filled(none, given.shape[-1]))
+            self._programs[key] = Program(function, idle.to(self._where), changes)
+        self._programs[key].run(given)
 
     def _count(self, blocks: int, x_NF: Tensor | None, jobs_4N: Tensor, sign: float) -> None:
         """Add these models, or those kept, to the servers' sums, in float64; a job without steps
@@ -436,20 +421,6 @@ class Ahead:
         sums = Sums({"x": total}, weight, 0, 0)  # type: ignore[arg-type]  # of every server
         return torch.where(weight == 0.0, mixed, self._method.step({"z": mixed}, sums)["z"])
 
-    # ---------------------------------------------------------------------------------------------
-    # recorded programs
-    def _program(self, key: Any, function: Callable[[Tensor], None], given: Tensor) -> None:
-        program = self._programs.get(key)
-        if program is None:
-            changes = (self._z_VF, self.numbers.sums.total_VU, self._weight_V, self._loss)
-            idle = (
-                torch.from_numpy(self._filled(np.zeros((4, 0), dtype=np.int64), given.shape[-1]))
-                if given.ndim == 2
-                else given
-            )
-            program = self._programs[key] = _Program(function, idle.to(self._where), changes)
-        program.run(given)
-
 
 class AheadWithEvents:
     """Rounds planned ahead, and beside them their events, for the log: time does not depend on
@@ -502,55 +473,3 @@ def _sum_of_rows(blocks_BRF: Tensor) -> Tensor:
     if blocks_BRF.shape[1] > FEW_ROWS:
         return blocks_BRF.sum(1)
     return functools.reduce(torch.add, blocks_BRF.unbind(1))
-
-
-class _Program:
-    """Work on tensors that stay where they are: recorded as a CUDA graph, or called as it is where
-    there is no GPU.
-    """
-
-    WARM_UPS = 2
-
-    def __init__(
-        self, function: Callable[[Tensor], None], idle: Tensor, changes: tuple[Tensor, ...]
-    ) -> None:
-        """`idle` is an input that changes no model; what else the function changes is put back
-        after trying it.
-        """
-        self._function = function
-        self._given = idle
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if idle.is_cuda:
-            saved = [tensor.clone() for tensor in changes]
-            self._record()
-            for tensor, value in zip(changes, saved, strict=True):
-                tensor.copy_(value)
-
-    def _record(self) -> None:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(stream):
-                for _ in range(self.WARM_UPS):
-                    self._function(self._given)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._function(self._given)
-        except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ConfigError(
-                f"this run cannot be recorded for the GPU ({reason}); set ahead=False to play it"
-                " event by event"
-            ) from error
-        self._graph = graph
-
-    def run(self, given: Tensor) -> None:
-        """Do it for this input."""
-        if self._graph is None:
-            self._function(given.to(self._given.device))
-            return
-        self._given.copy_(
-            given.pin_memory(), non_blocking=True
-        )  # otherwise the copy would wait for the work before it
-        self._graph.replay()

@@ -2,12 +2,10 @@
 way.
 """
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,9 @@ import torch
 from fedbcd.algorithm.methods import Algorithm
 from fedbcd.compute.ahead import Ahead, AheadWithEvents
 from fedbcd.compute.backends import Choice, choices
-from fedbcd.compute.certify import CALL, DEVICES, Certificates, Certifier, Ration
-from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.players import NONE, EventPlayer, Player
-from fedbcd.compute.rows import Rows
+from fedbcd.compute.rows import ManyModels, Rows
 from fedbcd.compute.store import devices_of_rounds, stored_in
 from fedbcd.compute.workers import workers
 from fedbcd.config import renamed
@@ -29,7 +25,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.data.measure import Measure, untested
 from fedbcd.engines.cluster.engine import cluster_numbers
 from fedbcd.engines.cluster.options import chosen_cluster
-from fedbcd.engines.look import members_of, row_of, scores_of
+from fedbcd.engines.look import members_of
 from fedbcd.engines.result import Progress, Run, notes_of
 from fedbcd.engines.setup import (
     find_torch_device,
@@ -38,26 +34,19 @@ from fedbcd.engines.setup import (
     make_reader,
     make_schedule,
     products_in,
-    rounds_between_looks,
-    samples_per_round,
     threads_inside_torch,
 )
 from fedbcd.engines.warnings import at_the_border, doubts
+from fedbcd.engines.watcher import Watcher
 from fedbcd.errors import BorderWarning, ConfigError, DivergenceWarning, RecordError
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.record.eventlog import LogWriter
-from fedbcd.record.history import History
 from fedbcd.record.runfolder import Checkpoint, RunFolder, recorded_in
 from fedbcd.schedule.arrays import Outline, why_not_ahead
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.spec import OPTIONS, Cluster, Precision, RunSpec, in_words
-
-MOST_LOOKS, FEWEST_LOOKS = 20, 4  # where the user has not said
-# so many times as long as a look is the training between two; a GPU tests faster than it takes
-# small steps
-ON_GPU = 10.0
 
 
 @renamed(device="torch_device")
@@ -164,53 +153,6 @@ def _numbers(
         yield numbers
 
 
-@dataclass(frozen=True)
-class _Looks:
-    """When to look at the models, and with which certificates."""
-
-    spec: RunSpec
-    # rounds between two looks at least, where the user has not said how many there are to be
-    apart: int
-
-    def fraction(self, round_: int, clock: float) -> float:
-        """How much of the run is done."""
-        rounds, until = self.spec.rounds, self.spec.until_clock
-        return min(1.0, round_ / rounds if rounds is not None else clock / (until or 1.0))
-
-    def is_done(self, round_: int, clock: float) -> bool:
-        """Whether to stop here."""
-        return self.fraction(round_, clock) >= 1.0
-
-    def is_look(
-        self, last: tuple[int, float], before: tuple[int, float], after: tuple[int, float]
-    ) -> bool:
-        """Whether an evaluation falls due between two rounds, the last look having been at
-        `last`.
-        """
-        if self.is_done(*after):
-            return True
-        rounds, looks, every = self.spec.rounds, self.spec.looks, self.spec.evaluate_every
-        if every is not None:
-            return after[0] % every == 0
-        if looks is None:
-            progress = self.fraction(*after) - self.fraction(*last) + 1e-9
-            return progress >= 1 / FEWEST_LOOKS or (
-                progress >= 1 / MOST_LOOKS and after[0] - last[0] >= self.apart
-            )
-        if rounds is not None:
-            return after[0] % max(1, rounds // looks) == 0
-        return int(self.fraction(*before) * looks) < int(self.fraction(*after) * looks)
-
-    def certified_devices(self, row: int) -> int | None:
-        """On how many devices this row of the history is to be certified, as the user has said;
-        None: nothing was said.
-        """
-        if self.spec.certify_every is None and self.spec.certify_devices is None:
-            return None
-        every = 1 if self.spec.certify_every is None else self.spec.certify_every
-        return (self.spec.certify_devices or DEVICES) if every > 0 and row % every == 0 else 0
-
-
 class _Training:
     """One training from start (or checkpoint) to end."""
 
@@ -221,40 +163,24 @@ class _Training:
         numbers: Numbers,
         notice: Callable[[str], None] | None,
     ) -> None:
-        self.federation = federation
-        self.spec = spec
-        self.numbers = numbers
-        device = numbers.sums.total_VU.device
-        self.method = numbers.method
-        slower = () if device.type == "cpu" else (ON_GPU,)
-        self.plan = _Looks(spec, rounds_between_looks(federation, spec, *slower))
-        self.next_devices: Iterator[Collection[int]] = iter(())
-        trainer = self.numbers.trainer
-        reason = trainer.check_vectorised(self.numbers.global_VF()[0])
+        self.federation, self.spec, self.numbers = federation, spec, numbers
+        self.method, self.notice = numbers.method, notice
+        reason = numbers.trainer.check_vectorised(numbers.global_VF()[0])
         if reason is not None and notice is not None:
             notice(
                 f"this model cannot be vectorised, so devices train one after another ({reason})"
             )
-        self.notice = notice
-        together = device.type != "cpu" and not trainer.one_by_one
-        self.evaluator = Evaluator(
-            federation, trainer.objective, device, together, spec.chosen_measure
-        )
-        self.certifier = Certifier(self.numbers, federation.sizes)
-        work = self.method.steps[1] * CALL + samples_per_round(federation, spec)
-        self.ration = Ration(federation.sizes, work)
         self.machines = make_machines(spec, federation)
         self.reader = make_reader(spec, federation)
         self.driver = Driver(self.machines, self.reader)
         self.events = Simulation(self.driver, self._schedule())
         self.player: Player = EventPlayer(numbers, self.events)
+        self.watcher = Watcher(federation, spec, numbers, self.machines)
+        self.next_devices: Iterator[Collection[int]] = iter(())
         self.ahead = self.compile = False
         self.resumed_engine = ""
-        self.history = History()
-        self.scores = Scores((), {})
         self.seconds = 0.0
         self.resumed_at = 0.0  # seconds that went before a resume
-        self.looking = 0.0  # seconds since then that went into evaluation
 
     def choose_player(self) -> None:
         """Without events between rounds if that can be, and pays or is asked for."""
@@ -367,9 +293,9 @@ class _Training:
                 "the checkpoint is damaged: its tensors do not have the digest it names; remove it"
                 " to start over"
             )
-        self.history = checkpoint.history
+        self.watcher.history = checkpoint.history
         self.resumed_engine = checkpoint.engine
-        self.scores = self._scores()
+        self.watcher.test()
         self.seconds = self.resumed_at = checkpoint.seconds
 
     def _play(
@@ -379,30 +305,31 @@ class _Training:
         on_round: Callable[[Progress], None],
         should_stop: Callable[[], bool],
     ) -> bool:
-        player, plan = self.player, self.plan
+        player, watcher = self.player, self.watcher
+        history, looks = watcher.history, watcher.looks
         self._look_ahead()
         began = time.perf_counter() - self.seconds
-        if not self.history:
+        if not history:
             self._warn()
-            self._look()
-        while not plan.is_done(player.round, player.now):
+            watcher.look(player)
+        while not looks.is_done(player.round, player.now):
             before = (player.round, player.now)
             self.numbers.devices.will_need(next(self.next_devices, ()))
             player.play_round()
             after = (player.round, player.now)
-            look = plan.is_look((self.history.last.round, self.history.last.clock), before, after)
+            look = looks.is_look((history.last.round, history.last.clock), before, after)
             if look:
-                self._look()
+                watcher.look(player)
             self.seconds = time.perf_counter() - began
             stop = should_stop()
             every = self.spec.checkpoint_every
             due = look if every is None else after[0] % every == 0
-            if folder is not None and log is not None and (due or stop or plan.is_done(*after)):
+            if folder is not None and log is not None and (due or stop or looks.is_done(*after)):
                 folder.write_checkpoint(self._checkpoint(log))
                 self.numbers.devices.saved_in(folder.checkpoint)
-            on_round(Progress(*after, plan.fraction(*after), self.history.last))
+            on_round(Progress(*after, looks.fraction(*after), history.last))
             if stop:
-                return plan.is_done(*after)
+                return looks.is_done(*after)
         return True
 
     def _look_ahead(self) -> None:
@@ -420,15 +347,15 @@ class _Training:
             self.next_devices = islice(ahead, self.player.round + 1, None)
 
     def _checkpoint(self, log: LogWriter) -> Checkpoint:
-        self._settle()
-        digest = self.numbers.digest()
-        notes = notes_of(self.federation, self.scores.devices, self.scores.homes)
+        self.player.settle()
+        digest, scores = self.numbers.digest(), self.watcher.scores
+        notes = notes_of(self.federation, scores.devices, scores.homes)
         return Checkpoint(
             self.player.round,
             log.sync(),
             self.seconds,
             digest,
-            self.history,
+            self.watcher.history,
             self.numbers.state(),
             notes,
             self._engine(),
@@ -453,104 +380,48 @@ class _Training:
         else:
             warnings.warn(text, category, stacklevel=calls)
 
-    # ---------------------------------------------------------------------------------------------
-    # evaluation
-    def _settle(self) -> None:
-        """Have all work done that has been asked for so far."""
+    def _result(self, finished: bool) -> Run:
         self.player.settle()
-
-    def _scores(self) -> Scores:
-        self._settle()
-        return scores_of(self.numbers, self.machines, self.evaluator)
-
-    def _look(self) -> None:
-        """Add a row to the history."""
-        self._settle()
-        began = time.perf_counter()
-        self.scores = self._scores()
-        row = row_of(self.numbers, self.machines, self.scores, self.player.now, Certificates())
-        self.looking += time.perf_counter() - began
-        found = self._certificates([device for device, _ in members_of(self.machines)])
-        self.history.append(
-            replace(
-                row,
-                round=self.player.round,
-                activations=self.player.activations,
-                **asdict(found),
-            )
+        scores = self.watcher.scores
+        return Run(
+            self.federation,
+            self.watcher.history,
+            self._personal(),
+            self.numbers.global_VF().cpu(),
+            self._summary(),
+            scores.devices,
+            finished,
+            scores.homes,
         )
 
-    def _certificates(self, members: list[int]) -> Certificates:
-        """Those of this row, if it is to have any."""
-        devices = self.plan.certified_devices(len(self.history))
-        if devices is None:
-            devices = self.ration.devices(members, self.player.round, self._certified())
-        return self.certifier.certificates(members, devices) if devices else Certificates()
-
-    def _last_certificates(self) -> dict[str, float]:
-        """Those of the final models, for the summary; empty where there are none."""
-        last = self.history.last
-        found = Certificates(last.gap, last.worst_gap, last.pull, last.spread)
-        if math.isnan(last.pull) and self.spec.certify_every != 0:
-            members = [device for device, _ in members_of(self.machines)]
-            devices = self.ration.devices_at_the_end(members, self.player.round, self._certified())
-            found = self.certifier.certificates(members, self.spec.certify_devices or devices)
-        return {name: value for name, value in asdict(found).items() if not math.isnan(value)}
-
-    def _certified(self) -> int:
-        return sum(not math.isnan(row.pull) for row in self.history)
-
-    def _share(self, seconds: float) -> float:
-        return round(seconds / max(self.seconds - self.resumed_at, seconds, 1e-9), 3)
-
-    def _result(self, finished: bool) -> Run:
-        self._settle()
-        numbers, last = self.numbers, self.history.last
-        home = self.machines.home
+    def _personal(self) -> ManyModels:
+        """The model of every device."""
+        numbers, home = self.numbers, self.machines.home
         x_NF = numbers.personal_NF
         if isinstance(x_NF, Rows):
-            personal = x_NF.kept()
-        else:
-            personal = torch.stack(
-                [
-                    numbers.personal(device, home[device])
-                    for device in range(self.federation.devices)
-                ]
-            ).cpu()
-        certificates = self._last_certificates()
-        border = at_the_border(numbers, [device for device, _ in members_of(self.machines)])
+            return x_NF.kept()
+        devices = range(self.federation.devices)
+        return torch.stack([numbers.personal(device, home[device]) for device in devices]).cpu()
+
+    def _summary(self) -> dict[str, Any]:
+        numbers, watcher, player = self.numbers, self.watcher, self.player
+        certificates = watcher.last_certificates(player.round)
+        border = at_the_border(numbers, watcher.members())
         if border is not None:
-            self._say(border, BorderWarning, calls=7)
+            self._say(border, BorderWarning, calls=8)
         summary = {
             "algorithm": self.method.name,
             "cloud": self.spec.cloud.name,
             "seed": self.spec.seed,
-            "rounds": self.player.round,
-            "clock": self.player.now,
-            "global_accuracy": last.global_accuracy,
-            "personal_accuracy": last.personal_accuracy,
-            "measure": self.spec.chosen_measure,
-            "server_accuracy": [round(score, 6) for score in self.scores.servers],
-            "mean_model_accuracy": self.evaluator.score(
-                numbers.global_VF().double().mean(0).to(self.spec.dtype)
-            ),
+            "rounds": player.round,
+            "clock": player.now,
             "seconds": round(self.seconds, 3),
-            "evaluation_share": self._share(self.looking),
+            **watcher.summary(self.seconds - self.resumed_at),
             "certificates": certificates,
-            "certificate_share": self._share(self.certifier.seconds),
             "digest": numbers.digest(),
             "backend": next(c.backend for c in self.choices() if not c.reason),
             **({} if border is None else {"notices": [border]}),
         }
         if report := numbers.devices.report():
             summary[numbers.devices.engine] = report
-        return Run(
-            self.federation,
-            self.history,
-            personal,
-            numbers.global_VF().cpu(),
-            summary,
-            self.scores.devices,
-            finished,
-            self.scores.homes,
-        )
+        return summary

@@ -1,0 +1,146 @@
+"""Looking at a run: a row of its history from time to time, as often as its spec says, with
+certificates as often as they are cheap.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fedbcd.compute.certify import CALL, DEVICES, Certificates, Certifier, Ration
+from fedbcd.compute.evaluate import Evaluator, Scores
+from fedbcd.compute.numbers import Numbers
+from fedbcd.compute.players import Player
+from fedbcd.data.federation import Federation
+from fedbcd.engines.look import members_of, row_of, scores_of
+from fedbcd.engines.setup import rounds_between_looks, samples_per_round
+from fedbcd.record.history import History
+from fedbcd.schedule.driver import Machines
+from fedbcd.spec import RunSpec
+
+MOST_LOOKS, FEWEST_LOOKS = 20, 4  # where the user has not said
+# so many times as long as a look is the training between two; a GPU tests faster than it takes
+# small steps
+ON_GPU = 10.0
+
+
+@dataclass(frozen=True)
+class Looks:
+    """When to look at the models, and with which certificates."""
+
+    spec: RunSpec
+    # rounds between two looks at least, where the user has not said how many there are to be
+    apart: int
+
+    def fraction(self, round_: int, clock: float) -> float:
+        """How much of the run is done."""
+        rounds, until = self.spec.rounds, self.spec.until_clock
+        return min(1.0, round_ / rounds if rounds is not None else clock / (until or 1.0))
+
+    def is_done(self, round_: int, clock: float) -> bool:
+        """Whether to stop here."""
+        return self.fraction(round_, clock) >= 1.0
+
+    def is_look(
+        self, last: tuple[int, float], before: tuple[int, float], after: tuple[int, float]
+    ) -> bool:
+        """Whether an evaluation falls due between two rounds, the last look having been at
+        `last`.
+        """
+        if self.is_done(*after):
+            return True
+        rounds, looks, every = self.spec.rounds, self.spec.looks, self.spec.evaluate_every
+        if every is not None:
+            return after[0] % every == 0
+        if looks is None:
+            progress = self.fraction(*after) - self.fraction(*last) + 1e-9
+            return progress >= 1 / FEWEST_LOOKS or (
+                progress >= 1 / MOST_LOOKS and after[0] - last[0] >= self.apart
+            )
+        if rounds is not None:
+            return after[0] % max(1, rounds // looks) == 0
+        return int(self.fraction(*before) * looks) < int(self.fraction(*after) * looks)
+
+
+class Watcher:
+    """Looks at the models of a run, and keeps what it has seen and how long that took."""
+
+    def __init__(
+        self, federation: Federation, spec: RunSpec, numbers: Numbers, machines: Machines
+    ) -> None:
+        self.spec, self.numbers, self.machines = spec, numbers, machines
+        trainer, where = numbers.trainer, numbers.sums.total_VU.device
+        slower = () if where.type == "cpu" else (ON_GPU,)
+        self.looks = Looks(spec, rounds_between_looks(federation, spec, *slower))
+        together = where.type != "cpu" and not trainer.one_by_one
+        self.evaluator = Evaluator(
+            federation, trainer.objective, where, together, spec.chosen_measure
+        )
+        self.certifier = Certifier(numbers, federation.sizes)
+        work = numbers.method.steps[1] * CALL + samples_per_round(federation, spec)
+        self._ration = Ration(federation.sizes, work)
+        self.history = History()
+        self.scores = Scores((), {})
+        self.seconds = 0.0  # that went into tests of models
+
+    def test(self) -> None:
+        """Test all models as they are."""
+        self.scores = scores_of(self.numbers, self.machines, self.evaluator)
+
+    def look(self, player: Player) -> None:
+        """Add a row to the history."""
+        player.settle()
+        began = time.perf_counter()
+        self.test()
+        row = row_of(self.numbers, self.machines, self.scores, player.now, Certificates())
+        self.seconds += time.perf_counter() - began
+        found = asdict(self._certificates(player.round))
+        now = {"round": player.round, "activations": player.activations}
+        self.history.append(replace(row, **now, **found))
+
+    def last_certificates(self, rounds: int) -> dict[str, float]:
+        """Those of the final models, for the summary; empty where there are none."""
+        last = self.history.last
+        found = Certificates(last.gap, last.worst_gap, last.pull, last.spread)
+        if math.isnan(last.pull) and self.spec.certify_every != 0:
+            members = self.members()
+            devices = self._ration.devices_at_the_end(members, rounds, self._certified())
+            found = self.certifier.certificates(members, self.spec.certify_devices or devices)
+        return {name: value for name, value in asdict(found).items() if not math.isnan(value)}
+
+    def members(self) -> list[int]:
+        """The devices that count."""
+        return [device for device, _ in members_of(self.machines)]
+
+    def _certificates(self, rounds: int) -> Certificates:
+        """Those of this row, if it is to have any."""
+        spec, members = self.spec, self.members()
+        if spec.certify_every is None and spec.certify_devices is None:
+            devices = self._ration.devices(members, rounds, self._certified())
+        else:
+            every = 1 if spec.certify_every is None else spec.certify_every
+            is_due = every > 0 and len(self.history) % every == 0
+            devices = (spec.certify_devices or DEVICES) if is_due else 0
+        return self.certifier.certificates(members, devices) if devices else Certificates()
+
+    def _certified(self) -> int:
+        return sum(not math.isnan(row.pull) for row in self.history)
+
+    def summary(self, seconds: float) -> Mapping[str, Any]:
+        """What the run's summary says of looks, where all of it took so many seconds."""
+        last, z_VF = self.history.last, self.numbers.global_VF()
+        mean = z_VF.double().mean(0).to(self.spec.dtype)
+
+        def share(part: float) -> float:
+            return round(part / max(seconds, part, 1e-9), 3)
+
+        return {
+            "global_accuracy": last.global_accuracy,
+            "personal_accuracy": last.personal_accuracy,
+            "measure": self.spec.chosen_measure,
+            "server_accuracy": [round(score, 6) for score in self.scores.servers],
+            "mean_model_accuracy": self.evaluator.score(mean),
+            "evaluation_share": share(self.seconds),
+            "certificate_share": share(self.certifier.seconds),
+        }
