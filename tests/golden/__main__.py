@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ import torch
 from golden import everyday
 from golden.cases import Case, all_cases
 from golden.jobs import job_cases
+from golden.meant import Meant, meant_for
 from golden.outcome import differences, farthest
 from golden.recorded import recorded_cases
 from golden.wheel import unpack
 
 TESTS = Path(__file__).parents[1]
 SHOWN = 5  # differences of a case
+Outcome = dict[str, Any]
 # Processes of their own, for what is chosen once in a process.
 GROUPS: dict[str, dict[str, str]] = {
     "torch": {"FEDBCD_FUSED": "0"},
@@ -111,6 +113,7 @@ class Golden:
     cases: list[Case]
     done: int = 0
     bad: list[str] = field(default_factory=list)
+    meant: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
     def run(self) -> None:
@@ -169,21 +172,30 @@ class Golden:
             for worker in (before, tree):
                 worker.ask(case, folders[worker.which], None)
             expected, found = before.take(), tree.take()
-        self._say(
-            case["name"],
-            list(compared(expected, found, folders["before"], folders["tree"])),
-            time.perf_counter() - began,
-        )
+        self._judge(case["name"], expected, found, began)
         for folder in folders.values():
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _say(self, name: str, wrong: list[str], seconds: float) -> None:
+    def _judge(self, name: str, expected: Outcome, found: Outcome, began: float) -> None:
+        folders = self.scratch / "before", self.scratch / "tree"
+        known = meant_for(name)
+        wrong = list(compared(expected, found, *folders, known))
+        differs = wrong or (known and list(compared(expected, found, *folders)))
+        reasons = [f"meant since {each.commit}: {each.why}" for each in known]
+        self._say(name, wrong, time.perf_counter() - began, [] if not differs else reasons)
+
+    def _say(
+        self, name: str, wrong: list[str], seconds: float, reasons: Sequence[str] = ()
+    ) -> None:
         self.done += 1
+        word = "DIFFERS" if wrong else "meant  " if reasons else "same   "
         print(
-            f"{self.done:5d}/{len(self.cases)}  {'DIFFERS' if wrong else 'same   '} {seconds:5.2f}"
-            f" s  {name}",
+            f"{self.done:5d}/{len(self.cases)}  {word} {seconds:5.2f} s  {name}",
             flush=True,
         )
+        if reasons and not wrong:
+            self.meant.append(name)
+            print(*(f"          {line}" for line in reasons), sep="\n")
         for line in wrong[:SHOWN]:
             print(f"          {line}")
         if len(wrong) > SHOWN:
@@ -195,7 +207,7 @@ class Golden:
         """The last lines; the exit status."""
         print(
             f"\n{self.done} of {len(self.cases)} cases in {seconds:.0f} s, {len(self.bad)} differ,"
-            f" {len(self.skipped)} left out"
+            f" {len(self.meant)} differ as is meant, {len(self.skipped)} left out"
         )
         for name in self.bad:
             print(f"  DIFFERS  {name}")
@@ -203,10 +215,10 @@ class Golden:
 
 
 def compared(
-    expected: dict[str, Any], found: dict[str, Any], before: Path, tree: Path
+    expected: Outcome, found: Outcome, before: Path, tree: Path, meant: Sequence[Meant] = ()
 ) -> Iterator[str]:
-    """Where the outcome of the tree is another; how far its models are from the others comes
-    first.
+    """Where the outcome of the tree is another than is meant; how far its models are from the
+    others comes first.
     """
     errors = [
         f"{which}: {outcome['error']}"
@@ -217,7 +229,7 @@ def compared(
         yield from errors
         yield from str(found.get("traceback", "")).splitlines()[-3:-1]
         return
-    wrong = list(differences(expected, found))
+    wrong = list(differences(expected, found, meant=meant))
     if wrong and expected["models"] != found["models"]:
         yield farthest(*(torch.load(folder / "models.pt") for folder in (before, tree)))
     yield from wrong

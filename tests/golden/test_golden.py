@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from golden import everyday, tree
-from golden.__main__ import compared
+from golden.__main__ import Golden, compared
 from golden.cases import ENGINES, PAIRS, all_cases
+from golden.meant import MEANT
 from golden.outcome import apart, differences, plain
 from golden.wheel import WHEEL
 
@@ -82,6 +83,53 @@ def test_what_only_the_tree_says_is_no_difference_and_what_it_leaves_out_is_one(
     assert list(differences({"a": True}, {"a": 1})) == ["a: True before, 1 now"]
     assert list(apart({"a": [1.0, 2]}, {"a": [1.0 + 1e-10, 2]}, 1e-9)) == []
     assert list(apart({"a": [1.0, 2]}, {"a": [1.0, 3]}, 1e-9)) == [".a[1]: 2 before, 3 now"]
+
+
+CLOCK = 28.17764896506
+
+
+def _outcome(clock: float = CLOCK, gap: float = 0.5, **changes: Any) -> dict[str, Any]:
+    return {"history": [{"clock": clock, "gap": gap}], "digest": "a", "models": {}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("case", "found", "wrong"),
+    [
+        ("clock-weibull-gamma: a", _outcome(CLOCK * (1 + 4e-14)), 0),
+        ("clock-weibull-gamma: a", _outcome(CLOCK * (1 + 4e-13)), 1),
+        ("clock-weibull-gamma: a", _outcome(gap=0.5 + 1e-15), 1),
+        ("clock-weibull-gamma: a", _outcome(CLOCK * (1 + 4e-14), digest="b"), 1),
+        ("clock-weibull-gamma: a", _outcome(error="ValueError: no"), 1),
+        ("clock-pareto: a", _outcome(CLOCK * (1 + 4e-14)), 1),
+    ],
+)
+def test_a_difference_that_is_meant_passes_and_any_other_fails(
+    case: str,
+    found: dict[str, Any],
+    wrong: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    golden = Golden(tmp_path, tmp_path, tmp_path, [])
+    golden._judge(case, _outcome(), found, 0.0)
+    assert golden.summary(0.0) == wrong
+    said = capsys.readouterr().out
+    assert ("DIFFERS" in said) == bool(wrong)
+    assert ("meant since 2f34877" in said) == (not wrong)
+
+
+def test_a_case_without_a_difference_is_the_same_even_where_one_is_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golden = Golden(tmp_path, tmp_path, tmp_path, [])
+    golden._judge("clock-weibull-gamma: a", _outcome(), _outcome(), 0.0)
+    assert golden.summary(0.0) == 0
+    assert "same" in capsys.readouterr().out
+
+
+def test_every_difference_that_is_meant_names_cases_that_there_are() -> None:
+    names = [case["name"] for case in all_cases()]
+    assert all(any(name.startswith(each.cases) for name in names) for each in MEANT)
 
 
 def test_every_method_is_compared_on_every_cloud_and_engine() -> None:
