@@ -275,7 +275,6 @@ def _up_table() -> dict[str, Any]:
 
 
 def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
-    """What flags say goes before what the file says."""
     given = {key: value for key, value in changes.items() if value is not None}
     federation = dict(table.get("federation", {}))
     servers = given.get("servers", federation.get("servers", 10))
@@ -394,7 +393,6 @@ def _watch(up: "Up", job: Job, options: Deploy) -> bool:
 
 
 def _picture(view: "View", job: Job) -> Table:
-    """The live table."""
     seen, goal = view.coordinator, job.spec.rounds or f"clock {job.spec.until_clock:g}"
     title = (
         f"round {seen.get('round', '-')} of {goal}, clock {seen.get('clock', 0.0):.1f} s,"

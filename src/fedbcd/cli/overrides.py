@@ -35,7 +35,6 @@ def _set(
 
 
 def new_folder(stem: str) -> Path:
-    """The next free folder of this name under runs/."""
     number = 1
     while (folder := Path("runs") / f"{stem}-{number:03d}").exists():
         number += 1

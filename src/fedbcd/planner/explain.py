@@ -39,7 +39,6 @@ class ExplainedRound:
 
     @property
     def length(self) -> float:
-        """How long the round took."""
         return self.ended - self.began
 
     @property

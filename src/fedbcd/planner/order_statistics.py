@@ -57,11 +57,9 @@ class Empirical:
         self.share[-1] = 1.0
 
     def mean(self) -> float:
-        """The mean of the sample."""
         return float(np.diff(self.share) @ self.values)
 
     def support(self) -> tuple[float, float]:
-        """The smallest and the largest value."""
         return float(self.values[0]), float(self.values[-1])
 
     def ppf(self, u: npt.ArrayLike) -> Floats:
@@ -93,7 +91,6 @@ class Normal:
 
 
 def distribution_of(delay: Delay) -> Distribution:
-    """The distribution of a delay as scipy knows it."""
     match delay:
         case Exponential():
             return stats.expon(scale=delay.mean)
@@ -122,7 +119,6 @@ def expected(distribution: Distribution, k: int, n: int) -> float:
 
 
 def expected_all(distribution: Distribution, k: npt.NDArray[np.int64], n: int) -> Floats:
-    """E[tau_(k)] of `n` for every k of an array."""
     for each in k.tolist():
         check_rank(each, n)
     check_mean(distribution)
@@ -243,7 +239,6 @@ def expected_weibull(shape: float, scale: float, k: int, n: int) -> float:
 def sampled(
     distribution: Distribution, k: int, n: int, samples: int = 10_000, seed: int = 0
 ) -> Estimate:
-    """E[tau_(k)] of `n` as a mean over `samples` draws of n times, with its standard error."""
     check_rank(k, n)
     check_mean(distribution)
     if samples < 2:
@@ -326,7 +321,6 @@ def finite_support_reduction(distribution: Distribution, beta: float) -> float:
 # ------------------------------------------------------------------------------------------------
 # checks
 def check_rank(k: int, n: int) -> None:
-    """Refuse a k that is not one of 1 .. n."""
     if not 1 <= k <= n:
         raise ConfigError(f"B={k} of {n} servers cannot be waited for; use 1 <= B <= {n}")
 

@@ -53,12 +53,10 @@ class Plan:
     clock_seconds: float
 
     def to_table(self) -> dict[str, object]:
-        """Plain data."""
         return asdict(self)
 
     @property
     def has_bars(self) -> bool:
-        """Whether every round time has an error bar."""
         return all(row.error is not None for row in self.rows)
 
 

@@ -122,7 +122,6 @@ def _async(
 
 
 def _has_ties(times_RC: Floats) -> bool:
-    """Whether times repeat, as those of a sample, or constant ones."""
     return bool(np.unique(times_RC[:, :100]).size < times_RC[:, :100].size)
 
 
@@ -156,7 +155,6 @@ def _rigorous(
 
 
 def _followed(rounds: Iterator[tuple[Floats, Rounds]], warm: int) -> RoundTime:
-    """Round lengths and ages after the first `warm` rounds."""
     ends: list[Floats] = []
     ages, latest = np.zeros(1, dtype=np.int64), []
     for t, (now_R1, mixed_RN) in enumerate(rounds, 1):

@@ -28,9 +28,7 @@ class ServerTime(Protocol):
 
     recorded: ClassVar[bool]
 
-    def sample(self, copies: int, count: int, seed: int) -> Floats:
-        """Draws of tau_n for several copies of the servers: shape (copies, count)."""
-        ...
+    def sample(self, copies: int, count: int, seed: int) -> Floats: ...
 
 
 @dataclass(frozen=True)
@@ -104,13 +102,11 @@ class KnownTime:
 
     @property
     def has_variance(self) -> bool:
-        """Whether the variance is finite; without it a sampled mean has no error bar."""
         return isinstance(self.distribution, Empirical) or math.isfinite(
             float(self.distribution.var())
         )
 
     def sample(self, copies: int, count: int, seed: int) -> Floats:
-        """Independent draws of tau_n."""
         return np.asarray(self.distribution.ppf(uniforms(seed, 1, copies, count)), dtype=np.float64)
 
 
@@ -150,7 +146,6 @@ class RecordedTime:
 
     @property
     def distribution(self) -> Empirical:
-        """What the log says."""
         return self.observed.distribution()
 
     @property
@@ -216,7 +211,6 @@ def _end(phase: RecordedPhase, active: int | None) -> float | None:
 
 
 def recorded_times(record: Record, active: int | None = None) -> Floats:
-    """tau_n of the phases of a log that ended."""
     observed = observe(record, active)
     return observed.times[observed.ended]
 

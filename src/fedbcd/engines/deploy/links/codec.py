@@ -72,13 +72,11 @@ class Declared:
     def of(
         cls, layout: Layout, also: frozenset[tuple[int, torch.dtype]] = frozenset()
     ) -> "Declared":
-        """What a module's layout declares."""
         spans = (*layout.parameters, *layout.buffers)
         return cls(tuple((span.name, tuple(span.shape)) for span in spans), also)
 
     @property
     def size(self) -> int:
-        """Length of the flat vector."""
         return sum(math.prod(shape) for _, shape in self.tensors)
 
     def difference(self, other: "Declared") -> str | None:
@@ -114,7 +112,6 @@ class WireLimits:
 
     @property
     def largest_bytes(self) -> int:
-        """The longest file that can fit."""
         return (
             max((size * WIRE_DTYPES[dtype].itemsize for dtype, size in self.vectors), default=0)
             + 8
@@ -178,7 +175,6 @@ class Assembler:
 
     @property
     def is_open(self) -> bool:
-        """Whether chunks of a letter are still to come."""
         return self._parcel is not None
 
     def pass_over(self, number: int) -> None:
