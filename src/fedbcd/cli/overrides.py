@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from fedbcd.config import read_toml
+from fedbcd.experiments.job import Job, default_table, parse
+
 
 def override(
     table: dict[str, Any],
@@ -20,6 +23,13 @@ def override(
         _set(table, "run", {"seed": seed})
     if folder is not None:
         _set(table, "data", {"folder": str(folder)})
+
+
+def read_jobs(file: Path | None, data: Path | None) -> list[Job]:
+    """The jobs of a file, or the default job."""
+    table = default_table() if file is None else read_toml(file)
+    override(table, folder=data)
+    return parse(table)
 
 
 def _set(
