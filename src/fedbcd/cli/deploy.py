@@ -511,8 +511,7 @@ def _change_members(file: Path, devices: list[int], flags: dict[str, Any], what:
 
 
 def _operator(options: Deploy) -> "Security":
-    from fedbcd.engines.deploy.links.tls import Credentials
-    from fedbcd.engines.deploy.links.tls import Plain as PlainText
+    from fedbcd.engines.deploy.links.tls import Credentials, Plain as PlainText
 
     return (
         PlainText()

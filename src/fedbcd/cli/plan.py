@@ -244,13 +244,13 @@ def _from_log(
     log: Path, actives: Sequence[int] | None
 ) -> "tuple[dict[int, ServerTime], int, list[Fit]]":
     from fedbcd.planner.record import read_record
-    from fedbcd.planner.server_time import fits, observe, recorded
+    from fedbcd.planner.server_time import RecordedTime, fits, observe
 
     record = read_record(log, note)
     seen = max(len(phase.complete) for phase in record.phases)
     sources: dict[int, ServerTime] = {
-        active: recorded(record, active) for active in actives or ()
-    } or {seen: recorded(record)}
+        active: RecordedTime(observe(record, active)) for active in actives or ()
+    } or {seen: RecordedTime(observe(record))}
     try:
         return sources, record.servers, fits(observe(record))
     except RecordError as error:
@@ -518,7 +518,7 @@ def _keep(
 ) -> None:
     from fedbcd.planner.pictures import draw_plan
 
-    summary: dict[str, Any] = plan.to_table()
+    summary: dict[str, Any] = asdict(plan)
     summary["fits"] = [
         {"name": fit.name, **fit.parameters, "distance": fit.distance} for fit in fits
     ]

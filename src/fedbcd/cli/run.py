@@ -64,8 +64,7 @@ from fedbcd.data.datasets import DATASETS
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT
 from fedbcd.engines.replay import replay
-from fedbcd.engines.result import Progress as RunProgress
-from fedbcd.engines.result import Run
+from fedbcd.engines.result import Progress as RunProgress, Run
 from fedbcd.engines.run import explain_backend
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, FedBCDError, RecordError, RenamedWarning

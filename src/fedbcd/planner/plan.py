@@ -4,7 +4,7 @@ servers get that are left out.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,9 +51,6 @@ class Plan:
     rows: tuple[PlanRow, ...]
     server_time: float  # E[tau_n], of the first q
     clock_seconds: float
-
-    def to_table(self) -> dict[str, object]:
-        return asdict(self)
 
     @property
     def has_bars(self) -> bool:

@@ -34,12 +34,10 @@ from fedbcd.protocol.senders import (
     is_time,
 )
 from fedbcd.record import tensorfile
-from fedbcd.record.eventlog import decode as decode_event
-from fedbcd.record.eventlog import encode as encode_event
+from fedbcd.record.eventlog import decode as decode_event, encode as encode_event
 
 try:
-    from fedbcd.engines.deploy.links.fedbcd_pb2 import Chunk, Frame, Message
-    from fedbcd.engines.deploy.links.fedbcd_pb2 import Notice as NoticeFrame
+    from fedbcd.engines.deploy.links.fedbcd_pb2 import Chunk, Frame, Message, Notice as NoticeFrame
 except ImportError as missing:
     raise MissingExtra(missing.name or "protobuf") from None
 

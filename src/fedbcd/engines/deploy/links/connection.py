@@ -23,9 +23,12 @@ from fedbcd.engines.deploy.links.codec import (
     encode,
     encode_notice,
 )
-from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Message
-from fedbcd.engines.deploy.links.fedbcd_pb2 import Notice as NoticeFrame
-from fedbcd.engines.deploy.links.fedbcd_pb2 import Refused as RefusedFrame
+from fedbcd.engines.deploy.links.fedbcd_pb2 import (
+    Frame,
+    Message,
+    Notice as NoticeFrame,
+    Refused as RefusedFrame,
+)
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import Counts, Refusals, reason_of
 from fedbcd.errors import ProtocolError, Refused
