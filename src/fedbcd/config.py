@@ -29,7 +29,6 @@ DEEPEST = 50  # brackets in brackets, in a TOML file
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file."""
     try:
         text = path.read_text(encoding="utf-8")
         depth = _deepest(text)

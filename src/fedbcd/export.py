@@ -48,14 +48,12 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """For file names."""
         if self.device is not None:
             return f"device-{self.device}"
         return "global" if self.server is None else f"server-{self.server}"
 
     @property
     def title(self) -> str:
-        """In words."""
         if self.device is not None:
             return f"personal model of device {self.device}"
         return (
@@ -151,7 +149,6 @@ def _chosen(run: Run, choice: Choice) -> nn.Module:
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
-    """Some inputs as the model gets them."""
     inputs = federation.pool.inputs if federation.test is None else federation.test.inputs
     return federation.transform(inputs[:SAMPLES], dtype)
 

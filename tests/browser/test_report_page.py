@@ -11,8 +11,7 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.record.timeline import Timeline
-from fedbcd.report.page import page as html_of
-from fedbcd.report.page import view_of, write_report
+from fedbcd.report.page import page as html_of, view_of, write_report
 from fedbcd.report.runs import Extras
 from fedbcd.report.view import RunRecord
 from support.runs import fedbcd, train, write_job

@@ -12,9 +12,9 @@ from fedbcd.planner.pilots import job_length
 from fedbcd.planner.plan import make_plan
 from fedbcd.planner.record import read_record
 from fedbcd.planner.round_time import rounds_of
-from fedbcd.planner.server_time import DeviceModel, device_model, observe, recorded, recorded_times
+from fedbcd.planner.server_time import DeviceModel, device_model, observe
 from fedbcd.record.eventlog import LogWriter
-from support.planner import CLOCK, DELAYS, mean_round, simulation
+from support.planner import CLOCK, DELAYS, mean_round, recorded, recorded_times, simulation
 from support.runs import job_table
 
 # ------------------------------------------------------------------------------------------------

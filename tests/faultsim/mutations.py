@@ -20,10 +20,13 @@ from fedbcd.engines.deploy.processes import clock
 from fedbcd.engines.deploy.roles import contributions, coordinator, device, server, snapshot, store
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.errors import Refused
-from fedbcd.protocol import Device, Server
-from fedbcd.protocol import coordinator as coordinators
-from fedbcd.protocol import device as devices
-from fedbcd.protocol import server as servers
+from fedbcd.protocol import (
+    Device,
+    Server,
+    coordinator as coordinators,
+    device as devices,
+    server as servers,
+)
 from fedbcd.protocol.messages import Command, Event, RetryDue, Uploaded
 
 MOST = 400  # seeds, for each

@@ -12,7 +12,6 @@ import fedbcd as fb
 from fedbcd.planner.order_statistics import (
     Empirical,
     expected,
-    expected_exponential,
     finite_support_reduction,
     large_n_reduction,
     normal_approximation,
@@ -22,6 +21,7 @@ from fedbcd.planner.order_statistics import (
 )
 from fedbcd.planner.round_time import async_rounds
 from fedbcd.planner.server_time import DeviceModel
+from support.closed_forms import expected_exponential
 
 KINDS = [
     stats.expon(scale=2),

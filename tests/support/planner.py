@@ -5,8 +5,10 @@ from collections.abc import Callable
 import numpy as np
 
 import fedbcd as fb
+from fedbcd.planner.record import Record
+from fedbcd.planner.server_time import RecordedTime, observe
 from fedbcd.schedule.arrays import Outline
-from fedbcd.schedule.delays import Delay
+from fedbcd.schedule.delays import Delay, Floats
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 from support.methods import method_of
@@ -77,3 +79,13 @@ def _mean(
     while player.round < start + rounds:
         play()
     return (player.now - began) / (player.round - start)
+
+
+def recorded(record: Record, active: int | None = None) -> RecordedTime:
+    return RecordedTime(observe(record, active))
+
+
+def recorded_times(record: Record, active: int | None = None) -> Floats:
+    """Of the phases that ended."""
+    observed = observe(record, active)
+    return observed.times[observed.ended]

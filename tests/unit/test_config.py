@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import fedbcd as fb
 from fedbcd.algorithm.methods import ALGORITHMS

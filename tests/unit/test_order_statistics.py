@@ -16,9 +16,6 @@ from fedbcd.planner.order_statistics import (
     distribution_of,
     expected,
     expected_all,
-    expected_exponential,
-    expected_uniform,
-    expected_weibull,
     finite_support_reduction,
     large_n_reduction,
     normal_approximation,
@@ -26,6 +23,7 @@ from fedbcd.planner.order_statistics import (
     sampled,
     weibull_reduction,
 )
+from support.closed_forms import expected_exponential, expected_uniform, expected_weibull
 
 RANKS = [(1, 1), (1, 10), (3, 10), (10, 10), (1, 100), (50, 100), (100, 100)]
 SAMPLE = np.random.default_rng(7).gamma(2.0, 1.5, 300)

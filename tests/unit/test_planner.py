@@ -27,12 +27,10 @@ from fedbcd.planner.server_time import (
     KnownTime,
     Observed,
     fits,
-    recorded,
-    recorded_times,
 )
 from fedbcd.record.eventlog import LogWriter
 from fedbcd.schedule.delays import Delay
-from support.planner import CLOCK, DELAYS, simulation
+from support.planner import CLOCK, DELAYS, recorded, recorded_times, simulation
 from support.runs import job_table, train
 
 

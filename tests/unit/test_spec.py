@@ -21,8 +21,7 @@ from fedbcd.data.datasets import DATASETS
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.errors import ConfigError, RecordError, RenamedWarning
-from fedbcd.experiments.deployed import one_job
-from fedbcd.experiments.deployed import spec_of as deployed_spec
+from fedbcd.experiments.deployed import one_job, spec_of as deployed_spec
 from fedbcd.experiments.job import Job, parse
 from fedbcd.experiments.paper import PANELS, Setting
 from fedbcd.experiments.pool import job_key, without_none

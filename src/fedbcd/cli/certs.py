@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedbcd.cli.output import say
 from fedbcd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ def init_command(
     from fedbcd.engines.deploy.links.certs import Authority
 
     Authority.create(folder, days)
-    _say(
+    say(
         f"a new authority is in {folder}; next: fedbcd certs issue coordinator server/0 device/0"
-        f" --dir {folder}"
+        f" --dir {folder}",
+        Console(),
     )
 
 
@@ -65,7 +67,7 @@ def issue_command(
     authority = _authority(folder)
     for identity in expand(identities):
         made = authority.issue(identity, hosts=host or (), at=at, days=days)
-        _say(f"{identity}: hand {made} to its process, over a safe way")
+        say(f"{identity}: hand {made} to its process, over a safe way", Console())
 
 
 @certs_app.command("rotate")
@@ -83,7 +85,7 @@ def rotate_command(
     authority = _authority(folder)
     for identity in expand(identities):
         made = authority.rotate(identity, days=days, revoke_old=revoke_old)
-        _say(f"{identity}: copy {made} over the old one")
+        say(f"{identity}: copy {made} over the old one", Console())
 
 
 @certs_app.command("revoke")
@@ -94,8 +96,8 @@ def revoke_command(identities: Identities, folder: Folder = Path("certs")) -> No
     authority = _authority(folder)
     for identity in expand(identities):
         count = authority.revoke(identity)
-        _say(f"{identity}: {count} certificate{'s' if count > 1 else ''} revoked")
-    _say(f"copy {folder / 'crl.pem'} to every role")
+        say(f"{identity}: {count} certificate{'s' if count > 1 else ''} revoked", Console())
+    say(f"copy {folder / 'crl.pem'} to every role", Console())
 
 
 @certs_app.command("list")
@@ -135,7 +137,3 @@ def _authority(folder: Path) -> "Authority":
     from fedbcd.engines.deploy.links.certs import Authority
 
     return Authority(folder)
-
-
-def _say(sentence: str) -> None:
-    Console().print(sentence, markup=False, highlight=False, soft_wrap=True)

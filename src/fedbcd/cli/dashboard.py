@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from fedbcd.cli.output import note, say
 from fedbcd.errors import ConfigError
-
-console = Console(stderr=True)
 
 
 def dashboard_command(
@@ -70,14 +68,11 @@ def dashboard_command(
     )
     listener = _listen(host, port)
     address = _address(listener) + (f"?token={token}" if token is not None else "")
-    console.print(
-        f"dashboard at {address}", markup=False, emoji=False, highlight=False, soft_wrap=True
-    )
+    say(f"dashboard at {address}")
     if not _is_loopback(host):
-        console.print(
-            "note: this is plain HTTP; on a network that you do not trust, put a proxy with TLS in"
-            " front of it",
-            soft_wrap=True,
+        note(
+            "this is plain HTTP; on a network that you do not trust, put a proxy with TLS in"
+            " front of it"
         )
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])

@@ -2,7 +2,6 @@
 Thin, like `cli`.
 """
 
-import json
 import os
 import tomllib
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedbcd.cli.output import Json, console, print_json, say, say_where, screen_for
 from fedbcd.config import choose
 from fedbcd.data.datasets import load_dataset
 from fedbcd.data.fetch import fetch
@@ -30,7 +30,6 @@ from fedbcd.data.samples import LoadedDataset
 from fedbcd.data.summary import summarise, summarise_partition
 from fedbcd.errors import ConfigError
 
-console = Console(stderr=True)
 data_app = typer.Typer(
     no_args_is_help=True, help="Fetch data sets; look at them and at their splits."
 )
@@ -65,9 +64,9 @@ def fetch_command(
             progress.update(bars[file], completed=done, total=total)
 
         files = fetch(name, folder, base=url_base, progress=show)
-    _say(
-        Console(),
+    say(
         f"{name} is complete: {len(files)} files in {files[0].parent}. Use it with --data {folder}",
+        Console(),
     )
 
 
@@ -91,9 +90,7 @@ def show_command(
     out: Annotated[
         Path | None, typer.Option(help="Folder for manifest.json and partition.png.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one summary object on the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Say what a data set holds and how a split shares it out; save the split and draw it."""
     if partition is not None and manifest is not None:
@@ -105,12 +102,11 @@ def show_command(
     split = _split(loaded, partition, devices, seed, manifest)
     if split is not None:
         summary["partition"] = summarise_partition(split)
-    screen = console if as_json else Console()
+    screen = screen_for(as_json)
     screen.print(_table(summary))
     if out is not None and split is not None:
         _save(split, loaded, out, f"{name}: {partition or manifest}", screen)
-    if as_json:
-        print(json.dumps(summary))
+    print_json(as_json, summary)
 
 
 def _split(
@@ -169,14 +165,5 @@ def _table(summary: dict[str, Any]) -> Table:
 def _save(split: Partition, loaded: LoadedDataset, out: Path, title: str, screen: Console) -> None:
     split.save(out / "manifest.json")
     drawn = draw_partition(split, loaded.train.targets, out / "partition.png", title)
-    _say(
-        screen,
-        f"the split is in {out / 'manifest.json'}"
-        + (f", its picture in {out / 'partition.png'}" if drawn else ""),
-    )
-    if not drawn:
-        _say(screen, "no picture was drawn: pip install 'fedbcd[report]' brings matplotlib")
-
-
-def _say(screen: Console, sentence: str) -> None:
-    screen.print(sentence, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    picture = f", its picture in {out / 'partition.png'}" if drawn else ""
+    say_where(drawn, screen, f"the split is in {out / 'manifest.json'}{picture}")

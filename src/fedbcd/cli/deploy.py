@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from fedbcd.cli.output import Data, Json, console, note, print_json, say, screen_for
 from fedbcd.cli.overrides import new_folder, override
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.federation import Federation
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from fedbcd.engines.deploy.roles.blueprint import Blueprint
     from fedbcd.engines.result import Run
 
-console = Console(stderr=True)
 LOOK_S = 1.0  # between two looks at stores that grow
 
 File = Annotated[
@@ -185,9 +185,7 @@ def up_command(
         typer.Option(help="Draw the delays of \\[clock], with so many seconds per unit."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
-    ] = None,
+    data: Data = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for everything (default: a new one under runs/).")
     ] = None,
@@ -195,9 +193,7 @@ def up_command(
         bool, typer.Option("--resume", help="Go on with the deployment in --out.")
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="No TLS.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one summary object on the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Start a whole deployment on this machine, show it live, and leave a run folder. Ctrl-C stops
     it; --resume goes on.
@@ -275,7 +271,6 @@ def _up_table() -> dict[str, Any]:
 
 
 def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
-    """What flags say goes before what the file says."""
     given = {key: value for key, value in changes.items() if value is not None}
     federation = dict(table.get("federation", {}))
     servers = given.get("servers", federation.get("servers", 10))
@@ -315,7 +310,9 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     from fedbcd.engines.deploy.local.up import Up, actors_of, check_stores
 
     federation = job.make_federation()
-    _note(never_mixes(job.spec.cloud, job.federation.servers))
+    warning = never_mixes(job.spec.cloud, job.federation.servers)
+    if warning is not None:
+        note(warning)
     deployment = deployment_of(job, options, job.spec.rounds, federation=federation)
     if (out / "deploy.toml").exists():
         check_stores(options, deployment.blueprint)
@@ -325,7 +322,7 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     log = growing_log(out, federation, spec_of(job, options), options, job.to_table())
     up = Up(deployment, out, log)
     processes = len(actors_of(deployment.blueprint))
-    _say(f"{processes} processes, logs in {out / 'logs'}; Ctrl-C stops them")
+    say(f"{processes} processes, logs in {out / 'logs'}; Ctrl-C stops them")
     finished = _watch(up, job, options)
     facts = up.facts()
     codes = up.stop()
@@ -333,9 +330,9 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     # one that had not begun yet has no handler
     bad = {actor: code for actor, code in codes.items() if code not in (0, -signal.SIGTERM)}
     if bad:
-        _say(f"did not end well (docs/operations.md explains the codes): {bad}")
+        say(f"did not end well (docs/operations.md explains the codes): {bad}")
     if not finished:
-        _say(f"stopped. Go on with: fedbcd up --resume --out {out}")
+        say(f"stopped. Go on with: fedbcd up --resume --out {out}")
         sys.exit(next(iter(bad.values()), 130))
     facts["cpu_seconds"] = round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), 3)
     _conclude(job, federation, deployment, out, facts, as_json)
@@ -353,10 +350,6 @@ def _begin(job: Job, options: Deploy, blueprint: "Blueprint", out: Path) -> Depl
     write_whole(out / "config.toml", dump_toml(job.to_table()).encode())
     write_whole(out / "deploy.toml", dump_toml({"deploy": asdict(options)}).encode())
     return options
-
-
-def _say(sentence: str) -> None:
-    console.print(sentence, markup=False, soft_wrap=True)
 
 
 def _watch(up: "Up", job: Job, options: Deploy) -> bool:
@@ -377,7 +370,7 @@ def _watch(up: "Up", job: Job, options: Deploy) -> bool:
             for view in up.watch(lambda: bool(asked)):
                 live.update(_picture(view, job), refresh=console.is_terminal)
                 for child in view.crashed[told:]:
-                    _say(
+                    say(
                         f"{child.actor} has ended with code {child.code} (docs/operations.md); see"
                         " its log"
                     )
@@ -394,7 +387,6 @@ def _watch(up: "Up", job: Job, options: Deploy) -> bool:
 
 
 def _picture(view: "View", job: Job) -> Table:
-    """The live table."""
     seen, goal = view.coordinator, job.spec.rounds or f"clock {job.spec.until_clock:g}"
     title = (
         f"round {seen.get('round', '-')} of {goal}, clock {seen.get('clock', 0.0):.1f} s,"
@@ -453,30 +445,22 @@ def _conclude(
     _report(run, out, as_json)
 
 
-def _note(sentence: str | None) -> None:
-    if sentence is not None:
-        console.print(f"note: {sentence}", markup=False, highlight=False, soft_wrap=True)
-
-
 def _report(run: "Run", out: Path, as_json: bool) -> None:
     s, d = run.summary, run.summary["deployment"]
-    screen = console if as_json else Console()
+    screen = screen_for(as_json)
     memory, digest = d["memory_bytes"] / 2**30, s["digest"][:16]
     for sentence in s.get("notices", ()):
-        _note(sentence)
-    screen.print(
+        note(sentence)
+    say(
         f"{s['rounds']} rounds in {s['clock']:.1f} s: global accuracy {s['global_accuracy']:.3f},"
         f" personal {s['personal_accuracy']:.3f}; {d['processes']} processes, {memory:.2f} GiB,"
         f" {d['restarts']} restarts, {d['bytes_per_activation']} bytes per activation"
         f" ({d['bytes_over_least']:.2%} more than a model down and one up). The replay of the log"
         f" ends with the same models: digest {digest}. Everything is in {out}, the report in"
         f" {out / 'report.html'}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        screen,
     )
-    if as_json:
-        print(json.dumps(s | {"out": str(out)}))
+    print_json(as_json, s | {"out": str(out)})
 
 
 # ------------------------------------------------------------------------------------------------
@@ -527,8 +511,7 @@ def _change_members(file: Path, devices: list[int], flags: dict[str, Any], what:
 
 
 def _operator(options: Deploy) -> "Security":
-    from fedbcd.engines.deploy.links.tls import Credentials
-    from fedbcd.engines.deploy.links.tls import Plain as PlainText
+    from fedbcd.engines.deploy.links.tls import Credentials, Plain as PlainText
 
     return (
         PlainText()
@@ -614,7 +597,7 @@ def status_command(
             for status in found
             for sentence in status.get("trouble", ())
         ):
-            Console().print(f"{actor}: {sentence}", markup=False, highlight=False, soft_wrap=True)
+            say(f"{actor}: {sentence}", Console())
     if silent:
         raise typer.Exit(1)
 

@@ -1,13 +1,11 @@
 """The commands that run many jobs: `fedbcd paper` and `fedbcd sweep`. Thin, like `cli`."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,6 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedbcd.cli.output import Data, Json, console, print_json, say, say_where, screen_for, table_of
 from fedbcd.cli.overrides import override
 from fedbcd.config import follow_renamed, read_toml
 from fedbcd.experiments.claims import ClaimVerdict, judge
@@ -26,8 +25,6 @@ from fedbcd.experiments.job import Job
 from fedbcd.experiments.paper import PANELS, Setting, panels
 from fedbcd.experiments.pool import Result, run_jobs, workers_that_fit
 from fedbcd.experiments.sweep import Tried, parse_sweep, rank
-
-console = Console(stderr=True)
 
 
 def paper_command(
@@ -52,9 +49,7 @@ def paper_command(
     workers: Annotated[
         int | None, typer.Option(help="Processes at a time (default: what cores and memory allow).")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one summary object on the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Draw a figure of the paper from raw data, and judge the paper's claims on it. Interrupt it as
     you like: it goes on from there.
@@ -69,24 +64,21 @@ def paper_command(
         mine = [next(results) for _ in p.with_seeds(seeds)]
         curves[p.name] = by_run(mine)
         write_table(mine, out / f"{p.name}.csv")
-        if not draw_panel(p, curves[p.name], out / f"{p.name}.png"):
-            console.print("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib")
+        say_where(draw_panel(p, curves[p.name], out / f"{p.name}.png"), console)
     verdicts = judge(curves)
     write_claims(verdicts, out / "claims.json")
-    screen = console if as_json else Console()
+    screen = screen_for(as_json)
     screen.print(_claims_table(verdicts))
-    screen.print(f"figures, tables and claims.json are in {out}", highlight=False, soft_wrap=True)
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    "panels": [p.name for p in chosen],
-                    "seeds": seeds,
-                    "out": str(out),
-                    "claims": [asdict(v) for v in verdicts],
-                }
-            )
-        )
+    say(f"figures, tables and claims.json are in {out}", screen)
+    print_json(
+        as_json,
+        {
+            "panels": [p.name for p in chosen],
+            "seeds": seeds,
+            "out": str(out),
+            "claims": [asdict(v) for v in verdicts],
+        },
+    )
 
 
 def sweep_command(
@@ -97,13 +89,11 @@ def sweep_command(
         Path | None,
         typer.Option(help="Folder for what is known already (default: runs/sweep-NAME)."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the files of the data set are.")] = None,
+    data: Data = None,
     workers: Annotated[
         int | None, typer.Option(help="Processes at a time (default: what cores and memory allow).")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one summary object on the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Try every combination of some settings, in parallel, and say which is best."""
     table = read_toml(file)
@@ -115,18 +105,13 @@ def sweep_command(
         workers,
     )
     tried = rank(part, points, results)
-    screen = console if as_json else Console()
+    screen = screen_for(as_json)
     screen.print(_sweep_table(tried, part.best))
     best = tried[0]
-    screen.print(
-        "best: " + ", ".join(f"{key} = {value}" for key, value in best.values.items()),
-        highlight=False,
-        soft_wrap=True,
+    say("best: " + ", ".join(f"{key} = {value}" for key, value in best.values.items()), screen)
+    print_json(
+        as_json, {"best": asdict(best), "by": part.best, "tried": [asdict(t) for t in tried]}
     )
-    if as_json:
-        print(
-            json.dumps({"best": asdict(best), "by": part.best, "tried": [asdict(t) for t in tried]})
-        )
 
 
 def _run(jobs: Sequence[Job], folder: Path, workers: int | None) -> list[Result]:
@@ -148,11 +133,8 @@ def _run(jobs: Sequence[Job], folder: Path, workers: int | None) -> list[Result]
 
 
 def _claims_table(verdicts: Sequence[ClaimVerdict]) -> Table:
-    table = Table(
-        header_style="bold", title="the paper's claims on these runs", title_justify="left"
-    )
-    for title in ("claim", "on", "holds", "effect", "spread", "seeds"):
-        table.add_column(title, no_wrap=title != "on")
+    names = ("claim", "on", "holds", "effect", "spread", "seeds")
+    table = table_of(*names, title="the paper's claims on these runs")
     for v in verdicts:
         holds = ("yes" if v.holds else "no") + ("" if v.clear else ", within noise")
         table.add_row(
@@ -162,12 +144,9 @@ def _claims_table(verdicts: Sequence[ClaimVerdict]) -> Table:
 
 
 def _sweep_table(tried: Sequence[Tried], best: str) -> Table:
-    table = Table(
-        header_style="bold", title=f"best {best.replace('_', ' ')} first", title_justify="left"
-    )
     keys: list[Any] = list(tried[0].values)
-    for title in (*keys, "global", "personal", "worst 10 %", "spread"):
-        table.add_column(title, justify="right")
+    names = (*keys, "global", "personal", "worst 10 %", "spread")
+    table = table_of(*names, title=f"best {best.replace('_', ' ')} first", justify="right")
     for t in tried:
         scores = (
             f"{v:.4f}" for v in (t.global_accuracy, t.personal_accuracy, t.worst_decile, t.spread)

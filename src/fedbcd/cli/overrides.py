@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from fedbcd.config import read_toml
+from fedbcd.experiments.job import Job, default_table, parse
+
 
 def override(
     table: dict[str, Any],
@@ -22,6 +25,13 @@ def override(
         _set(table, "data", {"folder": str(folder)})
 
 
+def read_jobs(file: Path | None, data: Path | None) -> list[Job]:
+    """The jobs of a file, or the default job."""
+    table = default_table() if file is None else read_toml(file)
+    override(table, folder=data)
+    return parse(table)
+
+
 def _set(
     table: dict[str, Any], section: str, values: dict[str, Any], unset: tuple[str, ...] = ()
 ) -> None:
@@ -35,7 +45,6 @@ def _set(
 
 
 def new_folder(stem: str) -> Path:
-    """The next free folder of this name under runs/."""
     number = 1
     while (folder := Path("runs") / f"{stem}-{number:03d}").exists():
         number += 1

@@ -11,17 +11,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedbcd.cli.overrides import override
-from fedbcd.config import choose, convert, read_toml
+from fedbcd.cli.output import (
+    INTERRUPTED,
+    Data,
+    Json,
+    console,
+    note,
+    print_json,
+    say,
+    say_where,
+    screen_for,
+    table_of,
+)
+from fedbcd.cli.overrides import read_jobs
+from fedbcd.config import choose, convert
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.experiments.job import Job, default_table, parse
+from fedbcd.experiments.job import Job
 from fedbcd.experiments.sweep import Score
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
+from fedbcd.record.runfolder import writing_to
 from fedbcd.schedule.delays import DELAYS
 
 if TYPE_CHECKING:
@@ -31,8 +43,6 @@ if TYPE_CHECKING:
     from fedbcd.planner.plan import Plan, PlanRow
     from fedbcd.planner.server_time import Fit, ServerTime
 
-console = Console(stderr=True)
-INTERRUPTED = 130
 MOST_ROWS = 16
 LEGEND = """fresh: E[tau_(B)] of servers that start together, r: its ratio to that of all (eq. 7)
 round: mean time between two mixes, where servers left out carry on (+- 95 %); ratio: to that of all
@@ -105,14 +115,12 @@ def plan_command(
     until_clock: Annotated[
         float | None, typer.Option(help="Pilots: where they end (default: a quarter of the job).")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the files of the data set are.")] = None,
+    data: Data = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for plan.json and plan.png (default: nothing is written)."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object on the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Say how long a round takes for each number B of servers to wait for, and which B is best for
     your job.
@@ -122,7 +130,7 @@ def plan_command(
     _check_sources(file, log, times, active)
     _check_pilots(seeds, until_clock)
     score: Score = convert(by, Score, "--by")
-    screen = console if as_json else Console()
+    screen = screen_for(as_json)
     fits: list[Fit] = []
     job: Job | None = None
     if log is not None:
@@ -146,7 +154,7 @@ def plan_command(
     _show_plan(screen, plan, fits, job)
     recommendation, interrupted = None, False
     if job is not None and pilots and servers not in (None, number):
-        screen.print(f"no pilots: the job has {number} servers, not {servers}", highlight=False)
+        say(f"no pilots: the job has {number} servers, not {servers}", screen)
     elif job is not None and pilots:
         try:
             recommendation = _pilots(screen, job, firsts, seeds, score, until_clock, chosen)
@@ -182,30 +190,25 @@ def explain_command(
     round_: Annotated[
         int | None, typer.Option("--round", help="Which round, from 0 on (default: the longest).")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object on the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Say who waited for whom in one round of a recorded run, and why the round took as long as it
     did.
     """
     from fedbcd.planner.explain import explain
 
-    story = explain(log, round_, _notice)
-    screen = console if as_json else Console()
+    story = explain(log, round_, note)
+    screen = screen_for(as_json)
     screen.print(_story_table(story))
     for sentence in story.sentences:
-        screen.print(sentence, highlight=False, soft_wrap=True)
-    if as_json:
-        print(json.dumps(asdict(story) | {"length": story.length, "sentences": story.sentences}))
+        say(sentence, screen)
+    print_json(as_json, asdict(story) | {"length": story.length, "sentences": story.sentences})
 
 
 # ------------------------------------------------------------------------------------------------
 # what to plan from
 def _job(file: Path | None, title: str | None, data: Path | None) -> Job:
-    table = default_table() if file is None else read_toml(file)
-    override(table, folder=data)
-    jobs = parse(table)
+    jobs = read_jobs(file, data)
     if title is not None:
         named = [job for job in jobs if job.name == title]
         if not named:
@@ -227,12 +230,7 @@ def _cloud(screen: Console, job: Job | None, named: str | None) -> str:
         return named or AsyncCloud.name
     chosen = planned_cloud(job, named)
     if isinstance(job.spec.cloud, GraphCloud):
-        screen.print(
-            f"the mixing matrix of {job.name} is replaced by the {chosen} cloud",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"the mixing matrix of {job.name} is replaced by the {chosen} cloud", screen)
     return chosen
 
 
@@ -246,22 +244,18 @@ def _from_log(
     log: Path, actives: Sequence[int] | None
 ) -> "tuple[dict[int, ServerTime], int, list[Fit]]":
     from fedbcd.planner.record import read_record
-    from fedbcd.planner.server_time import fits, observe, recorded
+    from fedbcd.planner.server_time import RecordedTime, fits, observe
 
-    record = read_record(log, _notice)
+    record = read_record(log, note)
     seen = max(len(phase.complete) for phase in record.phases)
     sources: dict[int, ServerTime] = {
-        active: recorded(record, active) for active in actives or ()
-    } or {seen: recorded(record)}
+        active: RecordedTime(observe(record, active)) for active in actives or ()
+    } or {seen: RecordedTime(observe(record))}
     try:
         return sources, record.servers, fits(observe(record))
     except RecordError as error:
-        console.print(f"no distribution was fitted: {error}", markup=False, soft_wrap=True)
+        say(f"no distribution was fitted: {error}")
         return sources, record.servers, []
-
-
-def _notice(text: str) -> None:
-    console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _from_times(text: str) -> "ServerTime":
@@ -351,9 +345,9 @@ def _pilots(
     from fedbcd.planner.pilots import run_pilots
 
     if not job.method.has_personal:
-        screen.print(
+        say(
             f"no pilots: {job.method.name} keeps one model everywhere and waits for all servers",
-            highlight=False,
+            screen,
         )
         return None
     with console.status("pilot runs ...") as status:
@@ -369,7 +363,7 @@ def _pilots(
             ),
         )
     screen.print(_pilot_table(found))
-    screen.print(found.sentence, highlight=False, soft_wrap=True)
+    say(found.sentence, screen)
     return found
 
 
@@ -378,9 +372,7 @@ def _pilots(
 def _show_plan(screen: Console, plan: "Plan", fits: "Sequence[Fit]", job: Job | None) -> None:
     if fits:
         screen.print(_fit_table(fits))
-        screen.print(
-            f"nearest: {fits[0].name}; the plan uses the recorded times themselves", highlight=False
-        )
+        say(f"nearest: {fits[0].name}; the plan uses the recorded times themselves", screen)
     what = "" if job is None else f" of {job.name}"
     screen.print(
         _plan_table(
@@ -391,15 +383,12 @@ def _show_plan(screen: Console, plan: "Plan", fits: "Sequence[Fit]", job: Job | 
             ),
         )
     )
-    screen.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
+    say(LEGEND, screen)
     if not plan.has_bars:
-        screen.print(NO_BARS, markup=False, highlight=False, soft_wrap=True)
+        say(NO_BARS, screen)
 
 
 def _plan_table(plan: "Plan", title: str) -> Table:
-    table = Table(
-        header_style="bold", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
     several = len({row.active for row in plan.rows}) > 1
     names = ["q"] * several + [
         "B",
@@ -413,8 +402,7 @@ def _plan_table(plan: "Plan", title: str) -> Table:
         "age",
         "old",
     ]
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = table_of(*names, title=title, justify="right", no_wrap=True)
     for row in _some(plan.rows):
         numbers = [
             f"{row.order_statistic:.3g}",
@@ -445,14 +433,7 @@ def _some(rows: "Sequence[PlanRow]") -> "list[PlanRow]":
 
 
 def _fit_table(fits: "Sequence[Fit]") -> Table:
-    table = Table(
-        "fitted to the log",
-        "parameters",
-        "KS distance",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    table = table_of("fitted to the log", "parameters", "KS distance")
     for fit in fits:
         parameters = ", ".join(f"{name} {value:.4g}" for name, value in fit.parameters.items())
         table.add_row(fit.name, parameters, f"{fit.distance:.4f}")
@@ -464,14 +445,7 @@ def _pilot_table(found: "Recommendation") -> Table:
         f"pilots on the {found.cloud} cloud: {found.by.replace('_', ' ')} at equal clock, mean"
         " (spread) over seeds"
     )
-    table = Table(
-        "B",
-        header_style="bold",
-        title=title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    table = table_of("B", title=title)
     for stop in found.stops:
         table.add_column(f"clock {stop:.0f}", justify="right", no_wrap=True)
     table.add_column("rounds", justify="right")
@@ -508,15 +482,9 @@ def _spread(scores: Sequence[float]) -> str:
 
 
 def _story_table(story: "ExplainedRound") -> Table:
-    table = Table(
-        header_style="bold",
-        title=f"round {story.round}: who waited",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for name in ("server", "opened", "ready", "waited", "last device", "arrival", "work", "steps"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("server", "opened", "ready", "waited", "last device", "arrival", "work", "steps")
+    title = f"round {story.round}: who waited"
+    table = table_of(*names, title=title, justify="right", no_wrap=True)
     for part in [*story.mixed, *story.left_out]:
         table.add_row(*_story_cells(part))
     return table
@@ -550,7 +518,7 @@ def _keep(
 ) -> None:
     from fedbcd.planner.pictures import draw_plan
 
-    summary: dict[str, Any] = plan.to_table()
+    summary: dict[str, Any] = asdict(plan)
     summary["fits"] = [
         {"name": fit.name, **fit.parameters, "distance": fit.distance} for fit in fits
     ]
@@ -558,20 +526,9 @@ def _keep(
     if recommendation is not None:
         summary["recommendation"] = asdict(recommendation) | {"sentence": recommendation.sentence}
     if out is not None:
-        try:
+        with writing_to(out):
             out.mkdir(parents=True, exist_ok=True)
             (out / "plan.json").write_text(json.dumps(summary, indent=1) + "\n")
-        except OSError as error:
-            raise RecordError(
-                f"cannot write to {out}: {error.strerror}; choose another folder with --out"
-            ) from None
         drawn = draw_plan(plan, recommendation, out / "plan.png")
-        screen.print(
-            f"plan.json{' and plan.png are' if drawn else ' is'} in {out}",
-            highlight=False,
-            soft_wrap=True,
-        )
-        if not drawn:
-            screen.print("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib")
-    if as_json:
-        print(json.dumps(summary))
+        say_where(drawn, screen, f"plan.json{' and plan.png are' if drawn else ' is'} in {out}")
+    print_json(as_json, summary)

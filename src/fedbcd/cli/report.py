@@ -1,15 +1,12 @@
 """The commands on finished runs: `fedbcd report` and `fedbcd export`. Thin, like `cli`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from fedbcd.cli.output import Json, console, note, print_json, say, screen_for
 from fedbcd.errors import ConfigError
-
-console = Console(stderr=True)
 
 
 def report_command(
@@ -23,9 +20,7 @@ def report_command(
             help="Add the planner's round times for every B, from the runs' own arrivals."
         ),
     ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object on the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Write one HTML page on one or several runs: curves, devices, the protocol's timeline, where
     the time went, what to try next.
@@ -34,17 +29,10 @@ def report_command(
 
     target = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "report.html"
     with console.status("reading ..."):
-        count = write_report(runs, target, plan=plan, on_notice=_notice)
-    screen = console if as_json else Console()
-    screen.print(
-        f"{count} {'run' if count == 1 else 'runs'} in {target}",
-        markup=False,
-        emoji=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-    if as_json:
-        print(json.dumps({"report": str(target), "runs": count}))
+        count = write_report(runs, target, plan=plan, on_notice=note)
+    screen = screen_for(as_json)
+    say(f"{count} {'run' if count == 1 else 'runs'} in {target}", screen)
+    print_json(as_json, {"report": str(target), "runs": count})
 
 
 def export_command(
@@ -63,9 +51,7 @@ def export_command(
         Path | None,
         typer.Option(help="Folder for the files (default: export in the run's folder)."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object on the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Write one model of a run as safetensors and ONNX, checked by loading it again, with a model
     card beside it.
@@ -78,27 +64,19 @@ def export_command(
         )
     with console.status("exporting ..."):
         done = export_run(run, Choice(device, server), out, tuple(format_ or FORMATS))
-    screen = console if as_json else Console()
+    screen = screen_for(as_json)
     for path in done.files:
-        text = (
+        say(
             f"{path}: outputs differ by {done.differences[path.suffix[1:]]:.2g} at most, loaded"
-            " again"
+            " again",
+            screen,
         )
-        screen.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-    screen.print(
-        f"model card: {done.card}", markup=False, emoji=False, highlight=False, soft_wrap=True
+    say(f"model card: {done.card}", screen)
+    print_json(
+        as_json,
+        {
+            "files": list(map(str, done.files)),
+            "card": str(done.card),
+            "differences": done.differences,
+        },
     )
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    "files": list(map(str, done.files)),
-                    "card": str(done.card),
-                    "differences": done.differences,
-                }
-            )
-        )
-
-
-def _notice(text: str) -> None:
-    console.print(f"note: {text}", markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -1,7 +1,6 @@
 """The command line. Thin: it reads a job, starts it, and shows what comes back."""
 
 import contextlib
-import json
 import math
 import re
 import shlex
@@ -15,7 +14,6 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -45,6 +43,18 @@ from fedbcd.cli.deploy import (
     up_command,
 )
 from fedbcd.cli.experiments import paper_command, sweep_command
+from fedbcd.cli.output import (
+    INTERRUPTED,
+    Data,
+    Json,
+    console,
+    note,
+    print_json,
+    say,
+    say_where,
+    screen_for,
+    table_of,
+)
 from fedbcd.cli.overrides import new_folder, override
 from fedbcd.cli.plan import explain_command, plan_command
 from fedbcd.cli.report import export_command, report_command
@@ -54,8 +64,7 @@ from fedbcd.data.datasets import DATASETS
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT
 from fedbcd.engines.replay import replay
-from fedbcd.engines.result import Progress as RunProgress
-from fedbcd.engines.result import Run
+from fedbcd.engines.result import Progress as RunProgress, Run
 from fedbcd.engines.run import explain_backend
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, FedBCDError, RecordError, RenamedWarning
@@ -66,7 +75,7 @@ from fedbcd.models import MODELS
 from fedbcd.own import imports
 from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.record.eventlog import LogReader
-from fedbcd.record.runfolder import recorded_in
+from fedbcd.record.runfolder import recorded_in, writing_to
 from fedbcd.record.tensorfile import write_whole
 from fedbcd.report.page import write_report
 from fedbcd.spec import Cluster
@@ -82,8 +91,6 @@ app = typer.Typer(
         " al., AAAI 2021)."
     ),
 )
-console = Console(stderr=True)
-INTERRUPTED = 130
 
 Trust = Annotated[
     bool,
@@ -119,9 +126,7 @@ def run_command(
             help="Go on with the run in --out; its own config.toml is used if no file is given.",
         ),
     ] = False,
-    data: Annotated[
-        Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
-    ] = None,
+    data: Data = None,
     track: Annotated[
         list[str] | None,
         typer.Option(
@@ -157,9 +162,7 @@ def run_command(
             "--explain-backend", help="Say which backend would compute, and why not another; stop."
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one summary object on the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Train, show progress, and leave a folder with everything that happened."""
     if resume and out is None:
@@ -191,9 +194,7 @@ def replay_command(
         ),
     ] = False,
     trust: Trust = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one summary object on the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Recompute a recorded run from its event log, and check that it ends with the same models, bit
     for bit.
@@ -236,8 +237,7 @@ def replay_command(
             f"digests were not compared: {order} may add up sums in another order than events do,"
             " so that last bits differ"
         )
-    if as_json:
-        print(json.dumps(result))
+    print_json(as_json, result)
 
 
 def _place_of(job: Job) -> str:
@@ -329,14 +329,14 @@ def _show_warning(
 ) -> None:
     """An old name in a file or a call is a note; other warnings look as Python shows them."""
     if issubclass(category, RenamedWarning):
-        console.print(f"note: {message}", markup=False, highlight=False, soft_wrap=True)
+        note(str(message))
     else:
         _show_others(message, category, *more, **where)
 
 
 def _complain(sentence: str, code: int) -> NoReturn:
     console.print("error:", style="bold red", end=" ")
-    console.print(sentence, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    say(sentence)
     sys.exit(code)
 
 
@@ -409,9 +409,7 @@ def _train_all(jobs: list[Job], folder: Path, resume: bool, track: list[str]) ->
                         resume=resume,
                         federation=federation,
                         on_round=on_round,
-                        on_notice=lambda text: console.print(
-                            f"note: {text}", markup=False, soft_wrap=True
-                        ),
+                        on_notice=note,
                         should_stop=stopped,
                     )
             except FedBCDError:
@@ -424,13 +422,7 @@ def _train_all(jobs: list[Job], folder: Path, resume: bool, track: list[str]) ->
                 break
     if stopped() and not all(run.finished for run in runs):
         command = f"fedbcd run --resume --out {shlex.quote(str(folder))}"
-        console.print(
-            f"stopped. Go on with: {command}",
-            markup=False,
-            emoji=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"stopped. Go on with: {command}")
         sys.exit(INTERRUPTED)
     return runs
 
@@ -440,14 +432,14 @@ def _explain_backends(jobs: list[Job]) -> None:
     for job in jobs:
         federation = federations.of(job)
         job.use_threads(federation)
-        console.print(f"{job.name}:", markup=False)
+        say(f"{job.name}:")
         for choice in explain_backend(federation, job.spec):
             text = (
                 f"  not {choice.backend}\n      {choice.reason}"
                 if choice.reason
                 else f"  -> {choice.backend}"
             )
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(text)
 
 
 def _places(jobs: list[Job], folder: Path) -> list[Path]:
@@ -486,13 +478,9 @@ def _check_all(
 
 def _claim(folder: Path, table: dict[str, Any]) -> None:
     """Make the folder of several runs, with all that they are set to."""
-    try:
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "config.toml", dump_toml(table).encode())
-    except OSError as error:
-        raise RecordError(
-            f"cannot write to {folder}: {error.strerror}; choose another folder with --out"
-        ) from None
 
 
 @contextlib.contextmanager
@@ -547,34 +535,26 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     histories = {job.name: run.history for job, run in zip(jobs, runs, strict=True)}
     picture = folder / "curves.png"
     drawn = draw_curves(histories, picture) if len(runs) > 1 else picture.exists()
-    screen = console if as_json else Console()
+    screen = screen_for(as_json)
     screen.print(_table(jobs, runs))
     if len(runs) > 1:
-        screen.print(_lesson(histories), markup=False, emoji=False, soft_wrap=True)
+        say(_lesson(histories), screen)
     report = folder / "report.html"
     write_report(_places(jobs, folder), report, plan=False)
     where = f"everything is in {folder}, the report in {report}" + (
         f", the curves in {picture}" if drawn else ""
     )
-    screen.print(where, markup=False, emoji=False, soft_wrap=True, highlight=False)
-    if not drawn:
-        screen.print("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib")
-    if as_json:
-        summaries = [
-            {"title": job.name, **run.summary} for job, run in zip(jobs, runs, strict=True)
-        ]
-        print(json.dumps(summaries[-1] | {"out": str(folder), "runs": summaries}))
+    say_where(drawn, screen, where)
+    summaries = [{"title": job.name, **run.summary} for job, run in zip(jobs, runs, strict=True)]
+    print_json(as_json, summaries[-1] | {"out": str(folder), "runs": summaries})
 
 
 def _table(jobs: list[Job], runs: list[Run]) -> Table:
     others = sorted({run.summary["measure"] for run in runs} - {DEFAULT})
     title = "test accuracy at the end" + (f" (personal: {', '.join(others)})" if others else "")
-    table = Table(
-        header_style="bold", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    table.add_column("run", no_wrap=True)
-    for title in ("rounds", "clock", "global", "personal", "worst", "seconds"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = table_of("run", title=title, no_wrap=True)
+    for name in ("rounds", "clock", "global", "personal", "worst", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
     for job, run in zip(jobs, runs, strict=True):
         s, last = run.summary, run.history.last
         scores = (

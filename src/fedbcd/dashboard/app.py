@@ -191,7 +191,6 @@ class _Pages:
         return seen
 
     async def timeline(self, request: Request) -> Response:
-        """Details of a stretch of the protocol."""
         begin, end = _number(request, "begin"), _number(request, "end")
         if begin is None or end is None:
             return _refused("begin and end must be numbers", 400)
@@ -206,7 +205,6 @@ class _Pages:
         )
 
     async def devices(self, request: Request) -> Response:
-        """One page of the table of devices."""
         query = request.query_params
         runs = await run_in_threadpool(self.library.watched, [query.get("run", "")])
         if not runs:
@@ -222,7 +220,6 @@ class _Pages:
         return _json(found)
 
     async def plan(self, request: Request) -> Response:
-        """Round times for every B."""
         key = request.query_params.get("run", "")
         if self.deployment is not None and key == self.deployment.key:
             return _json(await run_in_threadpool(self.deployment.plan))

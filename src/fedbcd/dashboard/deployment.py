@@ -103,7 +103,6 @@ class Deployment:
         threading.Thread(target=self._run, name="deployment", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask no more."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -114,7 +113,6 @@ class Deployment:
                 self._stop.wait(max(0.05, EVERY_S - (time.monotonic() - began)))
 
     def ask(self, pool: ThreadPoolExecutor) -> None:
-        """Ask every role once."""
         places = self._fixed | ({} if self.folder is None else addresses_in(self.folder))
         answers = dict(zip(places, pool.map(_ask, places.values()), strict=True))
         coordinator = next(
@@ -211,7 +209,6 @@ class Deployment:
 
     @property
     def has_log(self) -> bool:
-        """Whether the merged log is there, so that the run is among those of the folder."""
         return self.folder is not None and (self.folder / LOG).is_file()
 
     def _standing(self) -> RunStanding:
@@ -237,7 +234,6 @@ class Deployment:
         )
 
     def timeline(self, begin: float, end: float) -> dict[str, Any]:
-        """The protocol between two times."""
         with self._lock:
             return timeline_view(self._timeline, begin, end, 3_000)
 
@@ -275,7 +271,6 @@ class Deployment:
 
 
 def _role(place: str, seen: Seen, now: float) -> dict[str, Any]:
-    """One row of the table of roles."""
     status = seen.status
     totals = status.get("totals") if isinstance(status.get("totals"), dict) else {}
     known = (

@@ -65,19 +65,16 @@ class Watched:
             return stamp
 
     def view(self) -> dict[str, Any]:
-        """The run as of the last `refresh`."""
         with self.lock:
             waiting = self._follower.unread
             return {**self._view, "unread": waiting if self._follower.notice is None else 0}
 
     def timeline(self, begin: float, end: float) -> dict[str, Any]:
-        """The protocol between two times."""
         with self.lock:
             found = self._follower.timeline
             return {} if found is None else timeline_view(found, begin, end, PHASES)
 
     def devices(self, sort: str, down: bool, start: int, only: str) -> dict[str, Any]:
-        """One page of the table of devices."""
         with self.lock:
             record = self._record
             if record is None or record.timeline is None:
@@ -130,7 +127,6 @@ class Library:
         return list(dict.fromkeys(folders))
 
     def _head(self, folder: Path) -> dict[str, Any]:
-        """Name, seed and state; read again only when the log has changed."""
         log = folder / LOG
         try:
             stat = log.stat()
@@ -194,7 +190,6 @@ def _key(folder: Path) -> str:
 
 
 def _read_head(folder: Path, size: int) -> dict[str, Any]:
-    """What the first and the last line of a log say."""
     found: dict[str, Any] = {"name": folder.name, "folder": str(folder), "finished": False}
     try:
         with (folder / LOG).open("rb") as file:

@@ -149,11 +149,9 @@ class Federation:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
         return len(self.sizes)
 
     def owned(self, device: int) -> Tensor:
-        """Positions in the pool of one device's samples."""
         start = int(self.starts[device])
         return self.positions[start : start + self.sizes[device]]
 

@@ -69,7 +69,6 @@ def _first(folder: Path, file: str, suffixes: Sequence[str]) -> Path | None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a file holds, or a DataError that says why it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -75,7 +75,6 @@ def emnist(split: str) -> Loader:
 
 
 def emnist_files(split: str) -> tuple[str, ...]:
-    """The four files of one split."""
     return tuple(
         f"emnist-{split}-{part}-{kind}-ubyte"
         for part in ("train", "test")

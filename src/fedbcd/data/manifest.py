@@ -59,7 +59,6 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The content of a manifest that is whole and as it was written."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -63,7 +63,6 @@ class Partition:
         return cls(owned, tuple(names), origin)
 
     def counts(self, targets: Tensor, classes: int | None = None) -> npt.NDArray[np.int64]:
-        """How many samples of each label each device owns: shape (devices, labels)."""
         labels, width = targets.numpy(), classes or int(targets.max()) + 1
         return np.stack(
             [np.bincount(labels[positions], minlength=width) for positions in self.samples]
@@ -127,7 +126,6 @@ class Partition:
 
 
 def labels_of(targets: Tensor) -> Labels:
-    """The labels that occur, in ascending order."""
     return tuple(int(v) for v in torch.unique(targets))
 
 

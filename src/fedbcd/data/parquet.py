@@ -133,7 +133,6 @@ def _mode(path: Path, column: Any) -> str:
 
 
 def _picture(path: Path, row: int, content: bytes | None, mode: str) -> npt.NDArray[np.uint8]:
-    """(height, width) or (3, height, width)."""
     try:
         values = np.asarray(_open(path, row, content).convert(mode), dtype=np.uint8)
     except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises on damaged pixels

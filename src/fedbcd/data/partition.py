@@ -81,7 +81,6 @@ class Partitioner(abc.ABC):
         )
 
     def recorded(self) -> dict[str, Any]:
-        """The settings, as a manifest records them."""
         return dict(describe(self))
 
     @abc.abstractmethod

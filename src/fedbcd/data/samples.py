@@ -40,7 +40,6 @@ class Scale:
     deviation: float = 1.0
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Apply to a batch."""
         return (inputs.to(dtype) / self.divisor - self.mean) / self.deviation
 
 

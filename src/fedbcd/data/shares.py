@@ -24,7 +24,6 @@ def smallest(stream: int, seed: int, device: int, items: Positions, count: int) 
 
 
 def shuffled(seed: int, items: Positions) -> Positions:
-    """The items in order of their addressed draws."""
     return items[np.argsort(draws.unit(draws.address(seed, draws.SHUFFLE, items)), kind="stable")]
 
 

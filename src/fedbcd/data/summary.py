@@ -11,7 +11,6 @@ from fedbcd.data.samples import LoadedDataset
 
 
 def summarise(data: LoadedDataset) -> dict[str, Any]:
-    """What a data set holds."""
     return {
         "train": len(data.train),
         "test": len(data.test),

@@ -44,7 +44,6 @@ class CheckReport:
 
     @property
     def sentence(self) -> str:
-        """What the findings come to."""
         count, unknown = (
             len(self.findings),
             sum(finding.verdict is Verdict.UNKNOWN for finding in self.findings),
@@ -77,11 +76,9 @@ class CheckReport:
 
     @property
     def fails(self) -> int:
-        """How many assumptions fail."""
         return sum(finding.verdict is Verdict.FAILS for finding in self.findings)
 
     def to_table(self) -> dict[str, Any]:
-        """As plain data."""
         findings = [asdict(finding) for finding in self.findings]
         return {
             "title": self.title,
@@ -315,5 +312,4 @@ def _noise(
 
 
 def _error_line(error: Exception) -> str:
-    """What an error says first, or what it is."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

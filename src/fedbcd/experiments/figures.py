@@ -26,7 +26,6 @@ LABELS = {
 
 
 def by_run(results: Sequence[Result]) -> dict[str, list[History]]:
-    """Histories per run title, one per seed."""
     runs: dict[str, list[History]] = {}
     for result in results:
         runs.setdefault(result.job.title, []).append(result.history)
@@ -34,7 +33,6 @@ def by_run(results: Sequence[Result]) -> dict[str, list[History]]:
 
 
 def write_table(results: Sequence[Result], path: Path) -> None:
-    """Every row of every run, as CSV."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("run", "seed", *COLUMNS))
@@ -45,7 +43,6 @@ def write_table(results: Sequence[Result], path: Path) -> None:
 
 
 def write_claims(verdicts: Sequence[ClaimVerdict], path: Path) -> None:
-    """All verdicts, as JSON."""
     path.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1) + "\n")
 
 

@@ -65,7 +65,6 @@ class DataPart:
             )
 
     def split(self, data: LoadedDataset, devices: int, seed: int) -> Partition:
-        """Who owns which training samples."""
         if self.manifest is None:
             partitioner = self.partition or Diversity(self.diversity, self.samples)
             return partitioner.split(data.train.targets, devices, seed, data.columns)
@@ -99,7 +98,6 @@ class FederationPart:
             )
 
     def check_active(self, active: int) -> None:
-        """Refuse a q that no server of so many devices can have."""
         if active < 1:
             raise ConfigError(f"federation.active = {active} must be 1 or more")
         if active > self.devices:
@@ -161,7 +159,6 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The title, or what it runs."""
         return self.title or f"{self.method.name} {self.spec.cloud.name}"
 
     @property
@@ -180,7 +177,6 @@ class Job:
         return ACTIVE if self.spec.active is None else self.spec.active
 
     def to_table(self) -> dict[str, Any]:
-        """A table that makes this job again."""
         parts = {key: describe(getattr(self, key)) for key in ("data", "federation", "model")}
         parts["federation"]["active"] = self.active
         return {"title": self.name, **parts, **self.spec.to_table()}
@@ -222,7 +218,6 @@ class Job:
         RunFolder(out, job.spec.identity(federation), job.to_table()).inspect(resume)
 
     def use_threads(self, federation: Federation) -> None:
-        """Set the number of torch's threads that this job asks for."""
         if self.spec.threads is not None or _is_small(federation):
             torch.set_num_threads(self.spec.threads or 1)
 
@@ -256,7 +251,6 @@ class Federations:
         self._last: tuple[Any, Federation] | None = None
 
     def of(self, job: Job) -> Federation:
-        """The federation of a job."""
         key = (job.data, job.federation, job.model, job.spec.seed)
         if self._last is None or self._last[0] != key:
             self._last = key, job.make_federation(self._load)

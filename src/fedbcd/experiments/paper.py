@@ -31,7 +31,6 @@ class Panel:
     columns: tuple[str, ...]
 
     def with_seeds(self, seeds: int) -> list[Job]:
-        """Every run with every seed."""
         if seeds < 1:
             raise ConfigError(f"seeds={seeds} must be 1 or more")
         return [job.changed(seed=seed) for job in self.jobs for seed in range(seeds)]
@@ -134,7 +133,6 @@ PANELS: Mapping[str, Callable[[Setting], Panel]] = {
 
 
 def panels(names: Sequence[str], setting: Setting) -> list[Panel]:
-    """Panels by name; "all" means every one."""
     for name in names:
         if name != "all" and name not in PANELS:
             raise ConfigError(f"there is no panel {name!r}; there are {', '.join(PANELS)} and all")

@@ -20,6 +20,7 @@ from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Federations, Job, parse
 from fedbcd.record.history import History, Row
+from fedbcd.record.runfolder import writing_to
 from fedbcd.recorded import in_record, shortened
 from fedbcd.spec import OPTIONS, Place, default_of, plain
 
@@ -77,12 +78,8 @@ def run_jobs(
         raise ConfigError(f"workers={workers} must be 1 or more")
     for name in {job.spec.torch_device for job in jobs}:
         find_torch_device(name)  # also where all results are known
-    try:
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecordError(
-            f"cannot write to {folder}: {error.strerror}; choose another folder"
-        ) from None
     todo = {job_key(job): job for job in jobs if not _result_file(folder, job).exists()}
     for job in jobs:
         if job_key(job) not in todo:

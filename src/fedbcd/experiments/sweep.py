@@ -52,7 +52,6 @@ class Tried:
 
 
 def parse_sweep(table: Mapping[str, Any]) -> tuple[SweepPart, list[Point]]:
-    """The settings and the combinations of a sweep file."""
     if "sweep" not in table or not isinstance(table["sweep"], Mapping):
         raise ConfigError(
             'the file has no [sweep] section; it needs [sweep.keys] such as "algorithm.penalty" ='
@@ -105,7 +104,6 @@ def _set(table: dict[str, Any], path: str, value: Any) -> None:
 
 
 def rank(part: SweepPart, points: Sequence[Point], results: Sequence[Result]) -> list[Tried]:
-    """All combinations, the best first."""
     found = iter(results)
     tried = []
     for point in points:

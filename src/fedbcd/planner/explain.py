@@ -39,7 +39,6 @@ class ExplainedRound:
 
     @property
     def length(self) -> float:
-        """How long the round took."""
         return self.ended - self.began
 
     @property
@@ -60,23 +59,20 @@ def explain(
     record = read_record(log, on_notice)
     if not record.mixes:
         raise RecordError(f"{record.path} has no finished round to explain; record at least one")
-    lengths = _lengths(record)
+    ends = [record.phases[0].opened, *(mix.time for mix in record.mixes)]
+    lengths = [after - before for before, after in pairwise(ends)]
     chosen = max(range(len(lengths)), key=lengths.__getitem__) if round_ is None else round_
     if not 0 <= chosen < len(lengths):
         raise ConfigError(
             f"round {chosen} is not in {record.path}, which has rounds 0 to {len(lengths) - 1}"
         )
     mix = record.mixes[chosen]
-    began = record.mixes[chosen - 1].time if chosen else record.phases[0].opened
     parts = {server: _part(phase, mix) for server, phase in _phases_at(record, mix).items()}
     mixed = sorted((parts[server] for server in mix.servers), key=lambda part: part.ready or 0.0)
     left_out = tuple(part for server, part in sorted(parts.items()) if server not in mix.servers)
-    return ExplainedRound(mix.round, began, mix.time, median(lengths), tuple(mixed), left_out)
-
-
-def _lengths(record: Record) -> list[float]:
-    ends = [record.phases[0].opened, *(mix.time for mix in record.mixes)]
-    return [after - before for before, after in pairwise(ends)]
+    return ExplainedRound(
+        mix.round, ends[chosen], mix.time, median(lengths), tuple(mixed), left_out
+    )
 
 
 def _phases_at(record: Record, mix: RecordedMix) -> dict[int, RecordedPhase]:

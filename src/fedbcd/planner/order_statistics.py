@@ -9,7 +9,6 @@ is its distribution function, F^-1 its quantile function, and tau_(k) has the la
 import math
 import warnings
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -57,11 +56,9 @@ class Empirical:
         self.share[-1] = 1.0
 
     def mean(self) -> float:
-        """The mean of the sample."""
         return float(np.diff(self.share) @ self.values)
 
     def support(self) -> tuple[float, float]:
-        """The smallest and the largest value."""
         return float(self.values[0]), float(self.values[-1])
 
     def ppf(self, u: npt.ArrayLike) -> Floats:
@@ -93,7 +90,6 @@ class Normal:
 
 
 def distribution_of(delay: Delay) -> Distribution:
-    """The distribution of a delay as scipy knows it."""
     match delay:
         case Exponential():
             return stats.expon(scale=delay.mean)
@@ -122,7 +118,6 @@ def expected(distribution: Distribution, k: int, n: int) -> float:
 
 
 def expected_all(distribution: Distribution, k: npt.NDArray[np.int64], n: int) -> Floats:
-    """E[tau_(k)] of `n` for every k of an array."""
     for each in k.tolist():
         check_rank(each, n)
     check_mean(distribution)
@@ -203,47 +198,10 @@ def _finite(values: npt.ArrayLike) -> Floats:
 
 
 # ------------------------------------------------------------------------------------------------
-# closed forms
-def expected_exponential(mean: float, k: int, n: int) -> float:
-    """mean (1/n + 1/(n-1) + ... + 1/(n-k+1)): the gaps between order statistics are exponential."""
-    check_rank(k, n)
-    _check_above_zero(mean=mean)
-    return mean * math.fsum(1 / j for j in range(n - k + 1, n + 1))
-
-
-def expected_uniform(low: float, high: float, k: int, n: int) -> float:
-    """low + (high - low) k / (n + 1)."""
-    check_rank(k, n)
-    if not 0 <= low <= high < math.inf:
-        raise ConfigError(f"low={low}, high={high} must satisfy 0 <= low <= high, and be finite")
-    return low + (high - low) * k / (n + 1)
-
-
-def expected_weibull(shape: float, scale: float, k: int, n: int) -> float:
-    """scale Gamma(1 + 1/shape) n C(n-1, k-1) sum_i (-1)^i C(k-1, i) (n-k+1+i)^-(1 + 1/shape), i = 0
-    .. k-1.
-
-    The terms are larger than their sum by about 3^n, so they are added in decimal arithmetic with
-    as many more digits.
-    """
-    check_rank(k, n)
-    _check_above_zero(shape=shape, scale=scale)
-    with localcontext() as context:
-        context.prec = 40 + n // 2 + len(str(n))
-        power = -(1 + 1 / Decimal(shape))
-        terms = (
-            (-1) ** i * math.comb(k - 1, i) * Decimal(n - k + 1 + i) ** power for i in range(k)
-        )
-        total = float(n * math.comb(n - 1, k - 1) * sum(terms, Decimal(0)))
-    return scale * math.gamma(1 + 1 / shape) * total
-
-
-# ------------------------------------------------------------------------------------------------
 # by sampling
 def sampled(
     distribution: Distribution, k: int, n: int, samples: int = 10_000, seed: int = 0
 ) -> Estimate:
-    """E[tau_(k)] of `n` as a mean over `samples` draws of n times, with its standard error."""
     check_rank(k, n)
     check_mean(distribution)
     if samples < 2:
@@ -304,7 +262,7 @@ def weibull_reduction(shape: float, beta: float, n: int) -> float:
     """r <= about (-ln(1 - beta) / ln N)^(1/shape), whatever the scale. (The paper prints the minus
     sign outside the power.)
     """
-    _check_above_zero(shape=shape)
+    check_above_zero(shape=shape)
     _check_beta(beta)
     if n < 2:
         raise ConfigError(f"n={n} must be 2 or more: the bound divides by ln N")
@@ -326,7 +284,6 @@ def finite_support_reduction(distribution: Distribution, beta: float) -> float:
 # ------------------------------------------------------------------------------------------------
 # checks
 def check_rank(k: int, n: int) -> None:
-    """Refuse a k that is not one of 1 .. n."""
     if not 1 <= k <= n:
         raise ConfigError(f"B={k} of {n} servers cannot be waited for; use 1 <= B <= {n}")
 
@@ -348,7 +305,7 @@ def check_mean(distribution: Distribution) -> None:
         )
 
 
-def _check_above_zero(**values: float) -> None:
+def check_above_zero(**values: float) -> None:
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise ConfigError(f"{name}={value} must be a finite number above 0")

@@ -44,7 +44,6 @@ class Pilot:
 
     @property
     def score(self) -> float:
-        """Mean over seeds at its last stop."""
         return mean(self.scores[-1])
 
 
@@ -61,7 +60,6 @@ class Recommendation:
 
     @property
     def sentence(self) -> str:
-        """The recommendation in words."""
         best, name = self.pilots[0], self.by.replace("_", " ")
         text = f"wait for B = {best.first}: {name} {best.score:.3f} at clock {self.stops[-1]:.0f}"
         if len(self.pilots) == 1:
@@ -180,7 +178,6 @@ def _advance(
     by: Score,
     folder: Path,
 ) -> None:
-    """Bring every seed of a pilot to clock `stop`."""
     scores = []
     for seed, (job, federation) in enumerate(zip(jobs, federations, strict=True)):
         run = train(

@@ -4,7 +4,7 @@ servers get that are left out.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,13 +52,8 @@ class Plan:
     server_time: float  # E[tau_n], of the first q
     clock_seconds: float
 
-    def to_table(self) -> dict[str, object]:
-        """Plain data."""
-        return asdict(self)
-
     @property
     def has_bars(self) -> bool:
-        """Whether every round time has an error bar."""
         return all(row.error is not None for row in self.rows)
 
 

@@ -61,7 +61,6 @@ class Record:
 
     @property
     def servers(self) -> int:
-        """How many servers opened a phase."""
         return len({phase.server for phase in self.phases})
 
 

@@ -68,7 +68,7 @@ def async_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
         return sync_rounds(times_RC, servers)
     warm = math.ceil(WARM_UP * servers / first)
     rounds = (times_RC.shape[1] - servers) // first
-    return _followed(_async(_Times(times_RC), servers, first, rounds, _has_ties(times_RC)), warm)
+    return _followed(_mixes(times_RC, servers, first, rounds, rigorous=False), warm)
 
 
 def rigorous_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
@@ -76,12 +76,8 @@ def rigorous_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
     settle, as a server may fall behind.
     """
     check_rank(first, servers)
-    return _followed(
-        _rigorous(
-            _Times(times_RC), servers, first, times_RC.shape[1] // servers, _has_ties(times_RC)
-        ),
-        0,
-    )
+    rounds = times_RC.shape[1] // servers
+    return _followed(_mixes(times_RC, servers, first, rounds, rigorous=True), 0)
 
 
 def rounds_of(
@@ -103,26 +99,7 @@ def draws_needed(servers: int) -> int:
 
 # ------------------------------------------------------------------------------------------------
 # the rules
-def _async(
-    times: _Times, servers: int, first: int, rounds: int, ties: bool
-) -> Iterator[tuple[Floats, Rounds]]:
-    """Per round: when the mix happens in each copy, and after which round each server was mixed
-    last. Of servers that end together the one longest left out is first.
-    """
-    finish_RN = times.take(servers).copy()
-    mixed_RN = np.zeros(finish_RN.shape, dtype=np.int64)
-    copies = np.arange(len(finish_RN))[:, None]
-    for t in range(rounds):
-        chosen_RB = _earliest(finish_RN, mixed_RN, first, ties)
-        chosen = copies, chosen_RB
-        now_R1 = finish_RN[chosen].max(axis=1, keepdims=True)
-        finish_RN[chosen] = now_R1 + times.take(first)
-        mixed_RN[chosen] = t + 1
-        yield now_R1, mixed_RN
-
-
 def _has_ties(times_RC: Floats) -> bool:
-    """Whether times repeat, as those of a sample, or constant ones."""
     return bool(np.unique(times_RC[:, :100]).size < times_RC[:, :100].size)
 
 
@@ -136,27 +113,31 @@ def _earliest(finish_RN: Floats, mixed_RN: Rounds, first: int, ties: bool) -> Ro
     return order_RN[:, :first]
 
 
-def _rigorous(
-    times: _Times, servers: int, first: int, rounds: int, ties: bool
+def _mixes(
+    times_RC: Floats, servers: int, first: int, rounds: int, rigorous: bool
 ) -> Iterator[tuple[Floats, Rounds]]:
-    """Per round t: E(t) is the B-th smallest end F_n(t) of phase t; then F_n(t+1) = max(F_n(t),
-    E(t)) + tau_n, isolated or not.
+    """Per round: when the mix happens in each copy, and after which round each server was mixed
+    last. Of servers that end together the one longest left out is first.
+
+    Only those in the mix begin a new phase. Rigorous: E(t) is the B-th smallest end F_n(t) of phase
+    t; then F_n(t+1) = max(F_n(t), E(t)) + tau_n, isolated or not.
     """
-    finish_RN = times.take(servers)
+    times, ties = _Times(times_RC), _has_ties(times_RC)
+    finish_RN = times.take(servers).copy()
     mixed_RN = np.zeros(finish_RN.shape, dtype=np.int64)
     copies = np.arange(len(finish_RN))[:, None]
     for t in range(rounds):
-        chosen_RB = _earliest(finish_RN, mixed_RN, first, ties)
-        chosen = copies, chosen_RB
+        chosen = copies, _earliest(finish_RN, mixed_RN, first, ties)
         now_R1 = finish_RN[chosen].max(axis=1, keepdims=True)
         mixed_RN[chosen] = t + 1
         yield now_R1, mixed_RN
-        if t + 1 < rounds:
+        if not rigorous:
+            finish_RN[chosen] = now_R1 + times.take(first)
+        elif t + 1 < rounds:
             finish_RN = np.maximum(finish_RN, now_R1) + times.take(servers)
 
 
 def _followed(rounds: Iterator[tuple[Floats, Rounds]], warm: int) -> RoundTime:
-    """Round lengths and ages after the first `warm` rounds."""
     ends: list[Floats] = []
     ages, latest = np.zeros(1, dtype=np.int64), []
     for t, (now_R1, mixed_RN) in enumerate(rounds, 1):

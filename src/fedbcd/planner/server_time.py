@@ -19,6 +19,13 @@ from fedbcd.schedule.delays import Clock, Floats
 
 CHUNK = 2**20  # devices whose times are drawn at once: about 50 MB
 LARGEST_U = 1 - 2.0**-53
+# What is fitted to a log beside the exponential, and where among scipy's (shape, location, scale)
+# our parameters stand.
+FITTED: dict[str, tuple[Any, dict[str, int]]] = {
+    "weibull": (stats.weibull_min, {"shape": 0, "scale": 2}),
+    "gamma": (stats.gamma, {"shape": 0, "scale": 2}),
+    "lognormal": (stats.lognorm, {"median": 2, "sigma": 0}),
+}
 
 
 class ServerTime(Protocol):
@@ -28,9 +35,7 @@ class ServerTime(Protocol):
 
     recorded: ClassVar[bool]
 
-    def sample(self, copies: int, count: int, seed: int) -> Floats:
-        """Draws of tau_n for several copies of the servers: shape (copies, count)."""
-        ...
+    def sample(self, copies: int, count: int, seed: int) -> Floats: ...
 
 
 @dataclass(frozen=True)
@@ -104,13 +109,11 @@ class KnownTime:
 
     @property
     def has_variance(self) -> bool:
-        """Whether the variance is finite; without it a sampled mean has no error bar."""
         return isinstance(self.distribution, Empirical) or math.isfinite(
             float(self.distribution.var())
         )
 
     def sample(self, copies: int, count: int, seed: int) -> Floats:
-        """Independent draws of tau_n."""
         return np.asarray(self.distribution.ppf(uniforms(seed, 1, copies, count)), dtype=np.float64)
 
 
@@ -150,7 +153,6 @@ class RecordedTime:
 
     @property
     def distribution(self) -> Empirical:
-        """What the log says."""
         return self.observed.distribution()
 
     @property
@@ -163,13 +165,9 @@ class RecordedTime:
         phases = self.observed.times.size
         chosen = (uniforms(seed, 2, copies, phases) * phases).astype(np.int64)
         u = uniforms(seed, 1, copies, count)
-        return np.stack(
-            [_resampled(self.observed, c).ppf(u_c) for c, u_c in zip(chosen, u, strict=True)]
-        )
-
-
-def _resampled(observed: Observed, chosen: npt.NDArray[np.int64]) -> Empirical:
-    return Observed(observed.times[chosen], observed.ended[chosen]).distribution()
+        times, ended = self.observed.times, self.observed.ended
+        resamples = [Observed(times[c], ended[c]).distribution() for c in chosen]
+        return np.stack([one.ppf(u_c) for one, u_c in zip(resamples, u, strict=True)])
 
 
 # ------------------------------------------------------------------------------------------------
@@ -215,12 +213,6 @@ def _end(phase: RecordedPhase, active: int | None) -> float | None:
     return max(ends) if len(ends) == active else None
 
 
-def recorded_times(record: Record, active: int | None = None) -> Floats:
-    """tau_n of the phases of a log that ended."""
-    observed = observe(record, active)
-    return observed.times[observed.ended]
-
-
 @dataclass(frozen=True)
 class Fit:
     """A distribution fitted to recorded times by maximum likelihood, and its Kolmogorov-Smirnov
@@ -251,14 +243,14 @@ def fits(observed: Observed) -> list[Fit]:
         if observed.ended.all()
         else stats.CensoredData(times, right=observed.times[~observed.ended])
     )
+    mean = float(observed.times.sum() / observed.ended.sum())
+    found = [_fit("exponential", stats.expon(scale=mean), observed, mean=mean)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the search for a maximum may try impossible values
-        found = [
-            _exponential(observed),
-            _weibull(observed, data),
-            _gamma(observed, data),
-            _log_normal(observed, data),
-        ]
+        for name, (kind, places) in FITTED.items():
+            fitted = kind.fit(data, floc=0)
+            parameters = {word: fitted[place] for word, place in places.items()}
+            found.append(_fit(name, kind(fitted[0], scale=fitted[2]), observed, **parameters))
     return sorted(found, key=lambda fit: fit.distance)
 
 
@@ -267,32 +259,3 @@ def _fit(name: str, distribution: Distribution, observed: Observed, **parameters
     at = distribution.cdf(sample.values)
     distance = max(float((at - sample.share[:-1]).max()), float((sample.share[1:] - at).max()))
     return Fit(name, distribution, {k: float(v) for k, v in parameters.items()}, distance)
-
-
-def _exponential(observed: Observed) -> Fit:
-    mean = float(observed.times.sum() / observed.ended.sum())
-    return _fit("exponential", stats.expon(scale=mean), observed, mean=mean)
-
-
-def _weibull(observed: Observed, data: Any) -> Fit:
-    shape, _, scale = stats.weibull_min.fit(data, floc=0)
-    return _fit(
-        "weibull", stats.weibull_min(shape, scale=scale), observed, shape=shape, scale=scale
-    )
-
-
-def _gamma(observed: Observed, data: Any) -> Fit:
-    shape, _, scale = stats.gamma.fit(data, floc=0)
-    return _fit("gamma", stats.gamma(shape, scale=scale), observed, shape=shape, scale=scale)
-
-
-def _log_normal(observed: Observed, data: Any) -> Fit:
-    sigma, _, median = stats.lognorm.fit(data, floc=0)
-    return _fit(
-        "lognormal", stats.lognorm(sigma, scale=median), observed, median=median, sigma=sigma
-    )
-
-
-def recorded(record: Record, active: int | None = None) -> RecordedTime:
-    """The recorded times of a log as they are."""
-    return RecordedTime(observe(record, active))

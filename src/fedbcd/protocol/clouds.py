@@ -33,7 +33,6 @@ class SyncCloud(_PlainMean):
     sync: ClassVar[bool] = True
 
     def coordinator(self, servers: int, iterations: int) -> Coordinator:
-        """A new coordinator for this many servers."""
         return SyncCoordinator(range(servers), iterations)
 
 
@@ -46,7 +45,6 @@ class AsyncCloud(_PlainMean):
     sync: ClassVar[bool] = False
 
     def coordinator(self, servers: int, iterations: int) -> Coordinator:
-        """A new coordinator for this many servers."""
         _check_first(self.first, servers)
         return AsyncCoordinator(range(servers), self.first, iterations)
 
@@ -62,7 +60,6 @@ class RigorousCloud(_PlainMean):
     sync: ClassVar[bool] = False
 
     def coordinator(self, servers: int, iterations: int) -> Coordinator:
-        """A new coordinator for this many servers."""
         _check_first(self.first, servers)
         return RigorousCoordinator(range(servers), self.first, iterations)
 
@@ -90,7 +87,6 @@ class GraphCloud:
         object.__setattr__(self, "mixing", plain)
 
     def coordinator(self, servers: int, iterations: int) -> Coordinator:
-        """A new coordinator for this many servers."""
         for matrix in self.mixing:
             widths = [len(row) for row in matrix]
             if widths != [servers] * servers:
@@ -101,7 +97,6 @@ class GraphCloud:
         return AsyncCoordinator(range(servers), servers, iterations, alike=False)
 
     def weights(self, round_: int, servers: Sequence[int]) -> Weights:
-        """a_nm(t) for the servers of a mix."""
         matrix = self.mixing[round_ % len(self.mixing)]
         return tuple(tuple(matrix[n][k] for k in servers) for n in servers)
 

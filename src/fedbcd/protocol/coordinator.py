@@ -54,9 +54,6 @@ class SyncCoordinator:
         self._ready: set[ServerId] = set()
 
     def handle(self, event: Event) -> list[Command]:
-        """Advance by one event and return what is to be done. The only method that changes
-        anything.
-        """
         ready = _server_ready(event, self._servers)
         if ready.phase > self.round:
             raise _from_the_future(ready, self.round)
@@ -70,7 +67,6 @@ class SyncCoordinator:
         return self._aggregate()
 
     def ends_round(self, ready: ServerReady) -> bool:
-        """Whether this report is the one that the round under way waits for; changes nothing."""
         missing = {*self._servers} - self._ready
         return ready.phase == self.round and missing <= {ready.server} <= {*self._servers}
 
@@ -112,9 +108,6 @@ class AsyncCoordinator:
         ] = {}  # the B of the mix under way -> next iteration's model
 
     def handle(self, event: Event) -> list[Command]:
-        """Advance by one event and return what is to be done. The only method that changes
-        anything.
-        """
         ready = _server_ready(event, self._servers)
         heard = self._heard.get(ready.server)
         if not self._is_news(ready, heard):
@@ -131,7 +124,6 @@ class AsyncCoordinator:
         return self._advance()
 
     def ends_round(self, ready: ServerReady) -> bool:
-        """Whether this report is the one that the round under way waits for; changes nothing."""
         heard = self._heard.get(ready.server)
         if ready.server not in self._servers or ready.iteration + 1 != self.iterations:
             return False
@@ -215,9 +207,6 @@ class RigorousCoordinator:
         self._said: dict[ServerId, Mixed] = {}
 
     def handle(self, event: Event) -> list[Command]:
-        """Advance by one event and return what is to be done. The only method that changes
-        anything.
-        """
         ready = _server_ready(event, self._servers)
         if (ready.phase, ready.iteration) > (self.round, self._iteration):
             raise _from_the_future(ready, self.round)
@@ -231,7 +220,6 @@ class RigorousCoordinator:
         return self._mix() if len(self._ready) == self.first else []
 
     def ends_round(self, ready: ServerReady) -> bool:
-        """Whether this report is the one that the round under way waits for; changes nothing."""
         among = self._group if ready.iteration > 0 else self._servers
         return (
             ready.server in among

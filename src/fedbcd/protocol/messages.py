@@ -20,17 +20,14 @@ COORDINATOR: Actor = "coordinator"
 
 
 def device_actor(device: DeviceId) -> Actor:
-    """The address of a device."""
     return f"device/{device}"
 
 
 def server_actor(server: ServerId) -> Actor:
-    """The address of a server."""
     return f"server/{server}"
 
 
 def number_of(actor: Actor) -> int:
-    """The number in the address of a device or server."""
     return int(actor.rpartition("/")[2])
 
 

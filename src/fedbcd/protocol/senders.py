@@ -46,7 +46,6 @@ PAIRS = frozenset(SENDERS.values())  # who has anything to say to whom
 
 
 def kind_of(actor: Actor) -> str:
-    """`device` of `device/7`."""
     return actor.partition("/")[0]
 
 
@@ -85,12 +84,10 @@ def check_values(message: Any) -> None:
 
 
 def is_counter(value: object) -> bool:
-    """Whether what a peer says of itself is a counter."""
     return type(value) is int and 0 <= value <= MOST
 
 
 def is_time(value: object) -> TypeGuard[float]:
-    """Whether what a peer says of its clock is a time, right or wrong."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST
 
 

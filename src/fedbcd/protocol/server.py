@@ -146,7 +146,6 @@ class Server:
         return device in self._restoring
 
     def is_working(self, device: DeviceId) -> bool:
-        """Whether the device is busy with an activation."""
         return device in self._working
 
     def is_waiting_for(self, device: DeviceId, activation: int) -> bool:

@@ -46,7 +46,6 @@ class Transition:
 
 
 def encode(message: Event | Command) -> dict[str, Any]:
-    """A message as plain data."""
     kind = type(message)
     fields = {name: getattr(message, name) for name in _FIELDS[kind]}
     if "message" in fields:
@@ -92,9 +91,7 @@ class Log(Protocol):
     (`replay`).
     """
 
-    def append(self, time: float, actor: Actor, event: Event, commands: list[Command]) -> None:
-        """Take one transition."""
-        ...
+    def append(self, time: float, actor: Actor, event: Event, commands: list[Command]) -> None: ...
 
 
 _json = json.JSONEncoder(separators=(",", ":"))  # made once: there are hundreds of lines a round
@@ -116,11 +113,9 @@ class LogWriter:
             self._file.seek(keep)
 
     def append(self, time: float, actor: Actor, event: Event, commands: list[Command]) -> None:
-        """Record one transition."""
         self._file.write(transition_line(time, actor, event, commands))
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Record how the run ended."""
         self._write({"end": summary})
 
     def sync(self) -> int:
@@ -130,7 +125,6 @@ class LogWriter:
         return self._file.tell()
 
     def close(self) -> None:
-        """Make everything durable and close."""
         if not self._file.closed:
             self.sync()
             self._file.close()
@@ -140,12 +134,10 @@ class LogWriter:
 
 
 def header_line(header: dict[str, Any]) -> bytes:
-    """The first line of a log."""
     return _as_line({"fedbcd_log": VERSION, **header})
 
 
 def transition_line(time: float, actor: Actor, event: Event, commands: Sequence[Command]) -> bytes:
-    """The line of one transition."""
     return _as_line(
         {"t": time, "on": actor, "event": encode(event), "do": [encode(c) for c in commands]}
     )

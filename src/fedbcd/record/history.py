@@ -48,18 +48,15 @@ class History(Sequence[Row]):
         self._rows = list(rows)
 
     def append(self, row: Row) -> None:
-        """Add a row at the end."""
         self._rows.append(row)
 
     def column(self, name: str) -> list[float]:
-        """One column."""
         if name not in COLUMNS:
             raise KeyError(f"no column {name!r}; there are {', '.join(COLUMNS)}")
         return [getattr(row, name) for row in self._rows]
 
     @property
     def last(self) -> Row:
-        """The latest row."""
         return self._rows[-1]
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -77,7 +74,6 @@ class History(Sequence[Row]):
 
     @classmethod
     def read_csv(cls, path: Path) -> "History":
-        """The inverse of `write_csv`."""
         try:
             with path.open(newline="") as file:
                 reader = csv.DictReader(file, strict=True)

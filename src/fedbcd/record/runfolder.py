@@ -30,6 +30,17 @@ FINGERPRINTS = ("data", "model")  # parts of the identity that say nothing to a 
 LOCK_S = 0.2  # how long to try for the lock of a folder
 
 
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """What goes wrong with files meanwhile is a sentence about this folder."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordError(
+            f"cannot write to {folder}: {error.strerror}; choose another folder with --out"
+        ) from None
+
+
 def is_at_work(folder: Path) -> bool:
     """Whether a process writes a run into this folder; what it holds is the lock of
     `RunFolder.locked`, or of a growing log.
@@ -93,12 +104,10 @@ class RunFolder:
         """Keep other processes out of this folder; the lock goes with the process, however it
         ends.
         """
-        try:
+        with writing_to(self.path):
             existed = self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDONLY)
-        except OSError as error:
-            raise self._unusable(error) from None
         if not _locked(handle):
             os.close(handle)
             raise RecordError(
@@ -116,7 +125,7 @@ class RunFolder:
         """Refuse a folder that is not ours to write; otherwise where to go on, if there is a
         checkpoint. Changes nothing.
         """
-        try:
+        with writing_to(self.path):
             if self.events.exists():
                 return self._inspect_run(resume)
             allowed = (
@@ -124,8 +133,6 @@ class RunFolder:
             )  # all that a run leaves that is killed before its first event
             if self.path.exists() and any(p.name not in allowed for p in self.path.iterdir()):
                 raise RecordError(f"{self.path} is not empty; choose a new folder with --out")
-        except OSError as error:
-            raise self._unusable(error) from None
         return None
 
     def _inspect_run(self, resume: bool) -> Checkpoint | None:
@@ -153,7 +160,7 @@ class RunFolder:
 
     def open(self, checkpoint: Checkpoint | None, resume: bool) -> LogWriter:
         """After `inspect`: begin the log, or go on with it from the checkpoint."""
-        try:
+        with writing_to(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             if self.header["job"]:
                 write_whole(self.path / "config.toml", dump_toml(self.header["job"]).encode())
@@ -162,13 +169,6 @@ class RunFolder:
             if resume:
                 self.events.unlink(missing_ok=True)
             return LogWriter(self.events, self.header)
-        except OSError as error:
-            raise self._unusable(error) from None
-
-    def _unusable(self, error: OSError) -> RecordError:
-        return RecordError(
-            f"cannot write to {self.path}: {error.strerror}; choose another folder with --out"
-        )
 
     def _difference(self) -> str:
         """In which settings the run that is there differs from this one; empty if it is this

@@ -41,9 +41,7 @@ class Blocks(Protocol):
     shape: tuple[int, int]
     dtype: torch.dtype
 
-    def blocks(self) -> Iterator[Tensor]:
-        """The rows in order."""
-        ...
+    def blocks(self) -> Iterator[Tensor]: ...
 
 
 def file_head(
@@ -95,7 +93,6 @@ def sole_tensor(head: bytes) -> tuple[str, Any, Any, Any, Any]:
 # ------------------------------------------------------------------------------------------------
 # one tensor in memory
 def pack(tensor: Tensor) -> list[Piece]:
-    """A file with one tensor, in pieces."""
     return [file_head({"tensor": tensor}), values_of(tensor)]
 
 

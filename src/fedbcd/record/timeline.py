@@ -67,7 +67,6 @@ class Phases:
         return len(self.server)
 
     def open(self, server: int, number: int, time: float, mixes: int) -> int:
-        """A new phase; its place in the columns."""
         self.server.append(server)
         self.number.append(number)
         self.opened.append(time)
@@ -143,7 +142,6 @@ class Mixes:
         return len(self.time)
 
     def members(self, round_: int) -> list[int]:
-        """The servers of one mix."""
         stop = self.start[round_ + 1] if round_ + 1 < len(self) else len(self.servers)
         return self.servers[self.start[round_] : stop].tolist()
 
@@ -208,7 +206,6 @@ class Timeline:
             self._transition(float(line["t"]), line["on"], line["event"], line["do"])
 
     def append(self, time: float, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
-        """One transition."""
         self.now = time
         if not actor.startswith("device/"):
             self._transition(time, actor, encode(event), [encode(c) for c in commands])

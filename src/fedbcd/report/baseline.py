@@ -32,12 +32,10 @@ class Baseline:
 
     @property
     def mean(self) -> float:
-        """Over devices."""
         return sum(self.scores.values()) / len(self.scores)
 
 
 def has_personal_models(identity: dict[str, Any]) -> bool:
-    """Whether the algorithm of a run keeps a model on each device."""
     algorithm = identity.get("algorithm")
     kind = ALGORITHMS.get(str(algorithm.get("name"))) if isinstance(algorithm, dict) else None
     return kind is None or kind().method(Facts(0, ())).has_personal
@@ -67,7 +65,6 @@ def best_baseline(identity: dict[str, Any], folders: Iterable[Path]) -> Baseline
 
 
 def modified(path: Path) -> float:
-    """When a file was written; 0 where there is none."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -47,7 +47,6 @@ class LogFollower:
 
     @property
     def unread(self) -> int:
-        """Bytes of the log that were not folded yet."""
         try:
             return max(0, self.path.stat().st_size - self._place)
         except OSError:

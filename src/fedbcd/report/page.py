@@ -38,7 +38,6 @@ def write_report(
 
 
 def view_of(records: Sequence[RunRecord], plan: bool) -> dict[str, Any]:
-    """Everything the page shows, as plain data."""
     runs = [
         run_view(record, str(number), still=still)
         for number, (record, still) in enumerate(zip(records, _still(records), strict=True))
@@ -101,7 +100,6 @@ def as_script_data(view: Any) -> str:
 
 
 def static(name: str) -> str:
-    """A file that ships with the package."""
     return (files("fedbcd.report") / "static" / name).read_text(encoding="utf-8")
 
 

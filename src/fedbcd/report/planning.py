@@ -91,7 +91,6 @@ class Planned:
         self._plan: dict[str, Any] | None = None
 
     def plan(self, arrivals: PhaseTimes | None) -> dict[str, Any] | None:
-        """The latest plan."""
         phases = 0 if arrivals is None else len(arrivals.times)
         due = phases != self._phases and time.monotonic() - self._made >= AGAIN_S
         if due and self._lock.acquire(blocking=False):

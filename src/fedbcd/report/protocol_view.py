@@ -91,7 +91,6 @@ def _overview(timeline: Timeline, begin: float, end: float) -> dict[str, Any]:
 
 
 def _share(begins: Floats, ends: Floats, edges: Floats) -> Floats:
-    """How much of each bin is covered by these stretches, which are in order and do not overlap."""
     if not len(begins):
         return np.zeros(len(edges) - 1)
     lasts = ends - begins
@@ -148,7 +147,6 @@ def time_spent(timeline: Timeline) -> dict[str, Any]:
 
 
 def round_lengths(timeline: Timeline) -> dict[str, Any] | None:
-    """How long rounds took, and what held up the longest of them."""
     time = _floats(timeline.mixes.time)
     if not len(time):
         return None
@@ -207,7 +205,6 @@ def server_table(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def device_summary(timeline: Timeline, devices: int) -> dict[str, Any]:
-    """How many devices are in which state, and how evenly they were active."""
     silent = max(0, devices - len(timeline.devices))
     states = Counter(state.state for state in timeline.devices.values())
     states["never heard from"] = silent
@@ -267,5 +264,4 @@ def _picked(values: Any, places: npt.NDArray[np.int64]) -> list[Any]:
 
 
 def _short(values: Floats) -> list[float]:
-    """Four decimals are enough to draw."""
     return np.asarray(values).round(4).tolist()  # type: ignore[no-any-return]

@@ -55,7 +55,6 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def _below(path: Path) -> list[Path]:
-    """In the order in which they were started."""
     found = {log.parent for pattern in (f"*/{LOG}", f"*/*/{LOG}") for log in path.glob(pattern)}
     return sorted(found, key=lambda folder: (_started(folder), folder))
 
@@ -131,7 +130,6 @@ def _json(notes: Any, key: str) -> dict[str, Any]:
 
 
 def scores_in(notes: Any, key: str) -> dict[int, float]:
-    """A score for every device, as the notes of a run have them."""
     try:
         scores = {int(device): float(score) for device, score in _json(notes, key).items()}
     except (TypeError, ValueError):
@@ -140,7 +138,6 @@ def scores_in(notes: Any, key: str) -> dict[int, float]:
 
 
 def _values(head: dict[str, Any]) -> int:
-    """How many numbers one model has."""
     try:
         return next(
             (

@@ -20,7 +20,6 @@ class RunStanding:
 
 
 def standing(folder: Path, timeline: Timeline | None, job: dict[str, Any]) -> RunStanding:
-    """Of the run in a folder, whose log says this so far."""
     if timeline is not None and timeline.end is not None:
         rounds = timeline.end.get("rounds", len(timeline.mixes))
         return RunStanding("finished", f"finished, {rounds} {'round' if rounds == 1 else 'rounds'}")

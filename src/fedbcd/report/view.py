@@ -44,7 +44,6 @@ class RunRecord:
 
     @cached_property
     def header(self) -> dict[str, Any]:
-        """The head of the log; empty without one."""
         return {} if self.timeline is None else self.timeline.header
 
     @cached_property
@@ -67,18 +66,15 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """The title of the run, or the name of its folder."""
         return str(self.job.get("title") or self.folder.name)
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
         found = self.identity.get("seed", 0)
         return found if isinstance(found, int) else 0
 
     @cached_property
     def homes(self) -> dict[int, int]:
-        """Device -> server."""
         servers = self.identity.get("servers", [])
         return (
             {device: n for n, members in enumerate(servers) for device in members}
@@ -167,7 +163,6 @@ def run_view(
 
 
 def summary(record: RunRecord) -> dict[str, Any]:
-    """The run in one row of a table."""
     timeline, found = record.timeline, record.extras.summary
     last = record.extras.history.last if record.extras.history else None
     rounds = len(timeline.mixes) if timeline is not None else 0
@@ -248,7 +243,6 @@ def cluster_view(found: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _fraction(record: RunRecord) -> float | None:
-    """How much of the run is done, where its job says when it ends."""
     run, timeline = record.job.get("run"), record.timeline
     if not isinstance(run, dict) or timeline is None:
         return None

@@ -55,7 +55,6 @@ class Smoothness:
 
     @property
     def devices(self) -> int:
-        """How many devices were looked at."""
         return len(next(iter(self.seen.values())))
 
 
@@ -385,7 +384,6 @@ def momentum(
 
 
 def _rounded_down(value: float) -> str:
-    """Three digits that do not exceed the value."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.floor(value / unit) * unit:.3g}"
 

@@ -193,7 +193,6 @@ def _consensus_of_schedule(
 
 
 def _geometric(ratio: float, terms: int) -> float:
-    """1 + ratio + ... + ratio^(terms - 1)."""
     return float(terms) if ratio == 1 else (1 - ratio**terms) / (1 - ratio)
 
 

@@ -68,7 +68,6 @@ def pull(weighted_sum: Tensor, weight: float, mean_z: Tensor) -> float:
 
 
 def spread(z_VP: Tensor) -> Tensor:
-    """|| zbar - z_n || of every server n."""
     z = z_VP.double()
     distance: Tensor = torch.linalg.vector_norm(z - z.mean(0), dim=-1)
     return distance

@@ -81,7 +81,6 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, days: int = 3650) -> "Authority":
-        """Make a new authority in a folder that has none."""
         if (folder / CA_KEY).exists() or (folder / CA).exists():
             raise ConfigError(
                 f"{folder} already holds an authority; a second one would lock out everybody the"
@@ -255,7 +254,6 @@ class Authority:
         write_private(self.folder / CRL, crl.public_bytes(Encoding.PEM), mode=0o644)
 
     def issued(self) -> list[Issued]:
-        """Everything that was issued, oldest first."""
         crl = self._list()
         try:
             lines = (self.folder / INDEX).read_text(encoding="utf-8").splitlines()
@@ -335,7 +333,6 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _names_of(certificate: x509.Certificate) -> tuple[list[str], Actor | None]:
-    """Hosts and home server of a certificate that was issued here."""
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     hosts = [

@@ -34,12 +34,10 @@ from fedbcd.protocol.senders import (
     is_time,
 )
 from fedbcd.record import tensorfile
-from fedbcd.record.eventlog import decode as decode_event
-from fedbcd.record.eventlog import encode as encode_event
+from fedbcd.record.eventlog import decode as decode_event, encode as encode_event
 
 try:
-    from fedbcd.engines.deploy.links.fedbcd_pb2 import Chunk, Frame, Message
-    from fedbcd.engines.deploy.links.fedbcd_pb2 import Notice as NoticeFrame
+    from fedbcd.engines.deploy.links.fedbcd_pb2 import Chunk, Frame, Message, Notice as NoticeFrame
 except ImportError as missing:
     raise MissingExtra(missing.name or "protobuf") from None
 
@@ -72,13 +70,11 @@ class Declared:
     def of(
         cls, layout: Layout, also: frozenset[tuple[int, torch.dtype]] = frozenset()
     ) -> "Declared":
-        """What a module's layout declares."""
         spans = (*layout.parameters, *layout.buffers)
         return cls(tuple((span.name, tuple(span.shape)) for span in spans), also)
 
     @property
     def size(self) -> int:
-        """Length of the flat vector."""
         return sum(math.prod(shape) for _, shape in self.tensors)
 
     def difference(self, other: "Declared") -> str | None:
@@ -114,7 +110,6 @@ class WireLimits:
 
     @property
     def largest_bytes(self) -> int:
-        """The longest file that can fit."""
         return (
             max((size * WIRE_DTYPES[dtype].itemsize for dtype, size in self.vectors), default=0)
             + 8
@@ -178,7 +173,6 @@ class Assembler:
 
     @property
     def is_open(self) -> bool:
-        """Whether chunks of a letter are still to come."""
         return self._parcel is not None
 
     def pass_over(self, number: int) -> None:

@@ -23,9 +23,12 @@ from fedbcd.engines.deploy.links.codec import (
     encode,
     encode_notice,
 )
-from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Message
-from fedbcd.engines.deploy.links.fedbcd_pb2 import Notice as NoticeFrame
-from fedbcd.engines.deploy.links.fedbcd_pb2 import Refused as RefusedFrame
+from fedbcd.engines.deploy.links.fedbcd_pb2 import (
+    Frame,
+    Message,
+    Notice as NoticeFrame,
+    Refused as RefusedFrame,
+)
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import Counts, Refusals, reason_of
 from fedbcd.errors import ProtocolError, Refused
@@ -103,7 +106,6 @@ class MemoryBudget:
         return size
 
     def give_back(self, size: int) -> None:
-        """Make room for those who wait."""
         self._free += size
         while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
             wanted, future = self._waiting.popleft()
@@ -129,7 +131,6 @@ class Bucket:
         self._tokens, self._last = float(burst), time.monotonic()
 
     def take(self) -> bool:
-        """Whether one more is within the rate."""
         now = time.monotonic()
         self._tokens = min(self._tokens + (now - self._last) * self._rate, self._burst)
         self._last = now
@@ -140,7 +141,6 @@ class Bucket:
 
     @property
     def pause_s(self) -> float:
-        """How long until the next is within the rate."""
         return max((1 - self._tokens) / self._rate, 0.0)
 
 
@@ -190,7 +190,6 @@ class Connection:
         return self._queue(letter)
 
     def notice(self, notice: Notice) -> bool:
-        """Queue a notice, on the same terms."""
         return self._queue(encode_notice(notice))
 
     def end(self, reason: str, sentence: str) -> None:
@@ -366,7 +365,6 @@ class Connection:
 
 
 def refused_frame(reason: str, sentence: str, final: bool) -> Frame:
-    """A frame that says no."""
     return Frame(
         refused=RefusedFrame(reason=reason[:SENTENCE], sentence=sentence[:SENTENCE], final=final)
     )

@@ -115,7 +115,6 @@ class Dialer(LinkEnd):
 
     @property
     def trouble(self) -> list[str]:
-        """As of every end; also why there is no connection."""
         return [
             *dict.fromkeys(
                 [
@@ -145,7 +144,6 @@ class Dialer(LinkEnd):
             self._log.warning("not_connected", peer=self.peer, sentence=sentence)
 
     async def _targets(self) -> list[str]:
-        """Where to dial, looked up anew."""
         addresses = self._addresses() if callable(self._addresses) else self._addresses
         found: list[str] = []
         for address in addresses:
@@ -163,7 +161,6 @@ class Dialer(LinkEnd):
         return list(dict.fromkeys(found))
 
     async def _connect(self, target: str) -> Closed:
-        """One connection, from its beginning to its end."""
         channel, own = self._channel(target)
         async with channel:
             call = channel.stream_stream(

@@ -98,7 +98,6 @@ class LinkEnd:
 
     @property
     def connected(self) -> frozenset[Actor]:
-        """The peers that are connected now."""
         return frozenset(self._peers)
 
     async def send(self, letter: Letter) -> bool:
@@ -128,12 +127,10 @@ class LinkEnd:
         return -math.inf if entry is None else entry.connection.moved_at
 
     def model_sent_at(self, peer: Actor) -> float:
-        """When a part of a model last went to a peer on this connection."""
         entry = self._peers.get(peer)
         return -math.inf if entry is None else entry.connection.model_sent_at
 
     def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
-        """Tell a peer why, and hang up."""
         entry = self._peers.get(peer)
         if entry is not None:
             self._end(peer, entry, reason, sentence)
@@ -214,20 +211,17 @@ class LinkEnd:
 
 
 def trouble_of(*ends: LinkEnd | None) -> list[str]:
-    """Of the ends of one role; of many sentences a few."""
     found = [sentence for end in ends if end is not None for sentence in end.trouble]
     return found if len(found) <= TOLD else [*found[:TOLD], f"... and {len(found) - TOLD} more"]
 
 
 def words(error: BaseException) -> str:
-    """What an error says, or at least what it is."""
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}, {error.details()}"
     return str(error) or type(error).__name__
 
 
 def software() -> str:
-    """The version of this program."""
     from importlib.metadata import version
 
     return version("fedbcd")

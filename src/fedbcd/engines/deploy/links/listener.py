@@ -113,7 +113,6 @@ class Listener(LinkEnd):
         self._handlers: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> int:
-        """Listen; the port."""
         host, _ = split_address(self.address)
         handlers = {
             "Link": grpc.stream_stream_rpc_method_handler(
@@ -148,7 +147,6 @@ class Listener(LinkEnd):
         return self.port
 
     async def stop(self) -> None:
-        """Hang up on everybody and stop listening."""
         if self._watcher is not None:
             self._watcher.cancel()
         if self._server is not None:
@@ -172,7 +170,6 @@ class Listener(LinkEnd):
     async def _link(
         self, requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]"
     ) -> None:
-        """One connection; `stop` waits for all of them to end."""
         task = asyncio.current_task()
         assert task is not None
         self._handlers.add(task)
@@ -331,7 +328,6 @@ class Listener(LinkEnd):
 
 
 def negotiate(hello: Hello, me: Actor) -> int:
-    """The newest version that both sides speak."""
     version = min(hello.newest, NEWEST)
     if version < max(hello.oldest, OLDEST):
         older = hello.newest < OLDEST

@@ -28,7 +28,6 @@ except ImportError as missing:
 async def request_status(
     peer: Actor, address: str, security: Security, timeout_s: float = 10.0
 ) -> dict[str, Any]:
-    """How a listener is doing."""
     async with _operator_channel(peer, address, security) as channel:
         ask = channel.unary_unary(
             f"/{SERVICE}/Status", StatusRequest.SerializeToString, StatusReply.FromString

@@ -53,7 +53,6 @@ class MissingExtra(ConfigError):
 
 
 def reason_of(error: FedBCDError) -> str:
-    """The word under which an error is counted."""
     return str(
         getattr(
             error,
@@ -99,7 +98,6 @@ class Refusals:
         self.trouble: dict[Actor, str] = {}  # what is said about stores, until the peer is welcome
 
     def note(self, peer: Actor, reason: str, sentence: str) -> None:
-        """Take note of one refusal."""
         self._counts.refused[reason] += 1
         self._once(peer, reason, "refused", sentence, reason in STORES)
 

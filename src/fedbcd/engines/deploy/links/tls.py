@@ -50,7 +50,6 @@ class Plain:
 
 
 def folder_name(actor: Actor) -> str:
-    """The folder of an identity: `device/7` in `device-7`."""
     return actor.replace("/", "-")
 
 
@@ -60,7 +59,6 @@ def host_name(actor: Actor) -> str:
 
 
 def identity_of(certificate: Certificate) -> Actor:
-    """The actor that a certificate is for."""
     names = [
         uri for uri in _uris(certificate) if uri.startswith(SCHEME) and not uri.startswith(HOME)
     ]
@@ -88,7 +86,6 @@ def _uris(certificate: Certificate) -> list[str]:
 
 
 def fingerprint(certificate: Certificate) -> bytes:
-    """SHA-256 of a certificate."""
     return certificate.fingerprint(hashes.SHA256())
 
 
@@ -196,7 +193,6 @@ class Credentials:
     # judging
     @property
     def certificate(self) -> Certificate:
-        """This role's own certificate."""
         return self._files.certificate
 
     def check_own(self) -> None:
@@ -347,7 +343,6 @@ def is_loopback(host: str) -> bool:
 
 
 def check_plain(host: str) -> None:
-    """Plain text is for loopback."""
     if not is_loopback(host):
         raise ConfigError(
             f"plain text at {host} would be readable on the network; use certificates (fedbcd certs"

@@ -20,7 +20,6 @@ from fedbcd.spec import RunSpec
 
 
 def account(log: Path, spec: RunSpec, options: Deploy) -> dict[str, Any]:
-    """Mean and high quantile of what was waited for."""
     timeline, _ = read_timeline(log)
     phases, visits, mixes = timeline.phases, timeline.visits, timeline.mixes
     done = [k for k, reported in enumerate(phases.reported) if reported]
@@ -78,7 +77,6 @@ def _beyond_draws(
 
 
 def _drawn(spec: RunSpec, device: int, phase: int, activation: int) -> tuple[float, float]:
-    """When a device asks in a phase, and how long it takes for a step."""
     seed, clock = spec.seed, spec.clock
     return (
         quantile_at(clock.arrival, draws.unit_one(seed, draws.ARRIVAL, device, phase)),

@@ -70,7 +70,6 @@ def merge_stores(
 def growing_log(
     out: Path, federation: Federation, spec: RunSpec, options: Deploy, job: dict[str, Any]
 ) -> GrowingLog:
-    """`events.jsonl` of a deployment in a folder, to go on with."""
     blueprint = Blueprint.of(spec, federation)
     folders = {actor: options.folder_of(actor) for actor in actors_of(blueprint)}
     return GrowingLog(out / "events.jsonl", header_of(spec, federation, job), blueprint, folders)
@@ -89,7 +88,6 @@ class _Looks:
         self.scores = Scores((), {})
 
     def before(self, clock: float, at: Replaying) -> None:
-        """Look at what was there before this time."""
         self._at = at
         while self._times and self._times[0] <= clock:
             self._look(self._times.pop(0))
@@ -108,7 +106,6 @@ class _Looks:
         self.history.append(row_of(numbers, machines, self.scores, clock, Certificates()))
 
     def result(self, end: dict[str, Any], deployment: dict[str, Any]) -> Run:
-        """The run, after the last step."""
         assert self._at is not None
         self._look(end["clock"])
         numbers, machines, last = self._at.numbers, self._at.machines, self.history.last

@@ -46,7 +46,6 @@ class Settled(NamedTuple):
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> "Settled | None":
-        """From what it says of itself."""
         time, events = status.get("settled"), status.get("events")
         if not (isinstance(time, int | float) and isinstance(events, int)):
             return None
@@ -72,7 +71,6 @@ class StoreReader:
         self._places[actor], self._lines[actor] = (None, line.time), (number, line)
 
     def fetch(self, actor: Actor, settled: Settled | None = None) -> Tail:
-        """Read on."""
         number, time = self._places.get(actor, (0, -math.inf))
         if settled is not None and settled.events == number:
             return Tail(number, [], True)
@@ -169,7 +167,6 @@ class GrowingLog:
 
     @property
     def clock(self) -> float:
-        """The time of the last line."""
         return self._merger.clock if self._merger.lines else -math.inf
 
     def _read_back(self, header: dict[str, Any]) -> int:
@@ -269,7 +266,6 @@ class GrowingLog:
             yield found
 
     def close(self) -> None:
-        """Make everything durable, close the file, and let others write it."""
         self._log.close()
         self._unlock()
 

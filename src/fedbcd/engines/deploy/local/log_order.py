@@ -61,11 +61,9 @@ class Order:
         self._gone: set[Actor] = set()  # what the next of these has heard went with a disk
 
     def add(self, actor: Actor, steps: Iterable[Transition]) -> None:
-        """What a role did next."""
         self._waiting.setdefault(actor, deque()).extend(steps)
 
     def note(self, step: Transition) -> None:
-        """This came out: now, or before."""
         self.clock = max(self.clock, step.time)
         for command in step.commands:
             if isinstance(command, Send):

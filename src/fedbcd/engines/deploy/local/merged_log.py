@@ -112,7 +112,6 @@ class Merger:
         return [*before, self._noted(step), *map(self._noted, device.after(step.time, over.answer))]
 
     def read(self, line: Transition) -> None:
-        """Take note of a line that was written before."""
         if line.actor.startswith("device/"):
             self._device(number_of(line.actor)).do(line.time, line.event)
         elif line.actor == COORDINATOR:
@@ -296,11 +295,9 @@ class _Followed:
         )
 
     def after(self, time: float, answer: Acknowledged | Declined) -> Iterator[Transition]:
-        """What it must have heard."""
         yield self.do(time, answer)
 
     def do(self, time: float, event: Event) -> Transition:
-        """Let the device handle an event."""
         commands = self._machine.handle(event)
         if isinstance(event, Trained | Failed) and self._machine.state in (
             DeviceState.UPLOADING,

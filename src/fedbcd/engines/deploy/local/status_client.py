@@ -24,7 +24,6 @@ def ask_health(folder: Path, path: str = "/status", timeout_s: float = 2.0) -> b
 
 
 def pid_in(folder: Path) -> int | None:
-    """The process of the role whose store is in `folder`, if it runs."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         pid = int(json.loads((folder / "health.json").read_text())["pid"])
         os.kill(pid, 0)
@@ -33,7 +32,6 @@ def pid_in(folder: Path) -> int | None:
 
 
 def ask_status(folder: Path) -> dict[str, Any] | None:
-    """What /status says."""
     answer = ask_health(folder)
     with contextlib.suppress(ValueError):
         found = json.loads(answer) if answer is not None else None

@@ -48,7 +48,6 @@ class Supervisor:
         logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, actors: Iterable[Actor]) -> None:
-        """Fork one child per actor."""
         gc.collect()
         gc.freeze()  # the collector would touch, and so copy, every page that is shared
         for actor in actors:
@@ -64,7 +63,6 @@ class Supervisor:
         child.pid, child.started_at, child.due = pid, time.monotonic(), None
 
     def _run_child(self, actor: Actor) -> None:
-        """What a child does, from its fork to its end."""
         code = int(ExitCode.BUG)
         try:
             os.setpgid(0, 0)  # Ctrl-C is for the parent, which stops its children in order
@@ -122,12 +120,10 @@ class Supervisor:
 
     @property
     def running(self) -> list[Child]:
-        """Those that have a process now."""
         return [child for child in self.children.values() if child.pid is not None]
 
     @property
     def restarts(self) -> int:
-        """Of all children together."""
         return sum(child.restarts for child in self.children.values())
 
     # ---------------------------------------------------------------------------------------------

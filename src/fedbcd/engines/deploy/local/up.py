@@ -63,7 +63,6 @@ class View:
 
 
 def actors_of(blueprint: Blueprint) -> list[Actor]:
-    """Everybody, in the order in which they start."""
     servers = [server_actor(n) for n in range(len(blueprint.servers))]
     return [COORDINATOR, *servers, *(device_actor(i) for i in range(blueprint.devices))]
 
@@ -98,7 +97,6 @@ def check_stores(options: Deploy, blueprint: Blueprint) -> None:
 
 
 def free_ports(number: int) -> list[int]:
-    """So many ports of this machine that nobody listens at."""
     found: list[int] = []
     with ExitStack() as stack:
         for port in random.sample(range(*PORTS), min(number * 20 + 200, PORTS[1] - PORTS[0])):
@@ -154,11 +152,9 @@ class Up:
         return self._clock.now()
 
     def start(self) -> None:
-        """Fork everybody."""
         self.supervisor.start(self._actors)
 
     def watch(self, should_stop: Callable[[], bool]) -> Iterator[View]:
-        """Look again and again, until the rounds are done or somebody asks to stop."""
         crashed: list[Child] = []
         settled_by: float | None = None
         while not should_stop():
@@ -177,7 +173,6 @@ class Up:
             time.sleep(LOOK_S)
 
     def look(self, crashed: list[Child]) -> View:
-        """Ask the coordinator and the servers."""
         self._now()
         servers = len(self._deployment.blueprint.servers)
         found = {

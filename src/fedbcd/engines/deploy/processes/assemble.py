@@ -127,7 +127,6 @@ class Deployment:
         )
 
     def check_actor(self, actor: Actor) -> None:
-        """Refuse a number that the job does not have."""
         if actor != COORDINATOR:
             most = (
                 len(self.blueprint.servers)
@@ -156,6 +155,5 @@ def _no_data(device: int) -> OwnData:
 
 
 def make_module(model: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A module with the initial weights that belong to `seed`."""
     nothing = (torch.zeros(1, 1), torch.zeros(1))
     return Federation(model, nn.functional.mse_loss, [nothing], 1).make_model(seed)

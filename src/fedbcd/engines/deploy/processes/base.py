@@ -168,7 +168,6 @@ class Process(ABC):
         return True
 
     async def noticed(self, sender: Actor, notice: Notice) -> None:
-        """A peer tells something that is not part of the protocol."""
         if isinstance(notice, Ping | Pong):
             await self.pings.heard(sender, notice)
 
@@ -186,7 +185,6 @@ class Process(ABC):
             raise why
 
     async def tell(self, event: Event) -> None:
-        """One of its own timers went off."""
         await self.events.do(lambda now: self.role.tell(event, now))
 
     def _say_again(self) -> None:
@@ -204,7 +202,6 @@ class Process(ABC):
         self.monitor.note_wait()
 
     async def post(self, letters: list[Letter]) -> None:
-        """Hand letters to the links."""
         for letter in letters:
             self.metrics.letters.labels(direction="out", event=type(letter.event).__name__).inc()
             await self.peers.send(letter)

@@ -24,7 +24,6 @@ FALSE_CLOCKS = "FEDBCD_FALSE_CLOCKS"
 
 
 def wall(actor: Actor = "") -> float:
-    """Unix time, by the clock of this machine."""
     file = os.environ.get(FALSE_CLOCKS)
     lines = [] if file is None else [line.split() for line in Path(file).read_text().splitlines()]
     return time.time() + sum(float(seconds) for one, seconds in lines if one == actor)
@@ -57,7 +56,6 @@ class SteadyClock:
         self._now = max(self._now, time)
 
     def now(self) -> float:
-        """Never less than before."""
         seen = self._steady()
         self._now, self._seen = self._now + seen - self._seen, seen
         lead = self.on_the_wall() - self._now
@@ -68,7 +66,6 @@ class SteadyClock:
         return self._now
 
     def on_the_wall(self) -> float:
-        """What it would be if it began now."""
         return self._read_wall() - self._epoch
 
 

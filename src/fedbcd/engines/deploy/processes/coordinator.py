@@ -50,20 +50,16 @@ class CoordinatorProcess(Process):
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds have been played, and are durable."""
         return self.role.rounds is not None and self._settled >= self.role.rounds
 
     async def open_links(self) -> None:
-        """Listen for the servers."""
         servers = map(server_actor, range(len(self.role.blueprint.servers)))
         await self.peers.listen(only(servers, self.role.check_guest), self.monitor.status)
 
     def begin(self) -> None:
-        """Nothing to do: servers report by themselves."""
         self.after([])
 
     def seen(self, step: Transition, model: Tensor | None) -> None:
-        """Take note of what was reported and mixed, once it is durable."""
         is_sync = self.role.blueprint.cloud.sync
         if isinstance(step.event, ServerReady) and model is not None and not is_sync:
             self._mixing.heard(step.event.server, model)
@@ -84,7 +80,6 @@ class CoordinatorProcess(Process):
         await super().post(letters)
 
     def after(self, letters: list[Letter]) -> None:
-        """Take note of who was answered."""
         for letter in letters:
             if isinstance(letter.event, Mixed | GlobalUpdated):
                 self._released[number_of(letter.to)] = letter.event.phase
@@ -100,15 +95,12 @@ class CoordinatorProcess(Process):
         return RoundNotice(round=self._settled, finished=self.finished)
 
     def waits_for(self) -> str:
-        """Always for servers."""
         return "servers"
 
     def is_ready(self) -> bool:
-        """Whether it listens."""
         return self.peers.listener is not None
 
     def status(self) -> dict[str, Any]:
-        """The round, and who has been answered."""
         released = {str(server): phase for server, phase in self._released.items()}
         return {
             "round": self._settled,

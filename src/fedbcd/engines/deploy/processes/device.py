@@ -67,17 +67,14 @@ class DeviceProcess(Process):
     # ---------------------------------------------------------------------------------------------
     # the process
     async def open_links(self) -> None:
-        """Dial its server."""
         self.tasks.spawn(self.peers.dial(self.role.machine.server).run())
 
     def begin(self) -> None:
-        """Go on with what was under way."""
         self.after([])
         if self.pace.has_own_timers and self.role.machine.offline_limit is not None:
             self._offline_in(self.options.offline_every_s)
 
     def after(self, letters: list[Letter]) -> None:  # noqa: ARG002
-        """Start work that is due, watch for answers, and see whether to ask."""
         machine = self.role.machine
         if machine.state in (
             DeviceState.UPLOADING,
@@ -93,11 +90,9 @@ class DeviceProcess(Process):
         self._see_when_to_ask()
 
     def waits_for(self) -> str:
-        """From the machine's state."""
         return WAITS_FOR[self.role.machine.state]
 
     def status(self) -> dict[str, Any]:
-        """What the machine is doing."""
         machine = self.role.machine
         travelled = (
             ("in", "Activated"),
@@ -159,7 +154,6 @@ class DeviceProcess(Process):
     # ---------------------------------------------------------------------------------------------
     # asking
     async def noticed(self, sender: Actor, notice: Notice) -> None:
-        """The server tells how its phase stands."""
         if not isinstance(notice, PhaseNotice):
             await super().noticed(sender, notice)
             return
@@ -207,7 +201,6 @@ class DeviceProcess(Process):
             self._see_when_to_ask()
 
     def is_ready(self) -> bool:
-        """Whether its server is there."""
         return self.role.machine.server in self.peers.connected
 
     # ---------------------------------------------------------------------------------------------

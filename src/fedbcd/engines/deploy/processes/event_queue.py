@@ -67,7 +67,6 @@ class EventQueue:
         await handled
 
     async def _handle_next(self) -> None:
-        """A group of events from the front of the queue."""
         group = [self._waiting.popleft() for _ in range(min(len(self._waiting), GROUP))]
         try:
             if not self._process.is_ending:
@@ -101,6 +100,5 @@ class EventQueue:
                     await hang_up()
 
     async def stop(self) -> None:
-        """End the thread, after what is under way."""
         await asyncio.gather(*self._events, return_exceptions=True)
         self._worker.shutdown(wait=True)

@@ -49,7 +49,6 @@ _armed: _Armed | None = None
 
 
 def hit(point: Failpoint, what: str = "") -> None:
-    """Say that this place has been reached."""
     if _armed is not None and point is _armed.point and _armed.what in ("", what):
         _count(_armed)
 
@@ -71,7 +70,6 @@ def arm(
 
 
 def disarm() -> None:
-    """Switch it off."""
     global _armed
     _armed = None
 

@@ -43,7 +43,6 @@ class Health:
         self._clients = 0
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; the port it got."""
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=MOST_BYTES)
         except OSError as error:
@@ -54,7 +53,6 @@ class Health:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening."""
         if self._server is not None:
             self._server.close()
             with suppress(TimeoutError):
@@ -99,7 +97,6 @@ class Health:
 
 
 def note_port(folder: Path, port: int) -> None:
-    """Where this process can be asked, for those who look into the folder of its role."""
     try:
         write_whole(folder / "health.json", json.dumps({"port": port, "pid": os.getpid()}).encode())
     except OSError as error:

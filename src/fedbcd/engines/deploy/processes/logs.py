@@ -40,7 +40,6 @@ class JsonFormatter(logging.Formatter):
     """A record as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, actor, what has happened, and its fields."""
         now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{now}.{int(record.created % 1 * 1000):03d}Z",
@@ -56,14 +55,12 @@ class StderrHandler(logging.Handler):
     """To what is stderr by then. A full disk that logs lie on is no concern of the role."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
         with contextlib.suppress(OSError):
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
 
 
 def log_of(actor: Actor, level: str = "info") -> RoleLog:
-    """The log of a role from this level on; on stderr, unless `fedbcd.deploy` has a handler."""
     log = RoleLog(actor)
     log.setLevel(level.upper())
     if len(LOGGER.handlers) == 1:

@@ -76,11 +76,9 @@ class Metrics:
         return Histogram(f"fedbcd_{name}", TEXTS[name], buckets=buckets, registry=self.registry)
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
         return generate_latest(self.registry)
 
     def value(self, name: str, **labels: str) -> float:
-        """One number, 0 where nothing was counted yet."""
         with suppress(TypeError):
             return float(self.registry.get_sample_value(name, labels) or 0.0)
         return 0.0
@@ -100,7 +98,6 @@ class Mixing:
         self._before = since - 1
 
     def heard(self, server: int, model: torch.Tensor) -> None:
-        """A server has reported with this model."""
         self._models[server] = model
 
     def mixed(self, command: MixModels | StepGlobal) -> None:
@@ -126,7 +123,6 @@ class Mixing:
 
 
 def totals(metrics: Metrics) -> dict[str, Any]:
-    """The counters that `fedbcd status` shows."""
     return {
         "bytes_out": metrics.value("fedbcd_bytes_total", direction="out"),
         "bytes_in": metrics.value("fedbcd_bytes_total", direction="in"),

@@ -28,14 +28,12 @@ class Monitor:
         self._waits_for: tuple[str, float] | None = None  # what, since when
 
     async def start(self) -> int:
-        """Serve health, metrics and status; the port."""
         options = self._process.options
         port = await self._health.start(*split_address(options.health, "deploy.health"))
         note_port(options.folder_of(self._process.role.actor), port)
         return port
 
     async def close(self) -> None:
-        """Serve nobody any more."""
         await self._health.close()
 
     def note_wait(self) -> None:
@@ -47,7 +45,6 @@ class Monitor:
         self._waits_for = (cause, now)
 
     def refresh(self) -> None:
-        """What was measured elsewhere, into the registry."""
         self.note_wait()
         process, value = self._process, self.metrics.value
         self.skews.note_own(process.events.settled() - process.clock.on_the_wall())
@@ -59,7 +56,6 @@ class Monitor:
             self.metrics.refused.labels(reason=reason).inc(seen - known)
 
     def status(self) -> dict[str, Any]:
-        """What /status and `fedbcd status` show."""
         self.refresh()
         process = self._process
         now, settled = process.clock.now(), process.events.settled()

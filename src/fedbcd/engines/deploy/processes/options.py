@@ -86,7 +86,6 @@ class Deploy:
             )
 
     def sizes(self, devices: int) -> list[int]:
-        """Samples of each device, where devices bring their own."""
         sizes = (
             [self.samples] * devices if isinstance(self.samples, int) else [*(self.samples or ())]
         )
@@ -98,11 +97,9 @@ class Deploy:
         return sizes
 
     def folder_of(self, actor: Actor) -> Path:
-        """Where a role keeps its store: `device/7` in `device-7`."""
         return Path(self.folder) / actor.replace("/", "-")
 
     def address_of(self, actor: Actor) -> str:
-        """What others dial to reach the coordinator or a server."""
         if actor == COORDINATOR:
             return self.coordinator
         number = number_of(actor)
@@ -129,11 +126,9 @@ class Deploy:
         return Path(self.certificates)
 
     def listens_at(self, actor: Actor) -> tuple[str, int]:
-        """Host and port that a server or the coordinator binds."""
         return split_address(self.listen or self.addresses_of(actor)[0], "deploy.listen")
 
     def check_servers(self, servers: int) -> None:
-        """Refuse a number of addresses that is not the number of servers of the job."""
         if len(self.servers) != servers:
             raise ConfigError(
                 f"deploy.servers names {len(self.servers)} addresses, but the job has {servers}"

@@ -52,23 +52,18 @@ class Real:
     has_own_timers = True
 
     def is_available(self) -> bool:
-        """As it says."""
         return self.available()
 
     def among(self, members: Sequence[int]) -> "Real":  # noqa: ARG002
-        """It does not matter who else there is."""
         return self
 
     def arrival(self, phase: int, round_: int) -> float | None:  # noqa: ARG002
-        """At once."""
         return 0.0
 
     def work(self, activation: int, steps: int) -> float:  # noqa: ARG002
-        """As long as it takes."""
         return 0.0
 
     def trains_offline(self, round_: int) -> bool:  # noqa: ARG002
-        """Its own timer decides, not the coordinator's rounds."""
         return False
 
 
@@ -86,11 +81,9 @@ class Drawn:
     has_own_timers = False
 
     def is_available(self) -> bool:
-        """Whenever it is drawn to arrive."""
         return True
 
     def among(self, members: Sequence[int]) -> "Drawn":
-        """It is drawn among them which are available."""
         return replace(self, members=members)
 
     def arrival(self, phase: int, round_: int) -> float | None:
@@ -104,7 +97,6 @@ class Drawn:
         )
 
     def work(self, activation: int, steps: int) -> float:
-        """K_i steps of one drawn length each."""
         return (
             self.scale
             * steps

@@ -35,7 +35,6 @@ class Peers:
         self._link = {"security": security, **link}
 
     async def listen(self, welcomes: Welcomes, status: About, change: Change | None = None) -> None:
-        """Let peers dial in, and operators ask."""
         host, port = self._options.listens_at(self._me)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         asked: dict[str, Any] = {"welcomes": welcomes, "status": status, "change": change}
@@ -43,13 +42,11 @@ class Peers:
         self._log.info("listening", port=await self.listener.start())
 
     def dial(self, peer: Actor) -> Dialer:
-        """What keeps a connection to a peer for ever, once it runs."""
         addresses = self._options.addresses_of(peer)
         self.dialer = Dialer(self._me, peer, addresses, **self._link, options=self._patient())
         return self.dialer
 
     def learn_patience(self) -> None:
-        """The next connection that is dialled is as patient as experience says."""
         if self.dialer is not None:
             self.dialer.options = self._patient()
 
@@ -59,17 +56,14 @@ class Peers:
 
     @property
     def dialled(self) -> Actor | None:
-        """The one that is dialled."""
         return None if self.dialer is None else self.dialer.peer
 
     @property
     def connected(self) -> frozenset[Actor]:
-        """Who is connected."""
         ends = (end for end in (self.listener, self.dialer) if end is not None)
         return frozenset().union(*(end.connected for end in ends))
 
     def end_of(self, peer: Actor) -> Dialer | Listener | None:
-        """The end of the link that leads to a peer."""
         return self.dialer if peer == self.dialled else self.listener
 
     async def send(self, letter: Letter) -> bool:
@@ -80,24 +74,20 @@ class Peers:
         return end is not None and await end.send(letter)
 
     async def notify(self, peer: Actor, notice: Notice) -> bool:
-        """Tell one peer, on the same terms."""
         end = self.end_of(peer)
         return end is not None and await end.notice(peer, notice)
 
     async def broadcast(self, notice: Notice) -> None:
-        """Tell all peers that have dialled in."""
         if self.listener is not None:
             for peer in sorted(self.listener.connected):
                 await self.listener.notice(peer, notice)
 
     def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
-        """Tell a peer why, and hang up on it."""
         end = self.end_of(peer)
         if end is not None:
             end.refuse(peer, reason, sentence)
 
     async def hang_up(self) -> None:
-        """On everybody who has dialled in."""
         if self.listener is not None:
             await self.listener.stop()
 
@@ -146,7 +136,6 @@ class Pings:
             end.refuse(peer, "gone", f"{peer} has not answered for {silent_s:.0f} s")
 
     async def heard(self, sender: Actor, notice: Ping | Pong) -> None:
-        """A peer asks, or answers."""
         if isinstance(notice, Ping):
             await self._peers.notify(sender, Pong(number=notice.number, clock=self._now()))
             return
@@ -161,6 +150,5 @@ class Pings:
             del self._waiting[sender]
 
     def forget(self, peer: Actor) -> None:
-        """Its connection is another one, or gone."""
         self._waiting.pop(peer, None)
         self._answered.pop(peer, None)

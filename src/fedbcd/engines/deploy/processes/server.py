@@ -62,7 +62,6 @@ class ServerProcess(Process):
         self._members: tuple[int, ...] = ()  # likewise, if they are told
 
     async def open_links(self) -> None:
-        """Listen for the devices, dial the coordinator."""
         devices = map(device_actor, self.role.blueprint.servers[self.role.machine.server])
         welcomes = only(devices, self.role.check_guest)
         await self.peers.listen(welcomes, self.monitor.status, self.change)
@@ -79,9 +78,6 @@ class ServerProcess(Process):
         self.after([])
 
     def after(self, letters: list[Letter]) -> None:
-        """Watch the devices that were let in, wait for the coordinator's answer, tell devices what
-        has changed.
-        """
         machine = self.role.machine
         if machine.phase != self._phase:
             self._opened_at = time.monotonic()
@@ -96,7 +92,6 @@ class ServerProcess(Process):
         self._tell_devices()
 
     def waits_for(self) -> str:
-        """Devices, or the coordinator."""
         state = self.role.machine.state
         is_waiting = state is ServerState.WAITING or (
             state is ServerState.NEW and not self._is_welcome
@@ -104,7 +99,6 @@ class ServerProcess(Process):
         return "coordinator" if is_waiting else "devices"
 
     def status(self) -> dict[str, Any]:
-        """What the machine is doing."""
         machine = self.role.machine
         numbers = {
             "phase": self._phase,
@@ -206,7 +200,6 @@ class ServerProcess(Process):
     # ---------------------------------------------------------------------------------------------
     # notices
     async def noticed(self, sender: Actor, notice: Notice) -> None:
-        """The coordinator tells its round."""
         if not isinstance(notice, RoundNotice):
             await super().noticed(sender, notice)
             return
@@ -256,5 +249,4 @@ class ServerProcess(Process):
             self.tasks.spawn(self.peers.broadcast(notice))
 
     def is_ready(self) -> bool:
-        """Whether it listens and the coordinator is there."""
         return self.peers.listener is not None and COORDINATOR in self.peers.connected

@@ -33,7 +33,6 @@ class Skews:
             self.measured(peer, ahead)
 
     def measured(self, peer: Actor, ahead: float) -> None:
-        """The clock of a peer is ahead of ours by so much, or behind it."""
         self._of[peer] = ahead
         if abs(ahead) <= OFF_S:
             self._told.discard(peer)
@@ -48,12 +47,10 @@ class Skews:
         self._show()
 
     def forget(self, peer: Actor) -> None:
-        """It is not connected any more."""
         self._of.pop(peer, None)
         self._show()
 
     def note_own(self, ahead: float) -> None:
-        """The role's time, against the clock of its machine."""
         self._metrics.clock_ahead.set(ahead)
         if abs(ahead) > OFF_S >= abs(self._own):
             sentence = (
@@ -64,7 +61,6 @@ class Skews:
         self._own = ahead
 
     def status(self) -> dict[str, Any]:
-        """For those who look."""
         peer, seconds = self._worst()
         return {
             "clock_ahead": round(self._own, 3),
@@ -73,7 +69,6 @@ class Skews:
         }
 
     def _worst(self) -> tuple[Actor, float]:
-        """The peer whose clock is furthest from ours."""
         return max(self._of.items(), key=lambda item: abs(item[1]), default=("", 0.0))
 
     def _show(self) -> None:

@@ -31,7 +31,6 @@ class Tasks:
             self.ended.set_result(code)
 
     def fail(self, error: Exception) -> None:
-        """End because of this error."""
         if self.is_ending:
             return
         if isinstance(error, FedBCDError):
@@ -43,13 +42,11 @@ class Tasks:
             self.end(ExitCode.BUG)
 
     def complain(self, error: FedBCDError) -> ExitCode:
-        """RoleLog why the process ends; its exit code."""
         code = ExitCode(error.exit_code)
         self._log.error("failed", code=int(code), meaning=code.name, sentence=str(error))
         return code
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside."""
         task = asyncio.get_running_loop().create_task(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -63,11 +60,9 @@ class Tasks:
             self.fail(error)
 
     async def settle(self) -> None:
-        """Wait until nothing is done beside."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def cancel(self) -> None:
-        """Stop whatever is done beside."""
         for task in [*self._tasks]:
             task.cancel()
         await self.settle()

@@ -25,7 +25,6 @@ class AdaptiveTimeout:
     seen: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def observe(self, seconds: float) -> None:
-        """It took this long."""
         self.seen.append(max(seconds, 0.0))
 
     def seconds(self, attempt: int = 0) -> float:
@@ -50,7 +49,6 @@ class LostTimeout:
         self._given: dict[int, int] = {}  # device -> the attempt that its time was of
 
     def seconds(self, device: int) -> float:
-        """For a device that is let in now."""
         self._given[device] = self._attempt
         return max(
             self._all.seconds(self._attempt),
@@ -58,11 +56,9 @@ class LostTimeout:
         )
 
     def given_up(self, device: int) -> None:
-        """It did not come in time."""
         self._attempt = max(self._attempt, self._given.get(device, 0) + 1)
 
     def observe(self, device: int, seconds: float) -> None:
-        """An upload has come, in time or late."""
         self._all.observe(seconds)
         self._last[device] = seconds
         self._attempt = 0
@@ -82,7 +78,6 @@ class Timeouts:
         self.peer = AdaptiveTimeout(*peer_s)
 
     def retry(self, kind: Hashable) -> AdaptiveTimeout:
-        """When to say a message of this kind again."""
         return self._retry.setdefault(kind, AdaptiveTimeout(*self._retry_bounds))
 
 

@@ -18,7 +18,6 @@ class Timers:
         self._timers: dict[object, asyncio.TimerHandle] = {}
 
     def __contains__(self, key: object) -> bool:
-        """Whether a timer of this key runs."""
         return key in self._timers
 
     def set(self, key: object, seconds: float, then: Callable[[], None]) -> None:
@@ -32,13 +31,11 @@ class Timers:
         self._timers[key] = asyncio.get_running_loop().call_later(seconds, fire)
 
     def drop(self, key: object) -> None:
-        """Forget a timer."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
 
     def drop_all(self) -> None:
-        """Forget all timers."""
         for key in [*self._timers]:
             self.drop(key)
 
@@ -57,7 +54,6 @@ class Retry:
         self._attempt = 0
 
     def expect(self, said: tuple[str, object] | None) -> None:
-        """What is unanswered now; called after every event."""
         if said == self._unanswered:
             return
         now = time.monotonic()

@@ -1,0 +1,61 @@
+"""What all commands share: options of the same name, sentences and tables on the screen, and the
+one object that `--json` asks for.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+console = Console(stderr=True)
+INTERRUPTED = 130  # exit code after Ctrl-C
+
+Json = Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")]
+Data = Annotated[
+    Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
+]
+
+
+def screen_for(as_json: bool) -> Console:
+    """Where results are shown: with --json, stdout is left to the object."""
+    return console if as_json else Console()
+
+
+def say(sentence: str, screen: Console = console) -> None:
+    """Print a sentence to the letter: whatever it quotes is no markup."""
+    screen.print(sentence, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    say(f"note: {text}")
+
+
+def print_json(as_json: bool, summary: Any) -> None:
+    if as_json:
+        print(json.dumps(summary))
+
+
+def say_where(drawn: bool, screen: Console, sentence: str = "") -> None:
+    """Say where results are, and why there is no picture among them."""
+    if sentence:
+        say(sentence, screen)
+    if not drawn:
+        say("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib", screen)
+
+
+def table_of(*names: str, title: str | None = None, **column: Any) -> Table:
+    """An empty table; `column` says how each of its columns looks."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name in names:
+        table.add_column(name, **column)
+    return table
