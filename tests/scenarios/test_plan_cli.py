@@ -54,6 +54,23 @@ def test_plan_writes_nothing_unless_asked(tmp_path: Path, monkeypatch: pytest.Mo
     assert hash_folder(tmp_path) == {}
 
 
+def test_plan_shows_what_equation_8_says_and_how_far_it_is_off() -> None:
+    times = '{ name = "exponential", mean = 2 }'
+    answer = fedbcd(
+        "plan", "--times", times, "--servers", 200, "--first", "100,200", "--large-n", "--json"
+    )
+    assert answer.code == 0
+    assert "eq. (8) at N = 200; sigma_tau = 2" in answer.err
+    middle, everyone = answer.summary["large_n"]
+    assert (middle["first"], round(middle["error"], 2), round(middle["limit_error"], 2)) == (
+        100,
+        0.11,
+        0.11,
+    )
+    assert (everyone["ratio"], everyone["error"], everyone["limit"]) == (1.0, 0.0, None)
+    assert answer.summary["server_spread"] == pytest.approx(2.0)
+
+
 def test_plan_from_a_log_names_the_nearest_distribution(run: Path) -> None:
     answer = fedbcd("plan", "--log", run, "--json", "--active", "1,2")
     assert answer.code == 0

@@ -4,6 +4,7 @@ large-N formulas are near; bad input is named.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ import fedbcd as fb
 from fedbcd.errors import ConfigError
 from fedbcd.planner.order_statistics import (
     Empirical,
+    deviation,
     distribution_of,
     expected,
     expected_all,
     finite_support_reduction,
+    large_n,
     large_n_reduction,
+    limit_of,
     normal_approximation,
     reduction,
     sampled,
@@ -197,3 +201,47 @@ def test_other_bad_input_is_named() -> None:
 def test_parameters_that_cannot_be_are_named(call: Callable[[], float], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         call()
+
+
+# ------------------------------------------------------------------------------------------------
+# large N
+@pytest.mark.parametrize(
+    ("distribution", "off"),
+    [
+        (stats.expon(scale=2), 0.11),
+        (stats.weibull_min(0.7, scale=2), 0.18),
+        (stats.uniform(0, 4), 0.01),
+    ],
+)
+def test_the_error_of_the_ratio_by_equation_8_is_told_at_n_200(
+    distribution: Any, off: float
+) -> None:
+    """Far more than that of one order statistic, for F^-1(1 - 1/N) is no mean of the largest."""
+    (found,) = large_n(distribution, [100], 200)
+    exact = expected(distribution, 100, 200) / expected(distribution, 200, 200)
+    assert found.exact == pytest.approx(exact, rel=1e-12)
+    assert found.error == pytest.approx(found.ratio / exact - 1)
+    assert found.error == pytest.approx(off, abs=0.006)
+    assert found.deviation == pytest.approx(
+        math.sqrt(normal_approximation(distribution, 100, 200).variance)
+    )
+    assert found.limit is not None
+    assert found.limit_error == pytest.approx(found.limit / exact - 1)
+
+
+def test_closed_forms_are_asked_of_the_law_they_are_for() -> None:
+    assert limit_of(stats.weibull_min(c=0.7, scale=9), 30, 100) == weibull_reduction(0.7, 0.3, 100)
+    assert limit_of(stats.expon(scale=3), 30, 100) == weibull_reduction(1.0, 0.3, 100)
+    assert limit_of(stats.uniform(0, 4), 30, 100) == pytest.approx(0.3)
+    assert limit_of(Empirical([1.0, 4.0]), 30, 100) == pytest.approx(1 / 4)
+    assert limit_of(stats.expon(loc=1.0), 30, 100) is None
+    assert limit_of(stats.gamma(2.0), 30, 100) is None
+    assert limit_of(stats.uniform(0, 4), 100, 100) is None
+    (sampled_only,) = large_n(Empirical([1.0, 4.0]), [30], 100, closed=False)
+    assert sampled_only.limit is sampled_only.deviation is None
+
+
+def test_the_deviation_of_one_server_time() -> None:
+    assert deviation(stats.gamma(4.0, scale=3.0)) == pytest.approx(6.0)
+    assert deviation(Empirical([1.0, 3.0])) == pytest.approx(1.0)
+    assert deviation(stats.pareto(1.5)) is None

@@ -166,10 +166,12 @@ class Interpreter:
                 value = value / k_N1.to(value)
                 total = value if total is None else total + value
         assert total is not None
-        if operation.columns == "all" or self._bound.coupling_F is None:
+        if operation.columns == "all":
             return total
-        shared_F = self._bound.coupling_F.isinf()[:width].to(total.device)
-        return torch.where(shared_F, total, registers[operation.into][:, :width])
+        before, coupling_F = registers[operation.into][:, :width], self._bound.coupling_F
+        if coupling_F is None:  # no tensor is one with the server's
+            return before
+        return torch.where(coupling_F.isinf()[:width].to(total.device), total, before)
 
     def _gradient(self, operation: Gradient, registers: Registers) -> Registers:
         at_NF = registers[operation.at]

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -38,7 +38,7 @@ from fedbcd.schedule.delays import DELAYS
 
 if TYPE_CHECKING:
     from fedbcd.planner.explain import ExplainedRound, ServerPart
-    from fedbcd.planner.order_statistics import Distribution
+    from fedbcd.planner.order_statistics import Distribution, LargeN
     from fedbcd.planner.pilots import Recommendation
     from fedbcd.planner.plan import Plan, PlanRow
     from fedbcd.planner.server_time import Fit, ServerTime
@@ -49,6 +49,10 @@ round: mean time between two mixes, where servers left out carry on (+- 95 %); r
 steps/h: server steps from a mix; age: rounds since its last mix, of a server left out
 (old: 95 in 100 are younger)"""
 
+LARGE_N = """F^-1, sd: mean and standard deviation of tau_(B) by eq. (8); r: exactly, as above
+eq. 8: r as F^-1(beta) / F^-1(1 - 1/N); limit: the paper's closed form, for Weibull times or a
+finite support; off: relative to r"""
+Row = TypeVar("Row", "PlanRow", "LargeN")
 NO_BARS = (
     "+- is -: these times have no finite variance, so a sampled mean has no error bar and is likely"
     " too short; B = all is exact"
@@ -120,6 +124,9 @@ def plan_command(
         Path | None,
         typer.Option(help="Folder for plan.json and plan.png (default: nothing is written)."),
     ] = None,
+    large_n: Annotated[
+        bool, typer.Option("--large-n", help="Show eq. (8) and its closed forms beside the plan.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Say how long a round takes for each number B of servers to wait for, and which B is best for
@@ -152,6 +159,9 @@ def plan_command(
             clock_seconds=clock_seconds,
         )
     _show_plan(screen, plan, fits, job)
+    if large_n:
+        screen.print(_large_n_table(plan))
+        say(LARGE_N, screen)
     recommendation, interrupted = None, False
     if job is not None and pilots and servers not in (None, number):
         say(f"no pilots: the job has {number} servers, not {servers}", screen)
@@ -417,11 +427,31 @@ def _plan_table(plan: "Plan", title: str) -> Table:
     return table
 
 
+def _large_n_table(plan: "Plan") -> Table:
+    names = ("B", "F^-1", "sd", "r", "eq. 8", "off", "limit", "off")
+    spread = "infinite" if plan.server_spread is None else f"{plan.server_spread:.3g}"
+    title = f"eq. (8) at N = {plan.servers}; sigma_tau = {spread}"
+    table = table_of(*names, title=title, justify="right", no_wrap=True)
+    for row in _some(plan.large_n):
+        exact = [_or_dash(row.middle), _or_dash(row.deviation), f"{row.exact:.3g}"]
+        limit = [_or_dash(row.limit), _percent(row.limit_error)]
+        table.add_row(str(row.first), *exact, f"{row.ratio:.3g}", _percent(row.error), *limit)
+    return table
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:+.0%}"
+
+
 def _bar(row: "PlanRow") -> str:
     return "-" if row.error is None else f"{row.error:.1g}"
 
 
-def _some(rows: "Sequence[PlanRow]") -> "list[PlanRow]":
+def _some(rows: "Sequence[Row]") -> "list[Row]":
     """All rows where they fit on a page; otherwise B evenly spread, with the first and the last.
     --json has all.
     """

@@ -116,6 +116,8 @@ def _step(federation: Federation, numbers: Numbers) -> str | None:
     falls later: it may go well.
     """
     method, start, gamma_N = numbers.method, numbers.global_VF()[0], numbers.bound.penalty_N
+    if method.first_steps is None:
+        return None
     if pulls_only(method.plan):
         gamma_N = torch.zeros_like(gamma_N)  # its penalty has steps of its own
     seen = {}

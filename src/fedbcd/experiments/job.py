@@ -307,16 +307,22 @@ def _parsed(table: Mapping[str, Any], recorded: bool) -> list[Job]:
     for number, entry in enumerate(runs):
         check_keys(entry, {*SECTIONS, "title"}, f"runs #{number + 1}")
         job = {**base, **{key: _merged(base.get(key), value) for key, value in entry.items()}}
-        if recorded and isinstance(named := job.get("algorithm", {"name": FedBCD.name}), Mapping):
-            job["algorithm"] = completed(named)
-        if recorded and isinstance(run := job.get("run", {}), Mapping):
-            job["run"] = completed(renamed_keys(run, RENAMED), "run")
-        jobs.append(_job(job))
+        jobs.append(_job(_as_recorded(job) if recorded else job))
     names = [job.name for job in jobs]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two runs are called {name!r}; give each a title of its own")
     return jobs
+
+
+def _as_recorded(job: dict[str, Any]) -> dict[str, Any]:
+    """A job of a record, with what it took for granted when it was written."""
+    algorithm, run = job.get("algorithm", {"name": FedBCD.name}), job.get("run", {})
+    if isinstance(algorithm, Mapping):
+        job["algorithm"] = completed(algorithm)
+    if isinstance(run, Mapping):
+        job["run"] = completed(renamed_keys(run, RENAMED), "run")
+    return job
 
 
 def _merged(old: Any, new: Any) -> Any:

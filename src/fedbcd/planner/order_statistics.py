@@ -8,6 +8,7 @@ is its distribution function, F^-1 its quantile function, and tau_(k) has the la
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -57,6 +58,9 @@ class Empirical:
 
     def mean(self) -> float:
         return float(np.diff(self.share) @ self.values)
+
+    def std(self) -> float:
+        return math.sqrt(float(np.diff(self.share) @ (self.values - self.mean()) ** 2))
 
     def support(self) -> tuple[float, float]:
         return float(self.values[0]), float(self.values[-1])
@@ -279,6 +283,84 @@ def finite_support_reduction(distribution: Distribution, beta: float) -> float:
             " large_n_reduction"
         )
     return _ratio(float(distribution.ppf(beta)), longest)
+
+
+@dataclass(frozen=True, slots=True)
+class LargeN:
+    """The paper's analysis for large N beside the exact r of the same B and N."""
+
+    first: int  # B
+    middle: float  # F^-1(beta), the mean of eq. (8)'s normal law; B = N: F^-1(1 - 1/N)
+    deviation: float | None  # and its standard deviation; None: B = N, or no density
+    exact: float  # r_{B,N}, eq. (7)
+    ratio: float  # r by eq. (8)
+    error: float  # ratio / exact - 1
+    limit: float | None  # the closed form of `limit_of`; None: there is none
+    limit_error: float | None
+
+
+def large_n(
+    distribution: Distribution, firsts: Sequence[int], n: int, closed: bool = True
+) -> tuple[LargeN, ...]:
+    """What eq. (8) and the closed forms below it say of each B, and how far r by them is off;
+    `closed`: it is the law itself, and no sample of it.
+    """
+    *below, top = expected_all(distribution, np.array([*firsts, n]), n)
+    exact = [_ratio(each, top) for each in below]
+    return tuple(
+        _large_n(distribution, first, n, r, limit_of(distribution, first, n) if closed else None)
+        for first, r in zip(firsts, exact, strict=True)
+    )
+
+
+def _large_n(
+    distribution: Distribution, first: int, n: int, exact: float, limit: float | None
+) -> LargeN:
+    ratio = large_n_reduction(distribution, first, n)
+    has_law = first < n and not isinstance(distribution, Empirical)
+    law = normal_approximation(distribution, first, n) if has_law else None
+    return LargeN(
+        first,
+        float(distribution.ppf(min(first / n, 1 - 1 / n))),
+        None if law is None or not math.isfinite(law.variance) else math.sqrt(law.variance),
+        exact,
+        ratio,
+        _off(ratio, exact),
+        limit,
+        None if limit is None else _off(limit, exact),
+    )
+
+
+def _off(ratio: float, exact: float) -> float:
+    return ratio / exact - 1 if exact > 0 else 0.0
+
+
+def limit_of(distribution: Distribution, first: int, n: int) -> float | None:
+    """The closed form for this kind of times: Weibull (exponential: of shape 1), or what r
+    saturates to on a finite support; None where the paper has none, and at B = N.
+    """
+    if first == n or n < 2:
+        return None
+    shape = _weibull_shape(distribution)
+    if shape is not None:
+        return weibull_reduction(shape, first / n, n)
+    if not math.isfinite(float(distribution.support()[1])):
+        return None
+    return finite_support_reduction(distribution, first / n)
+
+
+def _weibull_shape(distribution: Distribution) -> float | None:
+    """Of Weibull times that begin at 0."""
+    kind = getattr(getattr(distribution, "dist", None), "name", "")
+    if kind not in ("weibull_min", "expon") or float(distribution.support()[0]) != 0.0:
+        return None
+    return 1.0 if kind == "expon" else float([*distribution.args, distribution.kwds.get("c")][0])
+
+
+def deviation(distribution: Distribution) -> float | None:
+    """sigma_tau, the standard deviation of one tau_n; None where it is infinite."""
+    found = float(distribution.std())
+    return found if math.isfinite(found) else None
 
 
 # ------------------------------------------------------------------------------------------------

@@ -9,11 +9,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedbcd.errors import ConfigError
-from fedbcd.planner.order_statistics import check_rank, expected_all
+from fedbcd.planner.order_statistics import (
+    Distribution,
+    Empirical,
+    LargeN,
+    check_rank,
+    deviation,
+    expected_all,
+    large_n,
+)
 from fedbcd.planner.round_time import REPLICAS, RoundTime, async_rounds, draws_needed, rounds_of
 from fedbcd.planner.server_time import KnownTime, RecordedTime, ServerTime
 from fedbcd.schedule.delays import Floats
 
+LAW = 20_000  # times that stand for a law that is only drawn from
 TIMES_ERROR = 1.96  # standard errors on either side: 95 in 100
 # standard deviations on either side, where these are taken from 24 resamples (Student's t)
 TIMES_SPREAD = 2.07
@@ -51,6 +60,8 @@ class Plan:
     rows: tuple[PlanRow, ...]
     server_time: float  # E[tau_n], of the first q
     clock_seconds: float
+    server_spread: float | None = None  # sigma_tau, of the first q; None: infinite
+    large_n: tuple[LargeN, ...] = ()  # eq. (8) for every B, of the first q
 
     @property
     def has_bars(self) -> bool:
@@ -110,7 +121,24 @@ def make_plan(
             _row(first, active, servers, fresh, lasts[first], lasts[servers], bars, clock_seconds)
             for first in chosen
         ]
-    return Plan(cloud, servers, tuple(rows), means[0], clock_seconds)
+    source = next(iter(sources.values()))
+    law = _law(source, seed)
+    return Plan(
+        cloud,
+        servers,
+        tuple(rows),
+        means[0],
+        clock_seconds,
+        deviation(law),
+        large_n(law, chosen, servers, closed=isinstance(source, KnownTime)),
+    )
+
+
+def _law(source: ServerTime, seed: int) -> Distribution:
+    """The distribution of tau_n; that of a sample where it is only drawn from."""
+    if isinstance(source, KnownTime | RecordedTime):
+        return source.distribution
+    return Empirical(source.sample(1, LAW, seed))
 
 
 def every_first(servers: int) -> list[int]:
