@@ -43,6 +43,7 @@ class DataPart:
     folder: str | None = None  # where its files are; FEDBCD_DATA by default
     diversity: int = 3  # labels per device
     samples: int = 60  # samples per device
+    dealt: bool = False  # of diversity and samples: no sample goes to two devices
     partition: Partitioner | None = (
         None  # another split, chosen by name from PARTITIONS, in place of diversity and samples
     )
@@ -63,10 +64,15 @@ class DataPart:
             raise ConfigError(
                 f"[data] has both a partition and manifest = {self.manifest!r}; keep one of them"
             )
+        if self.dealt and (self.partition is not None or self.manifest is not None):
+            raise ConfigError(
+                "data.dealt = true is about diversity and samples, but [data] names another split;"
+                ' leave it out, or say partition = { name = "diversity", ..., dealt = true }'
+            )
 
     def split(self, data: LoadedDataset, devices: int, seed: int) -> Partition:
         if self.manifest is None:
-            partitioner = self.partition or Diversity(self.diversity, self.samples)
+            partitioner = self.partition or Diversity(self.diversity, self.samples, self.dealt)
             return partitioner.split(data.train.targets, devices, seed, data.columns)
         saved = Partition.load(self.manifest, data.train.targets)
         if len(saved.samples) != devices:
