@@ -29,9 +29,7 @@ def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
 def _pace(one: Job, device: int) -> Drawn:
     each = one.federation.devices
     members = range(device // each * each, (device // each + 1) * each)
-    return Drawn(
-        device, members, one.method, one.spec.clock, one.active, one.spec.seed, SCALE
-    )
+    return Drawn(device, members, one.method, one.spec.clock, one.active, one.spec.seed, SCALE)
 
 
 def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path) -> None:

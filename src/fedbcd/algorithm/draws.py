@@ -17,6 +17,7 @@ BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE, LABELS, SAMPLES = range(1, 8)
 SHUFFLE, GAMMA, SHARDS, RANKS, OWNERS = range(8, 13)  # of the partitioners in data/partition.py
 AUGMENT = 20
 EXACT = 21  # what a forward pass draws where an exact gradient is taken, for certificates
+JOINING, LEAVING = 22, 23  # of devices, by a churn rule
 PLANNING = 30  # of fedbcd.planner; no run draws from it
 
 _MASK = (1 << 64) - 1
