@@ -239,9 +239,8 @@ def _card(
     """A short model card: where it comes from, on what it was trained, how good it is, how to use
     it, and for what not.
     """
-    parameters = sum(p.numel() for p in module.parameters())
-    summary, data = run.summary, job.get("data", {})
-    lines = [
+    summary = run.summary
+    rows = [
         f"# Model card: {choice.title}",
         "",
         (
@@ -253,11 +252,7 @@ def _card(
         "",
         "| | |",
         "|---|---|",
-        (
-            f"| network | {job.get('model', {}).get('name', type(module).__name__)}, {parameters:,}"
-            " parameters |"
-        ),
-        f"| data | {data.get('name', 'unknown')}, {_split(data)} |",
+        *_about(job, module),
         *_owned(run, choice),
         *_accuracies(run, choice, module),
         *(
@@ -274,17 +269,23 @@ def _card(
         "",
         "| file | SHA-256 | largest difference of outputs, loaded again |",
         "|---|---|---|",
-        *(
-            f"| {path.name} | `{_sha256(path)}` | {differences[path.suffix[1:]]:.2g} |"
-            for path in files
-        ),
+        *(f"| {f.name} | `{_sha256(f)}` | {differences[f.suffix[1:]]:.2g} |" for f in files),
         "",
         "## Limits",
         "",
         _limits(choice),
         "",
     ]
-    return "\n".join(lines)
+    return "\n".join(rows)
+
+
+def _about(job: dict[str, Any], module: nn.Module) -> list[str]:
+    data, network = job.get("data", {}), job.get("model", {}).get("name", type(module).__name__)
+    parameters = sum(p.numel() for p in module.parameters())
+    return [
+        f"| network | {network}, {parameters:,} parameters |",
+        f"| data | {data.get('name', 'unknown')}, {_split(data)} |",
+    ]
 
 
 def _split(data: dict[str, Any]) -> str:

@@ -44,6 +44,7 @@ BEFORE = (
     Before("projection", {"name": "box", "low": -2.0, "high": 2.0}, ALGORITHMS, known=True),
     Before("momentum_after_contact", "pull", ("fedbcd-i",), known=False),
     Before("measure", "pooled-labels", ("run",), known=False),
+    Before("dealt", False, ("diversity", "data"), known=False),
 )
 
 

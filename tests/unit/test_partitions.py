@@ -43,6 +43,7 @@ TARGETS = torch.arange(600) * 7 % 10  # sixty of each label
 WRITERS = (np.arange(600) * 13) % 24
 KINDS: dict[str, Partitioner] = {
     "diversity": Diversity(labels=3, samples=20),
+    "diversity, dealt": Diversity(labels=3, samples=50, dealt=True),
     "dirichlet": Dirichlet(alpha=0.5),
     "dirichlet, samples": Dirichlet(alpha=0.5, samples=30),
     "iid": IID(),
@@ -52,7 +53,14 @@ KINDS: dict[str, Partitioner] = {
     "quantity-skew, power": QuantitySkew(power=1.0),
     "natural": Natural(WRITERS),
 }
-DEALT = ("dirichlet", "iid", "shards", "quantity-skew, alpha", "quantity-skew, power")
+DEALT = (
+    "diversity, dealt",
+    "dirichlet",
+    "iid",
+    "shards",
+    "quantity-skew, alpha",
+    "quantity-skew, power",
+)
 DRAWN = {"diversity": 20, "dirichlet, samples": 30, "iid, samples": 30}
 
 
@@ -111,6 +119,7 @@ def test_where_samples_are_given_every_device_draws_as_many(kind: str) -> None:
     ("kind", "devices", "digest"),
     [
         ("diversity", 12, "aedcf20210938ca8"),
+        ("diversity, dealt", 12, "1810eab4fd0c3f47"),
         ("dirichlet", 12, "9d0a08c947853724"),
         ("dirichlet, samples", 12, "26f3f97c9c708713"),
         ("iid", 12, "0ca031fe1e3a3e6d"),
@@ -198,7 +207,7 @@ def diversity_as_written(
     return owned
 
 
-def test_diversity_is_the_papers_split_and_its_draws_are_those_of_the_page() -> None:
+def test_the_draws_of_diversity_are_those_of_the_page() -> None:
     split = diversity(TARGETS, devices=5, labels=3, samples=20, seed=11)
     assert [p.tolist() for p in split.samples] == diversity_as_written(
         TARGETS.numpy(), 5, 3, 20, 11

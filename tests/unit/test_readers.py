@@ -89,7 +89,7 @@ def test_mnist_and_its_kin_are_read_from_every_layout(
     assert data.train.targets.dtype == torch.int64
 
 
-def test_mnist_is_normalised_as_the_paper_says_and_the_others_to_one_around_zero(
+def test_mnist_is_normalised_by_its_own_mean_and_deviation_and_the_others_to_one_around_zero(
     tmp_path: Path,
 ) -> None:
     write_idx(tmp_path)

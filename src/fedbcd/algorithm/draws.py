@@ -14,7 +14,8 @@ import torch
 Ints = TypeVar("Ints", npt.NDArray[np.int64], torch.Tensor)
 
 BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE, LABELS, SAMPLES = range(1, 8)
-SHUFFLE, GAMMA, SHARDS, RANKS, OWNERS = range(8, 13)  # of the partitioners in data/partition.py
+SHUFFLE, GAMMA, SHARDS, RANKS, OWNERS, DEAL = range(8, 14)  # of the partitioners in data/
+OFFLINE = 14
 AUGMENT = 20
 EXACT = 21  # what a forward pass draws where an exact gradient is taken, for certificates
 JOINING, LEAVING = 22, 23  # of devices, by a churn rule
@@ -79,7 +80,12 @@ def address_one(seed: int, stream: int, *parts: int) -> int:
 
 def steps(seed: int, device: int, session: int, low: int, high: int) -> int:
     """K_i: how many steps device i takes in a session, uniform on low .. high."""
-    return low + (((address_one(seed, STEPS, device, session) >> 32) * (high - low + 1)) >> 32)
+    return low + below_one(seed, STEPS, high - low + 1, device, session)
+
+
+def below_one(seed: int, stream: int, bound: int, *parts: int) -> int:
+    """`below` of one address."""
+    return ((address_one(seed, stream, *parts) >> 32) * bound) >> 32
 
 
 def unit_one(seed: int, stream: int, *parts: int) -> float:

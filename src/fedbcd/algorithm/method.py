@@ -282,9 +282,7 @@ def check_method(method: Method) -> None:
         [vector.name for vector in vectors]
         for vectors in (method.slots, method.model, method.sends)
     )
-    for names, what in ((kept, "slots"), (parts, "model"), (sent, "sends")):
-        if len({*names}) != len(names):
-            raise ConfigError(f"{name}: two of its {what} have one name: {', '.join(names)}")
+    _check_names(name, {"slots": kept, "model": parts, "sends": sent})
     if SENT in kept:
         raise ConfigError(f"{name}: a slot cannot be called {SENT!r}; give it another name")
     if parts[:1] != ["z"]:
@@ -318,6 +316,12 @@ def check_method(method: Method) -> None:
         if slot.restored and slot.restored not in sent:
             raise ConfigError(f"{name}: {slot.name!r} is restored from {slot.restored!r}, not sent")
     _check_numbers(method)
+
+
+def _check_names(name: str, tables: Mapping[str, Sequence[str]]) -> None:
+    for what, names in tables.items():
+        if len({*names}) != len(names):
+            raise ConfigError(f"{name}: two of its {what} have one name: {', '.join(names)}")
 
 
 def _check_numbers(method: Method) -> None:

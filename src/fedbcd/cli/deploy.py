@@ -25,10 +25,10 @@ from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.processes.options import Deploy, settle
 from fedbcd.engines.warnings import never_mixes
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.errors import ConfigError, RecordError, Refused
 from fedbcd.experiments.deployed import deployment_of, one_job, read_job, spec_of
 from fedbcd.experiments.job import Job, default_table
-from fedbcd.experiments.pictures import draw_curves, draw_personal
+from fedbcd.experiments.pictures import draw_run
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
 from fedbcd.record.tensorfile import write_whole
 
@@ -439,8 +439,7 @@ def _conclude(
             job.to_table(),
             facts,
         )
-    draw_curves({job.name: run.history}, out / "curves.png")
-    draw_personal({job.name: list(run.personal_scores.values())}, out / "personal.png")
+    draw_run(job.name, run, out)
     write_report([out], out / "report.html", plan=False)
     _report(run, out, as_json)
 
@@ -559,19 +558,34 @@ def status_command(
     """Ask the coordinator and the servers of a running deployment how they are doing; needs the
     certificate of 'operator'.
     """
-    import asyncio
-
-    from fedbcd.engines.deploy.links.operator_client import request_status
-    from fedbcd.errors import Refused
-
     path = file / "deploy.toml" if file.is_dir() else file
     options = settle(
         read_toml(path).get("deploy", {}),
         os.environ,
         {"certificates": certificates, "plain": plain},
     )
+    found = _statuses(options)
+    for status in found if as_json else ():
+        print(json.dumps(status))
+    silent = [status for status in found if "error" in status]
+    if not as_json and len(silent) == len(found):
+        print(_nobody(file, silent))
+    elif not as_json:
+        Console().print(_status_table(found))
+        for status in found:
+            for sentence in status.get("trouble", ()):
+                say(f"{status['actor']}: {sentence}", Console())
+    if silent:
+        raise typer.Exit(1)
+
+
+def _statuses(options: Deploy) -> list[dict[str, Any]]:
+    """What coordinator and servers say of themselves, or why one says nothing."""
+    import asyncio
+
+    from fedbcd.engines.deploy.links.operator_client import request_status
+
     security = _operator(options)
-    actors = [COORDINATOR, *(server_actor(n) for n in range(len(options.servers)))]
 
     async def ask(actor: Actor) -> dict[str, Any]:
         try:
@@ -582,24 +596,10 @@ def status_command(
             return {"actor": actor, "error": str(error)}
 
     async def ask_all() -> list[dict[str, Any]]:
-        return await asyncio.gather(*map(ask, actors))
+        servers = (server_actor(n) for n in range(len(options.servers)))
+        return await asyncio.gather(*map(ask, (COORDINATOR, *servers)))
 
-    found = asyncio.run(ask_all())
-    for status in found if as_json else ():
-        print(json.dumps(status))
-    silent = [status for status in found if "error" in status]
-    if not as_json and len(silent) == len(found):
-        print(_nobody(file, silent))
-    elif not as_json:
-        Console().print(_status_table(found))
-        for actor, sentence in (
-            (status["actor"], sentence)
-            for status in found
-            for sentence in status.get("trouble", ())
-        ):
-            say(f"{actor}: {sentence}", Console())
-    if silent:
-        raise typer.Exit(1)
+    return asyncio.run(ask_all())
 
 
 def _nobody(file: Path, silent: list[dict[str, Any]]) -> str:

@@ -20,7 +20,6 @@ from rich.progress import (
     BarColumn,
     Progress,
     SpinnerColumn,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -69,7 +68,7 @@ from fedbcd.engines.run import explain_backend
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, FedBCDError, RecordError, RenamedWarning
 from fedbcd.experiments.job import Federations, Job, default_table, parse
-from fedbcd.experiments.pictures import draw_curves, draw_personal
+from fedbcd.experiments.pictures import draw_curves, draw_run
 from fedbcd.experiments.pool import without_none
 from fedbcd.models import MODELS
 from fedbcd.own import imports
@@ -393,38 +392,36 @@ def _train_all(jobs: list[Job], folder: Path, resume: bool, track: list[str]) ->
     runs: list[Run] = []
     with _stop_on_interrupt() as stopped, _progress() as progress:
         for job, federation, place, told in zip(jobs, federations, places, trackers, strict=True):
-            bar = progress.add_task(job.name, total=1.0, note="")
-
-            def on_round(p: RunProgress, bar: TaskID = bar, told: list[Tracker] = told) -> None:
-                progress.update(bar, completed=p.fraction, note=_note(p))
-                for each in told:
-                    each(p)
-
-            try:
-                with contextlib.ExitStack() as stack:
-                    for each in told:
-                        stack.enter_context(each)
-                    run = job.run(
-                        place,
-                        resume=resume,
-                        federation=federation,
-                        on_round=on_round,
-                        on_notice=note,
-                        should_stop=stopped,
-                    )
-            except FedBCDError:
-                progress.remove_task(bar)  # the sentence is enough
-                raise
-            draw_curves({job.name: run.history}, place / "curves.png")
-            draw_personal({job.name: list(run.personal_scores.values())}, place / "personal.png")
-            runs.append(run)
-            if not run.finished:
+            how = {"resume": resume, "federation": federation, "should_stop": stopped}
+            runs.append(_train_one(job, place, told, progress, **how))
+            draw_run(job.name, runs[-1], place)
+            if not runs[-1].finished:
                 break
     if stopped() and not all(run.finished for run in runs):
         command = f"fedbcd run --resume --out {shlex.quote(str(folder))}"
         say(f"stopped. Go on with: {command}")
         sys.exit(INTERRUPTED)
     return runs
+
+
+def _train_one(
+    job: Job, place: Path, trackers: list[Tracker], progress: Progress, **how: Any
+) -> Run:
+    bar = progress.add_task(job.name, total=1.0, note="")
+
+    def on_round(p: RunProgress) -> None:
+        progress.update(bar, completed=p.fraction, note=_scores(p))
+        for each in trackers:
+            each(p)
+
+    try:
+        with contextlib.ExitStack() as stack:
+            for each in trackers:
+                stack.enter_context(each)
+            return job.run(place, on_round=on_round, on_notice=note, **how)
+    except FedBCDError:
+        progress.remove_task(bar)  # the sentence is enough
+        raise
 
 
 def _explain_backends(jobs: list[Job]) -> None:
@@ -515,7 +512,7 @@ def _progress() -> Progress:
     return Progress(*columns, console=console)
 
 
-def _note(p: RunProgress) -> str:
+def _scores(p: RunProgress) -> str:
     latest = p.latest
     scores = (
         f"round {p.round} clock {p.clock:.0f} global {latest.global_accuracy:.3f} personal"

@@ -1,9 +1,10 @@
 """Who owns which samples. A partition is a list of sample positions per device, and a pure function
 of its arguments.
 
-`samples` given: each device draws that many from the whole pool, as in the paper; none repeats
-within a device, two devices may share one. `samples` left out: the pool is dealt out, each sample
-to one device at most.
+Drawn: each device takes its samples from the whole pool, whatever others took; none repeats within
+a device, two devices may share one. Dealt: each sample goes to one device at most. Where `samples`
+is given, a split is drawn, and `Diversity` dealt where it is asked to be; where it is left out, the
+pool is dealt out.
 """
 
 import abc
@@ -18,10 +19,12 @@ from torch import Tensor
 
 from fedbcd.algorithm import draws
 from fedbcd.config import NESTED
+from fedbcd.data.dealing import deal_counts
 from fedbcd.data.ownership import Labels, Origin, Partition, Positions, labels_of
 from fedbcd.data.shares import cut, fill, parts, proportions, shuffled, smallest
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError, DataError
+from fedbcd.recorded import in_record
 
 __all__ = [
     "IID",
@@ -111,18 +114,25 @@ class Pool:
 
 @dataclass(frozen=True)
 class Diversity(Partitioner):
-    """The paper's split, "diversity d": each device draws d = `labels` labels, then `samples`
-    samples of those labels.
+    """ "Diversity d": each device has d = `labels` labels, and `samples` samples of those.
+
+    Drawn, as the authors' public code does it: each device draws its labels, then its samples from
+    the whole pool of those. `dealt`, as the paper's text can be read ("randomly distributed with
+    each device receiving 600 data pairs"): no sample goes to two devices.
     """
 
     labels: int
     samples: int
+    dealt: bool = False
     name: ClassVar[str] = "diversity"
+
+    def recorded(self) -> dict[str, Any]:
+        return in_record(self)
 
     def deal(
         self, pool: Pool, devices: int, seed: int
     ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
-        """Labels by stream LABELS, samples by stream SAMPLES."""
+        """Labels by stream LABELS, samples by stream SAMPLES; dealt: by DEAL and SHUFFLE."""
         of_label = pool.of_labels()
         if self.samples < 1:
             raise DataError(f"samples={self.samples} must be 1 or more")
@@ -131,6 +141,8 @@ class Diversity(Partitioner):
                 f"diversity={self.labels} must be between 1 and the {len(of_label)} labels of the"
                 " data set"
             )
+        if self.dealt:
+            return self._dealt(of_label, devices, seed), None
         owned = [
             smallest(draws.LABELS, seed, device, np.array(list(of_label)), self.labels).tolist()
             for device in range(devices)
@@ -146,6 +158,15 @@ class Diversity(Partitioner):
                 )
             positions.append(smallest(draws.SAMPLES, seed, device, candidates, self.samples))
         return positions, [tuple(mine) for mine in owned]
+
+    def _dealt(self, of_label: Mapping[int, Positions], devices: int, seed: int) -> list[Positions]:
+        sizes = {label: len(positions) for label, positions in of_label.items()}
+        counts = deal_counts(sizes, devices, self.labels, self.samples, seed)
+        pieces = [
+            np.split(shuffled(seed, positions), np.cumsum(given))[:-1]
+            for positions, given in zip(of_label.values(), counts.T, strict=True)
+        ]
+        return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -375,13 +396,15 @@ PARTITIONS: dict[str, type[Partitioner]] = {
 NESTED["partition"] = PARTITIONS
 
 
-def diversity(targets: Tensor, devices: int, labels: int, samples: int, seed: int = 0) -> Partition:
-    """The paper's split, "diversity d": each device draws d = `labels` labels, then `samples`
-    samples of those labels.
+def diversity(
+    targets: Tensor, devices: int, labels: int, samples: int, seed: int = 0, dealt: bool = False
+) -> Partition:
+    """ "Diversity d": each device has d = `labels` labels, and `samples` samples of those labels.
 
-    No sample repeats within a device; two devices may share one.
+    No sample repeats within a device. Two devices may share one, as with the authors' public code;
+    with `dealt` each sample goes to one device at most, as the paper's text can be read.
     """
-    return Diversity(labels, samples).split(targets, devices, seed)
+    return Diversity(labels, samples, dealt).split(targets, devices, seed)
 
 
 def _check_alpha(alpha: float) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from fedbcd.algorithm.method import Absolute, Method, Relative
-from fedbcd.algorithm.methods import FedBCD
 from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.plan import Steps, Toward
 from fedbcd.algorithm.projection import diameter
 from fedbcd.compute.smoothness import bias, estimate, sigma
 from fedbcd.data.federation import Federation
@@ -110,7 +110,7 @@ def check_job(
             " none"
         )
     method = spec.method_of(federation)
-    findings = [_scope(method, isinstance(spec.algorithm, FedBCD))]
+    findings = [_scope(method)]
     if method.has_personal:
         seen = (
             planned_participation(spec, federation, job.spec.rounds, job.spec.until_clock, rounds)
@@ -172,9 +172,18 @@ def _source(log: Path | None, seen: Participation) -> str:
     return "recorded; the log's last line is not whole and was left out" if seen.cut else "recorded"
 
 
-def _scope(method: Method, is_fedbcd: bool) -> Finding:
+def _is_algorithm_1(method: Method) -> bool:
+    """Whether devices do what Algorithm 1 says: steps with momentum, drawn towards z_n."""
+    match method.plan:
+        case (Steps(prev=prev, pulls=(toward,)),):
+            drawn = bool(prev) and toward == Toward()
+            return drawn and method.counts == "members" and method.weight == "penalty"
+    return False
+
+
+def _scope(method: Method) -> Finding:
     says = "Theorem 1 is about FedBCD with K_i = K_z = 1"
-    if not is_fedbcd:
+    if not _is_algorithm_1(method):
         found = f"{method.name} is another algorithm; the theorem says nothing about it"
         remedy = 'algorithm = { name = "fedbcd" }'
         return Finding(

@@ -16,6 +16,7 @@ from fedbcd.record.history import History
 
 Curves = Mapping[str, Mapping[str, Sequence[History]]]  # panel -> run -> one history per seed
 CLOSE = 0.01  # two accuracies that differ by less are "almost the same"
+SIMILAR = 0.02  # two curves whose mean heights differ by less are "similar"
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def async_fedbcd_i_beats_fedprox(curves: Curves) -> list[ClaimVerdict]:
 def diversity_smooths_the_curve(curves: Curves) -> list[ClaimVerdict]:
     """7. "the higher diversity leads to a smoother improvement of the global performance"."""
     verdicts = []
-    for low, high in (("fig3a", "fig3b"), ("fig4a", "fig4c"), ("fig4b", "fig4d")):
+    for low, high in (("smooth3", "smooth6"),):
         if low in curves and high in curves:
             for run in curves[low]:
                 pairs = zip(curves[low][run], curves[high][run], strict=True)
@@ -220,6 +221,82 @@ def diversity_smooths_the_curve(curves: Curves) -> list[ClaimVerdict]:
     return verdicts
 
 
+def fedbcd_i_is_more_competitive(curves: Curves) -> list[ClaimVerdict]:
+    """8. "FedBCD-I turns out to be more competitive", the abstract's "variant that performs
+    empirically better": along the curve, in both models.
+    """
+    return [
+        _verdict(
+            8,
+            f"{column.removesuffix('_accuracy')}, {panel}",
+            [
+                _area(a, "round", column) - _area(b, "round", column)
+                for a, b in zip(curves[panel]["FedBCD-I"], curves[panel]["FedBCD"], strict=True)
+            ],
+            f"mean {column.replace('_', ' ')} along the curve, FedBCD-I minus FedBCD",
+        )
+        for panel in _present(curves, "fig3")
+        for column in ("global_accuracy", "personal_accuracy")
+    ]
+
+
+def rigorous_async_is_similar(curves: Curves) -> list[ClaimVerdict]:
+    """9. Appendix A: "these protocols give rise to similar performance"."""
+    runs = curves.get("rigorous", {})
+    return [
+        _verdict(
+            9,
+            f"{who}, beta {beta}",
+            [
+                SIMILAR - abs(_area(a, "clock") - _area(b, "clock"))
+                for a, b in zip(
+                    *(runs[f"{who}, {which}, beta {beta}"] for which in ("first B", "rigorous")),
+                    strict=True,
+                )
+            ],
+            f"{SIMILAR} minus the difference of mean global accuracy along the clock",
+        )
+        for who in ("FedBCD", "FedBCD-I") * bool(runs)
+        for beta in ("0.3", "0.5")
+    ]
+
+
+def aspg_converges_faster(curves: Curves) -> list[ClaimVerdict]:
+    """10. "Empirically, the ASPG update is observed to converge faster": in the models that devices
+    train.
+    """
+    runs = curves.get("aspg", {})
+    return [
+        _verdict(
+            10,
+            who,
+            [
+                _area(a, "round", "personal_accuracy") - _area(b, "round", "personal_accuracy")
+                for a, b in zip(runs[f"{who}, ASPG"], runs[f"{who}, plain steps"], strict=True)
+            ],
+            "mean personal accuracy along the curve, with extrapolation minus without",
+        )
+        for who in ("FedProx", "FedBCD", "FedBCD-I") * bool(runs)
+    ]
+
+
+def smaller_beta_is_worse(curves: Curves) -> list[ClaimVerdict]:
+    """11. "beta = 0.3 or 0.5 seems to strike a good balance": better than a smaller one, too."""
+    runs = curves.get("beta", {})
+    return [
+        _verdict(
+            11,
+            f"0.3 against {beta}",
+            [
+                _area(a, "clock") - _area(b, "clock")
+                for a, b in zip(runs["Async, beta 0.3"], runs[f"Async, beta {beta}"], strict=True)
+            ],
+            f"mean global accuracy along the clock, beta 0.3 minus {beta}",
+        )
+        for beta in ("0.2", "0.1") * bool(runs)
+    ]
+
+
 CLAIMS: tuple[Callable[[Curves], list[ClaimVerdict]], ...] = (
     consensus_methods_have_one_accuracy,
     personal_models_are_better,
@@ -228,6 +305,10 @@ CLAIMS: tuple[Callable[[Curves], list[ClaimVerdict]], ...] = (
     async_takes_less_clock_time,
     async_fedbcd_i_beats_fedprox,
     diversity_smooths_the_curve,
+    fedbcd_i_is_more_competitive,
+    rigorous_async_is_similar,
+    aspg_converges_faster,
+    smaller_beta_is_worse,
 )
 
 
@@ -244,9 +325,9 @@ def _final(histories: Sequence[History], column: str) -> list[float]:
     return [float(getattr(h.last, column)) for h in histories]
 
 
-def _area(history: History, axis: str) -> float:
-    """The mean height of the global curve over its axis (trapezoids)."""
-    x, y = history.column(axis), history.column("global_accuracy")
+def _area(history: History, axis: str, column: str = "global_accuracy") -> float:
+    """The mean height of a curve over its axis (trapezoids)."""
+    x, y = history.column(axis), history.column(column)
     area = sum((b - a) * (u + v) / 2 for a, b, u, v in zip(x, x[1:], y, y[1:], strict=False))
     return area / (x[-1] - x[0])
 

@@ -43,6 +43,7 @@ class DataPart:
     folder: str | None = None  # where its files are; FEDBCD_DATA by default
     diversity: int = 3  # labels per device
     samples: int = 60  # samples per device
+    dealt: bool = False  # of diversity and samples: no sample goes to two devices
     partition: Partitioner | None = (
         None  # another split, chosen by name from PARTITIONS, in place of diversity and samples
     )
@@ -63,10 +64,15 @@ class DataPart:
             raise ConfigError(
                 f"[data] has both a partition and manifest = {self.manifest!r}; keep one of them"
             )
+        if self.dealt and (self.partition is not None or self.manifest is not None):
+            raise ConfigError(
+                "data.dealt = true is about diversity and samples, but [data] names another split;"
+                ' leave it out, or say partition = { name = "diversity", ..., dealt = true }'
+            )
 
     def split(self, data: LoadedDataset, devices: int, seed: int) -> Partition:
         if self.manifest is None:
-            partitioner = self.partition or Diversity(self.diversity, self.samples)
+            partitioner = self.partition or Diversity(self.diversity, self.samples, self.dealt)
             return partitioner.split(data.train.targets, devices, seed, data.columns)
         saved = Partition.load(self.manifest, data.train.targets)
         if len(saved.samples) != devices:
@@ -301,16 +307,22 @@ def _parsed(table: Mapping[str, Any], recorded: bool) -> list[Job]:
     for number, entry in enumerate(runs):
         check_keys(entry, {*SECTIONS, "title"}, f"runs #{number + 1}")
         job = {**base, **{key: _merged(base.get(key), value) for key, value in entry.items()}}
-        if recorded and isinstance(named := job.get("algorithm", {"name": FedBCD.name}), Mapping):
-            job["algorithm"] = completed(named)
-        if recorded and isinstance(run := job.get("run", {}), Mapping):
-            job["run"] = completed(renamed_keys(run, RENAMED), "run")
-        jobs.append(_job(job))
+        jobs.append(_job(_as_recorded(job) if recorded else job))
     names = [job.name for job in jobs]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two runs are called {name!r}; give each a title of its own")
     return jobs
+
+
+def _as_recorded(job: dict[str, Any]) -> dict[str, Any]:
+    """A job of a record, with what it took for granted when it was written."""
+    algorithm, run = job.get("algorithm", {"name": FedBCD.name}), job.get("run", {})
+    if isinstance(algorithm, Mapping):
+        job["algorithm"] = completed(algorithm)
+    if isinstance(run, Mapping):
+        job["run"] = completed(renamed_keys(run, RENAMED), "run")
+    return job
 
 
 def _merged(old: Any, new: Any) -> Any:

@@ -1,5 +1,5 @@
-"""The paper's figures: one function per panel that returns what to run. `fedbcd paper fig3a --data
-DIR` draws it.
+"""The paper's figures, and what its text says without one: a function per panel, of what to run.
+`fedbcd paper fig3a --data DIR` draws it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from fedbcd.algorithm.projection import Box
 from fedbcd.data.measure import Measure
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import DataPart, Job, ModelPart
-from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
+from fedbcd.protocol.clouds import AsyncCloud, Cloud, RigorousCloud, SyncCloud
 from fedbcd.spec import RunSpec
 
 MEASURE: Measure = (
@@ -127,8 +127,62 @@ def fig4d(setting: Setting) -> Panel:
     )
 
 
+# ------------------------------------------------------------------------------------------------
+# what the text says without a figure
+def beta(setting: Setting) -> Panel:
+    """MNIST, diversity 6: FedBCD-I where the coordinator waits for fewer servers than in Figure 4;
+    with B = 1 servers never mix.
+    """
+    clouds = (*CLOUDS, ("Async, beta 0.2", AsyncCloud(2)), ("Async, beta 0.1", AsyncCloud(1)))
+    base = _mnist(setting, diversity=6, active=3, rounds=133)
+    return _against_clock("beta", "FedBCD-I, diversity 6", BCDI, base, clouds)
+
+
+def rigorous(setting: Setting) -> Panel:
+    """MNIST, diversity 6: the two asynchronous protocols of Appendix A."""
+    base = _timed(_mnist(setting, diversity=6, active=3, rounds=133))
+    kinds = (("first B", AsyncCloud), ("rigorous", RigorousCloud))
+    jobs = tuple(
+        replace(
+            base.changed(algorithm=algorithm, cloud=kind(b)),
+            title=f"{name}, {which}, beta {b / 10:g}",
+        )
+        for name, algorithm in (("FedBCD", BCD), ("FedBCD-I", BCDI))
+        for which, kind in kinds
+        for b in (3, 5)
+    )
+    title = "first-B and rigorous Async, diversity 6"
+    return Panel("rigorous", title, jobs, "clock", ("global_accuracy",))
+
+
+def aspg(setting: Setting) -> Panel:
+    """MNIST, diversity 3, Sync: with extrapolation (ASPG), and without."""
+    base = _mnist(setting, diversity=3, active=3, rounds=500)
+    jobs = tuple(
+        replace(base.changed(algorithm=replace(algorithm, momentum=m)), title=f"{name}, {which}")
+        for name, algorithm in (("FedProx", PROX), ("FedBCD", BCD), ("FedBCD-I", BCDI))
+        for which, m in (("ASPG", 0.9), ("plain steps", 0.0))
+    )
+    title = "with and without extrapolation, diversity 3"
+    return Panel("aspg", title, jobs, "round", ("personal_accuracy", "global_accuracy"))
+
+
+def smooth3(setting: Setting) -> Panel:
+    """MNIST, diversity 3, the first clock time of Figure 4 with every round recorded."""
+    return _every_round("smooth3", setting, diversity=3)
+
+
+def smooth6(setting: Setting) -> Panel:
+    """MNIST, diversity 6, the first clock time of Figure 4 with every round recorded."""
+    return _every_round("smooth6", setting, diversity=6)
+
+
 PANELS: Mapping[str, Callable[[Setting], Panel]] = {
-    panel.__name__: panel for panel in (fig3a, fig3b, fig3c, fig3d, fig4a, fig4b, fig4c, fig4d)
+    panel.__name__: panel
+    for panel in (
+        *(fig3a, fig3b, fig3c, fig3d, fig4a, fig4b, fig4c, fig4d),
+        *(beta, rigorous, aspg, smooth3, smooth6),
+    )
 }
 
 
@@ -168,12 +222,36 @@ def _against_rounds(name: str, title: str, base: Job) -> Panel:
     return Panel(name, title, jobs, "round", ("personal_accuracy", "global_accuracy"))
 
 
-def _against_clock(name: str, title: str, algorithm: Algorithm, base: Job) -> Panel:
+def _timed(base: Job) -> Job:
+    """As long as so many Sync rounds take."""
     assert base.spec.rounds is not None
-    timed = base.changed(until_clock=SYNC_ROUND * base.spec.rounds, looks=40)
+    return base.changed(until_clock=SYNC_ROUND * base.spec.rounds, looks=40)
+
+
+def _against_clock(
+    name: str,
+    title: str,
+    algorithm: Algorithm,
+    base: Job,
+    clouds: Sequence[tuple[str, Cloud]] = CLOUDS,
+) -> Panel:
+    timed = _timed(base)
     jobs = tuple(
         replace(timed.changed(algorithm=algorithm, cloud=cloud), title=title)
-        for title, cloud in CLOUDS
+        for title, cloud in clouds
     )
     prox = replace(timed.changed(algorithm=PROX), title="FedProx, Sync")
+    return Panel(name, title, (*jobs, prox), "clock", ("global_accuracy",))
+
+
+def _every_round(name: str, setting: Setting, diversity: int) -> Panel:
+    base = _timed(_mnist(setting, diversity, active=3, rounds=40))
+    base = replace(base, spec=replace(base.spec, looks=None, evaluate_every=1))
+    jobs = tuple(
+        replace(base.changed(algorithm=algorithm, cloud=cloud), title=f"{who}, {where}")
+        for who, algorithm in (("FedBCD", BCD), ("FedBCD-I", BCDI))
+        for where, cloud in (("Sync", SyncCloud()), ("Async, beta 0.3", AsyncCloud(3)))
+    )
+    prox = replace(base.changed(algorithm=PROX), title="FedProx, Sync")
+    title = f"every round, diversity {diversity}"
     return Panel(name, title, (*jobs, prox), "clock", ("global_accuracy",))

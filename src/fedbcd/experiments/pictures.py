@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedbcd.engines.result import Run
 from fedbcd.record.history import History
 
 COLOURS = ("#7f7f7f", "#1f5fa8", "#d1495b", "#2e8b57", "#8c6bb1", "#e08e0b")
@@ -57,6 +58,12 @@ def draw_personal(scores: Mapping[str, Sequence[float]], path: Path) -> bool:
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return True
+
+
+def draw_run(name: str, run: Run, folder: Path) -> None:
+    """Both pictures of one run, in its folder."""
+    draw_curves({name: run.history}, folder / "curves.png")
+    draw_personal({name: list(run.personal_scores.values())}, folder / "personal.png")
 
 
 def _panel(axes: Any, histories: Mapping[str, History], column: str, title: str) -> None:

@@ -54,7 +54,10 @@ def job_key(job: Job) -> str:
     if RESULTS > 1:
         table["results"] = RESULTS
     del table["title"]
-    table["data"].pop("folder", None)
+    data = table["data"] = shortened(table["data"], "data")
+    data.pop("folder", None)
+    if "partition" in data:
+        data["partition"] = shortened(data["partition"], data["partition"]["name"])
     table["run"] = {
         name: value
         for name, value in shortened(table["run"], "run").items()

@@ -7,8 +7,8 @@ from torch import nn
 
 
 def mlp(inputs: int = 784, classes: int = 10, hidden: Sequence[int] = (128, 64)) -> nn.Module:
-    """A multi-layer perceptron with ReLU; by default the paper's for MNIST, 784-128-64-10, 109,386
-    parameters.
+    """A multi-layer perceptron with ReLU; by default 784-128-64-10, 109,386 parameters, as the
+    recipes read the paper's "three-layer neural network".
     """
     widths = [inputs, *hidden, classes]
     layers: list[nn.Module] = [nn.Flatten()]

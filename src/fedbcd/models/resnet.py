@@ -1,5 +1,5 @@
-"""ResNet-20 for 32x32 images (He et al., 2016, section 4.2), as the paper's CIFAR-10 experiment
-counts it: 270,410 parameters.
+"""ResNet-20 for 32x32 images (He et al., 2016, section 4.2), with biases in its convolutions:
+270,410 parameters.
 """
 
 from typing import Literal

@@ -3,7 +3,7 @@
 
 Time does not depend on numbers, and messages take no time; so where every phase has its q devices,
 who works when follows from the draws alone: the q earliest arrivals of a server's phase, K_i steps
-each, and the phase ends with the slowest of them. `tests/engines/test_outline.py` compares every
+each, and the phase ends with the slowest of them. `tests/engines/test_arrays.py` compares every
 round with the event loop's.
 """
 

@@ -256,12 +256,8 @@ def device_step(step: float, penalties: Sequence[float], known: Smoothness | Non
             for bound, gamma in zip(known.bounds, penalties, strict=True)
         )
         if step <= limit:
-            return Finding(
-                "4(i)",
-                says,
-                Verdict.HOLDS,
-                f"eta_x = {step:g}, at most {limit:.3g} for L_i <= {max(known.bounds):.3g}",
-            )
+            found = f"eta_x = {step:g}, at most {limit:.3g} for L_i <= {max(known.bounds):.3g}"
+            return Finding("4(i)", says, Verdict.HOLDS, found)
     if known is not None:
         measured = {
             where: min(device_step_limit(c.smoothness, penalties[i]) for i, c in at.items())
@@ -272,19 +268,10 @@ def device_step(step: float, penalties: Sequence[float], known: Smoothness | Non
         f"{limit:.3g} {where}" for where, limit in limits.items()
     )
     if step > min(limits.values()):
-        return Finding(
-            "4(i)",
-            says,
-            Verdict.FAILS,
-            found,
-            f"device_step <= {_rounded_down(min(limits.values()))}",
-        )
-    return Finding(
-        "4(i)",
-        says,
-        Verdict.UNKNOWN,
-        found + "; not contradicted, but L_i may be larger elsewhere in X",
-    )
+        remedy = f"device_step <= {_rounded_down(min(limits.values()))}"
+        return Finding("4(i)", says, Verdict.FAILS, found, remedy)
+    found += "; not contradicted, but L_i may be larger elsewhere in X"
+    return Finding("4(i)", says, Verdict.UNKNOWN, found)
 
 
 def server_step(

@@ -68,18 +68,21 @@ class Problem:
                 f"start={self.start:g} must be 0 with the memory of a schedule; use lemma_rate for"
                 " servers that start apart"
             )
-        limit = device_step_limit(self.smoothness, self.penalty)
-        if self.device_step > limit * (1 + 1e-12):
-            raise ConfigError(
-                f"device_step={self.device_step:g} exceeds {limit:g} = 1/(L + gamma); Assumption"
-                " 4(i) asks for at most that"
-            )
-        limit = server_step_limit(self.penalty, self.members)
-        if self.server_step > limit * (1 + 1e-12):
-            raise ConfigError(
-                f"server_step={self.server_step:g} exceeds {limit:g} = 1/(gamma |Q|); Assumption"
-                " 4(ii) asks for at most that"
-            )
+        self._check_steps()
+
+    def _check_steps(self) -> None:
+        """Assumption 4."""
+        of_devices = device_step_limit(self.smoothness, self.penalty), "1/(L + gamma)", "4(i)"
+        of_servers = server_step_limit(self.penalty, self.members), "1/(gamma |Q|)", "4(ii)"
+        for name, (limit, is_, part) in {
+            "device_step": of_devices,
+            "server_step": of_servers,
+        }.items():
+            if getattr(self, name) > limit * (1 + 1e-12):
+                raise ConfigError(
+                    f"{name}={getattr(self, name):g} exceeds {limit:g} = {is_}; Assumption {part}"
+                    " asks for at most that"
+                )
         limit = momentum_limit(self.nonconvexity, self.device_step)
         if self.momentum >= limit:
             raise ConfigError(

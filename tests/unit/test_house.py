@@ -1,0 +1,175 @@
+"""The figures of the house: how long functions, lists of parameters, classes and lines may be, who
+may ask what kind of thing something is, and where a stranger finds a module's tests.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import fedbcd as fb
+
+SOURCE = Path(inspect.getfile(fb)).parent
+TESTS = Path(__file__).parent.parent
+FILES = {
+    path.relative_to(SOURCE).with_suffix("").as_posix(): path
+    for path in sorted(SOURCE.rglob("*.py"))
+    if not path.stem.endswith("_pb2")  # generated
+}
+COLUMNS, LINES, PARAMETERS, METHODS = 100, 40, 12, 20
+
+# A protocol machine has a method for each event that it handles.
+MACHINES = {"protocol/server:Server"}
+# These are still to be taken apart.
+MACHINES |= {"compute/devices:StackedDevices", "compute/numbers:Numbers"}
+MACHINES |= {"engines/deploy/roles/device:DeviceRole", "engines/deploy/roles/server:ServerRole"}
+# Commands have a parameter for each option, and `train` one for each option of a run.
+WITH_OPTIONS = {"engines/run:train"}
+
+# Settings of methods, players of rounds, and what computes sessions: who needs to know what one of
+# them can do asks it (a property, a plan's value), not for its class.
+KINDS = {"FedBCD", "FedBCDI", "FedAvg", "FedProx", "EventPlayer", "Ahead", "AheadWithEvents"}
+KINDS |= {"StackedDevices", "RemoteDevices", "Interpreter", "Compiled", "Crew", "OneWorker"}
+CHOOSERS = {"engines/run"}  # the one place that chooses
+
+# The tests of a module are in `test_<module>*.py` or `test_<its folder>*.py`; of these elsewhere:
+ELSEWHERE = {
+    "compute/batch": "engines/test_workers.py",
+    "compute/certify": "engines/test_certificates.py",
+    "compute/evaluate": "unit/test_measure.py",
+    "compute/graphs": "engines/test_ahead.py",
+    "compute/numbers": "engines/test_against_oracle.py",
+    "compute/players": "engines/test_rounds.py",
+    "compute/rows": "engines/test_state_store.py",
+    "compute/smoothness": "scenarios/test_check.py",
+    "compute/steps": "engines/test_against_oracle.py",
+    "deploy": "scenarios/test_own_processes.py",
+    "describe": "unit/test_config.py",
+    "engines/deploy/local/account": "deploy/test_pace.py",
+    "engines/deploy/local/finish": "deploy/test_up.py",
+    "engines/deploy/local/growing_log": "deploy/test_growing.py",
+    "engines/deploy/local/log_order": "deploy/test_clocks.py",
+    "engines/deploy/local/merged_log": "deploy/test_growing.py",
+    "engines/deploy/local/status_client": "deploy/test_exits.py",
+    "engines/environment": "unit/test_report.py",
+    "engines/look": "engines/test_certificates.py",
+    "engines/participation": "scenarios/test_check.py",
+    "engines/result": "engines/test_resume.py",
+    "engines/run": "engines/test_against_oracle.py",
+    "engines/setup": "engines/test_storage.py",
+    "engines/warnings": "engines/test_numerics_guard.py",
+    "engines/watcher": "engines/test_certificates.py",
+    "errors": "scenarios/test_bad_input.py",
+    "schedule/driver": "engines/test_rounds.py",
+    "schedule/events": "engines/test_rounds.py",
+    "schedule/log": "engines/test_rounds.py",
+    "schedule/work": "engines/test_rounds.py",
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def nodes_of(module: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))))
+
+
+def functions() -> Iterator[tuple[str, Function]]:
+    for module in FILES:
+        for node in nodes_of(module):
+            if isinstance(node, Function):
+                yield f"{module}:{node.name}", node
+
+
+def lines_of(function: Function) -> int:
+    """Of its body, without the docstring."""
+    body = function.body[ast.get_docstring(function) is not None :]
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def parameters_of(function: Function) -> int:
+    given = function.args
+    return sum(
+        one.arg not in ("self", "cls") for one in given.posonlyargs + given.args + given.kwonlyargs
+    )
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = {name: lines_of(node) for name, node in functions() if lines_of(node) > LINES}
+    assert not long, f"more than {LINES} lines; take a part out that has a name of its own: {long}"
+
+
+def test_no_function_takes_more_than_a_dozen_parameters() -> None:
+    many = {
+        name: parameters_of(node)
+        for name, node in functions()
+        if parameters_of(node) > PARAMETERS
+        and name not in WITH_OPTIONS
+        and not (name.startswith("cli/") and name.endswith("_command"))
+    }
+    assert not many, f"more than {PARAMETERS} parameters; some belong together as a value: {many}"
+
+
+def test_no_class_does_more_than_one_thing() -> None:
+    large = {}
+    for module in FILES:
+        for node in nodes_of(module):
+            if isinstance(node, ast.ClassDef) and f"{module}:{node.name}" not in MACHINES:
+                methods = sum(isinstance(part, Function) for part in node.body)
+                if methods > METHODS:
+                    large[f"{module}:{node.name}"] = methods
+    assert not large, f"more than {METHODS} methods; what of it is a class of its own? {large}"
+
+
+@pytest.mark.parametrize("folder", [SOURCE, TESTS], ids=["source", "tests"])
+def test_lines_fit_a_hundred_columns(folder: Path) -> None:
+    """But for a remark to a tool, which must stand in the line it is about."""
+    remark = re.compile(r"  # (noqa|type: ignore|pragma)")
+    wide = [
+        f"{path.relative_to(folder)}:{number}"
+        for path in sorted(folder.rglob("*.py"))
+        if not path.stem.endswith("_pb2")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if len(remark.split(line)[0]) > COLUMNS
+    ]
+    assert not wide, f"wider than {COLUMNS} columns: {wide}"
+
+
+def test_nobody_asks_for_the_class_of_a_method_a_player_or_a_backend() -> None:
+    """An `assert` tells a type checker what the place that chooses has seen to."""
+    asked = []
+    for module in FILES.keys() - CHOOSERS:
+        told = {id(node.test) for node in nodes_of(module) if isinstance(node, ast.Assert)}
+        for node in nodes_of(module):
+            if not (isinstance(node, ast.Call) and id(node) not in told):
+                continue
+            if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+                kinds = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+                asked += [f"{module}:{node.lineno} {name}" for name in sorted(kinds & KINDS)]
+    assert not asked, f"ask for what it can do, by a property or its plan's value: {asked}"
+
+
+def guessed(module: str) -> list[Path]:
+    """Where a stranger would look first."""
+    *folders, name = module.split("/")
+    words = {word.removesuffix("s") for word in (name, *folders)} | {f"{'_'.join(folders)}_{name}"}
+    found = re.compile(rf"test_({'|'.join(map(re.escape, sorted(words)))})s?(_\w+)?\.py")
+    return [path for path in TESTS.rglob("test_*.py") if found.fullmatch(path.name)]
+
+
+@pytest.mark.parametrize("module", [name for name in FILES if "__" not in name])
+def test_a_stranger_guesses_where_the_tests_of_a_module_are(module: str) -> None:
+    if module in ELSEWHERE:
+        assert (TESTS / ELSEWHERE[module]).is_file()
+        assert not guessed(module), "found by its name as well; take it off the list"
+    else:
+        assert guessed(module), f"name a file of tests after {module}, or say where they are"
+
+
+def test_the_list_of_tests_elsewhere_is_of_modules_that_there_are() -> None:
+    assert sorted(ELSEWHERE) == list(ELSEWHERE)
+    assert ELSEWHERE.keys() <= FILES.keys()
