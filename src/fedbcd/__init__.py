@@ -28,6 +28,7 @@ from fedbcd.errors import RenamedWarning as _RenamedWarning
 from fedbcd.experiments.job import Job, load_job
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
 from fedbcd.record.history import History, Row
+from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
     Clock,
     Constant,
@@ -56,6 +57,7 @@ __all__ = [
     "Augment",
     "Ball",
     "Box",
+    "Churn",
     "Clock",
     "Cloud",
     "Cluster",

@@ -9,7 +9,7 @@ and a keyword of `train`.
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
@@ -28,6 +28,7 @@ from fedbcd.errors import ConfigError
 from fedbcd.own import is_own, path_of
 from fedbcd.protocol.clouds import CLOUDS, Cloud, GraphCloud, SyncCloud
 from fedbcd.recorded import completed, going_on, in_record, shortened
+from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
 
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -114,6 +115,10 @@ def _clock(value: Any, where: str) -> Clock:
     return build(Clock, value, where.removeprefix("run."), parts)
 
 
+def _churn(value: Any, where: str) -> Churn:
+    return build(Churn, value, where)
+
+
 def _engine(value: Any, where: str) -> str | Cluster:
     if isinstance(value, Mapping):
         return choose({Cluster.name: Cluster}, value, where)
@@ -153,6 +158,13 @@ class Timing:
     )
     leaves: Mapping[int, int] = option(
         dict, "device -> round: it is no longer counted from then on", read=_changes, always=True
+    )
+    churn: Churn | None = option(
+        None,
+        "a share of the devices that joins, and one that leaves, in each round, by draws:"
+        " Churn(joins=0.02, leaves=0.01, rounds=50); devices that `joins` or `leaves` name are"
+        " left to these",
+        read=_churn,
     )
 
 
@@ -412,6 +424,18 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         """What the algorithm computes, in this federation."""
         return self.algorithm.method(Facts(federation.devices, federation.sizes))
 
+    def changes(self, federation: Federation) -> tuple[Changes, Changes]:
+        """Device -> round in which it joins, and leaves: those that are named, and those that churn
+        draws.
+        """
+        if self.churn is None:
+            return self.joins, self.leaves
+        joins, leaves = (
+            {i: t for i, t in drawn.items() if i not in self.joins and i not in self.leaves}
+            for drawn in self.churn.drawn(self.seed, federation.devices)
+        )
+        return {**joins, **self.joins}, {**leaves, **self.leaves}
+
     # ---------------------------------------------------------------------------------------------
     # checks
     def active_of(self, federation: Federation) -> int:
@@ -423,9 +447,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         )
 
     def _members(self, federation: Federation) -> list[int]:
-        return [
-            sum(device not in self.joins for device in members) for members in federation.servers
-        ]
+        joins, _ = self.changes(federation)
+        return [sum(device not in joins for device in members) for members in federation.servers]
 
     def check_values(self, section: str = "") -> None:
         """Refuse what no federation makes right; `section` goes before names, "run." in job
@@ -491,9 +514,10 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
     def _check_active(self, federation: Federation) -> None:
         members, active = self._members(federation), self.active_of(federation)
         if not 1 <= active <= min(members):
+            late = " at the start" if self.changes(federation)[0] else ""
             raise ConfigError(
                 f"active={active} must be between 1 and {min(members)}, the members of the smallest"
-                " server"
+                f" server{late}"
             )
         method = self.method_of(federation)
         if method.available is not None:
@@ -518,12 +542,25 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                     f"device {device} leaves in round {self.leaves[device]} but joins in"
                     f" {self.joins[device]} only"
                 )
+        joins, leaves = self.changes(federation)
         for n, members in enumerate(federation.servers):
-            if all(device in self.leaves or device in self.joins for device in members):
+            empty = _first_empty(members, joins, leaves)
+            if empty is not None:
+                remedy = "keep at least one that neither joins late nor leaves"
+                if self.churn is not None:
+                    remedy = "use smaller shares or fewer rounds of churn, or another seed"
                 raise ConfigError(
-                    f"server {n} would be left without devices; keep at least one that neither"
-                    " joins late nor leaves"
+                    f"server {n} would be left without devices in round {empty}; {remedy}"
                 )
+
+
+def _first_empty(members: Sequence[int], joins: Changes, leaves: Changes) -> int | None:
+    """The first round in which none of them is there; None: there is always one."""
+    moves = {0, *(times[i] for times in (joins, leaves) for i in members if i in times)}
+    for now in sorted(moves):
+        if not any(joins.get(i, 0) <= now < leaves.get(i, now + 1) for i in members):
+            return now
+    return None
 
 
 def default_of(each: Field[Any]) -> Any:

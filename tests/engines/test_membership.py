@@ -274,7 +274,7 @@ def test_without_a_replacement_the_phase_ends_with_those_who_are_left() -> None:
         ({"joins": {3: 4}, "leaves": {3: 2}}, "device 3 leaves in round 2 but joins in 4 only"),
         (
             {"leaves": dict.fromkeys(range(4), 2)},
-            "server 0 would be left without devices; keep at least one",
+            "server 0 would be left without devices in round 2; keep at least one",
         ),
         ({"joins": dict.fromkeys(range(4, 8), 2)}, "server 1 would be left without devices"),
         (

@@ -43,6 +43,10 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "seed": (7, 7),
     "joins": ({3: 2, 1: 5}, [[1, 5], [3, 2]]),
     "leaves": ({2: 3}, [[2, 3]]),
+    "churn": (
+        fb.Churn(0.02, 0.01, 20),
+        {"joins": 0.02, "leaves": 0.01, "rounds": 20},
+    ),
     "dtype": (torch.float64, "float64"),
     "max_batch": (1, 1),
     "storage": (torch.bfloat16, "bfloat16"),
@@ -112,8 +116,8 @@ def test_somebody_reads_every_option() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute)
     }
-    assert OPTIONS.keys() - read <= {"measure"}
-    assert "chosen_measure" in read
+    assert OPTIONS.keys() - read <= {"measure", "churn", "joins", "leaves"}
+    assert {"chosen_measure", "changes"} <= read
 
 
 @every_option
@@ -164,7 +168,7 @@ def test_the_actors_of_a_cluster_get_every_option(name: str) -> None:
 
 
 DEPLOYED = ("clock", "active", "seed", "max_batch", "measure", "rounds", "until_clock")
-REFUSED = ("dtype", "storage", "precision", "joins", "leaves")
+REFUSED = ("dtype", "storage", "precision", "joins", "leaves", "churn")
 
 
 @every_option

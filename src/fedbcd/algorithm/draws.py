@@ -18,6 +18,7 @@ SHUFFLE, GAMMA, SHARDS, RANKS, OWNERS, DEAL = range(8, 14)  # of the partitioner
 OFFLINE = 14
 AUGMENT = 20
 EXACT = 21  # what a forward pass draws where an exact gradient is taken, for certificates
+JOINING, LEAVING = 22, 23  # of devices, by a churn rule
 PLANNING = 30  # of fedbcd.planner; no run draws from it
 
 _MASK = (1 << 64) - 1

@@ -30,18 +30,19 @@ def deal_counts(
     """
     room = np.array([*of_label.values()], dtype=np.int64)
     _check(room, devices, labels, samples)
-    owners = _owners(room, devices, labels)
+    first = _owners(room, devices, labels)
+    owners = first.copy()
     for deck in range(DECKS if owners.sum() == devices * labels else 0):
         owned = _drawn(owners, devices, labels, seed, deck)
         found, spare = _as_even_as_can_be(owned, room, labels, samples)
         if found is not None:
             return found
         _move_a_card(owners, room, spare, devices)
-    scarce = int(np.argmin(room / np.maximum(owners, 1)))
+    scarce = int(np.argmin(room / np.maximum(first, 1)))
     raise DataError(
         f"{devices} devices cannot get {samples} samples of exactly {labels} labels each without"
         f" sharing any: label {[*of_label][scarce]} runs out, of which there are {room[scarce]}"
-        f" samples for {owners[scarce]} devices; use fewer devices or samples, another diversity,"
+        f" samples for {first[scarce]} devices; use fewer devices or samples, another diversity,"
         " or dealt=False, where devices may share samples"
     )
 

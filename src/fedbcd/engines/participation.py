@@ -26,6 +26,7 @@ SHAPING = (
     "clock",
     "joins",
     "leaves",
+    "churn",
 )  # parts of the identity
 
 
@@ -101,7 +102,9 @@ def other_schedule(path: Path, spec: RunSpec, federation: Federation) -> str:
     if in none.
     """
     there, here = _identity(LogReader(path)), spec.identity(federation)
-    return difference({key: there.get(key) for key in SHAPING}, {key: here[key] for key in SHAPING})
+    return difference(
+        {key: there.get(key) for key in SHAPING}, {key: here.get(key) for key in SHAPING}
+    )
 
 
 def recorded_participation(path: Path) -> Participation:

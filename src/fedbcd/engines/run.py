@@ -43,6 +43,7 @@ from fedbcd.protocol.clouds import Cloud
 from fedbcd.record.eventlog import LogWriter
 from fedbcd.record.runfolder import Checkpoint, RunFolder, recorded_in
 from fedbcd.schedule.arrays import Outline, why_not_ahead
+from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
@@ -60,6 +61,7 @@ def train(
     seed: int | None = None,
     joins: Mapping[int, int] | None = None,
     leaves: Mapping[int, int] | None = None,
+    churn: Churn | None = None,
     dtype: torch.dtype | None = None,
     max_batch: int | None = None,
     storage: torch.dtype | None = None,

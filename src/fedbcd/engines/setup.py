@@ -31,7 +31,7 @@ def make_machines(spec: RunSpec, federation: Federation) -> Machines:
         spec.active_of(federation),
         method.cloud_iterations,
         method.offline_limit,
-        set(spec.joins),
+        set(spec.changes(federation)[0]),
     )
 
 
@@ -39,7 +39,7 @@ def make_schedule(spec: RunSpec, federation: Federation) -> Schedule:
     """Everything that decides who does what when."""
     active = spec.active_of(federation)
     method = spec.method_of(federation)
-    return Schedule(method, spec.clock, spec.seed, active, spec.joins, spec.leaves)
+    return Schedule(method, spec.clock, spec.seed, active, *spec.changes(federation))
 
 
 def make_reader(
@@ -85,7 +85,8 @@ def make_numbers_of(
 ) -> Numbers:
     """All models at x(0), where devices are already."""
     held = first_models(spec.cloud, len(federation.servers))
-    return Numbers(federation, trainer, devices, held, start, set(spec.joins))
+    late = set(spec.changes(federation)[0])
+    return Numbers(federation, trainer, devices, held, start, late)
 
 
 def make_numbers(

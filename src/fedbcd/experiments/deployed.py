@@ -62,10 +62,10 @@ def spec_of(job: Job, options: Deploy) -> RunSpec:
                 f"deploy.late names every device of server {n}; keep at least one that is a member"
                 " from the beginning"
             )
-    if job.spec.joins or job.spec.leaves:
+    if job.spec.joins or job.spec.leaves or job.spec.churn:
         raise ConfigError(
-            "run.joins and run.leaves are for a simulation; name those that join in deploy.late,"
-            " and use 'fedbcd admit' and 'fedbcd dismiss'"
+            "run.joins, run.leaves and run.churn are for a simulation; name those that join in"
+            " deploy.late, and use 'fedbcd admit' and 'fedbcd dismiss'"
         )
     return replace(job.spec, joins=dict.fromkeys(options.late, 1))
 
