@@ -2,10 +2,21 @@
 "high": 2.0}.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fedbcd.own import is_own, path_of
+
+
+def flat(table: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested table as one, in order, with dots in its keys."""
+    if not isinstance(table, Mapping):
+        return {prefix: table}
+    rows: dict[str, Any] = {}
+    for key, value in table.items():
+        rows |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return rows
 
 
 def describe(value: Any) -> Any:

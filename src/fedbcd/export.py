@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_in, sample_weights
 from fedbcd.engines.result import Run
-from fedbcd.errors import ConfigError, NumericalError, RecordError
-from fedbcd.experiments.job import parse
-from fedbcd.experiments.pool import without_none
-from fedbcd.record.eventlog import LogReader
+from fedbcd.errors import ConfigError, NumericalError
+from fedbcd.experiments.pool import recorded_job
 from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 
 FORMATS = ("safetensors", "onnx")
@@ -69,14 +67,9 @@ def export_run(
     """Write one model of a run that `fedbcd run` has made into `out` (default: `export` in its
     folder).
     """
-    header = LogReader(folder / "events.jsonl").header
-    table = header.get("job")
-    if not (table and isinstance(table, dict)):
-        raise RecordError(
-            f"{folder} was not made by 'fedbcd run', so it does not name its data and model; "
-            "load it with fedbcd.Run.load and use fedbcd.export.write_model"
-        )
-    federation = parse(without_none(table), recorded=True)[0].make_federation()
+    hint = "load it with fedbcd.Run.load and use fedbcd.export.write_model"
+    job = recorded_job(folder / "events.jsonl", hint)
+    federation = job.make_federation()
     run = Run.load(folder, federation)
     module, sample = _chosen(run, choice), _sample(federation, run.global_VF.dtype)
     place = out or folder / "export"
@@ -85,7 +78,9 @@ def export_run(
         module, lambda: federation.make_model(0), sample, place / choice.name, formats, metadata
     )
     card = place / f"{choice.name}.md"
-    write_whole(card, _card(run, table, choice, module, sample, files, differences).encode())
+    write_whole(
+        card, _card(run, job.to_table(), choice, module, sample, files, differences).encode()
+    )
     return Exported(tuple(files), card, differences)
 
 

@@ -11,19 +11,21 @@ import importlib
 import math
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from fedbcd.config import nearest
+from fedbcd.describe import flat
 from fedbcd.engines.result import Progress
 from fedbcd.errors import ConfigError
 
 __all__ = ["MLflow", "TRACKERS", "TensorBoard", "Tracker", "WandB", "tracker"]
 
 
-class Tracker(abc.ABC):
+class Tracker(AbstractContextManager["Tracker"]):
     """Writes rows of a history somewhere. Kinds implement `_begin`, `_write` and `_end`.
 
     name       what the run is called there
@@ -32,7 +34,7 @@ class Tracker(abc.ABC):
 
     def __init__(self, name: str, settings: Mapping[str, Any] | None) -> None:
         self.name = name
-        self.settings = _flat(settings or {})
+        self.settings = {key: str(value) for key, value in flat(settings or {}).items()}
         self._last = -1
         self._begun = False
 
@@ -58,15 +60,7 @@ class Tracker(abc.ABC):
             self._begun = False
             self._end()
 
-    def __enter__(self) -> "Tracker":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @abc.abstractmethod
@@ -202,12 +196,3 @@ def _library(module: str, extra: str) -> ModuleType:
         raise ConfigError(
             f"this tracker needs {error.name or module}; pip install 'fedbcd[{extra}]'"
         ) from None
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A nested table as one of texts, with dots in its keys."""
-    rows: dict[str, str] = {}
-    for key, value in table.items():
-        full = f"{prefix}.{key}" if prefix else str(key)
-        rows |= _flat(value, full) if isinstance(value, Mapping) else {full: str(value)}
-    return rows

@@ -24,7 +24,7 @@ from fedbcd.report.follow import LogFollower
 from fedbcd.report.page import page, view_of, write_report
 from fedbcd.report.protocol_view import device_page, timeline_view
 from fedbcd.report.runs import find_runs, read_extras
-from fedbcd.report.view import RunRecord, differences, flat, read_run, run_view
+from fedbcd.report.view import RunRecord, differences, read_run, run_view, settings_in
 from support.runs import CASES, DEVICES, MLP, SERVERS, fedbcd, train, write_job
 
 ASYNC = "fedbcd-i-async"
@@ -688,7 +688,7 @@ def test_differences_are_the_settings_that_differ() -> None:
         {"title": "a", "run": {"seed": 1, "rounds": 3}},
         {"title": "b", "run": {"seed": 2, "rounds": 3}, "extra": True},
     )
-    assert differences([flat(one), flat(two)]) == [
+    assert differences([settings_in(one), settings_in(two)]) == [
         {"key": "run.seed", "values": ["1", "2"]},
         {"key": "extra", "values": [None, "true"]},
     ]

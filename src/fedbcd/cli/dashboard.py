@@ -1,7 +1,6 @@
 """`fedbcd dashboard`: the web server is loaded only when it runs."""
 
 import contextlib
-import ipaddress
 import secrets
 import socket
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedbcd.cli.output import note, say
+from fedbcd.dashboard import is_loopback
 from fedbcd.errors import ConfigError
 
 
@@ -69,7 +69,7 @@ def dashboard_command(
     listener = _listen(host, port)
     address = _address(listener) + (f"?token={token}" if token is not None else "")
     say(f"dashboard at {address}")
-    if not _is_loopback(host):
+    if not is_loopback(host):
         note(
             "this is plain HTTP; on a network that you do not trust, put a proxy with TLS in"
             " front of it"
@@ -82,7 +82,7 @@ def dashboard_command(
 
 def _token(token: str | None, host: str) -> str | None:
     """What to ask for; a new one where one is needed and none was given."""
-    if token is None and not _is_loopback(host):
+    if token is None and not is_loopback(host):
         return secrets.token_urlsafe(24)
     if token is not None and len(token) < 16:
         raise ConfigError(
@@ -111,10 +111,3 @@ def _listen(host: str, port: int) -> socket.socket:
             " free"
         ) from None
     return listener
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -158,10 +159,7 @@ def plan_command(
             rounds=rounds,
             clock_seconds=clock_seconds,
         )
-    _show_plan(screen, plan, fits, job)
-    if large_n:
-        screen.print(_large_n_table(plan))
-        say(LARGE_N, screen)
+    _show_plan(screen, plan, fits, job, large_n)
     recommendation, interrupted = None, False
     if job is not None and pilots and servers not in (None, number):
         say(f"no pilots: the job has {number} servers, not {servers}", screen)
@@ -379,23 +377,23 @@ def _pilots(
 
 # ------------------------------------------------------------------------------------------------
 # showing
-def _show_plan(screen: Console, plan: "Plan", fits: "Sequence[Fit]", job: Job | None) -> None:
+def _show_plan(
+    screen: Console, plan: "Plan", fits: "Sequence[Fit]", job: Job | None, large_n: bool
+) -> None:
     if fits:
         screen.print(_fit_table(fits))
         say(f"nearest: {fits[0].name}; the plan uses the recorded times themselves", screen)
     what = "" if job is None else f" of {job.name}"
-    screen.print(
-        _plan_table(
-            plan,
-            escape(
-                f"{plan.servers} servers on the {plan.cloud} cloud{what}; E[tau_n] ="
-                f" {plan.server_time:.3g}"
-            ),
-        )
+    title = (
+        f"{plan.servers} servers on the {plan.cloud} cloud{what}; E[tau_n] = {plan.server_time:.3g}"
     )
+    screen.print(_plan_table(plan, escape(title)))
     say(LEGEND, screen)
     if not plan.has_bars:
         say(NO_BARS, screen)
+    if large_n:
+        screen.print(_large_n_table(plan))
+        say(LARGE_N, screen)
 
 
 def _plan_table(plan: "Plan", title: str) -> Table:
@@ -481,34 +479,19 @@ def _pilot_table(found: "Recommendation") -> Table:
     table.add_column("rounds", justify="right")
     table.add_column("")
     for pilot in found.pilots:
-        cells = [f"{_mean(scores):.3f} ({_spread(scores)})" for scores in pilot.scores]
-        note = (
-            "best"
-            if pilot.first == found.first
-            else "stopped"
-            if pilot.stopped_at is not None
-            else ""
-        )
+        cells = [
+            f"{mean(scores):.3f} ({f'{stdev(scores):.3f}' if len(scores) > 1 else '-'})"
+            for scores in pilot.scores
+        ]
+        stopped = "" if pilot.stopped_at is None else "stopped"
         table.add_row(
             str(pilot.first),
             *cells,
             *[""] * (len(found.stops) - len(cells)),
             str(pilot.rounds),
-            note,
+            "best" if pilot.first == found.first else stopped,
         )
     return table
-
-
-def _mean(scores: Sequence[float]) -> float:
-    return sum(scores) / len(scores)
-
-
-def _spread(scores: Sequence[float]) -> str:
-    return (
-        f"{math.sqrt(sum((s - _mean(scores)) ** 2 for s in scores) / (len(scores) - 1)):.3f}"
-        if len(scores) > 1
-        else "-"
-    )
 
 
 def _story_table(story: "ExplainedRound") -> Table:

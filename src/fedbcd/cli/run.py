@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
@@ -69,11 +69,10 @@ from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, FedBCDError, RecordError, RenamedWarning
 from fedbcd.experiments.job import Federations, Job, default_table, parse
 from fedbcd.experiments.pictures import draw_curves, draw_run
-from fedbcd.experiments.pool import without_none
+from fedbcd.experiments.pool import recorded_job
 from fedbcd.models import MODELS
 from fedbcd.own import imports
 from fedbcd.protocol.clouds import CLOUDS
-from fedbcd.record.eventlog import LogReader
 from fedbcd.record.runfolder import recorded_in, writing_to
 from fedbcd.record.tensorfile import write_whole
 from fedbcd.report.page import write_report
@@ -202,14 +201,8 @@ def replay_command(
     bits are their own.
     """
     path = log / "events.jsonl" if log.is_dir() else log
-    table = LogReader(path).header.get("job")
-    if not (table and isinstance(table, dict)):
-        raise RecordError(
-            f"{path} was not made by 'fedbcd run', so it does not name its data and model; use"
-            " fedbcd.replay()"
-        )
     with imports(allowed=trust):
-        job = parse(without_none(table), recorded=True)[0]
+        job = recorded_job(path, "use fedbcd.replay()")
     federation = job.make_federation()
     job.use_threads(federation)
     with console.status("replaying ..."):
@@ -275,22 +268,26 @@ def algorithms_command() -> None:
 
 app.add_typer(data_app, name="data")
 app.add_typer(certs_app, name="certs")
-app.command("paper")(paper_command)
-app.command("sweep")(sweep_command)
-app.command("check")(check_command)
-app.command("coordinator")(coordinator_command)
-app.command("server")(server_command)
-app.command("device")(device_command)
-app.command("up")(up_command)
-app.command("status")(status_command)
-app.command("admit")(admit_command)
-app.command("dismiss")(dismiss_command)
-app.command("log")(log_command)
-app.command("plan")(plan_command)
-app.command("explain")(explain_command)
-app.command("report")(report_command)
-app.command("export")(export_command)
-app.command("dashboard")(dashboard_command)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "paper": paper_command,
+    "sweep": sweep_command,
+    "check": check_command,
+    "coordinator": coordinator_command,
+    "server": server_command,
+    "device": device_command,
+    "up": up_command,
+    "status": status_command,
+    "admit": admit_command,
+    "dismiss": dismiss_command,
+    "log": log_command,
+    "plan": plan_command,
+    "explain": explain_command,
+    "report": report_command,
+    "export": export_command,
+    "dashboard": dashboard_command,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 
 
 @app.callback(invoke_without_command=True)

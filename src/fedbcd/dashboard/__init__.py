@@ -5,3 +5,13 @@ It reads, and changes nothing.
 of a deployment over HTTP, `app` serves both to a browser. Needs the extra `dashboard` (starlette
 and uvicorn).
 """
+
+import ipaddress
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name is this machine itself; nothing is looked up, so that names cannot lie."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

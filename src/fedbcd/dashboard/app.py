@@ -3,7 +3,6 @@ elsewhere only with a token.
 """
 
 import hmac
-import ipaddress
 import json
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
@@ -18,8 +17,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from fedbcd.dashboard import is_loopback
 from fedbcd.dashboard.deployment import Deployment
-from fedbcd.dashboard.library import Library
+from fedbcd.dashboard.library import Library, Watched
 from fedbcd.report.advice import advice
 from fedbcd.report.page import static
 
@@ -94,7 +94,7 @@ class _Guard(BaseHTTPMiddleware):
         if self._token is None:
             response = (
                 await call_next(request)
-                if _is_loopback(request.url.hostname or "")
+                if is_loopback(request.url.hostname or "")
                 else _refused("this name is not a loopback one")
             )
         else:
@@ -126,13 +126,6 @@ class _Guard(BaseHTTPMiddleware):
 
 def _refused(reason: str, status: int = 403) -> Response:
     return Response(f"refused: {reason}\n", status_code=status, media_type="text/plain")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class _Pages:
@@ -197,38 +190,26 @@ class _Pages:
         key = request.query_params.get("run", "")
         if self.deployment is not None and key == self.deployment.key:
             return _json(self.deployment.timeline(begin, end))
-        runs = await run_in_threadpool(self.library.watched, [key])
-        return (
-            _json(await run_in_threadpool(runs[0].timeline, begin, end))
-            if runs
-            else _refused("there is no such run", 404)
-        )
+        return await self._of_run(key, lambda run: run.timeline(begin, end))
 
     async def devices(self, request: Request) -> Response:
         query = request.query_params
-        runs = await run_in_threadpool(self.library.watched, [query.get("run", "")])
-        if not runs:
-            return _refused("there is no such run", 404)
-        start = max(0, int(_number(request, "start") or 0))
-        found = await run_in_threadpool(
-            runs[0].devices,
-            query.get("sort", "device"),
-            query.get("down") == "1",
-            start,
-            query.get("only", ""),
+        sort, only = query.get("sort", "device"), query.get("only", "")
+        down, start = query.get("down") == "1", max(0, int(_number(request, "start") or 0))
+        return await self._of_run(
+            query.get("run", ""), lambda run: run.devices(sort, down, start, only)
         )
-        return _json(found)
 
     async def plan(self, request: Request) -> Response:
         key = request.query_params.get("run", "")
         if self.deployment is not None and key == self.deployment.key:
             return _json(await run_in_threadpool(self.deployment.plan))
-        runs = await run_in_threadpool(self.library.watched, [key])
-        return (
-            _json(await run_in_threadpool(runs[0].plan))
-            if runs
-            else _refused("there is no such run", 404)
-        )
+        return await self._of_run(key, Watched.plan)
+
+    async def _of_run(self, key: str, ask: Callable[[Watched], Any]) -> Response:
+        for run in await run_in_threadpool(self.library.watched, [key]):
+            return _json(await run_in_threadpool(ask, run))
+        return _refused("there is no such run", 404)
 
 
 def _json(data: Any) -> Response:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedbcd.engines.deploy.local.status_client import get
 from fedbcd.errors import ConfigError
 from fedbcd.record.timeline import ServerStanding, Timeline
 from fedbcd.report.advice import advice
@@ -28,8 +29,6 @@ from fedbcd.report.standing import RunStanding
 from fedbcd.report.view import RunRecord, run_view
 
 EVERY_S = 1.0
-TIMEOUT_S = 2.0
-MOST_BYTES = 1 << 20
 AT_A_TIME = 16
 METRICS = ("fedbcd_disagreement{", "fedbcd_staleness_rounds_sum", "fedbcd_staleness_rounds_count")
 MOST_NAMED = 5  # roles in one remark
@@ -341,7 +340,7 @@ def _order(seen: Seen) -> tuple[int, int]:
 def _ask(address: str) -> dict[str, Any] | str:
     """What /status says, or why there is no answer."""
     try:
-        found = json.loads(_get(address, "/status"))
+        found = json.loads(get(address, "/status"))
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
     return found if isinstance(found, dict) else "its /status is no object"
@@ -352,7 +351,7 @@ def _ask_metrics(address: str) -> dict[str, float]:
     empty where it says nothing.
     """
     try:
-        lines = _get(address, "/metrics").decode(errors="replace").splitlines()
+        lines = get(address, "/metrics").decode(errors="replace").splitlines()
     except (OSError, http.client.HTTPException):
         return {}
     found: dict[str, float] = {}
@@ -363,12 +362,3 @@ def _ask_metrics(address: str) -> dict[str, float]:
                 number = float(value)
                 found |= {name: number} if math.isfinite(number) else {}
     return found
-
-
-def _get(address: str, path: str) -> bytes:
-    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().read(MOST_BYTES)
-    finally:
-        connection.close()

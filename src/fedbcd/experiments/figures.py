@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from fedbcd.data.picture import find_pyplot
 from fedbcd.experiments.claims import ClaimVerdict
 from fedbcd.experiments.paper import Panel
-from fedbcd.experiments.pictures import COLOURS
+from fedbcd.experiments.pictures import COLOURS, tidy
 from fedbcd.experiments.pool import Result
 from fedbcd.record.history import COLUMNS, History
 
@@ -50,13 +51,9 @@ def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) 
     """The panel as PNG and SVG: a line per run (mean over seeds) and a band (standard deviation).
     False: no matplotlib.
     """
-    try:
-        import matplotlib
-    except ImportError:
+    pyplot = find_pyplot()
+    if pyplot is None:
         return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     count = len(panel.columns)
     figure, axes = pyplot.subplots(
         1, count, figsize=(5.2 * count, 3.9), layout="constrained", squeeze=False
@@ -72,7 +69,7 @@ def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) 
         f"{panel.title} (mean and spread of {seeds} seed{'s' if seeds > 1 else ''})", fontsize=11
     )
     axes[0][-1].legend(loc="lower right", frameon=False, fontsize=9)
-    with matplotlib.rc_context({"svg.hashsalt": panel.name}):  # the same runs give the same bytes
+    with pyplot.rc_context({"svg.hashsalt": panel.name}):  # the same runs give the same bytes
         figure.savefig(path.with_suffix(".png"), dpi=130)
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     pyplot.close(figure)
@@ -86,9 +83,7 @@ def _draw_column(axes: Any, axis: str, column: str, runs: Mapping[str, Sequence[
         axes.plot(grid, mean, label=title, color=colour, linewidth=1.8)
         axes.fill_between(grid, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
     axes.set_xlabel(LABELS[axis])
-    axes.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    tidy(axes)
 
 
 def on_one_grid(histories: Sequence[History], axis: str, column: str) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedbcd.data.picture import find_pyplot
 from fedbcd.engines.result import Run
 from fedbcd.record.history import History
 
@@ -16,13 +17,9 @@ def draw_curves(histories: Mapping[str, History], path: Path) -> bool:
     """Personal and global accuracy against the clock, one line per run. False: matplotlib is not
     installed.
     """
-    try:
-        import matplotlib
-    except ImportError:
+    pyplot = find_pyplot()
+    if pyplot is None:
         return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(10, 4), sharey=True, layout="constrained"
     )
@@ -42,13 +39,9 @@ def draw_personal(scores: Mapping[str, Sequence[float]], path: Path) -> bool:
     """How personal accuracy is spread over the devices: a histogram per run. False: matplotlib is
     not installed.
     """
-    try:
-        import matplotlib
-    except ImportError:
+    pyplot = find_pyplot()
+    if pyplot is None:
         return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     for colour, (name, values) in zip(COLOURS * len(scores), scores.items(), strict=False):
         axes.hist(values, bins=[k / 40 for k in range(41)], label=name, color=colour, alpha=0.6)
@@ -74,6 +67,11 @@ def _panel(axes: Any, histories: Mapping[str, History], column: str, title: str)
     axes.set_title(title, fontsize=11)
     axes.set_xlabel("clock")
     axes.set_ylim(0, 1)
+    tidy(axes)
+
+
+def tidy(axes: Any) -> None:
+    """A grid in the background, and no frame around it."""
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -19,6 +19,7 @@ from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Federations, Job, parse
+from fedbcd.record.eventlog import LogReader
 from fedbcd.record.history import History, Row
 from fedbcd.record.runfolder import writing_to
 from fedbcd.recorded import in_record, shortened
@@ -175,6 +176,16 @@ def workers_that_fit(job: Job) -> int:
     need = 3 * devices * parameters * 4 + 800 * 2**20
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(1, min(os.cpu_count() or 1, int(0.8 * free / need)))
+
+
+def recorded_job(log: Path, hint: str) -> Job:
+    """The job that a log names; `hint` says what to do with one that names none."""
+    table = LogReader(log).header.get("job")
+    if not (table and isinstance(table, dict)):
+        raise RecordError(
+            f"{log} was not made by 'fedbcd run', so it does not name its data and model; {hint}"
+        )
+    return parse(without_none(table), recorded=True)[0]
 
 
 def without_none(table: Any) -> Any:

@@ -5,7 +5,8 @@ picture, and a sentence says so.
 from pathlib import Path
 from typing import Any
 
-from fedbcd.experiments.pictures import COLOURS
+from fedbcd.data.picture import find_pyplot
+from fedbcd.experiments.pictures import COLOURS, tidy
 from fedbcd.planner.pilots import Recommendation
 from fedbcd.planner.plan import Plan
 
@@ -14,7 +15,7 @@ def draw_plan(plan: Plan, recommendation: Recommendation | None, path: Path) -> 
     """Round time and staleness against B and, with pilots, their scores against the clock. False:
     matplotlib is not installed.
     """
-    pyplot = _pyplot()
+    pyplot = find_pyplot()
     if pyplot is None:
         return False
     panels = 2 if recommendation is None else 3
@@ -24,7 +25,7 @@ def draw_plan(plan: Plan, recommendation: Recommendation | None, path: Path) -> 
     if recommendation is not None:
         _pilots(axes[2], recommendation)
     for each in axes:
-        _tidy(each)
+        tidy(each)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return True
@@ -110,20 +111,3 @@ def _pilots(axes: Any, recommendation: Recommendation) -> None:
         ylabel=recommendation.by.replace("_", " "),
     )
     axes.legend(frameon=False, fontsize=8)
-
-
-def _tidy(axes: Any) -> None:
-    axes.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

@@ -3,7 +3,7 @@ servers get that are left out.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -99,22 +99,9 @@ def make_plan(
                 " above 0"
             )
         fresh = _fresh(source, times, servers)
-        lasts = {
-            first: _round_time(cloud, source, times, servers, first, rounds, seed)
-            for first in {*chosen, servers}
-        }
-        if isinstance(source, RecordedTime):
-            known, times = (
-                source.as_known,
-                source.as_known.sample(REPLICAS, draws_needed(servers), seed),
-            )
-            lasts = {
-                b: _corrected(_round_time(cloud, known, times, servers, b, rounds, seed), found)
-                for b, found in lasts.items()
-            }
-        if isinstance(
-            source, KnownTime
-        ):  # waiting for all of fresh servers is eq. (7) itself, on both clouds
+        lasts = _round_times(cloud, source, times, servers, {*chosen, servers}, rounds, seed)
+        if isinstance(source, KnownTime):
+            # waiting for all of fresh servers is eq. (7) itself, on both clouds
             lasts[servers] = replace(lasts[servers], mean=float(fresh[-1]), error=0.0)
         bars = source.has_variance if isinstance(source, KnownTime) else True
         rows += [
@@ -160,6 +147,27 @@ def _check(servers: int, clock_seconds: float, rounds: int, cloud: str) -> None:
             f"cloud={cloud!r} waits for all servers, so there is no B to choose; plan for 'async'"
             " or 'rigorous'"
         )
+
+
+def _round_times(
+    cloud: str,
+    source: ServerTime,
+    times: Floats,
+    servers: int,
+    firsts: Collection[int],
+    rounds: int,
+    seed: int,
+) -> dict[int, RoundTime]:
+    """B -> the time of a round; those of a log less what its resamples are off from it."""
+    found = {b: _round_time(cloud, source, times, servers, b, rounds, seed) for b in firsts}
+    if not isinstance(source, RecordedTime):
+        return found
+    known = source.as_known
+    times = known.sample(REPLICAS, draws_needed(servers), seed)
+    return {
+        b: _corrected(_round_time(cloud, known, times, servers, b, rounds, seed), last)
+        for b, last in found.items()
+    }
 
 
 def _round_time(

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.config import dump_toml, read_toml
+from fedbcd.describe import flat
 from fedbcd.errors import RecordError
 from fedbcd.record.eventlog import LogReader, LogWriter, header_line
 from fedbcd.record.history import History, Row
@@ -58,16 +59,19 @@ def is_at_work(folder: Path) -> bool:
         os.close(handle)
 
 
-def _locked(handle: int) -> bool:
-    """Lock a folder; somebody who asks `is_at_work` has it for a moment only."""
-    until = time.monotonic() + LOCK_S
+def lock(folder: Path, patience_s: float = LOCK_S) -> int | None:
+    """Lock a folder: a handle to close, or None where somebody else keeps it for longer. Somebody
+    who asks `is_at_work` has it for a moment only.
+    """
+    handle, until = os.open(folder, os.O_RDONLY), time.monotonic() + patience_s
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
+            return handle
         except OSError:
             if time.monotonic() > until:
-                return False
+                os.close(handle)
+                return None
             time.sleep(0.01)
 
 
@@ -107,9 +111,8 @@ class RunFolder:
         with writing_to(self.path):
             existed = self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDONLY)
-        if not _locked(handle):
-            os.close(handle)
+            handle = lock(self.path)
+        if handle is None:
             raise RecordError(
                 f"another process is at work in {self.path}; wait for it, stop it, or choose"
                 " another folder with --out"
@@ -241,7 +244,7 @@ def difference(there: Any, here: Any) -> str:
     same.
     """
     theirs, mine = (
-        _flat(_spelled_out(identity)) for identity in (there, json.loads(json.dumps(here)))
+        flat(_spelled_out(identity)) for identity in (there, json.loads(json.dumps(here)))
     )
     changed = [
         key
@@ -268,13 +271,3 @@ def _compared(key: str, theirs: Any, mine: Any) -> str:
         text if len(text) <= 40 else f"{text[:37]}..." for text in map(str, (theirs, mine))
     )
     return f"{key}: {there} there, {here} here"
-
-
-def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(data, dict):
-        return {prefix: data}
-    return {
-        k: v
-        for key, value in data.items()
-        for k, v in _flat(value, f"{prefix}.{key}" if prefix else str(key)).items()
-    }

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbcd.data.measure import measure_in
+from fedbcd.describe import flat
 from fedbcd.record.history import COLUMNS, History
 from fedbcd.record.tensorfile import FLOATS
 from fedbcd.record.timeline import Timeline
@@ -138,7 +139,7 @@ def run_view(
         "seed": record.seed,
         "group": record.group,
         "notices": [*record.notices, *([stands.words] if stands.state == "stopped" else [])],
-        "settings": flat(record.job),
+        "settings": settings_in(record.job),
         "environment": extras.environment,
         "summary": summary(record) | {"state": stands.state, "standing": stands.words},
         "history": curves(record),
@@ -442,14 +443,11 @@ def _unowned(labels: list[int], per_label: Any, tested: list[int] | None) -> dic
 
 # ------------------------------------------------------------------------------------------------
 # settings
-def flat(table: Any, prefix: str = "") -> list[tuple[str, str]]:
+def settings_in(table: Any) -> list[tuple[str, str]]:
     """A nested table as rows of key and text, in order."""
-    if not isinstance(table, dict):
-        return [(prefix, table if isinstance(table, str) else json.dumps(table))]
     return [
-        row
-        for key, value in table.items()
-        for row in flat(value, f"{prefix}.{key}" if prefix else str(key))
+        (key, value if isinstance(value, str) else json.dumps(value))
+        for key, value in flat(table).items()
     ]
 
 

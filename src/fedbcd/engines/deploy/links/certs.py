@@ -25,6 +25,7 @@ from fedbcd.engines.deploy.links.refusals import CredentialsError, MissingExtra
 from fedbcd.engines.deploy.links.tls import CA, CRL, HOME, IDENTITY, SCHEME, folder_name, host_name
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.messages import Actor
+from fedbcd.record.tensorfile import sync
 
 try:
     from cryptography import x509
@@ -279,11 +280,7 @@ def write_private(path: Path, data: bytes, mode: int = 0o600) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)
 
 
 def _builder(

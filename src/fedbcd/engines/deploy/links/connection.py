@@ -185,12 +185,15 @@ class Connection:
 
     # ---------------------------------------------------------------------------------------------
     # sending
-    def send(self, letter: Letter) -> bool:
+    def send(self, item: Letter | Frame) -> bool:
         """Queue a letter; False if it is dropped: too many wait, or the connection is ending."""
-        return self._queue(letter)
+        if self._ending is not None or len(self._outgoing) >= self._traffic.options.queue:
+            return False
+        self._put(item)
+        return True
 
     def notice(self, notice: Notice) -> bool:
-        return self._queue(encode_notice(notice))
+        return self.send(encode_notice(notice))
 
     def end(self, reason: str, sentence: str) -> None:
         """Tell the peer why, then end; what still waits for it is dropped."""
@@ -199,12 +202,6 @@ class Connection:
             self._outgoing.clear()
             self._put(refused_frame(reason, sentence, final=True))
             asyncio.get_running_loop().call_later(self._traffic.options.gone_s, self._cut.set)
-
-    def _queue(self, item: Letter | Frame) -> bool:
-        if self._ending is not None or len(self._outgoing) >= self._traffic.options.queue:
-            return False
-        self._put(item)
-        return True
 
     def _put(self, item: Letter | Frame) -> None:
         self._outgoing.append(item)

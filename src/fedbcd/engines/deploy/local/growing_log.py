@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from fedbcd.engines.deploy.local.log_order import Order, in_order
@@ -27,9 +26,10 @@ from fedbcd.engines.deploy.roles.filestore import FileStore, Tail, read_tail
 from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import Actor, number_of
 from fedbcd.record.eventlog import LogReader, LogWriter, Transition, header_line, transition_line
+from fedbcd.record.runfolder import lock
 
-# how long to wait for another process that writes the log: one that was killed leaves children, who
-# end soon
+# how long to wait for another process that writes the log, whose lines the two would cut off and
+# repeat: one that was killed leaves children, who end soon
 ALONE_S = 10.0
 
 
@@ -157,7 +157,11 @@ class GrowingLog:
         self._merger = Merger(blueprint)
         self._reader = StoreReader(folders)
         self._order = Order(blueprint.home_of, self._fetch)
-        self._lock = _alone(path)
+        self._lock = lock(path.parent, ALONE_S)
+        if self._lock is None:
+            raise RecordError(
+                f"another process writes {path}; stop the other 'fedbcd up' of this folder first"
+            )
         try:
             keep = self._read_back(header)
             self._log = LogWriter(path, keep=keep) if keep else LogWriter(path, header)
@@ -274,22 +278,3 @@ class GrowingLog:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # also for children, who have the same handle
             os.close(self._lock)
             self._lock = None
-
-
-def _alone(path: Path) -> int | None:
-    """A lock on the folder of a log: two that wrote it would cut off and repeat each other's
-    lines.
-    """
-    handle, until = os.open(path.parent, os.O_RDONLY), monotonic() + ALONE_S
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return handle
-        except OSError:
-            if monotonic() > until:
-                os.close(handle)
-                raise RecordError(
-                    f"another process writes {path}; stop the other 'fedbcd up' of this folder"
-                    " first"
-                ) from None
-            sleep(0.1)

@@ -16,7 +16,7 @@ from fedbcd.engines.deploy.roles.store import Saved, StoreOn
 from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import Command, Event
 from fedbcd.record.eventlog import Transition, decode, encode
-from fedbcd.record.tensorfile import Piece
+from fedbcd.record.tensorfile import Piece, sync
 
 VERSION = 1
 _SCHEMA = """
@@ -121,13 +121,13 @@ class _Folder:
                 stream.write(piece)
 
     def sync_file(self, file: str) -> None:
-        _sync(self._path / file)
+        sync(self._path / file)
 
     def rename(self, old: str, new: str) -> None:
         (self._path / old).rename(self._path / new)
 
     def sync(self) -> None:
-        _sync(self._path)
+        sync(self._path)
 
     def read(self, file: str) -> bytearray:
         with (self._path / file).open("rb", buffering=0) as stream:
@@ -196,7 +196,7 @@ class _Database:
         fresh = f"('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}')"
         self._db.executescript(f"BEGIN; {_SCHEMA} INSERT INTO fact VALUES {fresh}; COMMIT;")
         for folder in (self._path, self._path.parent):
-            _sync(folder)
+            sync(folder)
 
     def tensors(self) -> dict[str, tuple[str, bytes]]:
         return {
@@ -320,14 +320,6 @@ def _locked(path: Path) -> int:
             f"another process uses the store {path}; stop it, or give this one a folder of its own"
         ) from None
     return handle
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _encoded(step: Transition) -> tuple[float, str, str, str]:
