@@ -57,11 +57,9 @@ class Run:
         return self._module(self.global_VF.double().mean(0))
 
     def server_model(self, server: int) -> nn.Module:
-        """z_n of one server, as a module."""
         return self._module(self.global_VF[server])
 
     def personal_model(self, device: int) -> nn.Module:
-        """x_i of one device, as a module."""
         return self._module(self.personal_NF[device])
 
     def _module(self, flat: Tensor) -> nn.Module:
@@ -71,7 +69,6 @@ class Run:
         return Layout(module).load(module, flat).eval()
 
     def save(self, folder: str | Path) -> None:
-        """Write models and table; `load` reads them."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self.history.write_csv(path / "history.csv")
