@@ -55,7 +55,6 @@ class Said:
     said: frozenset[str]
 
     def __new__(cls, **given: Any) -> Self:
-        """Take note; the rest is the dataclass's."""
         value = super().__new__(cls)
         object.__setattr__(value, "said", frozenset(given))
         return value

@@ -19,6 +19,7 @@ from fedbcd.algorithm import draws
 from fedbcd.cli import app
 from fedbcd.config import dump_toml
 from fedbcd.data.datasets import load_dataset
+from fedbcd.data.dealing import fill, parts, proportions
 from fedbcd.data.manifest import hash_of_indices
 from fedbcd.data.partition import (
     IID,
@@ -32,8 +33,7 @@ from fedbcd.data.partition import (
     Shards,
     diversity,
 )
-from fedbcd.data.picture import draw_partition
-from fedbcd.data.shares import fill, parts, proportions
+from fedbcd.data.preview import draw_partition
 from fedbcd.errors import ConfigError, DataError
 from fedbcd.experiments.job import parse
 from support.exploring import examples

@@ -25,9 +25,8 @@ from fedbcd.data.datasets import load_dataset
 from fedbcd.data.fetch import fetch
 from fedbcd.data.files import VARIABLE
 from fedbcd.data.partition import PARTITIONS, Partition, Partitioner
-from fedbcd.data.picture import draw_partition
+from fedbcd.data.preview import draw_partition, summarise, summarise_partition
 from fedbcd.data.samples import LoadedDataset
-from fedbcd.data.summary import summarise, summarise_partition
 from fedbcd.errors import ConfigError
 
 data_app = typer.Typer(

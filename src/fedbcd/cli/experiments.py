@@ -24,6 +24,7 @@ from fedbcd.experiments.figures import by_run, draw_panel, write_claims, write_t
 from fedbcd.experiments.job import Job
 from fedbcd.experiments.paper import PANELS, Setting, panels
 from fedbcd.experiments.pool import Result, run_jobs, workers_that_fit
+from fedbcd.experiments.readings import READINGS
 from fedbcd.experiments.sweep import Tried, parse_sweep, rank
 
 
@@ -43,6 +44,14 @@ def paper_command(
     ] = 1,
     on: Annotated[str, typer.Option(help="Where torch computes: cpu or cuda.")] = "cpu",
     device: Annotated[str | None, typer.Option(hidden=True)] = None,
+    reading: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another reading of what the paper leaves open, one or more: "
+            + ", ".join(name for name, each in READINGS.items() if not each.default)
+            + "."
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for figures, tables and what is known already.")
     ] = Path("runs/paper"),
@@ -56,7 +65,8 @@ def paper_command(
     """
     if device is not None:
         on = follow_renamed({"--device": device}, {"--device": "--on"})["--on"]
-    chosen = panels(panel, Setting(None if data is None else str(data), rounds, on))
+    folder = None if data is None else str(data)
+    chosen = panels(panel, Setting(folder, rounds, on, tuple(reading or ())))
     jobs = [job for p in chosen for job in p.with_seeds(seeds)]
     results = iter(_run(jobs, out / "cache", workers))
     curves = {}
@@ -74,6 +84,7 @@ def paper_command(
         as_json,
         {
             "panels": [p.name for p in chosen],
+            "readings": reading or [],
             "seeds": seeds,
             "out": str(out),
             "claims": [asdict(v) for v in verdicts],

@@ -26,7 +26,6 @@ def override(
 
 
 def read_jobs(file: Path | None, data: Path | None) -> list[Job]:
-    """The jobs of a file, or the default job."""
     table = default_table() if file is None else read_toml(file)
     override(table, folder=data)
     return parse(table)

@@ -311,7 +311,6 @@ def _dead(roles: list[dict[str, Any]]) -> list[str]:
 
 
 def _remark(silent: list[dict[str, Any]], harm: str) -> str:
-    """What does not answer, since when, and what that means."""
     if not silent:
         return ""
     names = ", ".join(
@@ -338,7 +337,6 @@ def _order(seen: Seen) -> tuple[int, int]:
 
 
 def _ask(address: str) -> dict[str, Any] | str:
-    """What /status says, or why there is no answer."""
     try:
         found = json.loads(get(address, "/status"))
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:

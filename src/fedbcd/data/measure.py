@@ -67,6 +67,5 @@ def measure_in(record: Mapping[str, Any]) -> Any:
 
 
 def check_measure(measure: str) -> None:
-    """Refuse a name that is none."""
     if measure not in get_args(Measure):
         raise ConfigError(f"measure={measure!r} is unknown; known: {', '.join(get_args(Measure))}")

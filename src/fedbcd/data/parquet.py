@@ -32,6 +32,14 @@ def load_parquet(folder: Path | None) -> LoadedDataset:
     """
     root = data_folder(folder, "parquet", HINT)
     train_paths, test_paths = _find(root, "train"), _find(root, "test")
+    try:
+        import PIL  # noqa: F401
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise DataError(
+            f"{train_paths[0]} needs pyarrow and Pillow to be read: pip install 'fedbcd[parquet]'"
+            " brings them"
+        ) from None
     tables = [_table(path) for path in train_paths]
     image, label = (
         _column(train_paths[0], tables[0], IMAGE_COLUMNS),
@@ -58,12 +66,8 @@ def _find(root: Path, part: str) -> list[Path]:
 
 
 def _table(path: Path) -> Any:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise DataError(
-            f"{path} needs pyarrow and Pillow to be read: pip install 'fedbcd[parquet]' brings them"
-        ) from None
+    from pyarrow import ArrowException, parquet
+
     try:
         table = parquet.read_table(path)
     except (OSError, ArrowException) as error:
@@ -141,12 +145,8 @@ def _picture(path: Path, row: int, content: bytes | None, mode: str) -> npt.NDAr
 
 
 def _open(path: Path, row: int, content: bytes | None) -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise DataError(
-            f"{path} needs pyarrow and Pillow to be read: pip install 'fedbcd[parquet]' brings them"
-        ) from None
+    from PIL import Image
+
     if not isinstance(content, bytes):
         raise DataError(
             f"{path} row {row}: the picture is not in the file; save the data set with its pictures"

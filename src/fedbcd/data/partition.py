@@ -19,9 +19,16 @@ from torch import Tensor
 
 from fedbcd.algorithm import draws
 from fedbcd.config import NESTED
-from fedbcd.data.dealing import deal_counts
-from fedbcd.data.ownership import Labels, Origin, Partition, Positions, labels_of
-from fedbcd.data.shares import cut, fill, parts, proportions, shuffled, smallest
+from fedbcd.data.dealing import (
+    cut,
+    deal_counts,
+    fill,
+    parts,
+    proportions,
+    shuffled,
+    smallest,
+)
+from fedbcd.data.manifest import Labels, Origin, Partition, Positions, labels_of
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError, DataError
 from fedbcd.recorded import in_record

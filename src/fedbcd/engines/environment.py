@@ -16,7 +16,6 @@ from fedbcd.algorithm.fused.library import build_name
 
 @cache
 def environment() -> dict[str, str]:
-    """Versions of what computes, and the machine it runs on."""
     found = {
         "fedbcd": _version("fedbcd"),
         "python": platform.python_version(),

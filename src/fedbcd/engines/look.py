@@ -15,12 +15,10 @@ from fedbcd.schedule.driver import Machines
 
 
 def members_of(machines: Machines) -> list[tuple[int, int]]:
-    """All devices that count, each with its server."""
     return [(device, server.server) for server in machines.servers for device in server.members]
 
 
 def scores_of(numbers: Numbers, machines: Machines, evaluator: Evaluator) -> Scores:
-    """Test every model."""
     numbers.settle()
     homes = {device: server for device, server in members_of(machines) if evaluator.tests(device)}
     z_VF = numbers.global_VF()
@@ -58,7 +56,6 @@ def _scores_in_blocks(
 def row_of(
     numbers: Numbers, machines: Machines, scores: Scores, clock: float, found: Certificates
 ) -> Row:
-    """A row of the history, at this clock."""
     z_VF = numbers.global_VF()
     mean_z = z_VF.double().mean(0)
     personal = sorted(scores.devices.values())
@@ -76,5 +73,4 @@ def row_of(
 
 
 def mean(values: Collection[float]) -> float:
-    """The mean, NaN of nothing."""
     return sum(values) / len(values) if values else math.nan

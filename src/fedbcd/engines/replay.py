@@ -144,7 +144,6 @@ class Replaying:
 
     @property
     def numbers(self) -> Numbers:
-        """With all that has been read so far."""
         self._numbers.play(self._rounds.take())
         self._numbers.settle()
         return self._numbers

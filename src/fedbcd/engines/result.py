@@ -59,22 +59,18 @@ class Run:
         return self.model_of(self.global_VF.double().mean(0))
 
     def server_model(self, server: int) -> nn.Module:
-        """z_n of one server, as a module."""
         return self.model_of(self.global_VF[server])
 
     def personal_model(self, device: int) -> nn.Module:
-        """x_i of one device, as a module."""
         return self.model_of(self.personal_NF[device])
 
     def model_of(self, flat: Tensor) -> nn.Module:
-        """A flat vector as a module."""
         module = self.federation.make_model(
             int(self.summary.get("seed", 0))
         )  # frozen parameters belong to the seed
         return Layout(module).load(module, flat).eval()
 
     def save(self, folder: str | Path) -> None:
-        """Write models and table; `load` reads them."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self.history.write_csv(path / "history.csv")

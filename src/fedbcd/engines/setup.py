@@ -25,7 +25,6 @@ from fedbcd.spec import Precision, RunSpec
 
 
 def make_machines(spec: RunSpec, federation: Federation) -> Machines:
-    """Fresh machines."""
     method = spec.method_of(federation)
     return Machines(
         federation.servers,
@@ -38,7 +37,6 @@ def make_machines(spec: RunSpec, federation: Federation) -> Machines:
 
 
 def make_schedule(spec: RunSpec, federation: Federation) -> Schedule:
-    """Everything that decides who does what when."""
     active = spec.active_of(federation)
     method = spec.method_of(federation)
     return Schedule(method, spec.clock, spec.seed, active, *spec.changes(federation))
@@ -50,7 +48,6 @@ def make_reader(
     remember: Collection[int] = (),
     undone: Collection[tuple[int, int]] = (),
 ) -> Reader:
-    """What turns this run's transitions into rounds."""
     return Reader(spec.cloud, len(federation.servers), remember, undone)
 
 
@@ -78,14 +75,12 @@ def make_devices(
     start: Tensor,
     make_rows: MakeRows | None = None,
 ) -> StackedDevices:
-    """All devices at x(0)."""
     return StackedDevices(trainer, start, federation.devices, spec.kept_as, make_rows)
 
 
 def make_numbers_of(
     spec: RunSpec, federation: Federation, trainer: Trainer, start: Tensor, devices: Devices
 ) -> Numbers:
-    """All models at x(0), where devices are already."""
     held = first_models(spec.cloud, len(federation.servers))
     late = set(spec.changes(federation)[0])
     return Numbers(federation, trainer, devices, held, start, late)
@@ -181,7 +176,6 @@ def threads_inside_torch(count: int | None) -> Iterator[None]:
 
 
 def find_torch_device(name: str | torch.device) -> torch.device:
-    """The torch device of this name, if there is one."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device).cpu()

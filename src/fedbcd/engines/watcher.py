@@ -34,12 +34,10 @@ class Looks:
     apart: int
 
     def fraction(self, round_: int, clock: float) -> float:
-        """How much of the run is done."""
         rounds, until = self.spec.rounds, self.spec.until_clock
         return min(1.0, round_ / rounds if rounds is not None else clock / (until or 1.0))
 
     def is_done(self, round_: int, clock: float) -> bool:
-        """Whether to stop here."""
         return self.fraction(round_, clock) >= 1.0
 
     def is_look(
@@ -85,11 +83,9 @@ class Watcher:
         self.seconds = 0.0  # that went into tests of models
 
     def test(self) -> None:
-        """Test all models as they are."""
         self.scores = scores_of(self.numbers, self.machines, self.evaluator)
 
     def look(self, player: Player) -> None:
-        """Add a row to the history."""
         player.settle()
         began = time.perf_counter()
         self.test()
@@ -110,11 +106,9 @@ class Watcher:
         return {name: value for name, value in asdict(found).items() if not math.isnan(value)}
 
     def members(self) -> list[int]:
-        """The devices that count."""
         return [device for device, _ in members_of(self.machines)]
 
     def _certificates(self, rounds: int) -> Certificates:
-        """Those of this row, if it is to have any."""
         spec, members = self.spec, self.members()
         if spec.certify_every is None and spec.certify_devices is None:
             devices = self._ration.devices(members, rounds, self._certified())

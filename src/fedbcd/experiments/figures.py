@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbcd.data.picture import find_pyplot
+from fedbcd.data.preview import drawn, new_figure
 from fedbcd.experiments.claims import ClaimVerdict
 from fedbcd.experiments.paper import Panel
 from fedbcd.experiments.pictures import COLOURS, tidy
@@ -47,17 +47,13 @@ def write_claims(verdicts: Sequence[ClaimVerdict], path: Path) -> None:
     path.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1) + "\n")
 
 
-def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) -> bool:
-    """The panel as PNG and SVG: a line per run (mean over seeds) and a band (standard deviation).
-    False: no matplotlib.
-    """
-    pyplot = find_pyplot()
-    if pyplot is None:
-        return False
+@drawn
+def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) -> None:
+    """As PNG and SVG: a line per run, the mean over seeds, and their deviation as a band."""
+    from matplotlib import rc_context
+
     count = len(panel.columns)
-    figure, axes = pyplot.subplots(
-        1, count, figsize=(5.2 * count, 3.9), layout="constrained", squeeze=False
-    )
+    figure, axes = new_figure((5.2 * count, 3.9), count, squeeze=False)
     measures = ", ".join(sorted({job.spec.chosen_measure for job in panel.jobs}))
     for place, column in zip(axes[0], panel.columns, strict=True):
         _draw_column(place, panel.axis, column, runs)
@@ -69,11 +65,9 @@ def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) 
         f"{panel.title} (mean and spread of {seeds} seed{'s' if seeds > 1 else ''})", fontsize=11
     )
     axes[0][-1].legend(loc="lower right", frameon=False, fontsize=9)
-    with pyplot.rc_context({"svg.hashsalt": panel.name}):  # the same runs give the same bytes
+    with rc_context({"svg.hashsalt": panel.name}):  # the same runs give the same bytes
         figure.savefig(path.with_suffix(".png"), dpi=130)
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-    pyplot.close(figure)
-    return True
 
 
 def _draw_column(axes: Any, axis: str, column: str, runs: Mapping[str, Sequence[History]]) -> None:

@@ -281,7 +281,6 @@ SECTIONS = ("data", "federation", "model", "algorithm", "cloud", "clock", "run")
 
 
 def default_table() -> dict[str, Any]:
-    """The default job, on data that ship with the package."""
     return read_toml(Path(str(files("fedbcd.experiments") / "default.toml")))
 
 

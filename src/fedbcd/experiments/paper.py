@@ -11,6 +11,7 @@ from fedbcd.algorithm.projection import Box
 from fedbcd.data.measure import Measure
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import DataPart, Job, ModelPart
+from fedbcd.experiments.readings import read_as
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, RigorousCloud, SyncCloud
 from fedbcd.spec import RunSpec
 
@@ -43,6 +44,7 @@ class Setting:
     folder: str | None = None
     rounds: int | None = None  # of the Sync-cloud; Figure 4 turns it into clock time
     torch_device: str = "cpu"
+    readings: tuple[str, ...] = ()  # names of `readings.READINGS`, changed in every job
 
     def rounds_or(self, default: int) -> int:
         """As many rounds as asked for, or the panel's own."""
@@ -191,7 +193,11 @@ def panels(names: Sequence[str], setting: Setting) -> list[Panel]:
         if name != "all" and name not in PANELS:
             raise ConfigError(f"there is no panel {name!r}; there are {', '.join(PANELS)} and all")
     chosen = PANELS if "all" in names else dict.fromkeys(names)
-    return [PANELS[name](setting) for name in chosen]
+    return [_read(PANELS[name](setting), setting.readings) for name in chosen]
+
+
+def _read(panel: Panel, readings: Sequence[str]) -> Panel:
+    return replace(panel, jobs=tuple(read_as(readings, job) for job in panel.jobs))
 
 
 def _mnist(setting: Setting, diversity: int, active: int, rounds: int) -> Job:

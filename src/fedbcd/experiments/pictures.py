@@ -6,23 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbcd.data.picture import find_pyplot
+from fedbcd.data.preview import drawn, new_figure
 from fedbcd.engines.result import Run
 from fedbcd.record.history import History
 
 COLOURS = ("#7f7f7f", "#1f5fa8", "#d1495b", "#2e8b57", "#8c6bb1", "#e08e0b")
 
 
-def draw_curves(histories: Mapping[str, History], path: Path) -> bool:
-    """Personal and global accuracy against the clock, one line per run. False: matplotlib is not
-    installed.
-    """
-    pyplot = find_pyplot()
-    if pyplot is None:
-        return False
-    figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(10, 4), sharey=True, layout="constrained"
-    )
+@drawn
+def draw_curves(histories: Mapping[str, History], path: Path) -> None:
+    """Personal and global accuracy against the clock, one line per run."""
+    figure, (left, right) = new_figure((10, 4), 2, sharey=True)
     for axes, column, title in (
         (left, "personal_accuracy", "Personal models, each on its own labels"),
         (right, "global_accuracy", "Global model, on all labels"),
@@ -31,30 +25,20 @@ def draw_curves(histories: Mapping[str, History], path: Path) -> bool:
     left.set_ylabel("test accuracy")
     right.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return True
 
 
-def draw_personal(scores: Mapping[str, Sequence[float]], path: Path) -> bool:
-    """How personal accuracy is spread over the devices: a histogram per run. False: matplotlib is
-    not installed.
-    """
-    pyplot = find_pyplot()
-    if pyplot is None:
-        return False
-    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+@drawn
+def draw_personal(scores: Mapping[str, Sequence[float]], path: Path) -> None:
+    """How personal accuracy is spread over the devices: a histogram per run."""
+    figure, axes = new_figure((6, 3.6))
     for colour, (name, values) in zip(COLOURS * len(scores), scores.items(), strict=False):
         axes.hist(values, bins=[k / 40 for k in range(41)], label=name, color=colour, alpha=0.6)
-    axes.set_xlabel("test accuracy on the device's own labels")
-    axes.set_ylabel("devices")
+    axes.set(xlabel="test accuracy on the device's own labels", ylabel="devices")
     axes.legend(frameon=False, loc="upper left")
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return True
 
 
 def draw_run(name: str, run: Run, folder: Path) -> None:
-    """Both pictures of one run, in its folder."""
     draw_curves({name: run.history}, folder / "curves.png")
     draw_personal({name: list(run.personal_scores.values())}, folder / "personal.png")
 
@@ -65,8 +49,7 @@ def _panel(axes: Any, histories: Mapping[str, History], column: str, title: str)
             history.column("clock"), history.column(column), label=name, color=colour, linewidth=2
         )
     axes.set_title(title, fontsize=11)
-    axes.set_xlabel("clock")
-    axes.set_ylim(0, 1)
+    axes.set(xlabel="clock", ylim=(0, 1))
     tidy(axes)
 
 

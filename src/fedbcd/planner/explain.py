@@ -48,7 +48,6 @@ class ExplainedRound:
 
     @property
     def sentences(self) -> list[str]:
-        """Why this round took as long as it did."""
         return [_length(self), _critical(self), *_waits(self), *_rest(self)]
 
 

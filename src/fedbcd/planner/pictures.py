@@ -5,21 +5,17 @@ picture, and a sentence says so.
 from pathlib import Path
 from typing import Any
 
-from fedbcd.data.picture import find_pyplot
+from fedbcd.data.preview import drawn, new_figure
 from fedbcd.experiments.pictures import COLOURS, tidy
 from fedbcd.planner.pilots import Recommendation
 from fedbcd.planner.plan import Plan
 
 
-def draw_plan(plan: Plan, recommendation: Recommendation | None, path: Path) -> bool:
-    """Round time and staleness against B and, with pilots, their scores against the clock. False:
-    matplotlib is not installed.
-    """
-    pyplot = find_pyplot()
-    if pyplot is None:
-        return False
+@drawn
+def draw_plan(plan: Plan, recommendation: Recommendation | None, path: Path) -> None:
+    """Round time and staleness against B and, with pilots, their scores against the clock."""
     panels = 2 if recommendation is None else 3
-    figure, axes = pyplot.subplots(1, panels, figsize=(4.6 * panels, 3.8), layout="constrained")
+    figure, axes = new_figure((4.6 * panels, 3.8), panels)
     _round_times(axes[0], plan)
     _staleness(axes[1], plan)
     if recommendation is not None:
@@ -27,8 +23,6 @@ def draw_plan(plan: Plan, recommendation: Recommendation | None, path: Path) -> 
     for each in axes:
         tidy(each)
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return True
 
 
 def _round_times(axes: Any, plan: Plan) -> None:

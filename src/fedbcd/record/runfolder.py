@@ -255,7 +255,6 @@ def difference(there: Any, here: Any) -> str:
 
 
 def _spelled_out(identity: Any) -> Any:
-    """With what the version that wrote it took for granted."""
     spelled = isinstance(identity, dict) and isinstance(identity.get("algorithm"), dict)
     return (
         completed(identity, "run") | {"algorithm": completed(identity["algorithm"])}

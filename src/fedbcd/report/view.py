@@ -114,7 +114,6 @@ def record_of(folder: Path, follower: LogFollower, extras: Extras) -> RunRecord:
 
 
 def standing_of(record: RunRecord) -> RunStanding:
-    """Whether it has finished, goes on, or was stopped."""
     return standing(record.folder, record.timeline, record.job)
 
 

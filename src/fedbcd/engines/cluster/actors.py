@@ -44,11 +44,9 @@ class OwnRows(Rows):
         self._rows = start.repeat(len(devices), 1)
 
     def index_select(self, dim: int, index: Tensor, /) -> Tensor:
-        """Copies of some rows."""
         return self._rows.index_select(dim, self._place[index.to(self.device)])
 
     def index_copy_(self, dim: int, index: Tensor, source: Tensor, /) -> None:
-        """Replace some rows."""
         self._rows.index_copy_(
             dim, self._place[index.to(self.device)], source.to(self.device, self.dtype)
         )
@@ -106,7 +104,6 @@ class Shard:
         where: str,
         state: str | None,
     ) -> None:
-        """Begin: all models of these devices at x(0)."""
         torch.set_num_threads(1)
         keep_freed_memory()  # this process does nothing else
 
@@ -125,7 +122,6 @@ class Shard:
         self._evaluator = Evaluator(part, trainer.objective, device, measure=spec.chosen_measure)
 
     def node(self) -> str:
-        """The node that this actor is on."""
         return str(import_ray().get_runtime_context().get_node_id())
 
     def work(
@@ -157,11 +153,9 @@ class Shard:
         )
 
     def rows(self, which: str, devices: list[int]) -> tuple[Array, str]:
-        """Models of some devices."""
         return packed(self._rows(which).index_select(0, torch.tensor(devices)))
 
     def set_rows(self, which: str, devices: list[int], models: tuple[Array, str]) -> None:
-        """Replace models of some devices."""
         self._rows(which).index_copy_(0, torch.tensor(devices), unpacked(models))
 
     def last_counted(self, device: int) -> tuple[Array, str]:
@@ -171,11 +165,9 @@ class Shard:
         return packed(self._devices.last_counted(device))
 
     def sum_of(self, devices: list[int]) -> tuple[Array, str]:
-        """The weighted sum of what these devices contribute at present."""
         return packed(self._devices.sum_of(devices))
 
     def forget_upload(self, device: int) -> None:
-        """An upload that waits will not be counted."""
         self._devices.forget_upload(device)
 
     def start_over(self, device: int, model: tuple[Array, str]) -> tuple[Array, str]:
@@ -183,7 +175,6 @@ class Shard:
         return packed(self._devices.start_over(device, unpacked(model)))
 
     def scores(self, which: str, devices: list[int]) -> list[float]:
-        """Test personal models on their own labels."""
         rows = self._rows(which)
         found: list[float] = []
         for block in rows.blocks(torch.tensor(devices)):
@@ -200,7 +191,6 @@ class Shard:
         return self._rows(which).total_distance(z_VF_, members)
 
     def will_need(self, devices: list[int]) -> None:
-        """These devices work next."""
         self._devices.will_need(devices)
 
     def _rows(self, which: str) -> Rows:

@@ -142,7 +142,6 @@ class Shards:
         return shard.actor.hold.remote(part, self.spec, shard.devices, where, state)
 
     def close(self) -> None:
-        """The run is over."""
         for shard in self.shards:
             if self._pool is None:
                 self.ray.kill(shard.actor)
@@ -238,14 +237,12 @@ class Shards:
         return refs[0]  # if it dies again, the call that follows notices
 
     def by_shard(self, devices: Iterable[int]) -> dict[int, list[int]]:
-        """Devices, each with its shard."""
         found: dict[int, list[int]] = defaultdict(list)
         for device in devices:
             found[int(self.of_device[device])].append(device)
         return found
 
     def report(self) -> dict[str, Any]:
-        """Who did how much, and what travelled."""
         work = expected_work(self.federation, self.spec)
         total = float(work.sum())
         nodes = self.ask("node", dict.fromkeys(range(len(self.shards)), ()))
@@ -312,7 +309,6 @@ class RemoteRows(Rows):
         self._shards, self._which = shards, which
 
     def index_select(self, dim: int, index: Tensor, /) -> Tensor:
-        """Copies of some rows."""
         assert dim == 0
         wanted = index.tolist()
         found = torch.empty(len(wanted), self.shape[1], dtype=self.dtype)
@@ -327,7 +323,6 @@ class RemoteRows(Rows):
         return found.to(self.device)
 
     def index_copy_(self, dim: int, index: Tensor, source: Tensor, /) -> None:
-        """Replace some rows."""
         assert dim == 0
         order = torch.from_numpy(self._shards.of_device)[index.cpu()]
         calls = {}
@@ -342,7 +337,6 @@ class RemoteRows(Rows):
         self._shards.ask("set_rows", calls, changes=True)
 
     def total_distance(self, z_VF: Tensor, members: Sequence[tuple[int, int]]) -> float:
-        """Summed where the models are."""
         calls: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for device, server in members:
             calls[int(self._shards.of_device[device])].append((device, server))
@@ -353,7 +347,6 @@ class RemoteRows(Rows):
         return float(sum(found.values()))
 
     def scores(self, devices: Sequence[int]) -> dict[int, float]:
-        """Test personal models where they are."""
         of_shard = self._shards.by_shard(devices)
         calls = {number: (self._which, some) for number, some in of_shard.items()}
         found = self._shards.ask("scores", calls)
@@ -385,7 +378,6 @@ class RemoteDevices:
     engine = "cluster"
 
     def __init__(self, shards: Shards, sync: bool, bound: Bound, start: Tensor, rows: int) -> None:
-        """`start` is x(0), as devices keep it."""
         self.shards = shards
         self.one_sum = sync
         self.storage = start.dtype
@@ -463,7 +455,6 @@ class RemoteDevices:
         self._refs = {handle: ref for handle, ref in self._refs.items() if handle in models}
 
     def _add(self, shard: int, done: Done, into: Sums) -> None:
-        """A shard's part of the sums."""
         self.shards.shards[shard].seconds += done.seconds
         self.shards.traffic.sums += done.sums.nbytes
         total_VU = into.total_VU.numpy()
@@ -473,14 +464,12 @@ class RemoteDevices:
             into.count_V[server] += done.counts[k]
 
     def sum_of(self, devices: Sequence[int]) -> Tensor:
-        """Each shard's part, added up."""
         calls = {shard: (some,) for shard, some in self.shards.by_shard(devices).items()}
         sums = self.shards.ask("sum_of", calls)
         start = torch.zeros(self._upload_size, dtype=torch.float64)
         return sum((unpacked(sums[shard]) for shard in sorted(sums)), start)
 
     def last_counted(self, device: int) -> Tensor:
-        """What this device contributes at present; an upload that waits is forgotten."""
         shard = int(self.shards.of_device[device])
         return unpacked(self.shards.ask("last_counted", {shard: (device,)}, changes=True)[shard])
 
@@ -503,15 +492,12 @@ class RemoteDevices:
         """As `remember`."""
 
     def restore(self, device: int) -> None:
-        """As `remember`."""
         raise AssertionError(f"device {device} cannot have lost its memory")
 
     def state(self) -> dict[str, Tensor | SomeRows]:
-        """What a checkpoint needs of them."""
         return state_of_tables(self.tables)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse."""
         load_tables(self.tables, state)
 
     def use(self, workers: Workers) -> None:
@@ -524,7 +510,6 @@ class RemoteDevices:
                 self.shards.shards[shard].actor.will_need.remote(some)
 
     def why_not_ahead(self) -> str | None:
-        """Always."""
         return "personal models are kept in files (`state`) or on a cluster"
 
     def saved_in(self, checkpoint: Path | None) -> None:
@@ -535,7 +520,6 @@ class RemoteDevices:
             self.shards.saved(checkpoint)
 
     def report(self) -> dict[str, Any]:
-        """Who did how much, and what travelled."""
         return self.shards.report()
 
 

@@ -22,7 +22,6 @@ def chosen_cluster(engine: str | Cluster) -> Cluster | None:
 
 
 def import_ray() -> Any:
-    """Ray, which is an extra."""
     try:
         return importlib.import_module("ray")
     except ImportError:

@@ -193,7 +193,6 @@ class Up:
         )
 
     def _grow(self, statuses: dict[Actor, dict[str, Any]], until: float = math.inf) -> None:
-        """Let the log grow by what is certain now."""
         if self._log is None or not self._grows:
             return
         devices = [actor for actor in self._actors if actor.startswith("device/")]
