@@ -26,6 +26,7 @@ from fedbcd.engines.result import Progress, Run
 from fedbcd.engines.run import train
 from fedbcd.errors import RenamedWarning as _RenamedWarning
 from fedbcd.experiments.job import Job, load_job
+from fedbcd.newcomers import Newcomer, personalise
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
 from fedbcd.record.history import History, Row
 from fedbcd.schedule.churn import Churn
@@ -78,6 +79,7 @@ __all__ = [
     "Job",
     "LogNormal",
     "Natural",
+    "Newcomer",
     "NoProjection",
     "Partition",
     "Progress",
@@ -100,6 +102,7 @@ __all__ = [
     "diversity",
     "load_dataset",
     "load_job",
+    "personalise",
     "replay",
     "train",
 ]

@@ -27,6 +27,7 @@ from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 from fedbcd.own import is_own, path_of
 from fedbcd.protocol.clouds import CLOUDS, Cloud, GraphCloud, SyncCloud
+from fedbcd.record.start import named
 from fedbcd.recorded import completed, going_on, in_record, shortened
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
@@ -192,6 +193,11 @@ class Numerics:
         "float32",
         '"tf32" or "bfloat16": products of less precise factors, several times as fast on a GPU;'
         " steps stay in `dtype`",
+    )
+    start: str | Path | None = option(
+        None,
+        "the folder of an earlier run, with whose personal and global models this one begins,"
+        " without momentum",
     )
 
     @property
@@ -385,7 +391,12 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         """What makes this run this run and no other, as plain data. How long it runs, and where, is
         not part of it. An option that has been added since is named where it is not at its default.
         """
-        settled = replace(self, active=self.active_of(federation), measure=self.chosen_measure)
+        settled = replace(
+            self,
+            active=self.active_of(federation),
+            measure=self.chosen_measure,
+            start=named(self.start),
+        )
         chosen = {
             f.name: plain(getattr(settled, f.name))
             for part in IDENTITY

@@ -51,7 +51,7 @@ ROWS = {
     **dict.fromkeys(("data", "models", "record"), 2),
     **dict.fromkeys(("schedule", "compute", "spec"), 3),
     "engines": 4,
-    **dict.fromkeys(("experiments", "planner", "report", "export", "trackers"), 5),
+    **dict.fromkeys(("experiments", "planner", "report", "export", "newcomers", "trackers"), 5),
     **dict.fromkeys(("cli", "dashboard", "deploy"), 6),
     "": 7,  # fedbcd/__init__.py, the public API
 }
@@ -67,6 +67,7 @@ SIDEWAYS = {
     ("planner", "experiments"),
     ("report", "planner"),
     ("export", "experiments"),
+    ("newcomers", "experiments"),
     ("cli", "dashboard"),
 }
 CORE = ("algorithm", "protocol", "theory", "schedule", "compute")

@@ -32,6 +32,7 @@ from fedbcd.spec import IDENTITY, IN_RUN, OPTIONS, Budget, Place, RunSpec, Watch
 from support.runs import BCD, fedbcd, federation, job_table, write_job
 
 ROOT = Path(__file__).parents[2]
+MODELS = f"sha256:{'0' * 64}"  # as a record names them
 BASE = RunSpec(BCD, active=2, rounds=4)
 # another value of every option, as Python has it and as a job file says it
 OTHER: dict[str, tuple[Any, Any]] = {
@@ -51,6 +52,7 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "max_batch": (1, 1),
     "storage": (torch.bfloat16, "bfloat16"),
     "precision": ("tf32", "tf32"),
+    "start": (MODELS, MODELS),
     "measure": ("pooled-labels", "pooled-labels"),
     "rounds": (9, 9),
     "until_clock": (50.0, 50),
@@ -168,7 +170,7 @@ def test_the_actors_of_a_cluster_get_every_option(name: str) -> None:
 
 
 DEPLOYED = ("clock", "active", "seed", "max_batch", "measure", "rounds", "until_clock")
-REFUSED = ("dtype", "storage", "precision", "joins", "leaves", "churn")
+REFUSED = ("dtype", "storage", "precision", "start", "joins", "leaves", "churn")
 
 
 @every_option

@@ -42,6 +42,7 @@ from fedbcd.cli.deploy import (
     up_command,
 )
 from fedbcd.cli.experiments import paper_command, sweep_command
+from fedbcd.cli.newcomers import personalise_command
 from fedbcd.cli.output import (
     INTERRUPTED,
     Data,
@@ -284,6 +285,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explain_command,
     "report": report_command,
     "export": export_command,
+    "personalise": personalise_command,
     "dashboard": dashboard_command,
 }
 for name, command in COMMANDS.items():

@@ -103,6 +103,27 @@ class Numbers:
         self.workers = workers
         self.devices.use(workers)
 
+    def begin_with(self, x_NF: Tensor, z_VF: Tensor) -> None:
+        """These models in place of x(0), in X and without momentum: for a device each, and for a
+        server each or, where they were others or there is one z for all, their mean.
+        """
+        where = self.sums.total_VU.device
+        x_NF, z_VF = (self._in_set(models.to(where, self.dtype)) for models in (x_NF, z_VF))
+        if len(z_VF) != len(self._homes) or len({*self.held}) == 1:
+            z_VF = z_VF.double().mean(0).to(self.dtype).expand(len(self._homes), -1)
+        for handle, z in zip(self.held, z_VF, strict=True):
+            self.models[handle] = self.bound.first_model(z)
+        self.sums.clear(range(len(self._homes)))
+        for server, members in enumerate(self._homes):
+            for device in members:
+                first = self.devices.start_over(device, x_NF[device])
+                if self.method.counts == "members" and device not in self._absent:
+                    self._count(server, device, first, 1)
+
+    def _in_set(self, models: Tensor) -> Tensor:
+        p = self.size_P
+        return torch.cat((self.method.projection.project(models[:, :p]), models[:, p:]), dim=1)
+
     # ---------------------------------------------------------------------------------------------
     # the fold
     def play(self, round_: Round) -> None:

@@ -66,13 +66,13 @@ class Federation:
         transform: Transform = as_dtype,
         augment: Augment | None = None,
     ) -> None:
-        parts = [_samples(f"device {i}", data) for i, data in enumerate(devices)]
+        parts = [as_samples(f"device {i}", data) for i, data in enumerate(devices)]
         _check_parts(parts)
         pool = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
         bounds = torch.tensor([0, *(len(p) for p in parts)]).cumsum(0)
         self._set(model, loss, pool, [torch.arange(a, b) for a, b in pairwise(bounds)], servers)
         self._set_evaluation(
-            None if test is None else _samples("the test set", test),
+            None if test is None else as_samples("the test set", test),
             metric,
             transform,
             None,
@@ -98,7 +98,7 @@ class Federation:
         self._set(
             model,
             loss,
-            _samples("the pool", pool),
+            as_samples("the pool", pool),
             [torch.from_numpy(p) for p in partition.samples],
             servers,
         )
@@ -186,7 +186,8 @@ class Federation:
         return digest.hexdigest()
 
 
-def _samples(name: str, data: DeviceData) -> Samples:
+def as_samples(name: str, data: DeviceData) -> Samples:
+    """Data as tensors, all finite; `name` says whose they are."""
     try:
         samples = _as_samples(data)
     except (TypeError, ValueError, RuntimeError) as error:

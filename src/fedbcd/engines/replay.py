@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedbcd.errors import RecordError, ReplayMismatch
 from fedbcd.own import imports
 from fedbcd.protocol.messages import number_of
 from fedbcd.record.eventlog import LogReader
+from fedbcd.record.start import copy_beside
 from fedbcd.schedule.log import LogRounds
 from fedbcd.spec import RunSpec
 
@@ -54,6 +56,8 @@ def replay(
     reader = LogReader(Path(log))
     with imports(allowed=trust):
         spec = recorded_spec(reader, federation)
+    if spec.start is not None:
+        spec = replace(spec, start=copy_beside(reader.path, str(spec.start)))
     with threads_inside_torch(1 if exact else None):
         where = find_torch_device("cpu" if exact else torch_device)
         return _replayed(reader, spec, federation, where, exact, on_step)

@@ -15,6 +15,7 @@ from fedbcd.engines.environment import environment
 from fedbcd.errors import RecordError
 from fedbcd.record.history import History, Row
 from fedbcd.record.tensorfile import read_tensors, write_tensors
+from fedbcd.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Run:
     global_scores: dict[int, float] = field(
         default_factory=dict
     )  # its server's model on the same labels
+    spec: RunSpec | None = None  # how it was trained, where that is known
 
     @property
     def digest(self) -> str:
@@ -54,15 +56,15 @@ class Run:
     @property
     def global_model(self) -> nn.Module:
         """The mean of the servers' models, as a module (with Sync-cloud they are all the same)."""
-        return self._module(self.global_VF.double().mean(0))
+        return self.model_of(self.global_VF.double().mean(0))
 
     def server_model(self, server: int) -> nn.Module:
-        return self._module(self.global_VF[server])
+        return self.model_of(self.global_VF[server])
 
     def personal_model(self, device: int) -> nn.Module:
-        return self._module(self.personal_NF[device])
+        return self.model_of(self.personal_NF[device])
 
-    def _module(self, flat: Tensor) -> nn.Module:
+    def model_of(self, flat: Tensor) -> nn.Module:
         module = self.federation.make_model(
             int(self.summary.get("seed", 0))
         )  # frozen parameters belong to the seed

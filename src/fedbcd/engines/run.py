@@ -42,6 +42,7 @@ from fedbcd.errors import BorderWarning, ConfigError, DivergenceWarning, RecordE
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.record.eventlog import LogWriter
 from fedbcd.record.runfolder import Checkpoint, RunFolder, recorded_in
+from fedbcd.record.start import keep_copy
 from fedbcd.schedule.arrays import Outline, why_not_ahead
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import Clock
@@ -66,6 +67,7 @@ def train(
     max_batch: int | None = None,
     storage: torch.dtype | None = None,
     precision: Precision | None = None,
+    start: str | Path | None = None,
     measure: Measure | None = None,
     rounds: int | None = None,
     until_clock: float | None = None,
@@ -111,6 +113,10 @@ def train(
         raise ConfigError(
             f"torch_device={str(where)!r}: on a cluster actors have GPUs, the driver needs none;"
             " use Cluster(gpus=1.0)"
+        )
+    if cluster is not None and spec.start is not None:
+        raise ConfigError(
+            f"start={str(spec.start)!r}: actors of a cluster begin at x(0); leave it or engine out"
         )
     with (
         products_in(spec.precision),
@@ -252,6 +258,8 @@ class _Training:
         log = driver.log = (
             None if folder is None else folder.open(checkpoint, resume)
         )  # only now does anything change on disk
+        if folder is not None and self.spec.start is not None:
+            keep_copy(self.spec.start, folder.path)
         try:
             if self.ahead:
                 self._plan_ahead()
@@ -394,6 +402,7 @@ class _Training:
             scores.devices,
             finished,
             scores.homes,
+            self.spec,
         )
 
     def _personal(self) -> ManyModels:

@@ -5,6 +5,7 @@ torch computes.
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import MakeRows
 from fedbcd.data.federation import Federation
 from fedbcd.errors import ConfigError
+from fedbcd.record.start import models_of
 from fedbcd.schedule.driver import Machines
 from fedbcd.schedule.events import Schedule
 from fedbcd.schedule.work import Reader, first_models
@@ -95,7 +97,23 @@ def make_numbers(
     """
     trainer, start = make_trainer(spec, federation, device)
     devices = make_devices(spec, federation, trainer, start, make_rows)
-    return make_numbers_of(spec, federation, trainer, start, devices)
+    numbers = make_numbers_of(spec, federation, trainer, start, devices)
+    if spec.start is not None:
+        _begin_with(numbers, spec.start)
+    return numbers
+
+
+def _begin_with(numbers: Numbers, start: str | Path) -> None:
+    """The models of an earlier run in place of x(0)."""
+    x_NF, z_VF = models_of(start)
+    devices, size = len(numbers.weights), numbers.bound.layout.size_F
+    if x_NF.shape != (devices, size):
+        raise ConfigError(
+            f"start={str(start)!r} has models of {x_NF.shape[0]} devices with {x_NF.shape[1]}"
+            f" values, this run {devices} with {size}; begin with a run of the same devices and"
+            " the same model"
+        )
+    numbers.begin_with(x_NF, z_VF)
 
 
 def rounds_between_looks(federation: Federation, spec: RunSpec, longer: float = 4) -> int:

@@ -22,6 +22,7 @@ from fedbcd.experiments.job import Federations, Job, parse
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.history import History, Row
 from fedbcd.record.runfolder import writing_to
+from fedbcd.record.start import named
 from fedbcd.recorded import in_record, shortened
 from fedbcd.spec import OPTIONS, Place, default_of, plain
 
@@ -64,6 +65,8 @@ def job_key(job: Job) -> str:
         for name, value in shortened(table["run"], "run").items()
         if name not in BESIDE and (name in NAMED or value != plain(default_of(OPTIONS[name])))
     }
+    if job.spec.start is not None:  # the same of models
+        table["run"]["start"] = named(job.spec.start)
     if job.data.manifest is not None:  # what it says counts, not where it lies
         table["data"]["manifest"] = hashlib.sha256(Path(job.data.manifest).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]

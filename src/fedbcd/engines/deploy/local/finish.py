@@ -144,4 +144,5 @@ class _Looks:
             self.scores.devices,
             True,
             self.scores.homes,
+            self._spec,
         )

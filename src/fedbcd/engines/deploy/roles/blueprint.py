@@ -77,6 +77,10 @@ class Blueprint:
         module: nn.Module,
     ) -> "Blueprint":
         """From its parts, where nobody has the data of all; `module` holds the initial weights."""
+        if spec.start is not None:
+            raise ConfigError(
+                f"start={str(spec.start)!r}: a deployment begins at x(0); leave it out"
+            )
         if (spec.dtype, spec.storage or DTYPE, spec.precision) != (DTYPE, DTYPE, "float32"):
             raise ConfigError(
                 f"dtype={spec.dtype}, storage={spec.storage}, precision={spec.precision!r}: a"

@@ -1,0 +1,268 @@
+"""A newcomer whom nobody named: from its server's z, the local steps of the run's own algorithm
+give it a personal model, and samples that it did not train on say what that gains.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedbcd.algorithm import draws
+from fedbcd.algorithm.interpret import Registers
+from fedbcd.algorithm.method import Facts, Method
+from fedbcd.algorithm.objective import Objective
+from fedbcd.compute.batch import Trainer
+from fedbcd.data.federation import DeviceData, Federation, accuracy, as_samples
+from fedbcd.data.samples import Samples
+from fedbcd.engines.replay import recorded_spec
+from fedbcd.engines.result import Run
+from fedbcd.errors import ConfigError, DataError, RecordError
+from fedbcd.experiments.pool import recorded_job
+from fedbcd.record.eventlog import LogReader
+from fedbcd.schedule.work import Session
+from fedbcd.spec import RunSpec
+
+STEPS = 100  # of a newcomer, where nobody says
+HELD_OUT = 0.25  # of its samples, where there are no others to test on
+TOGETHER = 1000  # samples in one forward pass
+HINT = "give the federation that it was trained with: personalise(folder, data, federation=...)"
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """What a newcomer has got, and how it compares with z on samples that it did not train on."""
+
+    model: nn.Module
+    x: Tensor  # the same as a flat vector
+    steps: int
+    trained_on: int  # samples
+    tested_on: int
+    score: float  # of its own model: the mean of the federation's metric
+    global_score: float  # of z
+    error: float  # standard error of the difference, sample by sample; NaN of one sample
+
+    @property
+    def sentence(self) -> str:
+        """Which is better, and whether that can be told."""
+        gain = self.score - self.global_score
+        told = "better than z" if gain > 0 else "worse than z" if gain < 0 else "no better than z"
+        if gain and not abs(gain) > 2 * self.error:
+            told += ", which so few samples do not show"
+        return (
+            f"after {self.steps} steps on {self.trained_on} samples the newcomer's own model has"
+            f" {self.score:.3f} on {self.tested_on} others, z has {self.global_score:.3f}:"
+            f" {abs(gain):.3f} (standard error {self.error:.3f}) {told}"
+        )
+
+
+def personalise(
+    run: Run | str | Path,
+    data: DeviceData,
+    *,
+    steps: int = STEPS,
+    test: DeviceData | None = None,
+    held_out: float = HELD_OUT,
+    server: int | None = None,
+    seed: int | None = None,
+    spec: RunSpec | None = None,
+    federation: Federation | None = None,
+) -> Newcomer:
+    """A personal model for somebody who was not in a run, by the local steps of its algorithm.
+
+    run         that of `train`, or its folder
+    data        the newcomer's own: (inputs, targets) or a Dataset, like that of any device
+    steps       of the device, in sessions as long as those of the run
+    test        what to compare on; without it a share `held_out` of the data, drawn by `seed`
+    server      whose z to begin with; by default the mean of the servers' models
+    seed        of draws; by default that of the run
+    spec        of a run that was loaded and does not know its own
+    federation  of a folder whose log does not name data and model
+    """
+    if isinstance(run, str | Path):
+        run, spec = _run_in(Path(run), federation)
+    spec = spec or run.spec
+    if spec is None:
+        raise ConfigError("this run does not know how it was trained; give its folder, or spec=...")
+    if steps < 1:
+        raise ConfigError(f"steps={steps} must be 1 or more")
+    seed = spec.seed if seed is None else seed
+    own = _fitting(as_samples("the newcomer's data", data), run.federation.pool)
+    if test is None:
+        own, rest = _divided(own, held_out, seed)
+    else:
+        rest = _fitting(as_samples("the test data", test), run.federation.pool)
+    z = _global(run, server)
+    _scores(run, z, own)  # refuses labels that no output stands for
+    scores_z = _scores(run, z, rest)
+    x = _trained(run.federation, spec, seed, _as_before(run.federation, spec, steps), z, own, steps)
+    scores_x = _scores(run, x, rest)
+    gains = scores_x - scores_z
+    return Newcomer(
+        run.model_of(x),
+        x,
+        steps,
+        len(own),
+        len(rest),
+        float(scores_x.mean()),
+        float(scores_z.mean()),
+        float(gains.std() / math.sqrt(len(gains))) if len(gains) > 1 else math.nan,
+    )
+
+
+def _run_in(folder: Path, federation: Federation | None) -> tuple[Run, RunSpec]:
+    log = folder / "events.jsonl"
+    if not log.is_file():
+        raise RecordError(
+            f"{folder} is not the folder of a run (it has no events.jsonl); give one that"
+            " 'fedbcd run' or train(out=...) has made"
+        )
+    federation = federation or recorded_job(log, HINT).make_federation()
+    spec = recorded_spec(LogReader(log), federation)
+    return Run.load(folder, federation), spec
+
+
+def _global(run: Run, server: int | None) -> Tensor:
+    servers = len(run.global_VF)
+    if server is not None and not 0 <= server < servers:
+        raise ConfigError(f"server {server} is not in this run, which has 0 to {servers - 1}")
+    z = run.global_VF.double().mean(0) if server is None else run.global_VF[server]
+    return z.to(run.global_VF.dtype)
+
+
+# ------------------------------------------------------------------------------------------------
+# data
+def samples_in(path: Path) -> Samples:
+    """Arrays called inputs and targets in a file of NumPy (.npz) or of safetensors."""
+    try:
+        if path.suffix == ".safetensors":
+            found = load_file(path)
+        else:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                found = {name: torch.from_numpy(archive[name]) for name in archive.files}
+    except (OSError, ValueError, TypeError, AttributeError, BadZipFile, SafetensorError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}); write arrays inputs and targets as .npz, or as"
+            " .safetensors"
+        ) from None
+    if missing := [name for name in ("inputs", "targets") if name not in found]:
+        raise DataError(
+            f"{path} has no array {missing[0]!r}, but {', '.join(found) or 'none at all'}; name"
+            " them inputs and targets"
+        )
+    return Samples(found["inputs"], found["targets"])
+
+
+def _fitting(given: Samples, pool: Samples) -> Samples:
+    """Samples like those of the run."""
+    for kind in ("inputs", "targets"):
+        mine, theirs = getattr(given, kind), getattr(pool, kind)
+        if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
+            raise DataError(
+                f"the newcomer has {kind} of shape {tuple(mine.shape[1:])} ({mine.dtype}), the"
+                f" devices of the run {tuple(theirs.shape[1:])} ({theirs.dtype}); bring them to"
+                " the run's"
+            )
+    return given
+
+
+def _divided(data: Samples, held_out: float, seed: int) -> tuple[Samples, Samples]:
+    """What to train on, and what to test on."""
+    if not 0 < held_out < 1:
+        raise ConfigError(f"held_out={held_out:g} must be between 0 and 1")
+    if len(data) < 2:
+        raise DataError(
+            f"the newcomer has {len(data)} samples; give 2 or more, or others to test on (test=...)"
+        )
+    h = draws.address(seed, draws.HELD_OUT, np.arange(len(data)))
+    order = torch.from_numpy(np.argsort(draws.unit(h), kind="stable"))
+    count = min(len(data) - 1, max(1, round(held_out * len(data))))
+    rest, own = order[:count], order[count:]
+    return Samples(data.inputs[own], data.targets[own]), Samples(
+        data.inputs[rest], data.targets[rest]
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# training
+def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
+    """The run's method for one device more. Who has no personal model goes on from z in one
+    session, since the next would begin at z again.
+    """
+    method = spec.algorithm.method(Facts(federation.devices, federation.sizes))
+    length = method.steps[1] if method.has_personal else steps
+    if not method.has_personal and (method.sends[0].difference or not method.sends):
+        raise ConfigError(
+            f"{method.name} keeps and sends no models, so it has none for a newcomer; export z"
+        )
+    penalty = float(method.penalties(federation.devices).mean())
+    return replace(
+        method, steps=(min(length, steps),) * 2, penalty=penalty, weight="one", discount=None
+    )
+
+
+def _trained(
+    federation: Federation,
+    spec: RunSpec,
+    seed: int,
+    method: Method,
+    z: Tensor,
+    own: Samples,
+    steps: int,
+) -> Tensor:
+    """x after so many steps from z, of a device that begins as one who joins late does."""
+    home = Federation(
+        federation.make_model(spec.seed),
+        federation.loss,
+        [own],
+        1,
+        transform=federation.transform,
+        augment=federation.augment,
+    )
+    z = z.to(spec.dtype)
+    objective = Objective(home.make_model(0).to(spec.dtype), home.loss)
+    trainer = Trainer(home, method, objective, seed, z, 1)
+    trainer.check_vectorised(z)
+    bound = trainer.bound
+    first = bound.first_upload(z)
+    heard = bound.heard.views(bound.first_model(z)[None, : bound.heard.size])
+    kept: Registers = {slot.name: bound.begun(slot, first, z)[None] for slot in method.slots}
+    after: Registers = {}
+    length = method.steps[0]
+    number = 0
+    for done in range(0, steps, length):
+        for offline in (True, False) if method.offline else (False,):
+            work = Session(0, number, min(length, steps - done), None, offline)
+            after = trainer.run([work], kept if offline else {**kept, **heard})
+            kept = {name: after[name] for name in kept}
+            number += 1
+    return after[method.personal if method.has_personal else method.sends[0].name][0]
+
+
+def _scores(run: Run, flat: Tensor, data: Samples) -> Tensor:
+    """The metric of a model on each sample, float64."""
+    federation, module = run.federation, run.model_of(flat)
+    found = []
+    for start in range(0, len(data), TOGETHER):
+        part = slice(start, start + TOGETHER)
+        inputs, targets = data.inputs[part], data.targets[part]
+        with torch.no_grad():
+            outputs = module(federation.transform(inputs, flat.dtype))
+        if federation.metric is accuracy and not targets.is_floating_point():
+            _check_labels(targets, outputs.shape[-1])
+        found.append(federation.metric(outputs, targets).double().reshape(len(inputs), -1).mean(1))
+    return torch.cat(found)
+
+
+def _check_labels(targets: Tensor, classes: int) -> None:
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= classes:
+        raise DataError(
+            f"the newcomer has a label {high if high >= classes else low}, but the model of the"
+            f" run knows 0 to {classes - 1}; leave those samples out"
+        )
