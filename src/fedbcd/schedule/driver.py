@@ -50,6 +50,7 @@ class Machines:
         self.servers = [
             Server(n, members, active, iterations, cloud.sync) for n, members in enumerate(early)
         ]
+        self.groups = servers  # with those who join late
         self.devices: dict[int, Device] = {}
         self.home: dict[int, int] = {
             device: n for n, members in enumerate(servers) for device in members

@@ -16,11 +16,13 @@ import numpy.typing as npt
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
 from fedbcd.protocol.messages import (
+    DROPOUT,
     Actor,
     Command,
     DeviceJoined,
     DeviceLeft,
     Event,
+    Failed,
     OfflineDue,
     OfflineTrained,
     OpenPhase,
@@ -37,6 +39,7 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.times import Times
 from fedbcd.schedule.work import Reader, Round
 
 Devices = npt.NDArray[np.int64]
@@ -55,6 +58,7 @@ class Schedule:
         default_factory=dict
     )  # device -> round at whose start it joins
     leaves: Mapping[int, int] = field(default_factory=dict)
+    sent: tuple[float, float] = (0.0, 0.0)  # bytes of an activation, down and up
 
 
 class Simulation:
@@ -64,6 +68,7 @@ class Simulation:
         self.driver = driver
         self.machines = driver.machines
         self.schedule = schedule
+        self.times = Times(schedule.clock, schedule.seed, self.machines.groups, schedule.sent)
         self.now = 0.0
         self.round = 0
         self._agenda: list[tuple[float, int, Actor, Event]] = []  # a heap
@@ -115,9 +120,12 @@ class Simulation:
         device = number_of(actor)
         if device in self._gone:
             return
-        if isinstance(event, Trained):
-            self._expected.pop(device, None)
+        server = self._expected.pop(device, None) if isinstance(event, Trained | Failed) else None
         self._deliver(actor, event)
+        if isinstance(event, Failed) and server is not None:
+            is_open = server not in self._opened and self.machines.servers[server].places
+            if is_open:  # and not the next phase
+                self._invite_next(server)
 
     def _deliver(self, actor: Actor, event: Event) -> None:
         """Deliver an event and all that follows from it at once: messages take no time."""
@@ -150,11 +158,12 @@ class Simulation:
         """The clock model: K_i steps of one drawn length each."""
         device = number_of(actor)
         steps = self._steps(device, work.session)
-        u = draws.unit_one(self.schedule.seed, draws.PROCESS, device, work.activation)
-        one_step = float(self.schedule.clock.step.quantile(np.array([u]))[0])
-        self._at(
-            self.now + steps * one_step, actor, Trained(activation=work.activation, steps=steps)
-        )
+        took = self.times.work_one(device, work.activation, steps, self.now)
+        part = self.times.lost_after(device, work.activation)
+        if part is None:
+            self._at(self.now + took, actor, Trained(activation=work.activation, steps=steps))
+        else:
+            self._at(self.now + part * took, actor, Failed(session=work.session, reason=DROPOUT))
 
     def _steps(self, device: int, session: int) -> int:
         return draws.steps(self.schedule.seed, device, session, *self.schedule.method.steps)
@@ -163,14 +172,15 @@ class Simulation:
         """Draw arrivals for servers that have opened a phase; only the q earliest become events."""
         for server in self._opened:
             candidates = self._available(server)
-            phase = np.array([self.machines.servers[server].phase])
-            u = draws.unit(draws.address(self.schedule.seed, draws.ARRIVAL, candidates, phase))
-            self._arrivals[server] = arrivals = _Arrivals(
-                self.now, self.schedule.clock.arrival.quantile(u), candidates
-            )
+            delay = self._drawn_arrivals(server, candidates)
+            self._arrivals[server] = arrivals = _Arrivals(self.now, delay, candidates)
             for time, device in arrivals.take(self.schedule.active):
                 self._invite(server, time, device)
         self._opened.clear()
+
+    def _drawn_arrivals(self, server: int, devices: Devices) -> Floats:
+        phase = np.array([self.machines.servers[server].phase])
+        return self.times.arrivals(devices, phase, self.now)
 
     def _invite(self, server: int, time: float, device: int) -> None:
         self._expected[device] = server
@@ -232,8 +242,18 @@ class Simulation:
             return
         arrivals.remove(device)
         if self._expected.pop(device, None) is not None:
-            for time, other in arrivals.take(1):
-                self._invite(server, time, other)
+            self._invite_next(server)
+
+    def _invite_next(self, server: int) -> None:
+        """The next that would have asked; with FedBCD-I also who was not drawn to be available, if
+        nobody else is left.
+        """
+        arrivals = self._arrivals[server]
+        if not arrivals.left:
+            rest = np.setdiff1d(self._members_of(server), arrivals.devices)
+            arrivals.add(self.now, self._drawn_arrivals(server, rest), rest)
+        for time, other in arrivals.take(1):
+            self._invite(server, time, other)
 
 
 class _Arrivals:
@@ -244,28 +264,34 @@ class _Arrivals:
     def __init__(self, start: float, delay: Floats, devices: Devices) -> None:
         self._start = start
         self._delay = delay  # infinite: taken, or gone
-        self._devices = devices
-        self._left = len(delay)
+        self.devices = devices
+        self.left = len(delay)
+
+    def add(self, now: float, delay: Floats, devices: Devices) -> None:
+        """More of them, whose delays begin now."""
+        self._delay = np.concatenate([self._delay, (now - self._start) + delay])
+        self.devices = np.concatenate([self.devices, devices])
+        self.left += len(delay)
 
     def take(self, number: int) -> list[tuple[float, int]]:
         """The next arrivals, at most `number`: (time, device). Of equal delays the device with the
         smaller number comes first.
         """
-        number = min(number, self._left)
+        number = min(number, self.left)
         if number == 0:
             return []
         early = places_of_smallest(self._delay, number)
-        chosen = early[np.lexsort((self._devices[early], self._delay[early]))[:number]]
+        chosen = early[np.lexsort((self.devices[early], self._delay[early]))[:number]]
         times = (self._start + self._delay[chosen]).tolist()
         self._delay[chosen] = np.inf
-        self._left -= number
-        return [*zip(times, self._devices[chosen].tolist(), strict=True)]
+        self.left -= number
+        return [*zip(times, self.devices[chosen].tolist(), strict=True)]
 
     def remove(self, device: int) -> None:
         """Forget a device that has gone."""
-        place = (self._devices == device) & np.isfinite(self._delay)
+        place = (self.devices == device) & np.isfinite(self._delay)
         self._delay[place] = np.inf
-        self._left -= int(place.sum())
+        self.left -= int(place.sum())
 
 
 def places_of_smallest(values: Floats, number: int) -> Devices:

@@ -18,8 +18,17 @@ from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Pace
 from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
-from fedbcd.protocol.device import NOT_FINITE, DeviceState
-from fedbcd.protocol.messages import Actor, Declined, Failed, OfflineDue, Trained, Undo, Woke
+from fedbcd.protocol.device import DeviceState
+from fedbcd.protocol.messages import (
+    NOT_FINITE,
+    Actor,
+    Declined,
+    Failed,
+    OfflineDue,
+    Trained,
+    Undo,
+    Woke,
+)
 from fedbcd.protocol.notices import Notice, PhaseNotice
 from fedbcd.record.eventlog import Transition
 
