@@ -24,13 +24,13 @@ from fedbcd.engines.participation import (
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Federations, Job
 from fedbcd.experiments.promise import Graphs, Promise, promise_of
-from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
+from fedbcd.protocol.clouds import AsyncCloud, DynamicGraph, GraphCloud
 from fedbcd.record.eventlog import LogReader
 from fedbcd.schedule.delays import Constant
 from fedbcd.spec import RunSpec
 from fedbcd.theory import assumptions
 from fedbcd.theory.assumptions import Bias, Finding, Smoothness, Verdict
-from fedbcd.theory.mixing import first_b_matrices
+from fedbcd.theory.mixing import mixing_matrices
 
 
 @dataclass(frozen=True)
@@ -238,12 +238,10 @@ def _graphs(spec: RunSpec, federation: Federation, seen: Participation) -> Graph
         return Graphs([torch.ones(1, 1, dtype=torch.float64)], [[]] * seen.rounds)
     if isinstance(spec.cloud, GraphCloud):
         matrices = [torch.tensor(m, dtype=torch.float64) for m in spec.cloud.mixing]
-        edges = [[(n, m) for n, m in matrix.nonzero().tolist()] for matrix in matrices]
-        return Graphs(matrices, [edges[t % len(edges)] for t in range(seen.rounds)])
-    return Graphs(
-        first_b_matrices(len(federation.servers), seen.mixes),
-        [[(first[0], n) for n in first[1:]] for first in seen.mixes],
-    )
+    else:
+        matrices = mixing_matrices(len(federation.servers), seen.mixes, spec.cloud.weights)
+    edges = [[(n, m) for n, m in matrix.nonzero().tolist()] for matrix in matrices]
+    return Graphs(matrices, [edges[t % len(edges)] for t in range(seen.rounds)])
 
 
 def _of_the_schedule(
@@ -299,7 +297,7 @@ class _OfTheProblem:
     def _server_step(self, rounds: int | None) -> Finding:
         """4(ii)."""
         cloud, servers = self.spec.cloud, self.federation.servers
-        if isinstance(cloud, AsyncCloud) and cloud.first < len(servers):
+        if isinstance(cloud, AsyncCloud | DynamicGraph) and cloud.first < len(servers):
             return assumptions.unequal_server_steps()
         gamma = max(self.penalties)
         return assumptions.server_step(self.server_steps, gamma, self._members, rounds)
