@@ -6,7 +6,15 @@ import warnings
 
 from fedbcd import trackers as trackers
 from fedbcd.algorithm.augment import Augment, FlipCrop
-from fedbcd.algorithm.methods import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
+from fedbcd.algorithm.methods import (
+    Algorithm,
+    FedAvg,
+    FedBCD,
+    FedBCDI,
+    FedProx,
+    FineTuned,
+    Local,
+)
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
@@ -79,12 +87,14 @@ __all__ = [
     "FedBCDI",
     "FedProx",
     "Federation",
+    "FineTuned",
     "FlipCrop",
     "Gamma",
     "GraphCloud",
     "History",
     "IID",
     "Job",
+    "Local",
     "LogNormal",
     "Natural",
     "Newcomer",
