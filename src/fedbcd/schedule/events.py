@@ -120,12 +120,16 @@ class Simulation:
         device = number_of(actor)
         if device in self._gone:
             return
-        server = self._expected.pop(device, None) if isinstance(event, Trained | Failed) else None
+        is_over = isinstance(event, Trained | Failed)
+        if is_over:
+            self._expected.pop(device, None)
         self._deliver(actor, event)
-        if isinstance(event, Failed) and server is not None:
-            is_open = server not in self._opened and self.machines.servers[server].places
-            if is_open:  # and not the next phase
-                self._invite_next(server)
+        server = self.machines.home[device]
+        goes_on = is_over and server not in self._opened and self.machines.servers[server].places
+        if goes_on and self.schedule.method.at_once:
+            self._fill(server)  # its place is free
+        elif goes_on and isinstance(event, Failed):
+            self._invite_next(server)
 
     def _deliver(self, actor: Actor, event: Event) -> None:
         """Deliver an event and all that follows from it at once: messages take no time."""
@@ -169,18 +173,29 @@ class Simulation:
         return draws.steps(self.schedule.seed, device, session, *self.schedule.method.steps)
 
     def _invite_devices(self) -> None:
-        """Draw arrivals for servers that have opened a phase; only the q earliest become events."""
+        """Draw arrivals for servers that have opened a phase; only the q earliest become events, or
+        those that `at_once` has room for.
+        """
         for server in self._opened:
             candidates = self._available(server)
+            if self.schedule.method.at_once is not None:  # some are still at work
+                candidates = candidates[~np.isin(candidates, [*self._expected])]
             delay = self._drawn_arrivals(server, candidates)
-            self._arrivals[server] = arrivals = _Arrivals(self.now, delay, candidates)
-            for time, device in arrivals.take(self.schedule.active):
-                self._invite(server, time, device)
+            self._arrivals[server] = _Arrivals(self.now, delay, candidates)
+            self._fill(server)
         self._opened.clear()
 
     def _drawn_arrivals(self, server: int, devices: Devices) -> Floats:
         phase = np.array([self.machines.servers[server].phase])
         return self.times.arrivals(devices, phase, self.now)
+
+    def _fill(self, server: int) -> None:
+        """Let the next ones come to a server that has room for them."""
+        room, at_once = self.schedule.active, self.schedule.method.at_once
+        if at_once is not None:
+            room = at_once - sum(home == server for home in self._expected.values())
+        for time, device in self._arrivals[server].take(room):
+            self._invite(server, time, device)
 
     def _invite(self, server: int, time: float, device: int) -> None:
         self._expected[device] = server
@@ -278,7 +293,7 @@ class _Arrivals:
         smaller number comes first.
         """
         number = min(number, self.left)
-        if number == 0:
+        if number <= 0:
             return []
         early = places_of_smallest(self._delay, number)
         chosen = early[np.lexsort((self.devices[early], self._delay[early]))[:number]]
