@@ -180,14 +180,11 @@ class Simulation:
             candidates = self._available(server)
             if self.schedule.method.at_once is not None:  # some are still at work
                 candidates = candidates[~np.isin(candidates, [*self._expected])]
-            delay = self._drawn_arrivals(server, candidates)
+            phase = np.array([self.machines.servers[server].phase])
+            delay = self.times.arrivals(candidates, phase, self.now)
             self._arrivals[server] = _Arrivals(self.now, delay, candidates)
             self._fill(server)
         self._opened.clear()
-
-    def _drawn_arrivals(self, server: int, devices: Devices) -> Floats:
-        phase = np.array([self.machines.servers[server].phase])
-        return self.times.arrivals(devices, phase, self.now)
 
     def _fill(self, server: int) -> None:
         """Let the next ones come to a server that has room for them."""
@@ -230,25 +227,15 @@ class Simulation:
     # ---------------------------------------------------------------------------------------------
     # membership
     def _change_members(self) -> None:
-        for device in self._due(self.schedule.joins, self._arrived):
+        for device in _due(self.schedule.joins, self.round, self._arrived):
             server = self.machines.home[device]
             self._deliver(server_actor(server), DeviceJoined(device=device))
             self._members.pop(server, None)
-        for device in self._due(self.schedule.leaves, self._gone):
+        for device in _due(self.schedule.leaves, self.round, self._gone):
             server = self.machines.home[device]
             self._deliver(server_actor(server), DeviceLeft(device=device))
             self._members.pop(server, None)
             self._replace(device, server)
-
-    def _due(self, changes: Mapping[int, int], done: set[int]) -> list[int]:
-        """Devices whose time has come; also those of a round that was skipped because two mixes
-        fell together.
-        """
-        due = sorted(
-            device for device, when in changes.items() if when <= self.round and device not in done
-        )
-        done.update(due)
-        return due
 
     def _replace(self, device: int, server: int) -> None:
         """A chosen device has gone: the next that would have asked takes its place."""
@@ -266,7 +253,8 @@ class Simulation:
         arrivals = self._arrivals[server]
         if not arrivals.left:
             rest = np.setdiff1d(self._members_of(server), arrivals.devices)
-            arrivals.add(self.now, self._drawn_arrivals(server, rest), rest)
+            phase = np.array([self.machines.servers[server].phase])
+            arrivals.add(self.now, self.times.arrivals(rest, phase, self.now), rest)
         for time, other in arrivals.take(1):
             self._invite(server, time, other)
 
@@ -307,6 +295,17 @@ class _Arrivals:
         place = (self.devices == device) & np.isfinite(self._delay)
         self._delay[place] = np.inf
         self.left -= int(place.sum())
+
+
+def _due(changes: Mapping[int, int], round_: int, done: set[int]) -> list[int]:
+    """Devices whose time has come; also those of a round that was skipped because two mixes fell
+    together.
+    """
+    due = sorted(
+        device for device, when in changes.items() if when <= round_ and device not in done
+    )
+    done.update(due)
+    return due
 
 
 def places_of_smallest(values: Floats, number: int) -> Devices:
