@@ -220,9 +220,9 @@ def _code(text: str, suffix: str) -> str:
 
 
 def tiny_data(*_: Any) -> LoadedDataset:
-    """3,000 samples of four numbers and ten labels, for probes."""
-    label = torch.arange(3000) % 10
-    wave = torch.sin(torch.arange(12_000, dtype=torch.float64).view(-1, 4) * 0.37)
+    """5,000 samples of four numbers and ten labels, for probes."""
+    label = torch.arange(5000) % 10
+    wave = torch.sin(torch.arange(20_000, dtype=torch.float64).view(-1, 4) * 0.37)
     samples = Samples(wave + torch.cos(label[:, None] * torch.arange(1, 5)), label)
     return LoadedDataset(samples, None, Scale(1.0, 0.0, 1.0), 10)  # there is nothing to test
 
@@ -249,7 +249,7 @@ PROBED: dict[str, list[float]] = {}
 def _probed(job: Job) -> list[float]:
     spec = replace(job.spec, dtype=torch.float64, rounds=3, until_clock=None, looks=1)
     spec = replace(spec, evaluate_every=None, certify_every=0)
-    data = replace(job.data, samples=24, folder=None)
+    data = replace(job.data, samples=40, folder=None)
     job = replace(job, spec=spec, data=data, model=ModelPart(hidden=(6,)))
     if data not in TINY:
         TINY[data] = job.make_federation(tiny_data)
