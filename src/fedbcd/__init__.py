@@ -8,6 +8,7 @@ from fedbcd import trackers as trackers
 from fedbcd.algorithm.augment import Augment, FlipCrop
 from fedbcd.algorithm.methods import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.wire import Clip, Integers
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.data.partition import (
@@ -59,6 +60,7 @@ __all__ = [
     "Ball",
     "Box",
     "Churn",
+    "Clip",
     "Clock",
     "Cloud",
     "Cluster",
@@ -76,6 +78,7 @@ __all__ = [
     "GraphCloud",
     "History",
     "IID",
+    "Integers",
     "Job",
     "LogNormal",
     "Natural",
