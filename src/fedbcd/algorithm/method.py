@@ -161,7 +161,8 @@ class Method:
     """A method of learning.
 
     plan, offline   what an activation does, and what a device does between activations, if anything
-    at_evaluation   before a personal model is tested, on a copy
+    at_evaluation   before a personal model is tested, on copies of what the device keeps and of its
+                    server's model; with the mini-batches of session -1, and K at its largest
     slots, sends    what a device keeps, and what it uploads
     counts          whose uploads are in the sums: all members, each by its last one, or those of a
                     phase ("active")
@@ -172,7 +173,8 @@ class Method:
                     makes it one with the server's
     model, hears    what a server keeps; how many of its parts, from the first, are sent to devices
     step, order     the server's step; whether servers are mixed before it, eq. (6), or after it
-    personal        the slot that is the device's own model; "z": it has none
+    personal        the slot that is the device's own model, or what `at_evaluation` makes of it;
+                    "z": it has none
     result          the part that is tested as global model
     """
 
@@ -208,6 +210,11 @@ class Method:
     def has_personal(self) -> bool:
         """Whether devices have models of their own."""
         return self.personal != "z"
+
+    @property
+    def keeps_personal(self) -> bool:
+        """Whether these are kept between sessions, not only made for a test."""
+        return any(slot.name == self.personal for slot in self.slots)
 
     @property
     def first_steps(self) -> Steps | None:
