@@ -533,6 +533,16 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         check_layers(self.uploads, discount=method.discount is not None)
         largest = max(method.weights(federation.sizes))
         method.penalties(federation.devices)  # refuses a wrong number of them
+        if method.cloud != "any" and sync != (method.cloud == "sync"):
+            which, instead = (
+                ("one z for all servers", "sync")
+                if method.cloud == "sync"
+                else ("a z for each server", "async")
+            )
+            raise ConfigError(
+                f"{method.name} is for clouds with {which}, and the {self.cloud.name} cloud is none"
+                f" of them; use the {instead} cloud"
+            )
         forgets = isinstance(method.step, Relative) and method.step.step == 1.0
         if forgets and method.order == "mix, step" and not sync and method.counts == "active":
             raise ConfigError(
@@ -562,6 +572,11 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 f" server{late}"
             )
         method = self.method_of(federation)
+        if method.at_once is not None and method.at_once < active:
+            raise ConfigError(
+                f"{method.name}: at_once={method.at_once} must be active={active} or more: so many"
+                " uploads end a phase"
+            )
         if method.available is not None:
             available = min(method.available_of(n) for n in members)
             if active > available:

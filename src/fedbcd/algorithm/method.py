@@ -176,6 +176,8 @@ class Method:
     personal        the slot that is the device's own model, or what `at_evaluation` makes of it;
                     "z": it has none
     result          the part that is tested as global model
+    cloud           for which it is: those with one z for all servers ("sync"), those where each
+                    server has its own ("async"), or any
     """
 
     name: str
@@ -195,6 +197,7 @@ class Method:
     order: Literal["mix, step", "step, mix"] = "mix, step"
     personal: str = "x"
     result: str = "z"
+    cloud: Literal["any", "sync", "async"] = "any"
     # what a schedule and a mini-batch are made from
     steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high
     batch: Batch = 32
@@ -202,6 +205,9 @@ class Method:
     offline_limit: int | None = None  # offline rounds in a row without contact
     available: int | float | None = None  # of a server's members; a share of them below 1
     cloud_iterations: int = 1  # K_z
+    # devices of a server that may work at the same time; None: as many as still end its phase, so
+    # that nobody's upload is older than the phase
+    at_once: int | None = None
 
     def __post_init__(self) -> None:
         check_method(self)
@@ -340,10 +346,20 @@ def _check_numbers(method: Method) -> None:
             f"{method.name}: members count by their last uploads, whatever their age; with a"
             " discount, let only the active ones count"
         )
+    factors = [] if method.discount is None else [method.discount(age) for age in range(9)]
+    if not all(0 < factor <= 1 for factor in factors):
+        raise ConfigError(
+            f"{method.name}: discount gives {factors} for ages 0, 1, ...; each must be above 0 and"
+            " at most 1"
+        )
     if method.order not in ("mix, step", "step, mix"):
         raise ConfigError(
             f"{method.name}: order={method.order!r} must be 'mix, step' or 'step, mix'"
         )
+    if method.cloud not in ("any", "sync", "async"):
+        raise ConfigError(f"{method.name}: cloud={method.cloud!r} must be 'any', 'sync' or 'async'")
+    if method.at_once is not None and method.at_once < 1:
+        raise ConfigError(f"{method.name}: at_once={method.at_once} must be 1 or more")
     low, high = method.steps
     if not 1 <= low <= high:
         raise ConfigError(
@@ -417,8 +433,6 @@ class Bound:
         # whether each device's last upload is kept, to replace it, or to bring its slots back
         self.keeps_last = bool(method.slots) or method.counts == "members"
         self.wire = self._wire(*wiring) if wiring is not None and wiring[0] else None
-        # by what a device's contribution is multiplied in a sum
-        self.factors = self.weights if self.wire is None else [1.0] * len(sizes)
         plain = self.wire is None
         # sent vectors that are in X, out of which layers may carry them
         self.in_set = {s.name for s in method.sends if plain and self._is_projected(s.name)}
@@ -436,6 +450,11 @@ class Bound:
         if wire.whole:
             self.weights = exact_weights(self.weights)
         return wire
+
+    def weight_of(self, device: int, age: int) -> float:
+        """Of an upload in a sum, since whose start so many versions of z were made."""
+        weight, discount = self.weights[device], self.method.discount
+        return weight if discount is None else weight * discount(age)
 
     def width(self, width: Width) -> int:
         """In values."""
@@ -539,6 +558,10 @@ class Bound:
         otherwise that of one who was sent z and has trained nothing.
         """
         return self.known(device, z) if last is None else last
+
+    def factor(self, weight: float) -> float:
+        """By what a contribution is multiplied in a sum; messages have been on the device."""
+        return weight if self.wire is None else math.copysign(1.0, weight)
 
     def sent_by(self, device: int, contribution: Tensor) -> Tensor:
         """What the device has sent."""

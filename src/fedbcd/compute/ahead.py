@@ -234,8 +234,9 @@ class Ahead:
         self._counted, self._mixed = compiler(self._count), compiler(self._mix)
         self._z_VF = numbers.global_VF()[:1].clone() if outline.sync else numbers.global_VF()
         self._weight_V = self._float64(numbers.sums.weight_V)
+        factors = map(numbers.bound.factor, numbers.weights)
         self._weight_N, self._factor_N = (  # the last is of nobody
-            self._float64([*each, 0.0]) for each in (numbers.weights, numbers.bound.factors)
+            self._float64([*each, 0.0]) for each in (numbers.weights, factors)
         )
         tables = numbers.devices.with_nobody
         # where members count: what each contributes

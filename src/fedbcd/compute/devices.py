@@ -33,6 +33,7 @@ from fedbcd.protocol.messages import ModelRef, ref
 from fedbcd.schedule.work import Count, Session, Sessions
 
 Wait = Callable[[], None]
+UPLOAD = "upload:"  # in a checkpoint: one that waits, with device and activation
 
 
 @dataclass(slots=True)
@@ -240,11 +241,29 @@ class StackedDevices:
 
     def state(self) -> dict[str, Tensor | SomeRows]:
         """What a checkpoint needs of them."""
-        return state_of_tables(self.tables)
+        return state_of_tables(self.tables) | self.waiting()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """The inverse."""
         load_tables(self.tables, state)
+        self.wait(state)
+
+    def waiting(self) -> dict[str, Tensor]:
+        """Uploads that are not counted yet, each with what it replaces, if that is kept."""
+        return {
+            f"{UPLOAD}{device}:{upload.activation}": torch.stack(
+                [part for part in (upload.after, upload.before) if part is not None]
+            )
+            for device, upload in self._uploads.items()
+        }
+
+    def wait(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse."""
+        for name in state:
+            if name.startswith(UPLOAD):
+                device, activation = map(int, name.removeprefix(UPLOAD).split(":"))
+                after, *before = state[name].to(self._start.device)
+                self._uploads[device] = _Upload(activation, before[0] if before else None, after)
 
     # ---------------------------------------------------------------------------------------------
     # contributions
@@ -253,7 +272,8 @@ class StackedDevices:
         where = self._start.device
         total = torch.zeros(self.bound.upload.size, dtype=torch.float64, device=where)
         for device in devices:
-            cloud_step.absorb(total, self.bound.factors[device], self._counted(device), None)
+            factor = self.bound.factor(self.bound.weights[device])
+            cloud_step.absorb(total, factor, self._counted(device), None)
         return total
 
     def last_counted(self, device: int) -> Tensor:
@@ -267,6 +287,11 @@ class StackedDevices:
         upload = self._uploads.get(device)
         if upload is not None and unless != ref("x", device, upload.activation):
             del self._uploads[device]
+
+    def _last(self, device: int) -> Tensor:
+        """What it contributes by its own word: also what waits to be counted."""
+        waits = self._uploads.get(device)
+        return self._counted(device) if waits is None else waits.after
 
     def _counted(self, device: int) -> Tensor:
         if self._sent_NU is not None:
@@ -302,29 +327,29 @@ class StackedDevices:
         for slot in self.method.slots:
             self.tables[slot.name][device] = self.bound.begun(slot, upload, self._start)
 
-    def _absorb(self, uploads: Sequence[tuple[int, int]], into: Sums) -> None:
+    def _absorb(self, uploads: Sequence[tuple[int, int, int]], into: Sums) -> None:
         """Add each server's uploads to its sum, in order of upload."""
-        by_server: dict[int, list[int]] = defaultdict(list)
-        for server, device in uploads:
-            by_server[server].append(device)
+        by_server: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for server, device, age in uploads:
+            by_server[server].append((device, age))
 
-        def absorb(server: int, devices: list[int]) -> None:
-            for device in devices:
-                self._absorb_one(server, device, into)
+        def absorb(server: int, uploads: list[tuple[int, int]]) -> None:
+            for device, age in uploads:
+                self._absorb_one(server, device, age, into)
 
         for _ in self.workers.map(absorb, by_server, by_server.values()):
             pass  # raises what a worker raised
 
-    def _absorb_one(self, server: int, device: int, into: Sums) -> None:
-        upload, factor = self._uploads.pop(device), self.bound.factors[device]
+    def _absorb_one(self, server: int, device: int, age: int, into: Sums) -> None:
+        upload, weight = self._uploads.pop(device), self.bound.weight_of(device, age)
         before = upload.before if self._sent_NU is None else self._sent_NU[device]
         fused = self.trainer.compiled if upload.after.dtype == torch.float32 else None
         add = cloud_step.absorb if fused is None else fused.chain.absorb
-        add(into.total_VU[server], factor, upload.after, before)
+        add(into.total_VU[server], self.bound.factor(weight), upload.after, before)
         if self._sent_NU is not None:
             self._sent_NU[device] = upload.after
         if self.method.counts == "active":
-            into.weight_V[server] += self.bound.weights[device]
+            into.weight_V[server] += weight
             into.count_V[server] += 1
 
     # ---------------------------------------------------------------------------------------------
@@ -370,7 +395,7 @@ class StackedDevices:
         """Uploads as contributions. Row by row: they do not depend on who trains together."""
         rows = []
         for s, after, z in zip(sessions, after_NU, heard_NF, strict=True):
-            last = None if self._sent_NU is None else self._sent_NU[s.device]
+            last = None if self._sent_NU is None else self._last(s.device)
             base = self.bound.base(s.device, last, z)
             rows.append(base + wire.message(after, base, self.bound.sender(s.device, s.activation)))
         return torch.stack(rows)

@@ -268,8 +268,7 @@ class Numbers:
     def _count(self, server: int, device: int, contribution: Tensor, sign: int) -> None:
         weight = sign * self.weights[device]
         self._keep_report(server)
-        factor = sign * self.bound.factors[device]
-        cloud_step.absorb(self.sums.total_VU[server], factor, contribution, None)
+        cloud_step.absorb(self.sums.total_VU[server], self.bound.factor(weight), contribution, None)
         self.sums.weight_V[server] += weight
         self.sums.count_V[server] += sign
 
