@@ -16,6 +16,7 @@ from fedbcd.algorithm.methods import (
     Local,
 )
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.wire import Clip, Integers
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.data.partition import (
@@ -74,6 +75,7 @@ __all__ = [
     "Ball",
     "Box",
     "Churn",
+    "Clip",
     "Clock",
     "Cloud",
     "Cluster",
@@ -93,6 +95,7 @@ __all__ = [
     "GraphCloud",
     "History",
     "IID",
+    "Integers",
     "Job",
     "Local",
     "LogNormal",
