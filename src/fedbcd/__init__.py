@@ -16,6 +16,7 @@ from fedbcd.algorithm.methods import (
     Local,
 )
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.wire import Clip, Integers
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.data.partition import (
@@ -79,6 +80,7 @@ __all__ = [
     "Bandwidth",
     "Box",
     "Churn",
+    "Clip",
     "Clock",
     "Cloud",
     "Cluster",
@@ -100,6 +102,7 @@ __all__ = [
     "GraphCloud",
     "History",
     "IID",
+    "Integers",
     "Job",
     "Local",
     "LogNormal",
