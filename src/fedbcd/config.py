@@ -58,7 +58,9 @@ def _deepest(text: str) -> int:
 
 
 def choose(kinds: Mapping[str, type[T]], table: Any, where: str) -> T:
-    """The value described by `table`; its key `name` says of which kind it is."""
+    """The value described by `table`; its key `name` says of which kind it is. Values stay."""
+    if is_dataclass(table):
+        return offered(table, where)  # type: ignore[no-any-return]
     if not isinstance(table, Mapping) or "name" not in table:
         raise ConfigError(f"[{where}] needs a name; known: {', '.join(kinds)}")
     name = table["name"]
@@ -81,8 +83,12 @@ def build(
     nested: Mapping[str, Mapping[str, type[Any]]] | None = None,
 ) -> T:
     """A dataclass from a table. `nested` says which fields are themselves chosen by name."""
+    if isinstance(table, kind):
+        return table
     if not isinstance(table, Mapping):
-        raise ConfigError(f"[{where}] must be a table, not {table!r}")
+        raise ConfigError(
+            f"[{where}] must be a table (in Python {_a(kind.__name__)}), not {table!r:.80}"
+        )
     known = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
     check_keys(table, known, where)
     missing = [
@@ -158,81 +164,160 @@ def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
+# What others call it.
+ELSEWHERE = {
+    "lr": "device_step",
+    "learning_rate": "device_step",
+    "gamma": "penalty",
+    "mu": "penalty",
+    "batch_size": "batch",
+    "local_steps": "steps",
+}
+
+
 def nearest(word: str, known: Collection[str]) -> str:
     """A hint at the nearest known word, if one is near."""
-    close = difflib.get_close_matches(word, known, n=1)
+    meant = ELSEWHERE.get(word)
+    close = [meant] if meant in known else difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def convert(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type that `hint` asks for; whole numbers pass as floats, lists as tuples."""
+def fit(value: object, where: str = "", **offers: str) -> None:
+    """Let every field of a frozen dataclass be as its type asks, or refuse it; `where` goes before
+    names. `offers`: for fields that take values of other people, the method that these must have.
+    """
+    hints = _hints_of(type(value))
+    for name, hint in hints.items():
+        given, place = getattr(value, name), f"{where}{name}"
+        if name in offers:
+            optional = given is None and type(None) in typing.get_args(hint)
+            found = None if optional else offered(given, place, offers[name])
+        else:
+            found = convert(given, hint, place, whole=True)
+        if found is not given:
+            object.__setattr__(value, name, found)
+
+
+@functools.cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind) if f.init}  # type: ignore[arg-type]
+
+
+def offered(value: Any, where: str, *needs: str) -> Any:
+    """A value of anybody's, which has these methods."""
+    if isinstance(value, type):
+        name = value.__name__
+        raise ConfigError(f"{where} = {name} is a class; give a value of it, {name}(...)")
+    for need in needs:
+        if not hasattr(value, need):
+            raise ConfigError(
+                f"{where} = {value!r:.80} has no {need}; use one of fedbcd's, or your own frozen"
+                f" dataclass with {need}"
+            )
+    return value
+
+
+def convert(value: Any, hint: Any, where: str, whole: bool = False) -> Any:
+    """`value` as the type that `hint` asks for; lists and arrays pass as tuples, whole numbers as
+    floats (`whole`: they stay, outside of lists, as records of what was made in Python have them).
+    """
+    if hasattr(value, "tolist") and not isinstance(value, type):  # an array, a tensor, or a number out of one
+        value = value.tolist()
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
     if origin in (typing.Union, types.UnionType):
-        return _first_fit(value, arguments, hint, where)
+        return _first_fit(value, arguments, hint, where, whole)
     if origin is typing.Literal:
         if value not in arguments:
             raise ConfigError(
                 f"{where} = {value!r} must be one of {', '.join(map(repr, arguments))}"
             )
         return value
+    if origin is not None and isinstance(value, origin) and issubclass(origin, Mapping):
+        return {
+            convert(k, arguments[0], f"{where}: {k!r}"): convert(
+                v, arguments[1], f"{where}[{k!r}]", whole
+            )
+            for k, v in value.items()
+        }
     if origin is not None and issubclass(origin, Sequence) and isinstance(value, list | tuple):
-        return _items(value, origin, arguments, where)
+        return _items(value, origin, arguments, where, whole)
     if is_dataclass(hint) and isinstance(value, Mapping):
         assert isinstance(hint, type)
         return build(hint, value, where)
     if hint is float and type(value) is int:
         try:
-            return float(value)
+            number = float(value)
         except OverflowError:
             raise ConfigError(
                 f"{where} has {len(str(abs(value)))} digits; a number must be below 1.8e308"
             ) from None
-    if type(value) is not hint:
-        raise ConfigError(f"{where} = {value!r} must be {_in_words(hint)}")
+        return value if whole else number
+    if not _is_a(value, hint, origin):
+        raise ConfigError(f"{where} = {value!r:.80} must be {_in_words(hint)}")
     return value
 
 
+def _is_a(value: Any, hint: Any, origin: Any) -> bool:
+    if hint in WORDS:  # true is no number here
+        return type(value) is hint
+    return callable(value) if origin is Callable else origin is None and isinstance(value, hint)
+
+
 def _items(
-    value: Sequence[Any], origin: type, arguments: tuple[Any, ...], where: str
+    value: Sequence[Any], origin: type, arguments: tuple[Any, ...], where: str, whole: bool
 ) -> tuple[Any, ...]:
     if origin is tuple and Ellipsis not in arguments:
         if len(arguments) != len(value):
             raise ConfigError(f"{where} = {list(value)!r} must have {len(arguments)} values")
-        return tuple(
-            convert(v, hint, f"{where}[{k}]")
-            for k, (v, hint) in enumerate(zip(value, arguments, strict=True))
-        )
-    return tuple(convert(v, arguments[0], f"{where}[{k}]") for k, v in enumerate(value))
+        hints = arguments
+    else:
+        hints = arguments[:1] * len(value)
+    whole = whole and isinstance(value, tuple)
+    return tuple(
+        convert(v, hint, f"{where}[{k}]", whole)
+        for k, (v, hint) in enumerate(zip(value, hints, strict=True))
+    )
 
 
-def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str) -> Any:
+def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str, whole: bool) -> Any:
     tables = [option for option in hints if is_dataclass(option)]
     if tables and isinstance(value, Mapping):
         return convert(value, tables[0], where)
     for option in hints:
         try:
-            return convert(value, option, where)
+            return convert(value, option, where, whole)
         except ConfigError:
             continue
-    raise ConfigError(f"{where} = {value!r} must be {_in_words(hint)}")
+    raise ConfigError(f"{where} = {value!r:.80} must be {_in_words(hint)}")
+
+
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "left out",
+}
 
 
 def _in_words(hint: Any) -> str:
-    words = {
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        bool: "true or false",
-        type(None): "left out",
-    }
-    if hint in words:
-        return words[hint]
+    if hint in WORDS:
+        return WORDS[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_in_words(option) for option in arguments if option is not type(None))
     if origin is typing.Literal:
         return " or ".join(map(repr, arguments))
-    return "a list" if origin is not None else str(hint)
+    if origin is None:
+        return _a(hint.__name__)
+    return "a function" if origin is Callable else "a list"
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[0] in "AEIO" else f"a {name}"
 
 
 def dump_toml(table: Mapping[str, Any]) -> str:

@@ -23,12 +23,12 @@ from fedbcd.algorithm.method import Absolute, Bound, Facts, Method, Relative
 from fedbcd.algorithm.methods import ALGORITHMS, Algorithm, FedBCD
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
-from fedbcd.config import HOMES, build, check_keys, choose, convert, follow_renamed
+from fedbcd.config import HOMES, build, check_keys, choose, convert, fit, follow_renamed, offered
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
-from fedbcd.own import is_own, path_of
+from fedbcd.own import is_own
 from fedbcd.protocol.clouds import CLOUDS, Cloud, DynamicGraph, GraphCloud, SyncCloud
 from fedbcd.record.start import named
 from fedbcd.recorded import completed, going_on, in_record, shortened
@@ -82,6 +82,7 @@ class Cluster:
     name: ClassVar[str] = "cluster"
 
     def __post_init__(self) -> None:
+        fit(self)
         if self.actors is not None and self.actors < 1:
             raise ConfigError(f"actors={self.actors} must be 1 or more")
         if self.cpus < 0 or self.gpus < 0 or self.cpus + self.gpus == 0:
@@ -107,16 +108,26 @@ def _as_text(value: Any) -> Any:
 
 
 def _dtype(value: Any, where: str) -> torch.dtype:
+    if isinstance(value, torch.dtype):
+        return value
     name = convert(value, Literal[tuple(FLOATS)], where)
     return FLOATS[name]  # type: ignore[no-any-return]
 
 
 def _changes(value: Any, where: str) -> dict[int, int]:
     """Of members: pairs of device and round."""
+    if isinstance(value, Mapping) and all(type(n) is int for pair in value.items() for n in pair):
+        return value  # type: ignore[return-value]
     try:
-        pairs = convert(value, tuple[tuple[int, int], ...], where)
+        pairs = convert(
+            [*value.items()] if isinstance(value, Mapping) else value,
+            tuple[tuple[int, int], ...],
+            where,
+        )
     except ConfigError as error:
-        raise ConfigError(f"{error}; write pairs of device and round, such as [[4, 5]]") from None
+        raise ConfigError(
+            f"{error}; write pairs of device and round, such as [[4, 5]], in Python also {{4: 5}}"
+        ) from None
     changes = dict(pairs)
     if len(changes) < len(pairs):
         devices = [device for device, _ in pairs]
@@ -137,13 +148,16 @@ def _churn(value: Any, where: str) -> Churn:
 def _layers(value: Any, where: str) -> tuple[Layer, ...]:
     if not isinstance(value, list | tuple):
         raise ConfigError(f'{where} = {value!r} must be a list, such as [{{name = "integers"}}]')
-    return tuple(choose(LAYERS, each, f"{where}[{k}]") for k, each in enumerate(value))
+    return tuple(
+        choose(LAYERS, each, f"{where}[{k}]") if isinstance(each, Mapping) else each
+        for k, each in enumerate(value)
+    )
 
 
 def _engine(value: Any, where: str) -> str | Cluster:
     if isinstance(value, Mapping):
         return choose({Cluster.name: Cluster}, value, where)
-    return convert(value, str, where)  # type: ignore[no-any-return]
+    return convert(value, str | Cluster, where)  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -226,11 +240,6 @@ class Numerics:
         " any order",
         read=_layers,
     )
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.uploads, list | tuple):
-            raise ConfigError(f"uploads={self.uploads!r} must be a list of layers: [fb.Clip(1.0)]")
-        object.__setattr__(self, "uploads", tuple(self.uploads))
 
     @property
     def kept_as(self) -> torch.dtype:
@@ -369,6 +378,18 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     algorithm: Algorithm
     cloud: Cloud = field(default_factory=SyncCloud)
+
+    def __post_init__(self) -> None:
+        """Everything as its type asks; kinds without settings may be given by their names."""
+        for name in OPTIONS:
+            object.__setattr__(self, name, _read(name, getattr(self, name), name))
+        for name, kinds, needs in (
+            ("algorithm", ALGORITHMS, ("method",)),
+            ("cloud", CLOUDS, ("name", "sync", "coordinator", "weights")),
+        ):
+            given = getattr(self, name)
+            value = choose(kinds, {"name": given}, name) if isinstance(given, str) else given
+            object.__setattr__(self, name, offered(value, name, *needs))
 
     # ---------------------------------------------------------------------------------------------
     # changes
@@ -526,8 +547,6 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             )
         check_measure(self.chosen_measure)
         check_layers(self.uploads)
-        if is_own(type(self.cloud)):
-            self._check_own_cloud()
 
     def check(self, federation: Federation) -> None:
         """Refuse what cannot be, before anything is written."""
@@ -575,16 +594,6 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         if isinstance(method.step, Absolute):
             sizes = [len(members) for members in federation.servers]  # with those that join late
             check_absolute_step(method.step.step, largest, sum(sizes) if sync else max(sizes))
-
-    def _check_own_cloud(self) -> None:
-        """A cloud of somebody else has what those of fedbcd have."""
-        path = path_of(type(self.cloud))
-        for name in ("name", "sync", "coordinator", "weights"):
-            if not hasattr(self.cloud, name):
-                raise ConfigError(
-                    f"the cloud {path} has no {name}; it needs name, sync, coordinator(servers,"
-                    " iterations) and weights(round, servers), as fb.GraphCloud has them"
-                )
 
     def _check_active(self, federation: Federation) -> None:
         members, active = self._members(federation), self.active_of(federation)
@@ -657,7 +666,7 @@ HINTS = get_type_hints(RunSpec)
 def _read(name: str, value: Any, where: str) -> Any:
     """An option from plain data."""
     read = OPTIONS[name].metadata.get("read")
-    if read is None or value is None:
+    if read is None or (value is None and OPTIONS[name].default is None):
         return convert(value, HINTS[name], where)
     return read(value, where)
 
