@@ -87,7 +87,7 @@ def build(
         return table
     if not isinstance(table, Mapping):
         raise ConfigError(
-            f"[{where}] must be a table (in Python {_a(kind.__name__)}), not {table!r:.80}"
+            f"[{where}] must be a table, not {table!r:.80}; in Python, {_a(kind.__name__)}"
         )
     known = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
     check_keys(table, known, where)
@@ -182,16 +182,18 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def fit(value: object, where: str = "", **offers: str) -> None:
+def fit(value: Any, where: str = "", **offers: str) -> None:
     """Let every field of a frozen dataclass be as its type asks, or refuse it; `where` goes before
-    names. `offers`: for fields that take values of other people, the method that these must have.
+    names. `offers`: for fields that take values of other people, the method that these must have,
+    "this or that" where one will do.
     """
-    hints = _hints_of(type(value))
-    for name, hint in hints.items():
+    kind: Any = type(value)
+    for name, hint in _hints_of(kind).items():
         given, place = getattr(value, name), f"{where}{name}"
         if name in offers:
             optional = given is None and type(None) in typing.get_args(hint)
-            found = None if optional else offered(given, place, offers[name])
+            kinds = NESTED.get(name, {})
+            found = None if optional else offered(given, place, offers[name], kinds=kinds)
         else:
             found = convert(given, hint, place, whole=True)
         if found is not given:
@@ -199,21 +201,24 @@ def fit(value: object, where: str = "", **offers: str) -> None:
 
 
 @functools.cache
-def _hints_of(kind: type) -> dict[str, Any]:
+def _hints_of(kind: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind) if f.init}  # type: ignore[arg-type]
+    return {f.name: hints[f.name] for f in fields(kind) if f.init}
 
 
-def offered(value: Any, where: str, *needs: str) -> Any:
-    """A value of anybody's, which has these methods."""
+def offered(
+    value: Any, where: str, *needs: str, kinds: Mapping[str, type[Any]] = types.MappingProxyType({})
+) -> Any:
+    """A value of anybody's, which has these methods; `kinds` are those of fedbcd."""
     if isinstance(value, type):
         name = value.__name__
         raise ConfigError(f"{where} = {name} is a class; give a value of it, {name}(...)")
     for need in needs:
-        if not hasattr(value, need):
+        if not any(hasattr(value, name) for name in need.split(" or ")):
+            ours = ", ".join(f"fb.{kind.__name__}" for kind in kinds.values()) or "fedbcd's kinds"
             raise ConfigError(
-                f"{where} = {value!r:.80} has no {need}; use one of fedbcd's, or your own frozen"
-                f" dataclass with {need}"
+                f"{where} = {value!r:.80} has no {need}; give a value of {ours}, or of a frozen"
+                f" dataclass of your own with {', '.join(needs)}"
             )
     return value
 
@@ -222,7 +227,7 @@ def convert(value: Any, hint: Any, where: str, whole: bool = False) -> Any:
     """`value` as the type that `hint` asks for; lists and arrays pass as tuples, whole numbers as
     floats (`whole`: they stay, outside of lists, as records of what was made in Python have them).
     """
-    if hasattr(value, "tolist") and not isinstance(value, type):  # an array, a tensor, or a number out of one
+    if hasattr(value, "tolist") and not isinstance(value, type):  # an array, or a number of one
         value = value.tolist()
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
@@ -242,7 +247,7 @@ def convert(value: Any, hint: Any, where: str, whole: bool = False) -> Any:
             )
             for k, v in value.items()
         }
-    if origin is not None and issubclass(origin, Sequence) and isinstance(value, list | tuple):
+    if _is_list(hint) and isinstance(value, list | tuple):
         return _items(value, origin, arguments, where, whole)
     if is_dataclass(hint) and isinstance(value, Mapping):
         assert isinstance(hint, type)
@@ -258,6 +263,11 @@ def convert(value: Any, hint: Any, where: str, whole: bool = False) -> Any:
     if not _is_a(value, hint, origin):
         raise ConfigError(f"{where} = {value!r:.80} must be {_in_words(hint)}")
     return value
+
+
+def _is_list(hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, Sequence)
 
 
 def _is_a(value: Any, hint: Any, origin: Any) -> bool:
@@ -286,6 +296,9 @@ def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str, whole:
     tables = [option for option in hints if is_dataclass(option)]
     if tables and isinstance(value, Mapping):
         return convert(value, tables[0], where)
+    lists = [option for option in hints if _is_list(option)]
+    if len(lists) == 1 and isinstance(value, list | tuple):
+        return convert(value, lists[0], where, whole)
     for option in hints:
         try:
             return convert(value, option, where, whole)

@@ -13,11 +13,12 @@ defaults
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self, TypeVar
 
-from fedbcd.config import choose
+from fedbcd.config import check_keys, choose
 from fedbcd.describe import describe
+from fedbcd.errors import ConfigError
 
 ALGORITHMS = ("fedbcd", "fedbcd-i", "fedprox", "fedavg")
 
@@ -54,7 +55,10 @@ class Said:
     name: ClassVar[str]
     said: frozenset[str]
 
-    def __new__(cls, **given: Any) -> Self:
+    def __new__(cls, *values: Any, **given: Any) -> Self:
+        if values:
+            raise ConfigError(f"{cls.name} takes settings by their names, not {values[0]!r:.80}")
+        check_keys(given, {f.name for f in fields(cls) if f.init}, cls.name)  # type: ignore[arg-type]
         value = super().__new__(cls)
         object.__setattr__(value, "said", frozenset(given))
         return value

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
 from fedbcd.config import HOMES, build, check_keys, choose, convert, fit, follow_renamed, offered
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
+from fedbcd.data.measure import DEFAULT, Measure, measure_in
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 from fedbcd.own import is_own
@@ -82,7 +82,7 @@ class Cluster:
     name: ClassVar[str] = "cluster"
 
     def __post_init__(self) -> None:
-        fit(self)
+        fit(self, "engine: ")
         if self.actors is not None and self.actors < 1:
             raise ConfigError(f"actors={self.actors} must be 1 or more")
         if self.cpus < 0 or self.gpus < 0 or self.cpus + self.gpus == 0:
@@ -149,7 +149,9 @@ def _layers(value: Any, where: str) -> tuple[Layer, ...]:
     if not isinstance(value, list | tuple):
         raise ConfigError(f'{where} = {value!r} must be a list, such as [{{name = "integers"}}]')
     return tuple(
-        choose(LAYERS, each, f"{where}[{k}]") if isinstance(each, Mapping) else each
+        choose(LAYERS, each, f"{where}[{k}]")
+        if isinstance(each, Mapping)
+        else offered(each, f"{where}[{k}]")
         for k, each in enumerate(value)
     )
 
@@ -389,7 +391,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         ):
             given = getattr(self, name)
             value = choose(kinds, {"name": given}, name) if isinstance(given, str) else given
-            object.__setattr__(self, name, offered(value, name, *needs))
+            object.__setattr__(self, name, offered(value, name, *needs, kinds=kinds))
 
     # ---------------------------------------------------------------------------------------------
     # changes
@@ -536,16 +538,11 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 if value is not None and not holds(value):
                     said = f"{section}{name} = {value}" if section else f"{name}={value}"
                     raise ConfigError(f"{said} must {what}")
-        if self.precision not in get_args(Precision):
-            raise ConfigError(
-                f"precision={self.precision!r} is unknown; known: {', '.join(get_args(Precision))}"
-            )
         if self.precision != "float32" and self.dtype != torch.float32:
             raise ConfigError(
                 f"precision={self.precision!r} is about products of float32 numbers; leave"
                 f" dtype={self.dtype} out"
             )
-        check_measure(self.chosen_measure)
         check_layers(self.uploads)
 
     def check(self, federation: Federation) -> None:

@@ -247,7 +247,7 @@ def test_the_papers_measure_has_the_same_models_look_worse(tmp_path: Path) -> No
 # its name
 def test_a_measure_is_known_by_name() -> None:
     with pytest.raises(
-        ConfigError, match="measure='shares' is unknown; known: own-shares, pooled-labels"
+        ConfigError, match="measure = 'shares' must be 'own-shares' or 'pooled-labels'"
     ):
         fb.train(split_digits(Diversity(3, 30)), fb.FedBCD(), rounds=1, active=1, measure="shares")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"run\.measure"):

@@ -23,7 +23,7 @@ from fedbcd.algorithm.method import (
 )
 from fedbcd.algorithm.plan import Plan, Pull, Set, Steps, Toward
 from fedbcd.algorithm.projection import PROJECTIONS, NoProjection, Projection
-from fedbcd.config import NESTED
+from fedbcd.config import NESTED, fit
 from fedbcd.errors import ConfigError
 from fedbcd.recorded import Said
 
@@ -38,17 +38,14 @@ class _DeviceSettings(Said):
 
     device_step: float = 0.005  # eta_x
     batch: Batch = 32  # R; "all" takes exact gradients (Theorem 1(ii))
-    steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high
+    steps: tuple[int, int] | int = (1, 5)  # K_i is uniform on low..high
     projection: Projection = field(default_factory=NoProjection)  # P_X
 
     def __post_init__(self) -> None:
-        _freeze_penalty(self)
+        fit(self, projection="project")
+        if isinstance(self.steps, int):
+            object.__setattr__(self, "steps", (self.steps, self.steps))
         _positive("device_step", self.device_step)
-        if not callable(getattr(self.projection, "project", None)):
-            raise ConfigError(
-                f"projection={self.projection!r} must be a set to project onto, such as fb.Box(-2,"
-                " 2) or fb.NoProjection()"
-            )
         self._check()
         self.method(Facts(0, ()))
 
@@ -85,13 +82,10 @@ class _PersonalSettings(_DeviceSettings):
         _check_penalty(self.penalty)
         _check_momentum(self.momentum)
         _positive("server_step", self.server_step)
-        step, form = self.server_step, self.server_step_form
-        if form not in ("relative", "absolute"):
-            raise ConfigError(f"server_step_form={form!r} must be 'relative' or 'absolute'")
-        if form == "relative" and step > 1:
+        if self.server_step_form == "relative" and self.server_step > 1:
             raise ConfigError(
-                f"server_step={step:g} in relative form must be at most 1, where z becomes the"
-                " devices' mean"
+                f"server_step={self.server_step:g} in relative form must be at most 1, where"
+                " z becomes the devices' mean"
             )
         if self.cloud_iterations < 1:
             raise ConfigError(f"cloud_iterations={self.cloud_iterations} must be 1 or more")
@@ -245,14 +239,6 @@ ALGORITHMS: dict[str, type[_DeviceSettings]] = {
     kind.name: kind for kind in (FedBCD, FedBCDI, FedProx, FedAvg, FineTuned, Local)
 }
 NESTED["projection"] = PROJECTIONS
-
-
-def _freeze_penalty(algorithm: Any) -> None:
-    """One penalty per device may come as a list, an array or a tensor; it is kept as a tuple."""
-    values: Any = getattr(algorithm, "penalty", None)
-    values = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(values, list):
-        object.__setattr__(algorithm, "penalty", tuple(float(v) for v in values))
 
 
 def _check_penalty(penalty: float | Sequence[float]) -> None:

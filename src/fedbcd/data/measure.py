@@ -1,12 +1,11 @@
 """Personal accuracy: which test samples count for a device, and how much each."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
 from fedbcd.data.federation import Federation
-from fedbcd.errors import ConfigError
 from fedbcd.recorded import completed
 
 Measure = Literal["own-shares", "pooled-labels"]
@@ -64,8 +63,3 @@ def measure_in(record: Mapping[str, Any]) -> Any:
     """
     run = record.get("run", record)
     return completed(run, "run")["measure"] if record and isinstance(run, Mapping) else None
-
-
-def check_measure(measure: str) -> None:
-    if measure not in get_args(Measure):
-        raise ConfigError(f"measure={measure!r} is unknown; known: {', '.join(get_args(Measure))}")
