@@ -44,6 +44,7 @@ from fedbcd.protocol.clouds import (
     SyncCloud,
 )
 from fedbcd.record.history import History, Row
+from fedbcd.schedule.availability import Availability, Chance
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
     Clock,
@@ -71,8 +72,10 @@ __all__ = [
     "Algorithm",
     "AsyncCloud",
     "Augment",
+    "Availability",
     "Ball",
     "Box",
+    "Chance",
     "Churn",
     "Clock",
     "Cloud",

@@ -24,6 +24,7 @@ from fedbcd.engines.replay import recorded_spec
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, DataError, RecordError
 from fedbcd.experiments.pool import recorded_job
+from fedbcd.own import imports
 from fedbcd.record.eventlog import LogReader
 from fedbcd.schedule.work import Session
 from fedbcd.spec import RunSpec
@@ -72,6 +73,7 @@ def personalise(
     seed: int | None = None,
     spec: RunSpec | None = None,
     federation: Federation | None = None,
+    trust: bool = False,
 ) -> Newcomer:
     """A personal model for somebody who was not in a run, by the local steps of its algorithm.
 
@@ -83,9 +85,11 @@ def personalise(
     seed        of draws; by default that of the run
     spec        of a run that was loaded and does not know its own
     federation  of a folder whose log does not name data and model
+    trust       code that a folder's log names may be imported
     """
     if isinstance(run, str | Path):
-        run, spec = _run_in(Path(run), federation)
+        with imports(allowed=trust):
+            run, spec = _run_in(Path(run), federation)
     spec = spec or run.spec
     if spec is None:
         raise ConfigError("this run does not know how it was trained; give its folder, or spec=...")
@@ -196,7 +200,7 @@ def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
     """
     method = spec.algorithm.method(Facts(federation.devices, federation.sizes))
     length = method.steps[1] if method.has_personal else steps
-    if not method.has_personal and (method.sends[0].difference or not method.sends):
+    if not method.has_personal and (not method.sends or method.sends[0].difference):
         raise ConfigError(
             f"{method.name} keeps and sends no models, so it has none for a newcomer; export z"
         )

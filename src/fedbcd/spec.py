@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -30,6 +31,7 @@ from fedbcd.own import is_own, path_of
 from fedbcd.protocol.clouds import CLOUDS, Cloud, DynamicGraph, GraphCloud, SyncCloud
 from fedbcd.record.start import named
 from fedbcd.recorded import completed, going_on, in_record, shortened
+from fedbcd.schedule.availability import RULES, Availability, Pool
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
 from fedbcd.theory.mixing import cut_off
@@ -118,6 +120,10 @@ def _clock(value: Any, where: str) -> Clock:
     return build(Clock, value, where.removeprefix("run."), parts)
 
 
+def _availability(value: Any, where: str) -> Availability:
+    return choose(RULES, value, where)
+
+
 def _churn(value: Any, where: str) -> Churn:
     return build(Churn, value, where)
 
@@ -161,6 +167,12 @@ class Timing:
     )
     leaves: Mapping[int, int] = option(
         dict, "device -> round: it is no longer counted from then on", read=_changes, always=True
+    )
+    availability: Availability | None = option(
+        None,
+        "who of a server's members can take part in a round: Chance(0.5), or a rule of your own; by"
+        " default all, with FedBCD-I 0.8 of them",
+        read=_availability,
     )
     churn: Churn | None = option(
         None,
@@ -406,9 +418,12 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             if f.metadata.get("always") or getattr(settled, f.name) != default_of(f)
         }
         augment = federation.augment
+        own = is_own(type(self.algorithm))
         return {
             "algorithm": in_record(self.algorithm),
             "cloud": describe(self.cloud),
+            # readers of records do not import what others have written
+            **({"personal": self.method_of(federation).has_personal} if own else {}),
             **shortened(chosen, "run"),
             "servers": federation.servers,
             "data": federation.fingerprint(),
@@ -491,6 +506,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         self.check_values()
         self._check_changes(federation)
         self._check_active(federation)
+        self._check_availability(federation)
         self._check_method(federation)
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:
@@ -562,6 +578,20 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                     f"active={active} exceeds the {available} available devices of a server; use"
                     f" active <= {available}"
                 )
+
+    def _check_availability(self, federation: Federation) -> None:
+        if self.availability is None:
+            return
+        if not callable(getattr(self.availability, "available", None)):
+            raise ConfigError(
+                f"availability={self.availability!r:.80} must have a method available(members,"
+                " round_, u), as fb.Chance has"
+            )
+        pool = Pool(
+            self.method_of(federation), self.active_of(federation), self.seed, self.availability
+        )
+        for members in federation.servers:
+            pool.available(np.array(members), 0)
 
     def _check_changes(self, federation: Federation) -> None:
         for name, changes in (("joins", self.joins), ("leaves", self.leaves)):

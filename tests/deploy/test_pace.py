@@ -13,6 +13,7 @@ from fedbcd.engines.deploy.processes.pace import Drawn, Real
 from fedbcd.experiments.job import Job, parse
 from fedbcd.protocol.messages import Activated, OfflineDue, OpenPhase, Trained, Woke, number_of
 from fedbcd.record.eventlog import LogReader, Transition
+from fedbcd.schedule.availability import Pool
 from support.processes import job
 
 SCALE = 0.25
@@ -26,10 +27,14 @@ def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
     return one, list(LogReader(folder / "events.jsonl"))
 
 
+def _pool(one: Job, active: int) -> Pool:
+    return Pool(one.method, active, one.spec.seed, one.spec.availability)
+
+
 def _pace(one: Job, device: int) -> Drawn:
     each = one.federation.devices
     members = range(device // each * each, (device // each + 1) * each)
-    return Drawn(device, members, one.method, one.spec.clock, one.active, one.spec.seed, SCALE)
+    return Drawn(device, members, _pool(one, one.active), one.spec.clock, SCALE)
 
 
 def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path) -> None:
@@ -76,7 +81,7 @@ def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
 
 def test_a_device_that_joins_late_is_available_now_and_then() -> None:
     (one,) = parse(job(algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 2}))
-    late = Drawn(3, range(3), one.method, one.spec.clock, 1, one.spec.seed, SCALE)
+    late = Drawn(3, range(3), _pool(one, 1), one.spec.clock, SCALE)
     available = [late.trains_offline(round_) for round_ in range(100)]
     assert 30 <= sum(available) <= 70
     assert [late.arrival(0, round_) is not None for round_ in range(100)] == available

@@ -15,6 +15,10 @@ console = Console(stderr=True)
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 Json = Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import code that the record of a run names (package:Name)."),
+]
 Data = Annotated[
     Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
 ]

@@ -354,7 +354,7 @@ def _pilots(
 
     if not job.method.has_personal:
         say(
-            f"no pilots: {job.method.name} keeps one model everywhere and waits for all servers",
+            f"no pilots: {job.method.name} has no personal models, which they are judged by",
             screen,
         )
         return None

@@ -47,6 +47,7 @@ from fedbcd.cli.output import (
     INTERRUPTED,
     Data,
     Json,
+    Trust,
     console,
     note,
     print_json,
@@ -90,11 +91,6 @@ app = typer.Typer(
         " al., AAAI 2021)."
     ),
 )
-
-Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Import code that the record of a run names (package:Name)."),
-]
 
 
 @app.command("run")
@@ -265,6 +261,9 @@ def algorithms_command() -> None:
         for name, kind in registry.items():
             table.add_row(name, _headline(kind), ", ".join(f.name for f in fields(kind) if f.init))
         Console().print(table)
+    Console().print(
+        'Of your own: name = "package.module:Name"; docs/api.md says what it must have.'
+    )
 
 
 app.add_typer(data_app, name="data")

@@ -40,7 +40,8 @@ def make_machines(spec: RunSpec, federation: Federation) -> Machines:
 def make_schedule(spec: RunSpec, federation: Federation) -> Schedule:
     active = spec.active_of(federation)
     method = spec.method_of(federation)
-    return Schedule(method, spec.clock, spec.seed, active, *spec.changes(federation))
+    changes = spec.changes(federation)
+    return Schedule(method, spec.clock, spec.seed, active, *changes, spec.availability)
 
 
 def make_reader(

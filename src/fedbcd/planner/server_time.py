@@ -86,6 +86,15 @@ class DeviceModel:
 
 def device_model(job: Job, active: int | None = None) -> DeviceModel:
     """The device model of a job; with FedBCD-I only the available devices can arrive."""
+    for name, value in (
+        ("at_once", job.method.at_once),
+        ("availability", job.spec.availability),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"{name}={value!r:.80}: how long phases take then cannot be said beforehand; plan"
+                " from the log of a run"
+            )
     members, q = job.federation.devices, job.active if active is None else active
     members = job.method.available_of(members)
     return DeviceModel(job.spec.clock, members, q, job.method.steps)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
@@ -35,11 +34,11 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
+from fedbcd.schedule.availability import Availability, Devices, Pool
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.work import Reader, Round
 
-Devices = npt.NDArray[np.int64]
 SAMPLED = 16  # arrivals looked at first, for each that is wanted
 
 
@@ -55,6 +54,7 @@ class Schedule:
         default_factory=dict
     )  # device -> round at whose start it joins
     leaves: Mapping[int, int] = field(default_factory=dict)
+    availability: Availability | None = None
 
 
 class Simulation:
@@ -64,6 +64,7 @@ class Simulation:
         self.driver = driver
         self.machines = driver.machines
         self.schedule = schedule
+        self._pool = Pool(schedule.method, schedule.active, schedule.seed, schedule.availability)
         self.now = 0.0
         self.round = 0
         self._agenda: list[tuple[float, int, Actor, Event]] = []  # a heap
@@ -196,18 +197,8 @@ class Simulation:
         return self._members[server]
 
     def _available(self, server: int) -> Devices:
-        """Q~_n(t): with FedBCD-I a drawn part of the members, otherwise all of them."""
-        members = self._members_of(server)
-        if self.schedule.method.available is None:
-            return members
-        keep = max(
-            self.schedule.method.available_of(len(members)),
-            min(self.schedule.active, len(members)),
-        )
-        u = draws.unit(
-            draws.address(self.schedule.seed, draws.AVAILABLE, members, np.array([self.round]))
-        )
-        return members[np.lexsort((members, u))[:keep]]
+        """Q~_n(t)."""
+        return self._pool.available(self._members_of(server), self.round)
 
     def _train_offline(self, server: int) -> None:
         """FedBCD-I: every available device takes one offline round; a busy or suspended one ignores

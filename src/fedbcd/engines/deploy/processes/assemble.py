@@ -144,7 +144,7 @@ class Deployment:
         if scale is None:
             return Real(available) if available is not None else Real()
         members = [i for i in plan.servers[plan.home_of(device)] if i not in plan.late]
-        return Drawn(device, members, plan.method, self.clock, plan.active, plan.seed, scale)
+        return Drawn(device, members, plan.pool, self.clock, scale)
 
 
 def _no_data(device: int) -> OwnData:

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from fedbcd.algorithm import draws
-from fedbcd.algorithm.method import Method
+from fedbcd.schedule.availability import Pool
 from fedbcd.schedule.delays import Clock, quantile_at
 
 
@@ -73,10 +73,8 @@ class Drawn:
 
     device: int
     members: Sequence[int]  # of its server, as far as it has been told
-    method: Method
+    pool: Pool
     clock: Clock
-    active: int
-    seed: int
     scale: float
     has_own_timers = False
 
@@ -87,13 +85,11 @@ class Drawn:
         return replace(self, members=members)
 
     def arrival(self, phase: int, round_: int) -> float | None:
-        """The addressed draw of this device and phase; with FedBCD-I only for devices that are
-        available in this round.
-        """
-        if self.method.available is not None and not self._is_available(round_):
+        """The addressed draw of this device and phase, if it is available in this round."""
+        if not self._is_available(round_):
             return None
         return self.scale * quantile_at(
-            self.clock.arrival, draws.unit_one(self.seed, draws.ARRIVAL, self.device, phase)
+            self.clock.arrival, draws.unit_one(self.pool.seed, draws.ARRIVAL, self.device, phase)
         )
 
     def work(self, activation: int, steps: int) -> float:
@@ -101,7 +97,8 @@ class Drawn:
             self.scale
             * steps
             * quantile_at(
-                self.clock.step, draws.unit_one(self.seed, draws.PROCESS, self.device, activation)
+                self.clock.step,
+                draws.unit_one(self.pool.seed, draws.PROCESS, self.device, activation),
             )
         )
 
@@ -109,13 +106,9 @@ class Drawn:
         """FedBCD-I: every available device takes one offline round in each round of the
         coordinator.
         """
-        return bool(self.method.offline) and self._is_available(round_)
+        return bool(self.pool.method.offline) and self._is_available(round_)
 
     def _is_available(self, round_: int) -> bool:
-        """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
-        members and itself.
-        """
+        """As in a simulation; one that is no member yet draws among the members and itself."""
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
-        keep = max(self.method.available_of(len(members)), min(self.active, len(members)))
-        u = draws.unit(draws.address(self.seed, draws.AVAILABLE, members, np.array([round_])))
-        return self.device in members[np.lexsort((members, u))[:keep]]
+        return self.device in self.pool.available(members, round_)
