@@ -16,6 +16,7 @@ from fedbcd.algorithm.methods import (
     Local,
 )
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.wire import Clip, Integers
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.data.partition import (
@@ -47,12 +48,16 @@ from fedbcd.record.history import History, Row
 from fedbcd.schedule.availability import Availability, Chance
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
+    Bandwidth,
     Clock,
     Constant,
+    Day,
+    DeviceClass,
     Exponential,
     Gamma,
     LogNormal,
     Trace,
+    Traces,
     Uniform,
     Weibull,
 )
@@ -74,13 +79,17 @@ __all__ = [
     "Augment",
     "Availability",
     "Ball",
+    "Bandwidth",
     "Box",
     "Chance",
     "Churn",
+    "Clip",
     "Clock",
     "Cloud",
     "Cluster",
     "Constant",
+    "Day",
+    "DeviceClass",
     "Dirichlet",
     "Diversity",
     "DynamicGraph",
@@ -96,6 +105,7 @@ __all__ = [
     "GraphCloud",
     "History",
     "IID",
+    "Integers",
     "Job",
     "Local",
     "LogNormal",
@@ -117,6 +127,7 @@ __all__ = [
     "SyncCloud",
     "TensorBoxes",
     "Trace",
+    "Traces",
     "Uniform",
     "Weibull",
     "accuracy",
