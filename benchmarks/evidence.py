@@ -348,9 +348,14 @@ def work(pipe: Connection, todo: Sequence[Wanted], folder: str, on: str, end: fl
             traceback.print_exc()
             answer = f"{type(error).__name__}: {error}".splitlines()[0]
         pipe.send(answer)
+        if isinstance(answer, str):
+            return
         gc.collect()
         if on != "cpu":
             torch.cuda.empty_cache()
+
+
+MOST_FAILURES = 30
 
 
 class Crew:
@@ -360,15 +365,19 @@ class Crew:
 
     def __init__(self, todo: list[Wanted], folder: str, on: str, workers: int, end: float) -> None:
         self.todo, self.end, self.next = todo, end, 0
-        context = get_context("fork" if on == "cpu" else "spawn")
+        self._given = (todo, folder, on, end)
+        self._context = get_context("fork" if on == "cpu" else "spawn")
         self.busy: dict[Connection, tuple[int, float]] = {}
         self.longest: dict[Any, float] = {}
-        self.processes = []
+        self.processes: list[Any] = []
+        self.most = workers + MOST_FAILURES
         for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=work, args=(theirs, todo, folder, on, end), daemon=True
-            )
+            self._start()
+
+    def _start(self) -> None:
+        if len(self.processes) < self.most:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=work, args=(theirs, *self._given), daemon=True)
             process.start()
             theirs.close()
             self.processes.append(process)
@@ -399,10 +408,13 @@ class Crew:
                     try:
                         answer = pipe.recv()
                     except EOFError:
-                        yield self.todo[number], "its process died"
-                        continue
-                    self.longest[kind] = max(self.longest.get(kind, 0.0), time.time() - began)
-                    self._give(pipe)
+                        answer = "its process died"
+                    if isinstance(answer, str):  # a GPU is of no use to a process after an error
+                        self._start()
+                    else:
+                        spent = time.time() - began
+                        self.longest[kind] = max(self.longest.get(kind, 0.0), spent)
+                        self._give(pipe)
                     yield self.todo[number], answer
         finally:
             for process in self.processes:
