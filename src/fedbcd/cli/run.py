@@ -47,6 +47,7 @@ from fedbcd.cli.output import (
     INTERRUPTED,
     Data,
     Json,
+    Trust,
     console,
     note,
     print_json,
@@ -90,11 +91,6 @@ app = typer.Typer(
         " al., AAAI 2021)."
     ),
 )
-
-Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Import code that the record of a run names (package:Name)."),
-]
 
 
 @app.command("run")
