@@ -389,6 +389,8 @@ def _show_plan(
     )
     screen.print(_plan_table(plan, escape(title)))
     say(LEGEND, screen)
+    if plan.slowest:
+        say(plan.slowest, screen)
     if not plan.has_bars:
         say(NO_BARS, screen)
     if large_n:
