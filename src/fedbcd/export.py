@@ -19,7 +19,6 @@ from fedbcd.data.measure import measure_in, sample_weights
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.experiments.pool import recorded_job
-from fedbcd.own import imports
 from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 
 FORMATS = ("safetensors", "onnx")
@@ -63,18 +62,13 @@ class Choice:
 
 
 def export_run(
-    folder: Path,
-    choice: Choice,
-    out: Path | None = None,
-    formats: Sequence[str] = FORMATS,
-    trust: bool = False,
+    folder: Path, choice: Choice, out: Path | None = None, formats: Sequence[str] = FORMATS
 ) -> Exported:
     """Write one model of a run that `fedbcd run` has made into `out` (default: `export` in its
-    folder). `trust`: code that its log names may be imported.
+    folder).
     """
     hint = "load it with fedbcd.Run.load and use fedbcd.export.write_model"
-    with imports(allowed=trust):
-        job = recorded_job(folder / "events.jsonl", hint)
+    job = recorded_job(folder / "events.jsonl", hint)
     federation = job.make_federation()
     run = Run.load(folder, federation)
     module, sample = _chosen(run, choice), _sample(federation, run.global_VF.dtype)

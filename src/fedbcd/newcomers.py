@@ -85,7 +85,7 @@ def personalise(
     seed        of draws; by default that of the run
     spec        of a run that was loaded and does not know its own
     federation  of a folder whose log does not name data and model
-    trust       code that a folder's log names may be imported
+    trust       code that the folder names, model and kinds of other people, may be imported
     """
     if isinstance(run, str | Path):
         with imports(allowed=trust):

@@ -221,7 +221,8 @@ def up_command(
                 f"--resume goes on with the deployment as it was; leave out {names}, or start a"
                 " new one"
             )
-        job, options = _resumed(out, trust)
+        with imports(allowed=trust):
+            job, options = _resumed(out)
     else:
         folder = out or new_folder("deployment" if file is None else file.stem)
         job, options = _planned(
@@ -297,14 +298,13 @@ def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
     table |= {"federation": federation, "cloud": cloud}
 
 
-def _resumed(out: Path, trust: bool) -> tuple[Job, Deploy]:
+def _resumed(out: Path) -> tuple[Job, Deploy]:
     """The job and options of the deployment in a folder, as they were."""
     if not (out / "deploy.toml").is_file():
         raise RecordError(
             f"{out} holds no deployment to go on with; start a new one without --resume"
         )
-    with imports(allowed=trust):
-        job = one_job(read_toml(out / "config.toml"), recorded=True)
+    job = one_job(read_toml(out / "config.toml"), recorded=True)
     return job, settle(read_toml(out / "deploy.toml").get("deploy", {}), {}, {})
 
 
@@ -483,7 +483,8 @@ def admit_command(
     """Make devices members of a running deployment, each of its own server; needs the certificate
     of 'operator'.
     """
-    _change_members(file, devices, {"certificates": certificates, "plain": plain}, "admit", trust)
+    with imports(allowed=trust):
+        _change_members(file, devices, {"certificates": certificates, "plain": plain}, "admit")
 
 
 def dismiss_command(
@@ -496,17 +497,16 @@ def dismiss_command(
     """Let devices leave a running deployment: they no longer count, until they are admitted again;
     needs the certificate of 'operator'.
     """
-    _change_members(file, devices, {"certificates": certificates, "plain": plain}, "dismiss", trust)
+    with imports(allowed=trust):
+        _change_members(file, devices, {"certificates": certificates, "plain": plain}, "dismiss")
 
 
-def _change_members(
-    file: Path, devices: list[int], flags: dict[str, Any], what: str, trust: bool
-) -> None:
+def _change_members(file: Path, devices: list[int], flags: dict[str, Any], what: str) -> None:
     import asyncio
 
     from fedbcd.engines.deploy.links.operator_client import ask_change
 
-    job, options = _resumed(file, trust) if file.is_dir() else read_job(file, {})
+    job, options = _resumed(file) if file.is_dir() else read_job(file, {})
     options = replace(
         options, **{name: value for name, value in flags.items() if value is not None}
     )

@@ -15,12 +15,12 @@ console = Console(stderr=True)
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 Json = Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")]
+Data = Annotated[
+    Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
+]
 Trust = Annotated[
     bool,
     typer.Option("--trust", help="Import code that the record of a run names (package:Name)."),
-]
-Data = Annotated[
-    Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
 ]
 
 

@@ -7,6 +7,7 @@ import typer
 
 from fedbcd.cli.output import Json, Trust, console, note, print_json, say, screen_for
 from fedbcd.errors import ConfigError
+from fedbcd.own import imports
 
 
 def report_command(
@@ -63,9 +64,8 @@ def export_command(
         raise ConfigError(
             "give --device I for a personal model, or --global (with --server N for one server's)"
         )
-    with console.status("exporting ..."):
-        chosen = Choice(device, server), out, tuple(format_ or FORMATS)
-        done = export_run(run, *chosen, trust=trust)
+    with console.status("exporting ..."), imports(allowed=trust):
+        done = export_run(run, Choice(device, server), out, tuple(format_ or FORMATS))
     screen = screen_for(as_json)
     for path in done.files:
         say(
