@@ -114,9 +114,10 @@ def check_job(
             " none"
         )
     method = spec.method_of(federation)
-    findings = [_scope(method)]
+    penalised = _is_penalised(method, federation)
+    findings = [_scope(method, penalised)]
     promise: Promise | str = ""
-    if method.has_personal:
+    if penalised:
         seen = (
             planned_participation(spec, federation, job.spec.rounds, job.spec.until_clock, rounds)
             if log is None
@@ -208,7 +209,14 @@ def _is_algorithm_1(method: Method) -> bool:
     return False
 
 
-def _scope(method: Method) -> Finding:
+def _is_penalised(method: Method, federation: Federation) -> bool:
+    """Whether it is about problem (2): personal models, penalties, and a z that steps to them."""
+    gamma = method.penalties(federation.devices)
+    steps = isinstance(method.step, Relative | Absolute)
+    return method.has_personal and steps and float(gamma.min()) > 0
+
+
+def _scope(method: Method, penalised: bool) -> Finding:
     says = "Theorem 1 is about FedBCD with K_i = K_z = 1"
     if not _is_algorithm_1(method):
         found = f"{method.name} is another algorithm; the theorem says nothing about it"
@@ -217,7 +225,7 @@ def _scope(method: Method) -> Finding:
             "-",
             says,
             Verdict.FAILS,
-            found + ("" if method.has_personal else ", so nothing else was looked at"),
+            found + ("" if penalised else ", so nothing else was looked at"),
             remedy,
         )
     steps = (*method.steps, method.cloud_iterations)
