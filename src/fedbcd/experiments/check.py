@@ -114,10 +114,9 @@ def check_job(
             " none"
         )
     method = spec.method_of(federation)
-    penalised = _is_penalised(method, federation)
-    findings = [_scope(method, penalised)]
+    findings = [_scope(method)]
     promise: Promise | str = ""
-    if penalised:
+    if _is_coupled(method):
         seen = (
             planned_participation(spec, federation, job.spec.rounds, job.spec.until_clock, rounds)
             if log is None
@@ -209,14 +208,14 @@ def _is_algorithm_1(method: Method) -> bool:
     return False
 
 
-def _is_penalised(method: Method, federation: Federation) -> bool:
-    """Whether it is about problem (2): personal models, penalties, and a z that steps to them."""
-    gamma = method.penalties(federation.devices)
-    steps = isinstance(method.step, Relative | Absolute)
-    return method.has_personal and steps and float(gamma.min()) > 0
+def _is_coupled(method: Method) -> bool:
+    """Whether it is about problem (2): own models that z draws, and a step of z towards them."""
+    penalty = method.penalty if isinstance(method.penalty, Sequence) else [method.penalty]
+    is_drawn = min(penalty) > 0
+    return method.keeps_personal and is_drawn and isinstance(method.step, Relative | Absolute)
 
 
-def _scope(method: Method, penalised: bool) -> Finding:
+def _scope(method: Method) -> Finding:
     says = "Theorem 1 is about FedBCD with K_i = K_z = 1"
     if not _is_algorithm_1(method):
         found = f"{method.name} is another algorithm; the theorem says nothing about it"
@@ -225,7 +224,7 @@ def _scope(method: Method, penalised: bool) -> Finding:
             "-",
             says,
             Verdict.FAILS,
-            found + ("" if penalised else ", so nothing else was looked at"),
+            found + ("" if _is_coupled(method) else ", so nothing else was looked at"),
             remedy,
         )
     steps = (*method.steps, method.cloud_iterations)

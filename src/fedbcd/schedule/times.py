@@ -72,6 +72,10 @@ class Times:
     def arrivals(self, devices: Ints, phase: Ints, now: float) -> Floats:
         """After the opening of their phases, at `now`."""
         u = draws.unit(draws.address(self.seed, draws.ARRIVAL, devices, phase))
+        return self.arrivals_at(u, devices, now)
+
+    def arrivals_at(self, u: Floats, devices: Ints, now: float | Floats) -> Floats:
+        """Of these draws."""
         if self.alike:
             return self.clock.arrival.quantile(u)
         took = self._drawn(self.clock.arrival, u, devices, now) * self._arrival[devices]
@@ -80,6 +84,10 @@ class Times:
     def work(self, devices: Ints, activation: Ints, steps: Ints, now: float) -> Floats:
         """From the start of an activation, at `now`, to its upload."""
         u = draws.unit(draws.address(self.seed, draws.PROCESS, devices, activation))
+        return self.work_at(u, devices, steps, now)
+
+    def work_at(self, u: Floats, devices: Ints, steps: Ints, now: float | Floats) -> Floats:
+        """Of these draws."""
         if self.alike:
             return np.asarray(steps * self.clock.step.quantile(u))
         took = steps * self._drawn(self.clock.step, u, devices, now) * self._step[devices]
@@ -100,7 +108,7 @@ class Times:
         u = draws.unit_one(self.seed, draws.DROPOUT, device, activation)
         return u / self.clock.dropout if u < self.clock.dropout else None
 
-    def _drawn(self, law: Delay, u: Floats, devices: Ints, now: float) -> Floats:
+    def _drawn(self, law: Delay, u: Floats, devices: Ints, now: float | Floats) -> Floats:
         return drawn(law, u, Where(devices, self.home[devices], now, self.sent))
 
     def _classes(self, servers: int) -> Ints:
@@ -135,8 +143,14 @@ class Times:
             found.append(f"its class ({says or 'like the rest'})")
         if self.clock.speeds is not None:
             found.append(f"its own speed (steps x {self.speed[device]:.3g})")
-        if self._transfer[device] > 0:
-            found.append(f"its links ({self._transfer[device]:.3g} for a model down and up)")
+        rates = {name: getattr(self.clock.bandwidth, name, None) for name in ("down", "up")}
+        says = ", ".join(
+            f"{name} {rate[device] if isinstance(rate, tuple) else rate:g}"
+            for name, rate in rates.items()
+            if rate is not None
+        )
+        if says:
+            found.append(f"its links ({says})")
         return " and ".join(found)
 
 
