@@ -2,6 +2,8 @@
 beyond them.
 """
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,22 @@ from fedbcd.engines.deploy.local.account import account
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Drawn, Real
 from fedbcd.experiments.job import Job, parse
-from fedbcd.protocol.messages import Activated, OfflineDue, OpenPhase, Trained, Woke, number_of
+from fedbcd.protocol.messages import (
+    Activated,
+    OfflineDue,
+    OfflineTrained,
+    OpenPhase,
+    Train,
+    Trained,
+    Woke,
+    number_of,
+)
 from fedbcd.record.eventlog import LogReader, Transition
+from fedbcd.schedule.events import Schedule
 from support.processes import job
 
 SCALE = 0.25
+FREE = {"name": "fedbcd-i", "steps": [1, 2], "offline_time": "free"}
 
 
 def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
@@ -29,13 +42,20 @@ def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
 def _pace(one: Job, device: int) -> Drawn:
     each = one.federation.devices
     members = range(device // each * each, (device // each + 1) * each)
-    return Drawn(device, members, one.method, one.spec.clock, one.active, one.spec.seed, SCALE)
+    return Drawn(device, members, _schedule(one), SCALE)
 
 
-def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path) -> None:
-    one, steps = _simulated(tmp_path / "run")
+def _schedule(one: Job) -> Schedule:
+    return Schedule(one.method, one.spec.clock, one.spec.seed, one.active)
+
+
+@pytest.mark.parametrize("length", [{"steps": [1, 2]}, {"epochs": [1, 2]}], ids=lambda a: [*a][0])
+def test_arrivals_and_work_are_those_of_the_simulation(
+    length: dict[str, Any], tmp_path: Path
+) -> None:
+    one, steps = _simulated(tmp_path / "run", algorithm={"name": "fedbcd", "batch": 4, **length})
     opened: dict[int, tuple[float, int]] = {}  # server -> when, and which phase
-    let_in: dict[int, float] = {}
+    let_in: dict[int, tuple[float, Any]] = {}
     compared = 0
     for step in steps:
         for command in step.commands:
@@ -51,17 +71,18 @@ def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path) -> None:
                     SCALE * (step.time - began)
                 )
             case Activated():
-                let_in[device] = step.time
+                let_in[device] = step.time, step.commands[0]
             case Trained():
-                took = _pace(one, device).work(step.event.activation, step.event.steps)
-                assert took == pytest.approx(SCALE * (step.time - let_in[device]))
+                began, work = let_in[device]
+                took = _pace(one, device).work(work)
+                assert took == pytest.approx(SCALE * (step.time - began))
                 compared += 1
     assert compared >= 16
 
 
 def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
     one, steps = _simulated(
-        tmp_path / "run", algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 3}
+        tmp_path / "run", algorithm={**FREE, "available": 3}
     )
     first = {
         number_of(step.actor)
@@ -75,15 +96,49 @@ def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
 
 
 def test_a_device_that_joins_late_is_available_now_and_then() -> None:
-    (one,) = parse(job(algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 2}))
-    late = Drawn(3, range(3), one.method, one.spec.clock, 1, one.spec.seed, SCALE)
+    (one,) = parse(job(algorithm={**FREE, "available": 2}))
+    late = Drawn(3, range(3), replace(_schedule(one), active=1), SCALE)
     available = [late.trains_offline(round_) for round_ in range(100)]
     assert 30 <= sum(available) <= 70
     assert [late.arrival(0, round_) is not None for round_ in range(100)] == available
 
 
 def test_a_real_device_asks_at_once_and_takes_as_long_as_it_takes() -> None:
-    assert (Real().arrival(3, 1), Real().work(0, 5), Real().trains_offline(2)) == (0.0, 0.0, False)
+    work = Train(activation=0, session=0, model="z/0")
+    assert (Real().arrival(3, 1), Real().work(work)) == (0.0, 0.0)
+    assert (Real().trains_offline(2), Real().rest(0, 0)) == (False, None)
+
+
+def test_offline_rounds_that_take_time_begin_and_end_as_in_the_simulation(tmp_path: Path) -> None:
+    """After each piece of work a timer begins; none begins another piece before it is over."""
+    one, steps = _simulated(
+        tmp_path / "run", algorithm={"name": "fedbcd-i", "steps": [1, 2], "offline_limit": 2}
+    )
+    machines = {i: [0.0, 0, 0] for i in range(8)}  # idle since, sessions, activations
+    began: dict[int, tuple[float, Any]] = {}
+    in_a_row: Counter[int] = Counter()
+    for step in steps:
+        if not step.actor.startswith("device/"):
+            continue
+        device = number_of(step.actor)
+        idle, session, activation = machines[device]
+        pace = _pace(one, device)
+        match step.event:
+            case OfflineDue():
+                assert SCALE * (step.time - idle) == pytest.approx(pace.rest(session, activation))
+                began[device] = step.time, step.commands[0]
+            case OfflineTrained():
+                since, work = began.pop(device)
+                assert SCALE * (step.time - since) == pytest.approx(pace.work(work))
+                machines[device] = [step.time, session + 1, activation]
+                in_a_row[device] += 1
+            case Woke():
+                assert device not in began, "it is busy until its offline round ends"
+            case Trained():
+                machines[device] = [step.time, session, activation + 1]
+                in_a_row[device] = 0
+    assert max(in_a_row.values()) == 2
+    assert sum(session for _, session, _ in machines.values()) > 16
 
 
 def test_a_simulation_costs_nothing_beyond_its_own_clock(tmp_path: Path) -> None:

@@ -96,10 +96,10 @@ CASES = [
     (fb.FedBCD(penalty=[0.1 * (i + 1) for i in range(20)]), fb.AsyncCloud(first=3)),
     (fb.FedBCD(cloud_iterations=2, steps=(3, 3)), fb.AsyncCloud(first=1)),
     (fb.FedBCD(server_step=0.02, server_step_form="absolute"), fb.AsyncCloud(first=2)),
-    (fb.FedBCDI(), fb.SyncCloud()),
-    (fb.FedBCDI(offline_limit=1, available=3), fb.SyncCloud()),
-    (fb.FedBCDI(momentum_after_contact="pull"), fb.SyncCloud()),
-    (fb.FedBCDI(momentum_after_contact="restart"), fb.SyncCloud()),
+    (FREE, fb.SyncCloud()),
+    (replace(FREE, offline_limit=1, available=3, pull_steps=(2, 3)), fb.SyncCloud()),
+    (replace(FREE, momentum_after_contact="pull"), fb.SyncCloud()),
+    (replace(FREE, momentum_after_contact="restart"), fb.SyncCloud()),
     (fb.FedProx(), fb.SyncCloud()),
     (fb.FedAvg(steps=(2, 2)), fb.SyncCloud()),
 ]
@@ -116,7 +116,7 @@ def test_numbers_of_the_event_loop(digits, algorithm, cloud, grouped, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "algorithm", [fb.FedBCD(), fb.FedBCDI(), fb.FedAvg()], ids=lambda a: a.name
+    "algorithm", [fb.FedBCD(), FREE, fb.FedAvg()], ids=lambda a: a.name
 )
 def test_buffers_and_augmentation(pictures, algorithm) -> None:
     assert_alike(*both(pictures, algorithm))

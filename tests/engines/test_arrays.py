@@ -80,8 +80,8 @@ CLOCKS = [
     ("algorithm", "cloud"),
     [(fb.FedBCD(), cloud) for cloud in CLOUDS]
     + [
-        (fb.FedBCDI(), fb.SyncCloud()),
-        (fb.FedBCDI(available=3, offline_limit=2), fb.SyncCloud()),
+        (FREE, fb.SyncCloud()),
+        (replace(FREE, available=3, offline_limit=2, pull_steps=(2, 3)), fb.SyncCloud()),
         (fb.FedProx(steps=(4, 4)), fb.SyncCloud()),
     ],
     ids=str,
@@ -150,7 +150,8 @@ def test_large_servers_are_not_sorted_whole() -> None:
     [
         ({"joins": {1: 2}}, fb.SyncCloud(), "join"),
         ({}, fb.RigorousCloud(first=2), "rigorous"),
-        ({"method": method_of(fb.FedBCDI())}, fb.AsyncCloud(first=2), "offline"),
+        ({"method": method_of(FREE)}, fb.AsyncCloud(first=2), "offline"),
+        ({"method": method_of(fb.FedBCDI())}, fb.SyncCloud(), "take their time"),
         ({"clock": Clock(fb.Constant(1.0), Exponential(1.0))}, fb.SyncCloud(), "repeat"),
     ],
 )

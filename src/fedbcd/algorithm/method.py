@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from itertools import pairwise
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm import cloud
+from fedbcd.algorithm import cloud, draws
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.plan import EVERYWHERE, Plan, Pull, Repeat, Steps, check_plan, written
 from fedbcd.algorithm.projection import Projection
@@ -25,6 +25,7 @@ Width = Literal["model", "parameters"] | int  # of a vector: a model's, that wit
 Batch = int | Literal["all"]
 Model = Mapping[str, Tensor]  # what a server keeps, by name, float64: z, and perhaps more
 Weight = Literal["one", "size", "penalty"] | Sequence[float]
+OfflineTime = Literal["timed", "free"]
 SENT = "sent"  # no slot has this name
 
 
@@ -155,6 +156,13 @@ class Keep:
         return {}
 
 
+class Length(NamedTuple):
+    """Of a session: how many steps or passes were drawn, which say how long it takes, and K_i."""
+
+    drawn: int
+    steps: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A method of learning.
@@ -193,10 +201,13 @@ class Method:
     personal: str = "x"
     result: str = "z"
     # what a schedule and a mini-batch are made from
-    steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high
+    steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high, times what a pass has:
+    passes: Sequence[int] = ()  # steps in a pass over its data, of each device; empty: one
+    pull_steps: tuple[int, int] | None = None  # of an activation; None: K_i of the latest session
     batch: Batch = 32
     projection: Projection = EVERYWHERE  # x(0) is in X, and what is uploaded
     offline_limit: int | None = None  # offline rounds in a row without contact
+    offline_time: OfflineTime = "timed"  # they take their time, or none, once in a round
     available: int | float | None = None  # of a server's members; a share of them below 1
     cloud_iterations: int = 1  # K_z
 
@@ -222,6 +233,34 @@ class Method:
     def momentum(self) -> float:
         """zeta of its first steps."""
         return 0.0 if self.first_steps is None else self.first_steps.momentum
+
+    @property
+    def takes_time_offline(self) -> bool:
+        """Whether devices train offline by timers of their own, and are busy meanwhile."""
+        return bool(self.offline) and self.offline_time == "timed"
+
+    def pass_of(self, device: int) -> int:
+        """Steps in one of what is drawn for a session."""
+        return self.passes[device] if self.passes else 1
+
+    def length(self, seed: int, device: int, session: int, activation: int | None) -> Length:
+        """Of a session; `activation`: its number, None in an offline round."""
+        if self.pull_steps is not None and activation is not None:
+            pulls = draws.steps(seed, device, activation, *self.pull_steps, stream=draws.PULLS)
+            return Length(pulls, pulls)
+        drawn = draws.steps(seed, device, session, *self.steps)
+        return Length(drawn, drawn * self.pass_of(device))
+
+    def drawn_of(self, device: int, steps: int) -> int:
+        """What was drawn for an activation of so many steps."""
+        return steps // self.pass_of(device) if self.pull_steps is None else steps
+
+    def lengths(self, *, offline: bool) -> tuple[int, int]:
+        """The fewest and the most steps of an offline round, or of an activation."""
+        if self.pull_steps is not None and not offline:
+            return self.pull_steps
+        passes = self.passes or (1,)
+        return self.steps[0] * min(passes), self.steps[1] * max(passes)
 
     def available_of(self, members: int) -> int:
         """How many of a server's members can train in a round."""
@@ -336,11 +375,8 @@ def _check_numbers(method: Method) -> None:
         raise ConfigError(
             f"{method.name}: order={method.order!r} must be 'mix, step' or 'step, mix'"
         )
-    low, high = method.steps
-    if not 1 <= low <= high:
-        raise ConfigError(
-            f"steps={list(method.steps)} must be [low, high] with 1 <= low <= high, e.g. [1, 5]"
-        )
+    check_range("steps", method.steps)
+    check_range("pull_steps", method.pull_steps)
     batch = method.batch
     if batch != "all" and not (isinstance(batch, int) and batch >= 1):
         raise ConfigError(f"batch={batch} must be 1 or more, or 'all' for exact gradients")
@@ -348,6 +384,16 @@ def _check_numbers(method: Method) -> None:
         raise ConfigError(
             f"{method.name}: an offline plan needs offline_limit, and only it does: how many"
             " offline rounds a device may take in a row without contact"
+        )
+    if method.offline_time not in get_args(OfflineTime):
+        raise ConfigError(f"offline_time={method.offline_time!r} must be 'timed' or 'free'")
+
+
+def check_range(name: str, pair: tuple[int, int] | None) -> None:
+    """Refuse bounds of a draw that are none."""
+    if pair is not None and not 1 <= pair[0] <= pair[1]:
+        raise ConfigError(
+            f"{name}={list(pair)} must be [low, high] with 1 <= low <= high, e.g. [1, 5]"
         )
 
 

@@ -105,7 +105,8 @@ class Trainer:
         )
         self._positions, self._starts = federation.positions.to(where), federation.starts.to(where)
         self._sizes = torch.tensor(federation.sizes, device=where)
-        most = max(batches_of(plan, method.steps[1]) for plan in (method.plan, method.offline))
+        plans = ((method.plan, False), (method.offline, True))
+        most = max(batches_of(plan, method.lengths(offline=off)[1]) for plan, off in plans)
         self._grid = (
             None if method.batch == "all" else draws.grid(max(1, most), method.batch, where)
         )

@@ -88,7 +88,7 @@ def device_model(job: Job, active: int | None = None) -> DeviceModel:
     """The device model of a job; with FedBCD-I only the available devices can arrive."""
     members, q = job.federation.devices, job.active if active is None else active
     members = job.method.available_of(members)
-    return DeviceModel(job.spec.clock, members, q, job.method.steps)
+    return DeviceModel(job.spec.clock, members, q, job.method.pull_steps or job.method.steps)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
+from fedbcd.protocol.device import DeviceState
 from fedbcd.protocol.messages import (
     Actor,
     Command,
@@ -35,7 +36,7 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
-from fedbcd.schedule.delays import Clock, Floats
+from fedbcd.schedule.delays import Clock, Floats, quantile_at
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.work import Reader, Round
 
@@ -56,6 +57,23 @@ class Schedule:
     )  # device -> round at whose start it joins
     leaves: Mapping[int, int] = field(default_factory=dict)
 
+    def work(self, device: int, work: Train | Pull | TrainOffline) -> tuple[int, float]:
+        """K_i, and the time: of each step, or pass over the data, one drawn length."""
+        number = None if isinstance(work, TrainOffline) else work.activation
+        length = self.method.length(self.seed, device, work.session, number)
+        if number is None and not self.method.takes_time_offline:
+            return length.steps, 0.0
+        address = (draws.OFFLINE, device, work.session)
+        if number is not None:
+            address = (draws.PROCESS, device, number)
+        u = draws.unit_one(self.seed, *address)
+        return length.steps, length.drawn * quantile_at(self.clock.step, u)
+
+    def rest(self, device: int, session: int, activation: int) -> float:
+        """Before an offline round that takes its time: as long as an arrival."""
+        u = draws.unit_one(self.seed, draws.REST, device, session, activation)
+        return quantile_at(self.clock.arrival, u)
+
 
 class Simulation:
     """Plays rounds on a virtual clock. `now` and `round` are where it stands."""
@@ -75,6 +93,8 @@ class Simulation:
             int, Devices
         ] = {}  # server -> its members as an array, until they change
         self._expected: dict[int, int] = {}  # chosen device that has not uploaded -> its server
+        self._ends: dict[int, float] = {}  # of the offline round of a device, where it takes time
+        self._next: dict[int, float] = {}  # device -> when its timer begins the next one
         self._arrived: set[int] = set()  # of the devices that join late
         self._gone: set[int] = set()
 
@@ -94,8 +114,10 @@ class Simulation:
         if self.round == 0:
             for n in range(len(self.machines.servers)):
                 self._deliver(server_actor(n), Started())
+                for device in self.machines.servers[n].members:
+                    self._rest(device)
         self._change_members()
-        if self.schedule.method.offline:
+        if self.schedule.method.offline and not self.schedule.method.takes_time_offline:
             for server in range(len(self.machines.servers)):
                 self._train_offline(server)
         while self.machines.coordinator.round == self.round:
@@ -115,9 +137,17 @@ class Simulation:
         device = number_of(actor)
         if device in self._gone:
             return
-        if isinstance(event, Trained):
-            self._expected.pop(device, None)
+        match event:
+            case OfflineDue() if self._next.get(device) != self.now:
+                return  # a contact came before it
+            case Woke() if self.machines.device(device).state is DeviceState.OFFLINE:
+                self._postpone(device)
+                return
+            case Trained():
+                self._expected.pop(device, None)
         self._deliver(actor, event)
+        if isinstance(event, Trained | OfflineTrained):
+            self._rest(device)
 
     def _deliver(self, actor: Actor, event: Event) -> None:
         """Deliver an event and all that follows from it at once: messages take no time."""
@@ -131,13 +161,8 @@ class Simulation:
         match command:
             case Send():
                 self._inbox.append((command.to, command.message))
-            case Train() | Pull():
+            case Train() | Pull() | TrainOffline():
                 self._start_work(actor, command)
-            case TrainOffline():
-                trained = OfflineTrained(
-                    session=command.session, steps=self._steps(number_of(actor), command.session)
-                )
-                self._inbox.append((actor, trained))
             case OpenPhase():
                 self._opened.append(number_of(actor))
 
@@ -146,18 +171,40 @@ class Simulation:
 
     # ---------------------------------------------------------------------------------------------
     # time
-    def _start_work(self, actor: Actor, work: Train | Pull) -> None:
-        """The clock model: K_i steps of one drawn length each."""
+    def _start_work(self, actor: Actor, work: Train | Pull | TrainOffline) -> None:
+        """The clock model says when it ends."""
         device = number_of(actor)
-        steps = self._steps(device, work.session)
-        u = draws.unit_one(self.schedule.seed, draws.PROCESS, device, work.activation)
-        one_step = float(self.schedule.clock.step.quantile(np.array([u]))[0])
-        self._at(
-            self.now + steps * one_step, actor, Trained(activation=work.activation, steps=steps)
-        )
+        steps, time = self.schedule.work(device, work)
+        if not isinstance(work, TrainOffline):
+            self._next.pop(device, None)
+            self._at(self.now + time, actor, Trained(activation=work.activation, steps=steps))
+            return
+        trained = OfflineTrained(session=work.session, steps=steps)
+        if self.schedule.method.takes_time_offline:
+            self._ends[device] = self.now + time
+            self._at(self._ends[device], actor, trained)
+        else:
+            self._inbox.append((actor, trained))
 
-    def _steps(self, device: int, session: int) -> int:
-        return draws.steps(self.schedule.seed, device, session, *self.schedule.method.steps)
+    def _rest(self, device: int) -> None:
+        """Set the timer of the next offline round, as far away as an arrival; one that is suspended
+        has none.
+        """
+        method = self.schedule.method
+        if not method.takes_time_offline:
+            return
+        machine = self.machines.device(device)
+        if machine.offline < (method.offline_limit or 0):
+            rest = self.schedule.rest(device, machine.session, machine.activation)
+            self._next[device] = self.now + rest
+            self._at(self._next[device], device_actor(device), OfflineDue())
+
+    def _postpone(self, device: int) -> None:
+        """It can ask when its offline round ends, if nobody else is earlier by then."""
+        server = self._expected.pop(device)
+        self._arrivals[server].put_back(device, self._ends[device])
+        for time, other in self._arrivals[server].take(1):
+            self._invite(server, time, other)
 
     def _invite_devices(self) -> None:
         """Draw arrivals for servers that have opened a phase; only the q earliest become events."""
@@ -208,6 +255,7 @@ class Simulation:
         for device in self._due(self.schedule.joins, self._arrived):
             server = self.machines.home[device]
             self._deliver(server_actor(server), DeviceJoined(device=device))
+            self._rest(device)
             self._members.pop(server, None)
         for device in self._due(self.schedule.leaves, self._gone):
             server = self.machines.home[device]
@@ -245,6 +293,7 @@ class _Arrivals:
         self._start = start
         self._delay = delay  # infinite: taken, or gone
         self._devices = devices
+        self._late: dict[int, float] = {}  # device -> when it arrives after all
         self._left = len(delay)
 
     def take(self, number: int) -> list[tuple[float, int]]:
@@ -259,7 +308,14 @@ class _Arrivals:
         times = (self._start + self._delay[chosen]).tolist()
         self._delay[chosen] = np.inf
         self._left -= number
-        return [*zip(times, self._devices[chosen].tolist(), strict=True)]
+        found = zip(times, self._devices[chosen].tolist(), strict=True)
+        return [(self._late.get(device, time), device) for time, device in found]
+
+    def put_back(self, device: int, time: float) -> None:
+        """One that was taken comes later."""
+        self._late[device] = time
+        self._delay[self._devices == device] = time - self._start
+        self._left += 1
 
     def remove(self, device: int) -> None:
         """Forget a device that has gone."""

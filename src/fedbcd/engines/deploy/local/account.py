@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbcd.algorithm import draws
+from fedbcd.algorithm.method import Facts
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.timeouts import quantile
 from fedbcd.record.timeline import NEVER, Timeline, read_timeline
@@ -19,7 +20,8 @@ from fedbcd.schedule.delays import quantile_at
 from fedbcd.spec import RunSpec
 
 
-def account(log: Path, spec: RunSpec, options: Deploy) -> dict[str, Any]:
+def account(log: Path, spec: RunSpec, options: Deploy, sizes: Sequence[int] = ()) -> dict[str, Any]:
+    """`sizes`: how many samples devices have, on which the steps of a pass depend."""
     timeline, _ = read_timeline(log)
     phases, visits, mixes = timeline.phases, timeline.visits, timeline.mixes
     done = [k for k, reported in enumerate(phases.reported) if reported]
@@ -30,7 +32,7 @@ def account(log: Path, spec: RunSpec, options: Deploy) -> dict[str, Any]:
         "phase_s": _mean([phases.ended[k] - phases.opened[k] for k in done]),
     }
     if options.time_scale is not None:
-        found |= _beyond_draws(timeline, done, spec, options.time_scale)
+        found |= _beyond_draws(timeline, done, spec, options.time_scale, sizes)
         found["round_overhead_s"] = round(
             found["round_overhead_s"] + found["answer_s"], 6
         )  # of the server that a mix waited for, and the mix
@@ -50,12 +52,13 @@ def _answers(timeline: Timeline) -> list[float]:
 
 
 def _beyond_draws(
-    timeline: Timeline, done: Sequence[int], spec: RunSpec, scale: float
+    timeline: Timeline, done: Sequence[int], spec: RunSpec, scale: float, sizes: Sequence[int]
 ) -> dict[str, Any]:
     """What phases took beyond the drawn arrivals and work of the devices that they waited for, but
     for phases that let in a device on a request from an earlier one, ahead of its drawn arrival.
     """
     phases, visits = timeline.phases, timeline.visits
+    method = spec.algorithm.method(Facts(len(sizes), sizes))
     due: dict[int, float] = defaultdict(float)
     ahead: set[int] = set()
     for k, (phase, device) in enumerate(zip(visits.phase, visits.device, strict=True)):
@@ -63,7 +66,8 @@ def _beyond_draws(
             ahead.add(phase)
         if visits.counted[k] == phase:
             drawn = _drawn(spec, device, phases.number[phase], visits.activation[k])
-            due[phase] = max(due[phase], drawn[0] + max(visits.steps[k], 0) * drawn[1])
+            length = method.drawn_of(device, max(visits.steps[k], 0))
+            due[phase] = max(due[phase], drawn[0] + length * drawn[1])
     beyond, last = (
         [phases.ended[k] - phases.opened[k] - scale * due[k] for k in chosen if k not in ahead]
         for chosen in (done, timeline.mixes.last_phase)

@@ -144,7 +144,8 @@ class Deployment:
         if scale is None:
             return Real(available) if available is not None else Real()
         members = [i for i in plan.servers[plan.home_of(device)] if i not in plan.late]
-        return Drawn(device, members, plan.method, self.clock, plan.active, plan.seed, scale)
+        schedule = Schedule(plan.method, self.clock, plan.seed, plan.active)
+        return Drawn(device, members, schedule, scale)
 
 
 def _no_data(device: int) -> OwnData:

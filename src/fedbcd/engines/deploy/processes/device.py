@@ -19,7 +19,16 @@ from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Pace
 from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
 from fedbcd.protocol.device import NOT_FINITE, DeviceState
-from fedbcd.protocol.messages import Actor, Declined, Failed, OfflineDue, Trained, Undo, Woke
+from fedbcd.protocol.messages import (
+    Actor,
+    Declined,
+    Failed,
+    OfflineDue,
+    OfflineTrained,
+    Trained,
+    Undo,
+    Woke,
+)
 from fedbcd.protocol.notices import Notice, PhaseNotice
 from fedbcd.record.eventlog import Transition
 
@@ -88,6 +97,7 @@ class DeviceProcess(Process):
             self._computing = True
             self.tasks.spawn(self._work())
         self._see_when_to_ask()
+        self._see_when_to_train()
 
     def waits_for(self) -> str:
         return WAITS_FOR[self.role.machine.state]
@@ -116,8 +126,8 @@ class DeviceProcess(Process):
         began, work = time.monotonic(), self.role.work
         done = await _in_thread(self.role.compute)
         self.metrics.training.observe(time.monotonic() - began)
-        if work is not None and isinstance(done.event, Trained):
-            due = began + self.pace.work(done.event.activation, done.event.steps)
+        if work is not None and isinstance(done.event, Trained | OfflineTrained):
+            due = began + self.pace.work(work)
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
         await self.events.do(lambda now: self._hand_in(done, now))
 
@@ -169,11 +179,11 @@ class DeviceProcess(Process):
         """Set the timer of the next request: at its arrival in this phase, unless the phase is
         full.
         """
-        asks = self.role.machine.state in (
-            DeviceState.IDLE,
-            DeviceState.SUSPENDED,
-            DeviceState.OFFLINE,
-        )
+        state = self.role.machine.state
+        asks = state in (DeviceState.IDLE, DeviceState.SUSPENDED)
+        # who takes time offline asks when that is over
+        if not self.role.blueprint.method.takes_time_offline:
+            asks = asks or state is DeviceState.OFFLINE
         phase = self._phase.phase
         if not (asks and self._phase.open and phase > self._asked):
             self.timers.drop(Woke)
@@ -214,6 +224,19 @@ class DeviceProcess(Process):
         self._round = round_
         if self.pace.trains_offline(round_) and not self._phase.finished:
             self.tasks.spawn(self.tell(OfflineDue()))
+
+    def _see_when_to_train(self) -> None:
+        """FedBCD-I with offline rounds that take time: by a timer that begins after each piece of
+        work.
+        """
+        machine = self.role.machine
+        rest = self.pace.rest(machine.session, machine.activation)
+        if rest is None:
+            return
+        if machine.state is not DeviceState.IDLE or self._phase.finished:
+            self.timers.drop(OfflineDue)
+        elif OfflineDue not in self.timers:
+            self.timers.set(OfflineDue, rest, lambda: self.tasks.spawn(self.tell(OfflineDue())))
 
     def _offline_in(self, seconds: float) -> None:
         def due() -> None:

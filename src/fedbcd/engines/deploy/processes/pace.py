@@ -13,8 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from fedbcd.algorithm import draws
-from fedbcd.algorithm.method import Method
-from fedbcd.schedule.delays import Clock, quantile_at
+from fedbcd.engines.deploy.roles.device import Work
+from fedbcd.schedule.delays import quantile_at
+from fedbcd.schedule.events import Schedule
 
 
 class Pace(Protocol):
@@ -35,11 +36,14 @@ class Pace(Protocol):
     def arrival(self, phase: int, round_: int) -> float | None:
         """How long after a phase opens this device asks; None: not in this phase."""
 
-    def work(self, activation: int, steps: int) -> float:
-        """How long the work of an activation takes at least."""
+    def work(self, work: Work) -> float:
+        """How long it takes at least."""
 
     def trains_offline(self, round_: int) -> bool:
         """Whether the device takes an offline round in this round of the coordinator (FedBCD-I)."""
+
+    def rest(self, session: int, activation: int) -> float | None:
+        """How long after its latest work it begins an offline round; None: other timers decide."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,14 @@ class Real:
     def arrival(self, phase: int, round_: int) -> float | None:  # noqa: ARG002
         return 0.0
 
-    def work(self, activation: int, steps: int) -> float:  # noqa: ARG002
+    def work(self, work: Work) -> float:  # noqa: ARG002
         return 0.0
 
     def trains_offline(self, round_: int) -> bool:  # noqa: ARG002
         return False
+
+    def rest(self, session: int, activation: int) -> float | None:  # noqa: ARG002
+        return None
 
 
 @dataclass(frozen=True)
@@ -73,10 +80,7 @@ class Drawn:
 
     device: int
     members: Sequence[int]  # of its server, as far as it has been told
-    method: Method
-    clock: Clock
-    active: int
-    seed: int
+    schedule: Schedule
     scale: float
     has_own_timers = False
 
@@ -90,32 +94,35 @@ class Drawn:
         """The addressed draw of this device and phase; with FedBCD-I only for devices that are
         available in this round.
         """
-        if self.method.available is not None and not self._is_available(round_):
+        if self.schedule.method.available is not None and not self._is_available(round_):
             return None
-        return self.scale * quantile_at(
-            self.clock.arrival, draws.unit_one(self.seed, draws.ARRIVAL, self.device, phase)
-        )
+        u = draws.unit_one(self.schedule.seed, draws.ARRIVAL, self.device, phase)
+        return self.scale * quantile_at(self.schedule.clock.arrival, u)
 
-    def work(self, activation: int, steps: int) -> float:
-        return (
-            self.scale
-            * steps
-            * quantile_at(
-                self.clock.step, draws.unit_one(self.seed, draws.PROCESS, self.device, activation)
-            )
-        )
+    def work(self, work: Work) -> float:
+        return self.scale * self.schedule.work(self.device, work)[1]
 
     def trains_offline(self, round_: int) -> bool:
-        """FedBCD-I: every available device takes one offline round in each round of the
-        coordinator.
+        """FedBCD-I with offline rounds that take no time: every available device takes one in each
+        round of the coordinator.
         """
-        return bool(self.method.offline) and self._is_available(round_)
+        method = self.schedule.method
+        is_free = bool(method.offline) and not method.takes_time_offline
+        return is_free and self._is_available(round_)
+
+    def rest(self, session: int, activation: int) -> float | None:
+        if not self.schedule.method.takes_time_offline:
+            return None
+        return self.scale * self.schedule.rest(self.device, session, activation)
 
     def _is_available(self, round_: int) -> bool:
-        """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
+        """Q~_n(t), as `schedule.events` draws it; one that is no member yet draws among the
         members and itself.
         """
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
-        keep = max(self.method.available_of(len(members)), min(self.active, len(members)))
-        u = draws.unit(draws.address(self.seed, draws.AVAILABLE, members, np.array([round_])))
+        wanted = self.schedule.method.available_of(len(members))
+        keep = max(wanted, min(self.schedule.active, len(members)))
+        u = draws.unit(
+            draws.address(self.schedule.seed, draws.AVAILABLE, members, np.array([round_]))
+        )
         return self.device in members[np.lexsort((members, u))[:keep]]
