@@ -27,7 +27,14 @@ from fedbcd.engines.run import train
 from fedbcd.errors import RenamedWarning as _RenamedWarning
 from fedbcd.experiments.job import Job, load_job
 from fedbcd.newcomers import Newcomer, personalise
-from fedbcd.protocol.clouds import AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
+from fedbcd.protocol.clouds import (
+    AsyncCloud,
+    Cloud,
+    DynamicGraph,
+    GraphCloud,
+    RigorousCloud,
+    SyncCloud,
+)
 from fedbcd.record.history import History, Row
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
@@ -65,6 +72,7 @@ __all__ = [
     "Constant",
     "Dirichlet",
     "Diversity",
+    "DynamicGraph",
     "Exponential",
     "FedAvg",
     "FedBCD",

@@ -81,9 +81,7 @@ def test_arrivals_and_work_are_those_of_the_simulation(
 
 
 def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
-    one, steps = _simulated(
-        tmp_path / "run", algorithm={**FREE, "available": 3}
-    )
+    one, steps = _simulated(tmp_path / "run", algorithm={**FREE, "available": 3})
     first = {
         number_of(step.actor)
         for step in steps

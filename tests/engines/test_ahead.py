@@ -4,6 +4,7 @@ without a GPU, so neither is recorded.
 
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,7 @@ def assert_alike(one, other, bound: float = 1e-12) -> None:
         assert a.distance == pytest.approx(b.distance, rel=1e-9, abs=1e-12)
 
 
+FREE = fb.FedBCDI(offline_time="free")
 CASES = [
     (fb.FedBCD(), fb.SyncCloud()),
     (fb.FedBCD(cloud_iterations=3), fb.SyncCloud()),
@@ -102,6 +104,7 @@ CASES = [
     (replace(FREE, momentum_after_contact="restart"), fb.SyncCloud()),
     (fb.FedProx(), fb.SyncCloud()),
     (fb.FedAvg(steps=(2, 2)), fb.SyncCloud()),
+    (fb.FedBCD(epochs=(1, 2)), fb.AsyncCloud(first=2)),
 ]
 
 
@@ -115,9 +118,7 @@ def test_numbers_of_the_event_loop(digits, algorithm, cloud, grouped, monkeypatc
     assert_alike(*both(digits, algorithm, cloud=cloud))
 
 
-@pytest.mark.parametrize(
-    "algorithm", [fb.FedBCD(), FREE, fb.FedAvg()], ids=lambda a: a.name
-)
+@pytest.mark.parametrize("algorithm", [fb.FedBCD(), FREE, fb.FedAvg()], ids=lambda a: a.name)
 def test_buffers_and_augmentation(pictures, algorithm) -> None:
     assert_alike(*both(pictures, algorithm))
 

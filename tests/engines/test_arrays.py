@@ -3,6 +3,7 @@ clock, round by round.
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 from support.methods import method_of
 
+FREE = fb.FedBCDI(offline_time="free")
 SERVERS = [[n + 4 * k for k in range(7)] for n in range(4)]
 
 
@@ -83,6 +85,7 @@ CLOCKS = [
         (FREE, fb.SyncCloud()),
         (replace(FREE, available=3, offline_limit=2, pull_steps=(2, 3)), fb.SyncCloud()),
         (fb.FedProx(steps=(4, 4)), fb.SyncCloud()),
+        (fb.FedBCD(epochs=(1, 3), batch=4), fb.AsyncCloud(first=2)),
     ],
     ids=str,
 )
@@ -90,7 +93,7 @@ CLOCKS = [
 def test_same_rounds_as_the_event_loop(
     algorithm: Algorithm, cloud: Cloud, clock: Clock, active: int
 ) -> None:
-    schedule = Schedule(method_of(algorithm), clock, 11, active)
+    schedule = Schedule(method_of(algorithm, range(1, 29)), clock, 11, active)
     assert why_not_ahead(SERVERS, schedule, cloud) is None
     recorder = Recorder()
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None

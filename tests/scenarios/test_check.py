@@ -249,6 +249,20 @@ def test_a_disconnected_graph_is_named() -> None:
     )
 
 
+def test_a_dynamic_graph_is_judged_on_the_schedule(tmp_path: Path) -> None:
+    """Assumption 3: who is mixed with whom depends on who is ready, and on the links that fail."""
+    ring = {"name": "dynamic-graph", "first": 3, "edges": [[0, 1], [1, 2], [2, 3], [3, 0]]}
+    whole = verdicts(cloud=ring)
+    failing = verdicts(cloud=ring | {"link_failure": 0.6})
+    assert {whole[k].verdict for k in ("1(ii)", "3(i)", "3(ii)")} == {Verdict.HOLDS}
+    q, longer = (int(f["1(ii)"].found.split()[2]) for f in (whole, failing))
+    assert 1 < q < longer
+    apart = ring | {"edges": [[0, 1], [2, 3]]}
+    answer = fedbcd("check", write_job(tmp_path / "job.toml", cloud=apart))
+    assert answer.code == 2
+    assert "edges never connects servers [2, 3] with servers [0, 1]" in answer.err
+
+
 def test_servers_that_only_swap_are_named() -> None:
     swap = [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
     finding = verdicts(cloud={"name": "graph", "mixing": swap})["3(i)"]

@@ -37,8 +37,8 @@ from fedbcd.theory.mixing import (
     ScheduleMemory,
     activation_period,
     connection_period,
-    first_b_matrices,
     lemma_rate,
+    mixing_matrices,
     schedule_memory,
 )
 
@@ -271,7 +271,7 @@ class Trace:
     def mixing(self) -> tuple[MixingRate, ScheduleMemory]:
         """The lemma's theta and beta, and the memory of just this schedule."""
         return lemma_rate(1 / FIRST, SERVERS, self.connection), schedule_memory(
-            first_b_matrices(SERVERS, self.mixes)
+            mixing_matrices(SERVERS, self.mixes)
         )
 
     def running_means(self) -> tuple[Tensor, Tensor, Tensor]:

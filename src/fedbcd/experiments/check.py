@@ -23,13 +23,13 @@ from fedbcd.engines.participation import (
 )
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Federations, Job
-from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
+from fedbcd.protocol.clouds import AsyncCloud, DynamicGraph, GraphCloud
 from fedbcd.record.eventlog import LogReader
 from fedbcd.schedule.delays import Constant
 from fedbcd.spec import RunSpec
 from fedbcd.theory import assumptions
 from fedbcd.theory.assumptions import Bias, Finding, Smoothness, Verdict
-from fedbcd.theory.mixing import first_b_matrices
+from fedbcd.theory.mixing import mixing_matrices
 
 
 @dataclass(frozen=True)
@@ -222,16 +222,13 @@ def _of_the_schedule(
         ]
     if isinstance(spec.cloud, GraphCloud):
         matrices = [torch.tensor(m, dtype=torch.float64) for m in spec.cloud.mixing]
-        graphs = [[(n, m) for n, m in matrix.nonzero().tolist()] for matrix in matrices]
-        edges: Sequence[Sequence[tuple[int, int]]] = [
-            graphs[t % len(graphs)] for t in range(seen.rounds)
-        ]
         beyond = (
-            beyond if seen.rounds < 2 * len(graphs) else ""
+            beyond if seen.rounds < 2 * len(matrices) else ""
         )  # the graphs come round again and again
     else:
-        matrices = first_b_matrices(servers, seen.mixes)
-        edges = [[(first[0], n) for n in first[1:]] for first in seen.mixes]
+        matrices = mixing_matrices(servers, seen.mixes, spec.cloud.weights)
+    graphs = [[(n, m) for n, m in matrix.nonzero().tolist()] for matrix in matrices]
+    edges = [graphs[t % len(graphs)] for t in range(seen.rounds)]
     return [
         *found,
         assumptions.connectivity(servers, edges, source, beyond),
@@ -284,7 +281,9 @@ def _server_step(
     over those who count.
     """
     method = spec.method_of(federation)
-    if isinstance(spec.cloud, AsyncCloud) and spec.cloud.first < len(federation.servers):
+    if isinstance(spec.cloud, AsyncCloud | DynamicGraph) and spec.cloud.first < len(
+        federation.servers
+    ):
         return assumptions.unequal_server_steps()
     weights, step = method.penalties(federation.devices), method.step
     assert isinstance(step, Relative | Absolute)
