@@ -49,7 +49,7 @@ def _schedule(one: Job) -> Schedule:
     return Schedule(one.method, one.spec.clock, one.spec.seed, one.active)
 
 
-@pytest.mark.parametrize("length", [{"steps": [1, 2]}, {"epochs": [1, 2]}], ids=lambda a: [*a][0])
+@pytest.mark.parametrize("length", [{"steps": [1, 2]}, {"epochs": [1, 2]}], ids=str)
 def test_arrivals_and_work_are_those_of_the_simulation(
     length: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -61,19 +61,7 @@ def unit(h: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     return (((h >> 12) & ((1 << 52) - 1)).astype(np.float64) + 0.5) * 2.0**-52
 
 
-<<<<<<< HEAD
-def address_one(seed: int, stream: int, *parts: int) -> int:
-    """`address` of plain integers, as an unsigned 64-bit integer: the same bits, without arrays."""
-    h = _mix_int(seed + (stream + 1) * _GOLDEN)
-    for part in parts:
-        h = _mix_int(h + (part + 1) * _GOLDEN)
-    return h & _MASK
-
-
 def steps(seed: int, device: int, session: int, low: int, high: int, stream: int = STEPS) -> int:
-=======
-def steps(seed: int, device: int, session: int, low: int, high: int) -> int:
->>>>>>> main
     """K_i: how many steps device i takes in a session, uniform on low .. high."""
     return low + below_one(seed, stream, high - low + 1, device, session)
 

@@ -28,6 +28,7 @@ from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.messages import COORDINATOR, Actor, number_of
 from fedbcd.schedule.delays import Clock
+from fedbcd.schedule.events import Schedule
 from fedbcd.spec import RunSpec
 
 
