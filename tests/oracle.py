@@ -459,9 +459,7 @@ class Simulation:
         """The device's side of one activation: (K_i, x_i, x_prev)."""
         d, s, z = self.devices[i], self.settings, self.servers[n].z
         if s.algorithm == "fedbcd-i":  # A2.13-19, with K_i of the device's latest session
-            k = steps_of(s, i, max(d.sessions - 1, 0), self.problem.sizes[i])
-            if s.pull_steps is not None:
-                k = pulls_of(s, i, d.activations - 1)
+            k = self.length_of(i, d.activations - 1)
             return (
                 k,
                 *pull_to_server(

@@ -66,10 +66,10 @@ def test_on_the_rigorous_cloud_over_the_rounds_of_the_run(first: int) -> None:
 
 
 def test_fedbcd_i_waits_for_arrivals_of_the_available_only() -> None:
-    algorithm = fb.FedBCDI(available=5)
+    algorithm = fb.FedBCDI(available=5, offline_time="free")
     job = parse(
         job_table(
-            algorithm={"name": "fedbcd-i", "available": 5},
+            algorithm={"name": "fedbcd-i", "available": 5, "offline_time": "free"},
             federation={"servers": 10, "devices": 10, "active": 3},
         )
     )[0]

@@ -201,9 +201,10 @@ class Method:
     personal: str = "x"
     result: str = "z"
     # what a schedule and a mini-batch are made from
-    steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high, times what a pass has:
+    steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high, or as many passes:
     passes: Sequence[int] = ()  # steps in a pass over its data, of each device; empty: one
-    pull_steps: tuple[int, int] | None = None  # of an activation; None: K_i of the latest session
+    # of an activation that takes no gradients; None: as many as were drawn for the latest session
+    pull_steps: tuple[int, int] | None = None
     batch: Batch = 32
     projection: Projection = EVERYWHERE  # x(0) is in X, and what is uploaded
     offline_limit: int | None = None  # offline rounds in a row without contact
@@ -239,28 +240,27 @@ class Method:
         """Whether devices train offline by timers of their own, and are busy meanwhile."""
         return bool(self.offline) and self.offline_time == "timed"
 
-    def pass_of(self, device: int) -> int:
-        """Steps in one of what is drawn for a session."""
-        return self.passes[device] if self.passes else 1
+    def has_passes(self, *, offline: bool) -> bool:
+        """Whether what is drawn are passes over the data: not for pulls, which read none."""
+        return bool(self.passes) and not pulls_only(self.offline if offline else self.plan)
+
+    def pass_of(self, device: int, *, offline: bool) -> int:
+        """Steps in one of what is drawn for an offline round, or an activation."""
+        return self.passes[device] if self.has_passes(offline=offline) else 1
 
     def length(self, seed: int, device: int, session: int, activation: int | None) -> Length:
         """Of a session; `activation`: its number, None in an offline round."""
-        if self.pull_steps is not None and activation is not None:
-            pulls = draws.steps(seed, device, activation, *self.pull_steps, stream=draws.PULLS)
-            return Length(pulls, pulls)
-        drawn = draws.steps(seed, device, session, *self.steps)
-        return Length(drawn, drawn * self.pass_of(device))
-
-    def drawn_of(self, device: int, steps: int) -> int:
-        """What was drawn for an activation of so many steps."""
-        return steps // self.pass_of(device) if self.pull_steps is None else steps
+        if activation is not None and self.pull_steps is not None:
+            drawn = draws.steps(seed, device, activation, *self.pull_steps, stream=draws.PULLS)
+        else:
+            drawn = draws.steps(seed, device, session, *self.steps)
+        return Length(drawn, drawn * self.pass_of(device, offline=activation is None))
 
     def lengths(self, *, offline: bool) -> tuple[int, int]:
         """The fewest and the most steps of an offline round, or of an activation."""
-        if self.pull_steps is not None and not offline:
-            return self.pull_steps
-        passes = self.passes or (1,)
-        return self.steps[0] * min(passes), self.steps[1] * max(passes)
+        low, high = self.steps if offline else self.pull_steps or self.steps
+        passes = self.passes if self.has_passes(offline=offline) else (1,)
+        return low * min(passes), high * max(passes)
 
     def available_of(self, members: int) -> int:
         """How many of a server's members can train in a round."""

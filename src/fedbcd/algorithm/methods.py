@@ -152,7 +152,8 @@ class FedBCDI(_PersonalSettings):
     offline_limit: int = 4  # offline rounds in a row without contact
     # offline rounds take the time of their steps, or none and fall on the coordinator's rounds
     offline_time: OfflineTime = "timed"
-    pull_steps: tuple[int, int] | None = None  # of an activation; None: K_i of the latest session
+    # penalty steps of an activation; None: as many as steps or epochs in the latest session
+    pull_steps: tuple[int, int] | None = None
     momentum_after_contact: Contact = (
         "kept"  # x - x_prev after penalty steps: as before, "pull": the last step, "restart": none
     )

@@ -104,7 +104,7 @@ class Outline:
         self._offline = np.zeros_like(
             self._members
         )  # FedBCD-I: offline rounds since the last contact
-        self._passes = np.array(schedule.method.passes or 1, dtype=np.int64)
+        self._passes = np.array(schedule.method.passes, dtype=np.int64)
         self._blocks: dict[int, _Block] = {}
         self._phase = [0] * len(servers) if self._first else []  # Sync-cloud: the round
         self._all = np.arange(len(servers))
@@ -218,7 +218,7 @@ class Outline:
         return _Block(
             device,
             activation,
-            drawn * self._pass_of(device),
+            drawn * self._pass_of(device, offline=False),
             np.take_along_axis(delay, chosen, -1),
             self._work(device, activation, drawn),
         )
@@ -238,9 +238,10 @@ class Outline:
             draws.address(self._schedule.seed, stream, device, number), high - low + 1
         )
 
-    def _pass_of(self, device: Ints) -> Ints:
+    def _pass_of(self, device: Ints, *, offline: bool) -> Ints:
         """Steps in one of them."""
-        return self._passes[device] if self._passes.ndim else self._passes
+        has = self._schedule.method.has_passes(offline=offline)
+        return self._passes[device] if has else np.ones_like(device)
 
     def _work(self, device: Ints, activation: Ints, drawn: Ints) -> Floats:
         """So many steps, or passes, of one drawn length each."""
@@ -272,9 +273,9 @@ class Outline:
         session = np.maximum(session - 1, 0)
         if method.pull_steps is None:
             drawn = self._steps(device, session)
-            steps = drawn * self._pass_of(device)
         else:
-            steps = drawn = self._between(method.pull_steps, draws.PULLS, device, activation)
+            drawn = self._between(method.pull_steps, draws.PULLS, device, activation)
+        steps = drawn * self._pass_of(device, offline=False)
         ends = (self.now + np.take_along_axis(delay, chosen, -1)) + self._work(
             device, activation, drawn
         )
@@ -300,7 +301,7 @@ class Outline:
         device, session = self._members[place], self._sessions[place]
         self._sessions[place] += 1
         self._offline[place] += 1
-        steps = self._steps(device, session) * self._pass_of(device)
+        steps = self._steps(device, session) * self._pass_of(device, offline=True)
         return Jobs(device, session, steps, place.nonzero()[0])
 
 

@@ -41,7 +41,7 @@ def expected_work(federation: Federation, spec: RunSpec) -> np.ndarray[Any, np.d
     for members in federation.servers:
         for device in members:
             samples = federation.sizes[device] if batch == "all" else batch
-            steps = drawn * method.pass_of(device)
+            steps = drawn * method.pass_of(device, offline=bool(method.offline))
             work[device] = min(1.0, active / len(members)) * steps * samples
     return work
 

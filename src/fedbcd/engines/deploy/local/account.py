@@ -66,7 +66,7 @@ def _beyond_draws(
             ahead.add(phase)
         if visits.counted[k] == phase:
             drawn = _drawn(spec, device, phases.number[phase], visits.activation[k])
-            length = method.drawn_of(device, max(visits.steps[k], 0))
+            length = max(visits.steps[k], 0) // method.pass_of(device, offline=False)
             due[phase] = max(due[phase], drawn[0] + length * drawn[1])
     beyond, last = (
         [phases.ended[k] - phases.opened[k] - scale * due[k] for k in chosen if k not in ahead]
