@@ -89,6 +89,8 @@ class Settings:
     epochs: bool = False  # `steps` are passes over the device's data
     pull_steps: tuple[int, int] | None = None
     offline_time: str = "free"
+    clip: float = np.inf  # the longest difference that an upload makes
+    scale: float = 0.0  # of the integers in which differences are sent; 0: as they are
     links: list[list[tuple[int, int]]] = field(default_factory=list)  # one graph after another
     link_failure: float = 0.0
     link_seed: int = 0
@@ -326,7 +328,7 @@ class Simulation:
         """A joining device starts with x = x_prev = z_n, and that copy counts in m from then on."""
         z = self.servers[n].z
         self.devices[i] = Device(z.copy(), z.copy())
-        self.servers[n].copies[i] = z.copy()
+        self.servers[n].copies[i] = self.in_integers(i, z)
 
     def dismiss(self, n: int, i: int) -> None:
         """A leaving device is dropped from its server's copies and from m; its model remains its
@@ -490,12 +492,32 @@ class Simulation:
         d.x, d.x_prev = x, x_prev
         d.busy = False
         d.offline = 0
-        server.copies[i] = x.copy()  # A1.14: the copies of the others stay as they are
+        # A1.14: the copies of the others stay as they are
+        server.copies[i] = self.understood(n, i, x)
         self.activations.append((time, i, number, k))
         self.rest(time, i)
         server.missing -= 1
         if server.missing == 0:
             self.end_phase(time, n)
+
+    # ---- layers on uploads: docs/architecture.md, "Wires"; without them a copy is x_i ----
+
+    def in_integers(self, i: int, x: np.ndarray) -> np.ndarray:
+        """The nearest x for which weight (x - x(0)) is a whole multiple of the scale."""
+        s, start = self.settings, self.problem.start
+        if s.scale == 0.0:
+            return x.copy()
+        weight = self.problem.sizes[i] if s.algorithm in ("fedavg", "fedprox") else s.penalty[i]
+        return start + np.rint(weight * (x - start) / s.scale) * s.scale / weight
+
+    def understood(self, n: int, i: int, x: np.ndarray) -> np.ndarray:
+        """A device sends how x_i differs from its server's copy of it; from z_n where only the
+        active ones count.
+        """
+        server, s = self.servers[n], self.settings
+        had = server.copies[i] if s.algorithm == "fedbcd" else self.in_integers(i, server.z)
+        length = np.sqrt(np.sum((x - had) ** 2))
+        return self.in_integers(i, had + (x - had) * (s.clip / length) if length > s.clip else x)
 
     def end_phase(self, time: float, n: int) -> None:
         """Report to the coordinator; an isolated server (rigorous Async-cloud) steps alone and goes

@@ -6,8 +6,17 @@ import warnings
 
 from fedbcd import trackers as trackers
 from fedbcd.algorithm.augment import Augment, FlipCrop
-from fedbcd.algorithm.methods import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
+from fedbcd.algorithm.methods import (
+    Algorithm,
+    FedAvg,
+    FedBCD,
+    FedBCDI,
+    FedProx,
+    FineTuned,
+    Local,
+)
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.wire import Clip, Integers
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.data.partition import (
@@ -66,6 +75,7 @@ __all__ = [
     "Ball",
     "Box",
     "Churn",
+    "Clip",
     "Clock",
     "Cloud",
     "Cluster",
@@ -79,12 +89,15 @@ __all__ = [
     "FedBCDI",
     "FedProx",
     "Federation",
+    "FineTuned",
     "FlipCrop",
     "Gamma",
     "GraphCloud",
     "History",
     "IID",
+    "Integers",
     "Job",
+    "Local",
     "LogNormal",
     "Natural",
     "Newcomer",

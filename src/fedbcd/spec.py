@@ -21,6 +21,7 @@ from torch import nn
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
 from fedbcd.algorithm.method import Absolute, Facts, Method, Relative
 from fedbcd.algorithm.methods import ALGORITHMS, Algorithm, FedBCD
+from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
 from fedbcd.config import build, check_keys, choose, convert, follow_renamed
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
@@ -95,7 +96,8 @@ def plain(value: Any) -> Any:
         return str(value).removeprefix("torch.")
     if isinstance(value, Mapping):
         return sorted(value.items())
-    return describe(value) if value is None or is_dataclass(value) else _as_text(value)
+    described = value is None or is_dataclass(value) or isinstance(value, tuple)
+    return describe(value) if described else _as_text(value)
 
 
 def _as_text(value: Any) -> Any:
@@ -120,6 +122,12 @@ def _clock(value: Any, where: str) -> Clock:
 
 def _churn(value: Any, where: str) -> Churn:
     return build(Churn, value, where)
+
+
+def _layers(value: Any, where: str) -> tuple[Layer, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f'{where} = {value!r} must be a list, such as [{{name = "integers"}}]')
+    return tuple(choose(LAYERS, each, f"{where}[{k}]") for k, each in enumerate(value))
 
 
 def _engine(value: Any, where: str) -> str | Cluster:
@@ -201,6 +209,18 @@ class Numerics:
         "the folder of an earlier run, with whose personal and global models this one begins,"
         " without momentum",
     )
+    uploads: Sequence[Layer] = option(
+        (),
+        "layers between devices and their server's sum, in order: fb.Clip(norm) bounds what one"
+        " upload changes, fb.Integers(scale) makes sums whole numbers, which have the same bits in"
+        " any order",
+        read=_layers,
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.uploads, list | tuple):
+            raise ConfigError(f"uploads={self.uploads!r} must be a list of layers: [fb.Clip(1.0)]")
+        object.__setattr__(self, "uploads", tuple(self.uploads))
 
     @property
     def kept_as(self) -> torch.dtype:
@@ -483,6 +503,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 f" dtype={self.dtype} out"
             )
         check_measure(self.chosen_measure)
+        check_layers(self.uploads)
         if is_own(type(self.cloud)):
             self._check_own_cloud()
 
@@ -509,8 +530,19 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     def _check_method(self, federation: Federation) -> None:
         method, sync = self.method_of(federation), self.cloud.sync
+        check_layers(self.uploads, discount=method.discount is not None)
         largest = max(method.weights(federation.sizes))
         method.penalties(federation.devices)  # refuses a wrong number of them
+        if method.cloud != "any" and sync != (method.cloud == "sync"):
+            which, instead = (
+                ("one z for all servers", "sync")
+                if method.cloud == "sync"
+                else ("a z for each server", "async")
+            )
+            raise ConfigError(
+                f"{method.name} is for clouds with {which}, and the {self.cloud.name} cloud is none"
+                f" of them; use the {instead} cloud"
+            )
         forgets = isinstance(method.step, Relative) and method.step.step == 1.0
         if forgets and method.order == "mix, step" and not sync and method.counts == "active":
             raise ConfigError(
@@ -540,6 +572,11 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 f" server{late}"
             )
         method = self.method_of(federation)
+        if method.at_once is not None and method.at_once < active:
+            raise ConfigError(
+                f"{method.name}: at_once={method.at_once} must be active={active} or more: so many"
+                " uploads end a phase"
+            )
         if method.available is not None:
             available = min(method.available_of(n) for n in members)
             if active > available:

@@ -18,6 +18,7 @@ from fedbcd.engines.cluster.options import expected_work, shards_of
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.spec import RunSpec
 from support.clusters import QUIET, TWO
+from support.naive import OWN, lines, own_method
 from support.runs import (
     BCD,
     CASES,
@@ -62,9 +63,34 @@ def test_every_algorithm_on_every_cloud_as_in_the_simulation(case: str) -> None:
 
 
 @pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize("case", OWN)
+def test_methods_of_other_people(case: str, tmp_path: Path) -> None:
+    """Bundles, several sums, the age of an upload; their modules are not where actors look."""
+
+    def trained(rounds: int = 6, **more: Any) -> fb.Run:
+        settings: dict[str, Any] = {"cloud": OWN[case], "active": 2, "looks": 1, **more}
+        return fb.train(lines(), own_method(case), rounds=rounds, dtype=torch.float64, **settings)
+
+    here = trained()
+    trained(3, engine=TWO, out=tmp_path)
+    there = trained(engine=TWO, out=tmp_path, resume=True)
+    assert largest_difference(here, there) < BOUND
+
+
+@pytest.mark.usefixtures("two_nodes")
 @pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-i-rigorous"])
 def test_devices_that_join_and_leave(case: str) -> None:
     assert largest_difference(*both(case, joins={3: 4, 9: 2}, leaves={7: 3, 0: 5})) < BOUND
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_with_integers_every_bit_is_that_of_the_simulation_on_one_actor_and_on_two() -> None:
+    settings: dict[str, Any] = {"rounds": 3, "looks": 1, "certify_every": 0, "max_batch": 1}
+    settings |= {"uploads": [fb.Clip(0.2), fb.Integers()], "joins": {3: 2}, "leaves": {7: 1}}
+    here = train("fedbcd-async", **settings)
+    for actors in (1, 2):
+        there = train("fedbcd-async", **settings, engine=fb.Cluster(actors=actors, cpus=0.25))
+        assert there.digest == here.digest
 
 
 @pytest.mark.usefixtures("two_nodes")

@@ -59,6 +59,7 @@ class Case:
     joins: tuple[tuple[int, int], ...] = ()
     leaves: tuple[tuple[int, int], ...] = ()
     clock: fb.Clock = fb.Clock()  # noqa: RUF009
+    uploads: tuple[fb.Clip | fb.Integers, ...] = ()
 
 
 GAMMA = [0.3 + 0.1 * (i % 5) for i in range(DEVICES)]
@@ -165,6 +166,17 @@ CASES |= {
 }
 
 
+# layers on uploads, of devices that differ in weight, some of which come and go
+LAID = fb.FedBCD(device_step=0.2, batch=3, penalty=[0.25 + 0.125 * (i % 5) for i in range(DEVICES)])
+LAYERS = (fb.Clip(0.1), fb.Integers(2.0**-20))
+CASES |= {
+    "integers-async": Case(LAID, fb.AsyncCloud(first=2), joins=((3, 4),), uploads=LAYERS[1:]),
+    "clipped-integers-sync": Case(LAID, fb.SyncCloud(), leaves=((7, 3),), uploads=LAYERS),
+    "clipped-integers-fedbcd-i": Case(BCDI_3, fb.RigorousCloud(first=2), uploads=LAYERS),
+    "clipped-fedavg": Case(FREE[3], fb.SyncCloud(), uploads=LAYERS[:1]),
+}
+
+
 def _federation(dtype: torch.dtype, model: type[Net] = Net) -> fb.Federation:
     data = [(x.to(dtype), y) for x, y in map(_data, range(DEVICES))]
     return fb.Federation(
@@ -232,6 +244,8 @@ def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
         joins=dict(case.joins),
         leaves=dict(case.leaves),
         momentum_after_contact=getattr(a, "momentum_after_contact", "kept"),
+        clip=next((each.norm for each in case.uploads if isinstance(each, fb.Clip)), np.inf),
+        scale=next((each.scale for each in case.uploads if isinstance(each, fb.Integers)), 0.0),
         links=[list(links) for links in getattr(case.cloud, "edges", ())],
         link_failure=getattr(case.cloud, "link_failure", 0.0),
         link_seed=getattr(case.cloud, "seed", 0),
@@ -259,6 +273,7 @@ def _actual(
         leaves=dict(case.leaves),
         dtype=dtype,
         max_batch=max_batch,
+        uploads=case.uploads,
     )
 
 
@@ -277,6 +292,14 @@ def test_every_algorithm_on_every_cloud_agrees_with_the_oracle_in_float64(
     run = _actual(CASES[name], seed, torch.float64, max_batch)
     assert run.summary["clock"] == pytest.approx(expected.clock, rel=1e-12)
     assert _largest_difference(run, expected) < 1e-9
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "integers" in name])
+def test_coarse_integers_agree_with_the_oracle(name: str) -> None:
+    """So coarse that every digit of a sum shows how it was rounded."""
+    case = replace(CASES[name], uploads=(fb.Clip(0.3), fb.Integers(2.0**-5)))
+    run = _actual(case, 0, torch.float64, None)
+    assert _largest_difference(run, _expected(case, 0)) < 1e-9
 
 
 @pytest.mark.parametrize("name", CASES)

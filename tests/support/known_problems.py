@@ -246,6 +246,8 @@ class Trace:
     moves_TN: Tensor  # ||x_i(t+1) - x_i(t)||^2 / eta_x^2
     seen: Participation
     mixes: tuple[tuple[int, ...], ...]
+    x_TNP: Tensor  # x_i(t), t = 0..T
+    z_TVP: Tensor  # z_n(t), t = 0..T
 
     @property
     def rounds(self) -> int:
@@ -377,6 +379,8 @@ def _measured(
         moves_TN=(x_TNP[1:] - x_TNP[:-1]).square().sum(2) / known.device_step**2,
         seen=Participation(rounds, seen.mixes[:rounds], active, dict.fromkeys(active, rounds)),
         mixes=seen.mixes[:rounds],
+        x_TNP=x_TNP,
+        z_TVP=z_TVP,
     )
 
 

@@ -19,6 +19,7 @@ from fedbcd.algorithm import cloud, draws
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.plan import EVERYWHERE, Plan, Pull, Repeat, Steps, check_plan, written
 from fedbcd.algorithm.projection import Projection
+from fedbcd.algorithm.wire import Layer, Sender, Wire, check_layers, exact_weights
 from fedbcd.errors import ConfigError
 
 Width = Literal["model", "parameters"] | int  # of a vector: a model's, that without buffers, or own
@@ -168,7 +169,8 @@ class Method:
     """A method of learning.
 
     plan, offline   what an activation does, and what a device does between activations, if anything
-    at_evaluation   before a personal model is tested, on a copy
+    at_evaluation   before a personal model is tested, on copies of what the device keeps and of its
+                    server's model; with the mini-batches of session -1, and K at its largest
     slots, sends    what a device keeps, and what it uploads
     counts          whose uploads are in the sums: all members, each by its last one, or those of a
                     phase ("active")
@@ -179,8 +181,11 @@ class Method:
                     makes it one with the server's
     model, hears    what a server keeps; how many of its parts, from the first, are sent to devices
     step, order     the server's step; whether servers are mixed before it, eq. (6), or after it
-    personal        the slot that is the device's own model; "z": it has none
+    personal        the slot that is the device's own model, or what `at_evaluation` makes of it;
+                    "z": it has none
     result          the part that is tested as global model
+    cloud           for which it is: those with one z for all servers ("sync"), those where each
+                    server has its own ("async"), or any
     """
 
     name: str
@@ -200,6 +205,7 @@ class Method:
     order: Literal["mix, step", "step, mix"] = "mix, step"
     personal: str = "x"
     result: str = "z"
+    cloud: Literal["any", "sync", "async"] = "any"
     # what a schedule and a mini-batch are made from
     steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high, or as many passes:
     passes: Sequence[int] = ()  # steps in a pass over its data, of each device; empty: one
@@ -211,6 +217,9 @@ class Method:
     offline_time: OfflineTime = "timed"  # they take their time, or none, once in a round
     available: int | float | None = None  # of a server's members; a share of them below 1
     cloud_iterations: int = 1  # K_z
+    # devices of a server that may work at the same time; None: as many as still end its phase, so
+    # that nobody's upload is older than the phase
+    at_once: int | None = None
 
     def __post_init__(self) -> None:
         check_method(self)
@@ -219,6 +228,11 @@ class Method:
     def has_personal(self) -> bool:
         """Whether devices have models of their own."""
         return self.personal != "z"
+
+    @property
+    def keeps_personal(self) -> bool:
+        """Whether these are kept between sessions, not only made for a test."""
+        return any(slot.name == self.personal for slot in self.slots)
 
     @property
     def first_steps(self) -> Steps | None:
@@ -371,10 +385,20 @@ def _check_numbers(method: Method) -> None:
             f"{method.name}: members count by their last uploads, whatever their age; with a"
             " discount, let only the active ones count"
         )
+    factors = [] if method.discount is None else [method.discount(age) for age in range(9)]
+    if not all(0 < factor <= 1 for factor in factors):
+        raise ConfigError(
+            f"{method.name}: discount gives {factors} for ages 0, 1, ...; each must be above 0 and"
+            " at most 1"
+        )
     if method.order not in ("mix, step", "step, mix"):
         raise ConfigError(
             f"{method.name}: order={method.order!r} must be 'mix, step' or 'step, mix'"
         )
+    if method.cloud not in ("any", "sync", "async"):
+        raise ConfigError(f"{method.name}: cloud={method.cloud!r} must be 'any', 'sync' or 'async'")
+    if method.at_once is not None and method.at_once < 1:
+        raise ConfigError(f"{method.name}: at_once={method.at_once} must be 1 or more")
     check_range("steps", method.steps)
     check_range("pull_steps", method.pull_steps)
     batch = method.batch
@@ -425,7 +449,14 @@ class Vectors:
 class Bound:
     """A method for a model and a federation: widths, weights, and which tensors are whose."""
 
-    def __init__(self, method: Method, layout: Layout, sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        method: Method,
+        layout: Layout,
+        sizes: Sequence[int],
+        wiring: tuple[Sequence[Layer], Tensor, int] | None = None,
+    ) -> None:
+        """`wiring`: where uploads have layers, these, x(0), and the most devices of a server."""
         self.method, self.layout = method, layout
         self.weights = method.weights(sizes)
         self.penalty_N = method.penalties(len(sizes))
@@ -447,15 +478,29 @@ class Bound:
         self.needs_counts: bool = getattr(method.step, "needs_counts", True)
         # whether each device's last upload is kept, to replace it, or to bring its slots back
         self.keeps_last = bool(method.slots) or method.counts == "members"
-        # sent vectors that are in X
-        self.in_set = {sent.name for sent in method.sends if self._is_projected(sent.name)}
+        self.wire = self._wire(*wiring) if wiring is not None and wiring[0] else None
+        plain = self.wire is None
+        # sent vectors that are in X, out of which layers may carry them
+        self.in_set = {s.name for s in method.sends if plain and self._is_projected(s.name)}
         # whether what a device has contributed is its x, as it was before its session
-        self.uploads_x = [*self.upload.places] == ["x"] and self.private_F is None
+        self.uploads_x = plain and [*self.upload.places] == ["x"] and self.private_F is None
         self.sends_x = (
             self.uploads_x
             and self.upload.size == self.slots.get("x") == layout.size_F
             and not method.offline
         )
+
+    def _wire(self, layers: Sequence[Layer], start: Tensor, most: int) -> Wire:
+        check_layers(layers, discount=self.method.discount is not None)
+        wire = Wire(layers, self.first_upload(start), most)
+        if wire.whole:
+            self.weights = exact_weights(self.weights)
+        return wire
+
+    def weight_of(self, device: int, age: int) -> float:
+        """Of an upload in a sum, since whose start so many versions of z were made."""
+        weight, discount = self.weights[device], self.method.discount
+        return weight if discount is None else weight * discount(age)
 
     def width(self, width: Width) -> int:
         """In values."""
@@ -523,7 +568,7 @@ class Bound:
         """
         first = {slot.name: self.first(slot, start) for slot in self.method.slots}
         if self.method.counts == "members" and not self.sends_x:
-            first[SENT] = self.first_upload(start)
+            first[SENT] = self.known(0, start)
         return first
 
     def begun(self, slot: Slot, upload: Tensor, start: Tensor) -> Tensor:
@@ -546,6 +591,34 @@ class Bound:
             for vector in self.method.sends
         }
         return self.upload.joined(sent) if sent else model[:0]
+
+    # ---------------------------------------------------------------------------------------------
+    # contributions: what servers add up; without layers on uploads that is what was sent
+    def known(self, device: int, model: Tensor) -> Tensor:
+        """What a device contributes that has trained nothing yet, where z is `model`."""
+        first = self.first_upload(model)
+        return first if self.wire is None else self.wire.known(first, self.sender(device))
+
+    def base(self, device: int, last: Tensor | None, z: Tensor) -> Tensor:
+        """What a message is added to: the device's `last` contribution, where members count;
+        otherwise that of one who was sent z and has trained nothing.
+        """
+        return self.known(device, z) if last is None else last
+
+    def factor(self, weight: float) -> float:
+        """By what a contribution is multiplied in a sum; messages have been on the device."""
+        return weight if self.wire is None else math.copysign(1.0, weight)
+
+    def sent_by(self, device: int, contribution: Tensor) -> Tensor:
+        """What the device has sent."""
+        if self.wire is None:
+            return contribution
+        weight = self.weights[device]
+        return self.wire.value(contribution, weight) / (weight or 1.0)
+
+    def sender(self, device: int, activation: int = -1) -> Sender:
+        """For layers."""
+        return Sender(device, activation, self.weights[device])
 
     def uploaded(self, registers: Model) -> Tensor:
         """What travels. Of private tensors what came from the server goes back."""
@@ -571,6 +644,7 @@ class Bound:
         if weight == 0.0:
             return mixed
         w = self.model.views(mixed)
+        total = total if self.wire is None else self.wire.value(total, weight)
         sums = Sums(self.upload.views(total), weight, count, members)
         found = {**w, **self.method.step(w, sums)}
         if self.private_F is not None:

@@ -82,7 +82,9 @@ class Trainer:
         seed: int,
         start: Tensor,
         max_batch: int | None,
+        bound: Bound | None = None,
     ) -> None:
+        """`bound`: the method as it is bound in this run, where uploads have layers."""
         if max_batch is not None and max_batch < 1:
             raise ConfigError(
                 f"max_batch={max_batch} must be 1 or more; leave it out to train all that is due"
@@ -90,7 +92,7 @@ class Trainer:
             )
         where = start.device
         self.method = method
-        self.bound = Bound(method, objective.layout, federation.sizes)
+        self.bound = bound or Bound(method, objective.layout, federation.sizes)
         self.objective = objective.to(where)
         self._start = start
         self.seed = seed
@@ -105,8 +107,9 @@ class Trainer:
         )
         self._positions, self._starts = federation.positions.to(where), federation.starts.to(where)
         self._sizes = torch.tensor(federation.sizes, device=where)
-        plans = ((method.plan, False), (method.offline, True))
-        most = max(batches_of(plan, method.lengths(offline=off)[1]) for plan, off in plans)
+        plans = (method.plan, method.offline, method.at_evaluation)
+        longest = max(method.lengths(offline=offline)[1] for offline in (False, True))
+        most = max(batches_of(plan, longest) for plan in plans)
         self._grid = (
             None if method.batch == "all" else draws.grid(max(1, most), method.batch, where)
         )
@@ -213,6 +216,10 @@ class Trainer:
             self.run_compiled(jobs, models, registers.get("z"), workers or OneWorker())
             return {**registers, "x": models.new_x, "x_prev": models.new_prev}
         plan = self.method.offline if jobs[0].offline else self.method.plan
+        return self.interpreted(plan, jobs, registers)
+
+    def interpreted(self, plan: Plan, jobs: list[Session], registers: Registers) -> Registers:
+        """What this plan makes of the registers, by torch."""
         session = MiniBatches(self, jobs, plan)
         penalty = self.penalty_of(
             torch.tensor([job.device for job in jobs], device=self._starts.device)

@@ -4,7 +4,7 @@ way.
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fedbcd.algorithm.methods import Algorithm
+from fedbcd.algorithm.wire import Layer
 from fedbcd.compute.ahead import Ahead, AheadWithEvents
 from fedbcd.compute.backends import Choice, choices
 from fedbcd.compute.numbers import Numbers
@@ -25,7 +26,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.data.measure import Measure, untested
 from fedbcd.engines.cluster.engine import cluster_numbers
 from fedbcd.engines.cluster.options import chosen_cluster
-from fedbcd.engines.look import members_of
+from fedbcd.engines.look import members_of, tested
 from fedbcd.engines.result import Progress, Run, notes_of
 from fedbcd.engines.setup import (
     find_torch_device,
@@ -68,6 +69,7 @@ def train(
     storage: torch.dtype | None = None,
     precision: Precision | None = None,
     start: str | Path | None = None,
+    uploads: Sequence[Layer] | None = None,
     measure: Measure | None = None,
     rounds: int | None = None,
     until_clock: float | None = None,
@@ -409,10 +411,10 @@ class _Training:
         """The model of every device."""
         numbers, home = self.numbers, self.machines.home
         x_NF = numbers.personal_NF
-        if isinstance(x_NF, Rows):
+        if isinstance(x_NF, Rows) and not self.method.at_evaluation:
             return x_NF.kept()
-        devices = range(self.federation.devices)
-        return torch.stack([numbers.personal(device, home[device]) for device in devices]).cpu()
+        homes = {device: home[device] for device in range(self.federation.devices)}
+        return torch.stack([*tested(numbers, homes).values()]).cpu()
 
     def _summary(self) -> dict[str, Any]:
         numbers, watcher, player = self.numbers, self.watcher, self.player

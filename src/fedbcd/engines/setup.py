@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedbcd.algorithm.method import Bound
 from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import Devices, StackedDevices
@@ -33,6 +34,7 @@ def make_machines(spec: RunSpec, federation: Federation) -> Machines:
         method.cloud_iterations,
         method.offline_limit,
         set(spec.changes(federation)[0]),
+        method.at_once,
     )
 
 
@@ -64,7 +66,9 @@ def make_trainer(
     start = objective.layout.flatten(module, spec.dtype).to(device)
     p = objective.layout.size_P
     start[:p] = method.projection.project(start[:p])  # x(0) is in X
-    trainer = Trainer(federation, method, objective, spec.seed, start, spec.max_batch)
+    wiring = spec.uploads, start.to(spec.kept_as), max(map(len, federation.servers))
+    bound = Bound(method, objective.layout, federation.sizes, wiring)
+    trainer = Trainer(federation, method, objective, spec.seed, start, spec.max_batch, bound)
     return trainer, start
 
 

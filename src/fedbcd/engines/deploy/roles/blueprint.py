@@ -86,6 +86,8 @@ class Blueprint:
                 f"dtype={spec.dtype}, storage={spec.storage}, precision={spec.precision!r}: a"
                 " deployment computes and stores float32 only"
             )
+        if spec.uploads:
+            raise ConfigError("uploads: a deployment has no layers on uploads yet; leave them out")
         layout = Layout(module)
         groups = tuple(tuple(members) for members in servers)
         who = (
@@ -169,7 +171,9 @@ class Blueprint:
     def server_machine(self, server: int) -> Server:
         """A fresh machine."""
         members = [device for device in self.servers[server] if device not in self.late]
-        return Server(server, members, self.active, self.method.cloud_iterations, self.cloud.sync)
+        method = self.method
+        phases = self.active, method.cloud_iterations, self.cloud.sync, method.at_once
+        return Server(server, members, *phases)
 
     def coordinator_machine(self) -> Coordinator:
         """A fresh machine."""
