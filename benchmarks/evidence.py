@@ -45,8 +45,10 @@ except ImportError:  # models are neither saved nor read here
             setattr(sys.modules[missing], said, type(said, (Exception,), {}))
 
 import numpy as np
+import tables
 import torch
 from as_published import Published, Training, played
+from tables import COLUMNS
 
 import fedbcd as fb
 from fedbcd.data.samples import LoadedDataset, Samples, Scale
@@ -58,9 +60,7 @@ from fedbcd.experiments.readings import READINGS
 from fedbcd.spec import Place, Watch
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results" / "mnist"
 KEPT = ROOT / "runs" / "evidence" / "runs.jsonl"  # of an interrupted run, until a file is whole
-COLUMNS = ("round", "clock", "global_accuracy", "personal_accuracy", "worst_decile")
 FIGURES = ("fig3a", "fig3b", "fig3c", "fig4a", "fig4b", "fig4c", "fig4d")
 TEXT = ("beta", "rigorous", "aspg", "smooth3", "smooth6")
 READ = ("fig3a", "fig3b", "fig3c", "fig4c", "fig4d", "smooth3", "smooth6")  # under other readings
@@ -348,9 +348,14 @@ def work(pipe: Connection, todo: Sequence[Wanted], folder: str, on: str, end: fl
             traceback.print_exc()
             answer = f"{type(error).__name__}: {error}".splitlines()[0]
         pipe.send(answer)
+        if isinstance(answer, str):
+            return
         gc.collect()
         if on != "cpu":
             torch.cuda.empty_cache()
+
+
+MOST_FAILURES = 30
 
 
 class Crew:
@@ -360,15 +365,19 @@ class Crew:
 
     def __init__(self, todo: list[Wanted], folder: str, on: str, workers: int, end: float) -> None:
         self.todo, self.end, self.next = todo, end, 0
-        context = get_context("fork" if on == "cpu" else "spawn")
+        self._given = (todo, folder, on, end)
+        self._context = get_context("fork" if on == "cpu" else "spawn")
         self.busy: dict[Connection, tuple[int, float]] = {}
         self.longest: dict[Any, float] = {}
-        self.processes = []
+        self.processes: list[Any] = []
+        self.most = workers + MOST_FAILURES
         for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=work, args=(theirs, todo, folder, on, end), daemon=True
-            )
+            self._start()
+
+    def _start(self) -> None:
+        if len(self.processes) < self.most:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=work, args=(theirs, *self._given), daemon=True)
             process.start()
             theirs.close()
             self.processes.append(process)
@@ -399,10 +408,13 @@ class Crew:
                     try:
                         answer = pipe.recv()
                     except EOFError:
-                        yield self.todo[number], "its process died"
-                        continue
-                    self.longest[kind] = max(self.longest.get(kind, 0.0), time.time() - began)
-                    self._give(pipe)
+                        answer = "its process died"
+                    if isinstance(answer, str):  # a GPU is of no use to a process after an error
+                        self._start()
+                    else:
+                        spent = time.time() - began
+                        self.longest[kind] = max(self.longest.get(kind, 0.0), spent)
+                        self._give(pipe)
                     yield self.todo[number], answer
         finally:
             for process in self.processes:
@@ -494,6 +506,111 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + (" changed" if changed else "")
 
 
+# ------------------------------------------------------------------------------------------------
+# what there is
+Lines = dict[str, tuple[dict[str, Any], dict[str, Any]]]  # key -> its line, and what made it
+
+
+def lines_of(path: Path) -> Lines:
+    found: Lines = {}
+    head: dict[str, Any] = {}
+    for text in path.read_text().splitlines() if path.exists() else []:
+        line = json.loads(text) if text.endswith("}") else {}  # the last may have been cut off
+        if "made with" in line:
+            head = line["made with"]
+        elif line:
+            found[key_of(as_now(line["settings"]), line["seed"])] = (line, head)
+    return found
+
+
+def lines_of_files() -> Lines:
+    found: Lines = {}
+    for file in tables.files():
+        content = tables.read(file)
+        for run in content["runs"] if not file.startswith("fig3d") else ():
+            for seed, one in run["seeds"].items():
+                columns = {name: one[name] for name in COLUMNS}
+                line = {"settings": run["settings"], "probe": run["probe"], "columns": columns}
+                line |= {"seed": int(seed), "seconds": one["seconds"], "on": one["on"]}
+                key = key_of(as_now(run["settings"]), int(seed))
+                found[key] = (line, content["made"][one["made"]])
+    return found
+
+
+def is_stale(run: Wanted, lines: Lines) -> bool:
+    """Not there, or made by a code that computed other numbers."""
+    return run.key not in lines or not agree(lines[run.key][0]["probe"], probe(run.job))
+
+
+def agree(known: list[float] | str, now: list[float] | str) -> bool:
+    if isinstance(known, str) or isinstance(now, str):
+        return known == now
+    return all(abs(a - b) <= 1e-9 * max(abs(a), abs(b)) for a, b in zip(known, now, strict=True))
+
+
+def take(lines: Lines) -> None:
+    """Write the files of all runs that are there and not stale; the files there are stay in
+    front of what is taken where they are as good.
+    """
+    have = lines_of_files() | lines
+    for file in dict.fromkeys(run.file for run in wanted()):
+        runs = [run for run in wanted() if run.file == file]
+        there = [run for run in runs if not is_stale(run, have)]
+        if not there:
+            tables.path_of(file).unlink(missing_ok=True)
+            continue
+        tables.write(file, _content(file, there, have))
+        missing = len(runs) - len(there)
+        print(f"{file}: {len(there)} runs" + (f", {missing} missing" if missing else ""))
+
+
+def _content(file: str, there: Sequence[Wanted], have: Lines) -> dict[str, Any]:
+    heads = list({json.dumps(have[run.key][1]): have[run.key][1] for run in there}.values())
+    runs: dict[str, dict[str, Any]] = {}
+    for run in there:
+        line, head = have[run.key]
+        about = {"title": run.title, "settings": as_now(line["settings"]), "probe": line["probe"]}
+        one = {"made": heads.index(head), "on": line["on"], "seconds": line["seconds"]}
+        runs.setdefault(run.title, {**about, "seeds": {}})["seeds"][str(run.seed)] = (
+            one | line["columns"]
+        )
+    return {
+        "panel": there[0].panel,
+        "reading": there[0].reading,
+        "command": f"python benchmarks/evidence.py --only {file} --data DIR",
+        "made": heads,
+        "runs": list(runs.values()),
+    }
+
+
+# seconds of a run on one core, roughly, for an estimate where none has been made on a CPU
+SECONDS = {"fig3": 60.0, "fig4": 60.0, "beta": 70.0, "rigo": 70.0, "aspg": 60.0, "smoo": 250.0}
+
+
+def show(todo: Sequence[Wanted], lines: Lines, workers: int) -> None:
+    """What is stale, and how long it will take."""
+    print(f"sources {sources()}, as published {sources(published=True)}")
+    total = 0.0
+    for file in dict.fromkeys(run.file for run in todo):
+        runs = [run for run in todo if run.file == file]
+        stale = [run for run in runs if is_stale(run, lines)]
+        heads = [lines[run.key][1] for run in runs if run.key in lines]
+        older = any(head.get("sources", ["", ""])[run_kind(file)] != sources(run_kind(file) == 1)
+                    for head in heads)  # fmt: skip
+        slow = 10.0 if file.split("-")[-1] in SLOW else 1.0
+        seconds = len(stale) * SECONDS[file[:4]] * slow
+        total += seconds
+        said = f"{len(stale)} to compute, about {seconds / 60:.0f} minutes" if stale else "there"
+        said += ", made by other sources that compute the same" if older and not stale else ""
+        print(f"{file}: {len(runs)} runs, {said}")
+    print(f"about {total / 60 / workers:.0f} minutes on {workers} free cores")
+
+
+def run_kind(file: str) -> int:
+    """Which of the two hashes of sources is about a file."""
+    return int(file.endswith(PUBLISHED))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -507,18 +624,27 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--take", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     only = given.only.split(",") if given.only else []
     todo = [w for w in wanted() if not only or w.file in only]
     todo = [w for w in todo if given.seeds is None or w.seed < given.seeds]
-    todo = different(todo)
-    if given.list:
-        for name in dict.fromkeys(w.file for w in todo):
-            print(name, sum(w.file == name for w in todo))
-        print(len(todo), "runs")
-        return
-    compute(todo, given, given.out / "runs.jsonl" if given.out else KEPT)
+    if given.take:
+        take(lines_of(given.take))
+    elif given.list:
+        show(todo, lines_of_files() | lines_of(KEPT), given.workers)
+    elif given.data is None:
+        sys.exit("say where the four MNIST files are, with --data DIR or FEDBCD_DATA")
+    elif given.out:
+        compute(different(todo), given, given.out / "runs.jsonl")
+    else:
+        have = lines_of_files() | lines_of(KEPT)
+        compute([run for run in different(todo) if is_stale(run, have)], given, KEPT)
+        take(lines_of(KEPT))
+    if given.take or not (given.out or given.list):
+        tables.draw()
+        tables.fill()
 
 
 if __name__ == "__main__":

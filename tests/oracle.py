@@ -19,7 +19,7 @@ MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE = 1, 2, 3, 4, 5
 OFFLINE, REST, PULLS = 14, 15, 16
-LINKS = 25
+LINKS, CLASSES, SPEEDS, DROPOUT = 25, 26, 27, 28
 
 Mean = np.ndarray | None  # of no models there is none
 
@@ -63,6 +63,16 @@ class Problem:
 
 
 @dataclass
+class Class:
+    """Devices whose arrivals, steps and transfers take so many times as long (determinism.md)."""
+
+    factors: dict[str, float]
+    share: float = 0.0
+    devices: tuple[int, ...] = ()
+    servers: tuple[int, ...] = ()
+
+
+@dataclass
 class Settings:
     """How it is solved. `server_step` is the relative eta_z of SPEC 4."""
 
@@ -94,6 +104,12 @@ class Settings:
     links: list[list[tuple[int, int]]] = field(default_factory=list)  # one graph after another
     link_failure: float = 0.0
     link_seed: int = 0
+    classes: list[Class] = field(default_factory=list)
+    speed_quantile: Callable[[float], float] | None = None
+    night: float = 1.0
+    period: float = 1.0
+    transfer: dict[int, float] = field(default_factory=dict)  # of a model down and up
+    dropout: float = 0.0
 
 
 @dataclass
@@ -138,10 +154,11 @@ class Server:
     available: list[int] = field(default_factory=list)
     phases: int = 0
     selected: list[int] = field(default_factory=list)
-    missing: int = 0
+    waiting: list[tuple[float, int]] = field(default_factory=list)  # when the others would ask
+    lost: list[int] = field(default_factory=list)
+    received: int = 0
     is_open: bool = False
     round: int = 0
-    waiting: list[tuple[float, int]] = field(default_factory=list)  # would ask then
 
 
 def drawn_length(settings: Settings, device: int, session: int) -> int:
@@ -375,7 +392,8 @@ class Simulation:
         d, s = self.devices[i], self.settings
         if self.is_timed and d.offline < s.offline_limit:
             u = unit(address(s.seed, REST, i, d.sessions, d.activations))
-            d.wakes_at = time + s.arrival_quantile(u)
+            rest = s.arrival_quantile(u) * self.factor(i, "arrival") * self.day(time)
+            d.wakes_at = time + rest
             self.later(d.wakes_at, partial(self.begin_offline, i=i))
 
     def begin_offline(self, time: float, i: int) -> None:
@@ -383,8 +401,8 @@ class Simulation:
         d, s = self.devices[i], self.settings
         if d.busy or time != d.wakes_at or self.has_left(i):
             return
-        u = unit(address(s.seed, OFFLINE, i, d.sessions))
-        d.free_at = time + drawn_length(s, i, d.sessions) * s.step_quantile(u)
+        length = drawn_length(s, i, d.sessions)
+        d.free_at = time + self.training(i, OFFLINE, d.sessions, length, time)
         d.busy = True
         self.later(d.free_at, partial(self.end_offline, i=i))
 
@@ -411,23 +429,75 @@ class Simulation:
         candidates = server.available if s.algorithm == "fedbcd-i" else list(server.copies)
         phase = server.phases
         server.phases += 1
-        delays = [
-            (s.arrival_quantile(unit(address(s.seed, ARRIVAL, i, phase))), i) for i in candidates
-        ]
-        server.waiting = [(time + delay, i) for delay, i in sorted(delays)]
-        server.selected = []
-        server.missing = min(s.active, len(delays))
+        delays = sorted((self.arrival(n, i, phase, time), i) for i in candidates)
+        server.waiting = [(time + delay, i) for delay, i in delays]
+        server.selected, server.lost, server.received = [], [], 0
         server.is_open = True
-        for _ in range(server.missing):
-            self.invite(n)
-        if not delays:
+        for _ in range(s.active):
+            self.invite(n, time)
+        if not server.selected:
             self.later(time, partial(self.end_phase, n=n))
 
-    def invite(self, n: int) -> None:
-        """The next that would ask."""
-        when, i = self.servers[n].waiting.pop(0)
-        self.servers[n].selected.append(i)
-        self.later(when, partial(self.ask, n=n, i=i))
+    def invite(self, n: int, time: float) -> None:
+        """The next arrival may take part."""
+        server = self.servers[n]
+        if server.waiting:
+            arrival, i = server.waiting.pop(0)
+            server.selected.append(i)
+            self.later(max(arrival, time), partial(self.ask, n=n, i=i))
+
+    # ---- who is slow ----
+
+    def home(self, i: int) -> int:
+        return next(n for n, members in enumerate(self.problem.servers) if i in members)
+
+    def factor(self, i: int, what: str) -> float:
+        """Of the first class that names the device or its server; shares are of the others, in
+        order of a draw.
+        """
+        classes, everybody = (
+            self.settings.classes,
+            sorted(j for members in self.problem.servers for j in members),
+        )
+        named = {
+            j: c
+            for j in everybody
+            for c in reversed(classes)
+            if j in c.devices or self.home(j) in c.servers
+        }
+        if i in named:
+            return named[i].factors.get(what, 1.0)
+        free = sorted(
+            (unit(address(self.settings.seed, CLASSES, j)), j) for j in everybody if j not in named
+        )
+        rank = [j for _, j in free].index(i)
+        total = 0.0
+        for c in classes:
+            total += c.share
+            if rank < round(total * len(free)):
+                return c.factors.get(what, 1.0)
+        return 1.0
+
+    def day(self, time: float) -> float:
+        s = self.settings
+        return 1 + (s.night - 1) * (1 - math.cos(2 * math.pi * time / s.period)) / 2
+
+    def arrival(self, n: int, i: int, phase: int, time: float) -> float:
+        """How long after the opening of a phase a device asks."""
+        drawn = self.settings.arrival_quantile(unit(address(self.settings.seed, ARRIVAL, i, phase)))
+        return drawn * self.factor(i, "arrival") * self.day(time)
+
+    def work(self, i: int, number: int, k: int, time: float) -> float:
+        """K_i steps of one drawn length, and a model down and up."""
+        took = self.training(i, PROCESS, number, k, time)
+        return took + self.factor(i, "transfer") * self.settings.transfer.get(i, 0.0)
+
+    def training(self, i: int, stream: int, number: int, k: int, time: float) -> float:
+        """Steps of one drawn length."""
+        s = self.settings
+        took = k * s.step_quantile(unit(address(s.seed, stream, i, number)))
+        speed = s.speed_quantile(unit(address(s.seed, SPEEDS, i))) if s.speed_quantile else 1.0
+        return took * self.factor(i, "step") * speed * self.day(time)
 
     def ask(self, time: float, n: int, i: int) -> None:
         """Device i asks, gets z_n and is busy until it uploads, K_i step times later. One that
@@ -438,16 +508,43 @@ class Simulation:
             server = self.servers[n]
             server.selected.remove(i)
             server.waiting = sorted([*server.waiting, (d.free_at, i)])
-            self.invite(n)
+            self.invite(n, time)
             return
         d.wakes_at = -1.0
         number = d.activations
         d.activations += 1
         d.busy = True
         length, (k, x, x_prev) = self.length_of(i, number), self.activate(n, i)
-        one_step = s.step_quantile(unit(address(s.seed, PROCESS, i, number)))
+        took = self.work(i, number, length, time)
         news = (i, number, k, x, x_prev)
-        self.later(time + length * one_step, partial(self.upload, n=n, news=news))
+        u = unit(address(s.seed, DROPOUT, i, number))
+        if u < s.dropout:
+            self.later(time + u / s.dropout * took, partial(self.lose, n=n, i=i))
+        else:
+            self.later(time + took, partial(self.upload, n=n, news=news))
+
+    def lose(self, time: float, n: int, i: int) -> None:
+        """The activation comes to nothing: the next arrival takes its place; with FedBCD-I one
+        that was not available, if nobody else is left.
+        """
+        server, d = self.servers[n], self.devices[i]
+        d.busy, d.offline = False, 0
+        self.rest(time, i)
+        server.selected.remove(i)
+        server.lost.append(i)
+        if self.is_complete(server):
+            self.end_phase(time, n)
+            return
+        if not server.waiting:
+            rest = set(server.copies) - {*server.selected, *server.lost}
+            server.waiting = sorted(
+                (time + self.arrival(n, j, server.phases - 1, time), j) for j in rest
+            )
+        self.invite(n, time)
+
+    def is_complete(self, server: Server) -> bool:
+        """Whether nobody is missing, of q or of all who have not been lost in this phase."""
+        return server.received >= min(self.settings.active, len(server.copies) - len(server.lost))
 
     def length_of(self, i: int, activation: int) -> int:
         """How many drawn times an activation lasts: its steps, epochs or penalty steps."""
@@ -496,8 +593,8 @@ class Simulation:
         server.copies[i] = self.understood(n, i, x)
         self.activations.append((time, i, number, k))
         self.rest(time, i)
-        server.missing -= 1
-        if server.missing == 0:
+        server.received += 1
+        if self.is_complete(server):
             self.end_phase(time, n)
 
     # ---- layers on uploads: docs/architecture.md, "Wires"; without them a copy is x_i ----

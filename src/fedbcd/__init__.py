@@ -47,12 +47,16 @@ from fedbcd.protocol.clouds import (
 from fedbcd.record.history import History, Row
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
+    Bandwidth,
     Clock,
     Constant,
+    Day,
+    DeviceClass,
     Exponential,
     Gamma,
     LogNormal,
     Trace,
+    Traces,
     Uniform,
     Weibull,
 )
@@ -73,6 +77,7 @@ __all__ = [
     "AsyncCloud",
     "Augment",
     "Ball",
+    "Bandwidth",
     "Box",
     "Churn",
     "Clip",
@@ -80,6 +85,8 @@ __all__ = [
     "Cloud",
     "Cluster",
     "Constant",
+    "Day",
+    "DeviceClass",
     "Dirichlet",
     "Diversity",
     "DynamicGraph",
@@ -117,6 +124,7 @@ __all__ = [
     "SyncCloud",
     "TensorBoxes",
     "Trace",
+    "Traces",
     "Uniform",
     "Weibull",
     "accuracy",

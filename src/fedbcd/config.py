@@ -14,7 +14,7 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -174,6 +174,9 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin is not None and issubclass(origin, Sequence) and isinstance(value, list | tuple):
         return _items(value, origin, arguments, where)
+    if is_dataclass(hint) and isinstance(value, Mapping):
+        assert isinstance(hint, type)
+        return build(hint, value, where)
     if hint is float and type(value) is int:
         try:
             return float(value)
@@ -200,6 +203,9 @@ def _items(
 
 
 def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str) -> Any:
+    tables = [option for option in hints if is_dataclass(option)]
+    if tables and isinstance(value, Mapping):
+        return convert(value, tables[0], where)
     for option in hints:
         try:
             return convert(value, option, where)

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
-from fedbcd.algorithm.method import Absolute, Facts, Method, Relative
+from fedbcd.algorithm.method import Absolute, Bound, Facts, Method, Relative
 from fedbcd.algorithm.methods import ALGORITHMS, Algorithm, FedBCD
+from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
 from fedbcd.config import build, check_keys, choose, convert, follow_renamed
 from fedbcd.data.federation import Federation
@@ -33,6 +34,7 @@ from fedbcd.record.start import named
 from fedbcd.recorded import completed, going_on, in_record, shortened
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
+from fedbcd.schedule.times import Times
 from fedbcd.theory.mixing import cut_off
 
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -116,7 +118,7 @@ def _changes(value: Any, where: str) -> dict[int, int]:
 
 
 def _clock(value: Any, where: str) -> Clock:
-    parts = {"arrival": DELAYS, "step": DELAYS}
+    parts = {"arrival": DELAYS, "step": DELAYS, "speeds": DELAYS}
     return build(Clock, value, where.removeprefix("run."), parts)
 
 
@@ -457,6 +459,18 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         """What the algorithm computes, in this federation."""
         return self.algorithm.method(Facts(federation.devices, federation.sizes))
 
+    def sent(self, federation: Federation) -> tuple[float, float]:
+        """Bytes that a device receives and sends in an activation, where it matters."""
+        if self.clock.bandwidth is None:
+            return 0.0, 0.0
+        layout = Layout(federation.make_model(self.seed))
+        bound = Bound(self.method_of(federation), layout, federation.sizes)
+        return bound.heard.size * self.dtype.itemsize, bound.upload.size * self.dtype.itemsize
+
+    def times(self, federation: Federation) -> Times:
+        """How long its devices take."""
+        return Times(self.clock, self.seed, federation.servers, self.sent(federation))
+
     def changes(self, federation: Federation) -> tuple[Changes, Changes]:
         """Device -> round in which it joins, and leaves: those that are named, and those that churn
         draws.
@@ -513,6 +527,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         self._check_changes(federation)
         self._check_active(federation)
         self._check_method(federation)
+        self.times(federation)  # refuses whom nobody knows
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:
                 check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))

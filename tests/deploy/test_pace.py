@@ -3,7 +3,6 @@ beyond them.
 """
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from fedbcd.engines.deploy.processes.pace import Drawn, Real
 from fedbcd.experiments.job import Job, parse
 from fedbcd.protocol.messages import (
     Activated,
+    Failed,
     OfflineDue,
     OfflineTrained,
     OpenPhase,
@@ -24,7 +24,7 @@ from fedbcd.protocol.messages import (
     number_of,
 )
 from fedbcd.record.eventlog import LogReader, Transition
-from fedbcd.schedule.events import Schedule
+from fedbcd.schedule.times import Times
 from support.processes import job
 
 SCALE = 0.25
@@ -42,21 +42,35 @@ def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
 def _pace(one: Job, device: int) -> Drawn:
     each = one.federation.devices
     members = range(device // each * each, (device // each + 1) * each)
-    return Drawn(device, members, _schedule(one), SCALE)
+    return Drawn(device, members, one.method, _times(one), one.active, SCALE)
 
 
-def _schedule(one: Job) -> Schedule:
-    return Schedule(one.method, one.spec.clock, one.spec.seed, one.active)
+def _times(one: Job) -> Times:
+    return one.spec.times(one.make_federation())
 
 
-@pytest.mark.parametrize("length", [{"steps": [1, 2]}, {"epochs": [1, 2]}], ids=str)
+UNEQUAL = {
+    "classes": [{"servers": [1], "step": 5.0}, {"share": 0.5, "arrival": 2.0}],
+    "day": {"period": 9.0, "night": 4.0},
+    "bandwidth": {"up": 1e4},
+    "dropout": 0.3,
+}
+
+
+@pytest.mark.parametrize(
+    ("clock", "length"),
+    [({}, {"steps": [1, 2]}), (UNEQUAL, {"steps": [1, 2]}), ({}, {"epochs": [1, 2]})],
+    ids=["alike", "unequal", "epochs"],
+)
 def test_arrivals_and_work_are_those_of_the_simulation(
-    length: dict[str, Any], tmp_path: Path
+    tmp_path: Path, clock: Any, length: dict[str, Any]
 ) -> None:
-    one, steps = _simulated(tmp_path / "run", algorithm={"name": "fedbcd", "batch": 4, **length})
+    algorithm = {"name": "fedbcd", "batch": 4, **length}
+    one, steps = _simulated(tmp_path / "run", clock=clock, algorithm=algorithm)
     opened: dict[int, tuple[float, int]] = {}  # server -> when, and which phase
     let_in: dict[int, tuple[float, Any]] = {}
-    compared = 0
+    freed_at = {0: 0.0, 1: 0.0}  # server -> when it last lost a device
+    compared, lost = 0, 0
     for step in steps:
         for command in step.commands:
             if isinstance(command, OpenPhase):
@@ -67,16 +81,21 @@ def test_arrivals_and_work_are_those_of_the_simulation(
         began, phase = opened[device // 4]
         match step.event:
             case Woke():
-                assert _pace(one, device).arrival(phase, 0) == pytest.approx(
-                    SCALE * (step.time - began)
-                )
+                asks = _pace(one, device).arrival(phase, 0, SCALE * began)
+                freed = SCALE * (freed_at[device // 4] - began)  # in a place that became free
+                assert max(asks or 0.0, freed) == pytest.approx(SCALE * (step.time - began))
             case Activated():
                 let_in[device] = step.time, step.commands[0]
             case Trained():
-                began, work = let_in[device]
-                took = _pace(one, device).work(work)
-                assert took == pytest.approx(SCALE * (step.time - began))
+                since, work = let_in[device]
+                took = _pace(one, device).work(work, SCALE * since)
+                assert took == pytest.approx(SCALE * (step.time - since))
                 compared += 1
+            case Failed():
+                number = step.commands[0].message.activation  # type: ignore[attr-defined]
+                assert _pace(one, device).lost_after(number) is not None
+                lost, freed_at[device // 4] = lost + 1, step.time
+    assert (lost > 0) == bool(clock)
     assert compared >= 16
 
 
@@ -89,28 +108,34 @@ def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
     }
     assert first == {device for device in range(8) if _pace(one, device).trains_offline(0)}
     assert all(
-        (_pace(one, device).arrival(0, 0) is None) == (device not in first) for device in range(8)
+        (_pace(one, device).arrival(0, 0, 0.0) is None) == (device not in first)
+        for device in range(8)
     )
 
 
 def test_a_device_that_joins_late_is_available_now_and_then() -> None:
     (one,) = parse(job(algorithm={**FREE, "available": 2}))
-    late = Drawn(3, range(3), replace(_schedule(one), active=1), SCALE)
+    late = Drawn(3, range(3), one.method, Times(one.spec.clock, one.spec.seed, []), 1, SCALE)
     available = [late.trains_offline(round_) for round_ in range(100)]
     assert 30 <= sum(available) <= 70
-    assert [late.arrival(0, round_) is not None for round_ in range(100)] == available
+    assert [late.arrival(0, round_, 0.0) is not None for round_ in range(100)] == available
 
 
 def test_a_real_device_asks_at_once_and_takes_as_long_as_it_takes() -> None:
     work = Train(activation=0, session=0, model="z/0")
-    assert (Real().arrival(3, 1), Real().work(work)) == (0.0, 0.0)
-    assert (Real().trains_offline(2), Real().rest(0, 0)) == (False, None)
+    assert (Real().arrival(3, 1, 0.0), Real().work(work, 0.0)) == (0.0, 0.0)
+    assert (Real().trains_offline(2), Real().rest(0, 0, 0.0)) == (False, None)
 
 
-def test_offline_rounds_that_take_time_begin_and_end_as_in_the_simulation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clock", [{}, UNEQUAL], ids=["alike", "unequal"])
+def test_offline_rounds_that_take_time_begin_and_end_as_in_the_simulation(
+    tmp_path: Path, clock: Any
+) -> None:
     """After each piece of work a timer begins; none begins another piece before it is over."""
     one, steps = _simulated(
-        tmp_path / "run", algorithm={"name": "fedbcd-i", "steps": [1, 2], "offline_limit": 2}
+        tmp_path / "run",
+        algorithm={"name": "fedbcd-i", "steps": [1, 2], "offline_limit": 2},
+        clock=clock,
     )
     machines = {i: [0.0, 0, 0] for i in range(8)}  # idle since, sessions, activations
     began: dict[int, tuple[float, Any]] = {}
@@ -123,26 +148,32 @@ def test_offline_rounds_that_take_time_begin_and_end_as_in_the_simulation(tmp_pa
         pace = _pace(one, device)
         match step.event:
             case OfflineDue():
-                assert SCALE * (step.time - idle) == pytest.approx(pace.rest(session, activation))
+                rest = pace.rest(session, activation, SCALE * idle)
+                assert SCALE * (step.time - idle) == pytest.approx(rest)
                 began[device] = step.time, step.commands[0]
             case OfflineTrained():
                 since, work = began.pop(device)
-                assert SCALE * (step.time - since) == pytest.approx(pace.work(work))
+                assert SCALE * (step.time - since) == pytest.approx(pace.work(work, SCALE * since))
                 machines[device] = [step.time, session + 1, activation]
                 in_a_row[device] += 1
             case Woke():
                 assert device not in began, "it is busy until its offline round ends"
-            case Trained():
+            case Trained() | Failed():
                 machines[device] = [step.time, session, activation + 1]
                 in_a_row[device] = 0
     assert max(in_a_row.values()) == 2
     assert sum(session for _, session, _ in machines.values()) > 16
 
 
-def test_a_simulation_costs_nothing_beyond_its_own_clock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clock", [{}, UNEQUAL], ids=["alike", "unequal"])
+def test_a_simulation_costs_nothing_beyond_its_own_clock(tmp_path: Path, clock: Any) -> None:
     """The account of a log whose clock is exact: no overhead, and as many uploads as there were."""
-    one, steps = _simulated(tmp_path / "run", cloud={"name": "async", "first": 1})
-    found = account(tmp_path / "run" / "events.jsonl", one.spec, Deploy(time_scale=1.0))
+    one, steps = _simulated(tmp_path / "run", cloud={"name": "async", "first": 1}, clock=clock)
+    found = account(
+        tmp_path / "run" / "events.jsonl",
+        _times(one),
+        Deploy(time_scale=1.0),
+    )
     assert found["phase_overhead_s"] == pytest.approx(0.0, abs=1e-9)
     assert found["round_overhead_s"] == pytest.approx(0.0, abs=1e-9)
     assert found["activations"] == sum(

@@ -2,6 +2,7 @@
 each change some of it.
 """
 
+import csv
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -355,7 +356,9 @@ def _job(table: Mapping[str, Any]) -> Job:
 
 
 def _with_times(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A trace of [clock] may name a file with one recorded time per line instead of its values."""
+    """A trace of [clock] may name a file with one recorded time per line instead of its values;
+    traces, a table (CSV) with the columns device or server, and seconds.
+    """
     clock = table.get("clock")
     if not isinstance(clock, Mapping):
         return table
@@ -363,9 +366,12 @@ def _with_times(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _delay(table: Any, where: str) -> Any:
-    if not (isinstance(table, Mapping) and table.get("name") == "trace" and "file" in table):
+    name = table.get("name") if isinstance(table, Mapping) else None
+    if name not in ("trace", "traces") or "file" not in table:
         return table
     path = Path(str(table["file"]))
+    if name == "traces":
+        return _traces(path, where)
     try:
         values = [float(line) for line in path.read_text().split()]
     except (OSError, ValueError) as error:
@@ -373,6 +379,20 @@ def _delay(table: Any, where: str) -> Any:
             f"{where}.file = {str(path)!r} is not a list of times, one per line: {error}"
         ) from None
     return {"name": "trace", "values": values}
+
+
+def _traces(path: Path, where: str) -> dict[str, Any]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [*csv.DictReader(file)]
+        by = "device" if rows and "device" in rows[0] else "server"
+        values = [[int(row[by]), float(row["seconds"])] for row in rows]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where}.file = {str(path)!r} is not a table (CSV) whose first line names the columns"
+            f" device or server, and seconds: {error}"
+        ) from None
+    return {"name": "traces", "by": by, "values": values}
 
 
 def _is_small(federation: Federation) -> bool:

@@ -31,7 +31,8 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 _HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in _TYPES.values()}
 
 BEFORE: dict[str, dict[str, Any]] = {
-    name: {"anew": False} for name in ("DeviceLeft", "Dismiss")
+    "Failed": {"reason": messages.NOT_FINITE},
+    **{name: {"anew": False} for name in ("DeviceLeft", "Dismiss")},
 }  # fields that 0.1.0 did not have
 
 

@@ -17,11 +17,13 @@ from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
 from fedbcd.protocol.device import DeviceState
 from fedbcd.protocol.messages import (
+    DROPOUT,
     Actor,
     Command,
     DeviceJoined,
     DeviceLeft,
     Event,
+    Failed,
     OfflineDue,
     OfflineTrained,
     OpenPhase,
@@ -36,8 +38,9 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
-from fedbcd.schedule.delays import Clock, Floats, quantile_at
+from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.times import Times
 from fedbcd.schedule.work import Reader, Round
 
 Devices = npt.NDArray[np.int64]
@@ -56,23 +59,7 @@ class Schedule:
         default_factory=dict
     )  # device -> round at whose start it joins
     leaves: Mapping[int, int] = field(default_factory=dict)
-
-    def work(self, device: int, work: Train | Pull | TrainOffline) -> tuple[int, float]:
-        """K_i, and the time: of each step, or pass over the data, one drawn length."""
-        number = None if isinstance(work, TrainOffline) else work.activation
-        length = self.method.length(self.seed, device, work.session, number)
-        if number is None and not self.method.takes_time_offline:
-            return length.steps, 0.0
-        address = (draws.OFFLINE, device, work.session)
-        if number is not None:
-            address = (draws.PROCESS, device, number)
-        u = draws.unit_one(self.seed, *address)
-        return length.steps, length.drawn * quantile_at(self.clock.step, u)
-
-    def rest(self, device: int, session: int, activation: int) -> float:
-        """Before an offline round that takes its time: as long as an arrival."""
-        u = draws.unit_one(self.seed, draws.REST, device, session, activation)
-        return quantile_at(self.clock.arrival, u)
+    sent: tuple[float, float] = (0.0, 0.0)  # bytes of an activation, down and up
 
 
 class Simulation:
@@ -82,6 +69,7 @@ class Simulation:
         self.driver = driver
         self.machines = driver.machines
         self.schedule = schedule
+        self.times = Times(schedule.clock, schedule.seed, self.machines.groups, schedule.sent)
         self.now = 0.0
         self.round = 0
         self._agenda: list[tuple[float, int, Actor, Event]] = []  # a heap
@@ -146,15 +134,18 @@ class Simulation:
                 for time, other in self._arrivals[server].take(1):
                     self._invite(server, time, other)
                 return
-            case Trained():
-                self._expected.pop(device, None)
+        is_over = isinstance(event, Trained | Failed)
+        if is_over:
+            self._expected.pop(device, None)
         self._deliver(actor, event)
-        if isinstance(event, Trained | OfflineTrained):
+        if is_over or isinstance(event, OfflineTrained):
             self._rest(device)
         server = self.machines.home[device]
-        goes_on = isinstance(event, Trained) and server not in self._opened
-        if goes_on and self.schedule.method.at_once and self.machines.servers[server].places:
+        goes_on = is_over and server not in self._opened and self.machines.servers[server].places
+        if goes_on and self.schedule.method.at_once:
             self._fill(server)  # its place is free
+        elif goes_on and isinstance(event, Failed):
+            self._invite_next(server)
 
     def _deliver(self, actor: Actor, event: Event) -> None:
         """Deliver an event and all that follows from it at once: messages take no time."""
@@ -181,17 +172,21 @@ class Simulation:
     def _start_work(self, actor: Actor, work: Train | Pull | TrainOffline) -> None:
         """The clock model says when it ends."""
         device = number_of(actor)
-        steps, time = self.schedule.work(device, work)
-        if not isinstance(work, TrainOffline):
-            self._next.pop(device, None)
-            self._at(self.now + time, actor, Trained(activation=work.activation, steps=steps))
+        steps, took = self.times.of(self.schedule.method, device, work, self.now)
+        if isinstance(work, TrainOffline):
+            trained = OfflineTrained(session=work.session, steps=steps)
+            if self.schedule.method.takes_time_offline:
+                self._ends[device] = self.now + took
+                self._at(self._ends[device], actor, trained)
+            else:
+                self._inbox.append((actor, trained))
             return
-        trained = OfflineTrained(session=work.session, steps=steps)
-        if self.schedule.method.takes_time_offline:
-            self._ends[device] = self.now + time
-            self._at(self._ends[device], actor, trained)
+        self._next.pop(device, None)
+        part = self.times.lost_after(device, work.activation)
+        if part is None:
+            self._at(self.now + took, actor, Trained(activation=work.activation, steps=steps))
         else:
-            self._inbox.append((actor, trained))
+            self._at(self.now + part * took, actor, Failed(session=work.session, reason=DROPOUT))
 
     def _rest(self, device: int) -> None:
         """Set the timer of the next offline round, as far away as an arrival; one that is suspended
@@ -202,7 +197,7 @@ class Simulation:
             return
         machine = self.machines.device(device)
         if machine.offline < (method.offline_limit or 0):
-            rest = self.schedule.rest(device, machine.session, machine.activation)
+            rest = self.times.rest_one(device, machine.session, machine.activation, self.now)
             self._next[device] = self.now + rest
             self._at(self._next[device], device_actor(device), OfflineDue())
 
@@ -215,8 +210,7 @@ class Simulation:
             if self.schedule.method.at_once is not None:  # some are still at work
                 candidates = candidates[~np.isin(candidates, [*self._expected])]
             phase = np.array([self.machines.servers[server].phase])
-            u = draws.unit(draws.address(self.schedule.seed, draws.ARRIVAL, candidates, phase))
-            delay = self.schedule.clock.arrival.quantile(u)
+            delay = self.times.arrivals(candidates, phase, self.now)
             self._arrivals[server] = _Arrivals(self.now, delay, candidates)
             self._fill(server)
         self._opened.clear()
@@ -262,26 +256,16 @@ class Simulation:
     # ---------------------------------------------------------------------------------------------
     # membership
     def _change_members(self) -> None:
-        for device in self._due(self.schedule.joins, self._arrived):
+        for device in _due(self.schedule.joins, self.round, self._arrived):
             server = self.machines.home[device]
             self._deliver(server_actor(server), DeviceJoined(device=device))
             self._rest(device)
             self._members.pop(server, None)
-        for device in self._due(self.schedule.leaves, self._gone):
+        for device in _due(self.schedule.leaves, self.round, self._gone):
             server = self.machines.home[device]
             self._deliver(server_actor(server), DeviceLeft(device=device))
             self._members.pop(server, None)
             self._replace(device, server)
-
-    def _due(self, changes: Mapping[int, int], done: set[int]) -> list[int]:
-        """Devices whose time has come; also those of a round that was skipped because two mixes
-        fell together.
-        """
-        due = sorted(
-            device for device, when in changes.items() if when <= self.round and device not in done
-        )
-        done.update(due)
-        return due
 
     def _replace(self, device: int, server: int) -> None:
         """A chosen device has gone: the next that would have asked takes its place."""
@@ -290,8 +274,19 @@ class Simulation:
             return
         arrivals.remove(device)
         if self._expected.pop(device, None) is not None:
-            for time, other in arrivals.take(1):
-                self._invite(server, time, other)
+            self._invite_next(server)
+
+    def _invite_next(self, server: int) -> None:
+        """The next that would have asked; with FedBCD-I also who was not drawn to be available, if
+        nobody else is left.
+        """
+        arrivals = self._arrivals[server]
+        if not arrivals.left:
+            rest = np.setdiff1d(self._members_of(server), arrivals.devices)
+            phase = np.array([self.machines.servers[server].phase])
+            arrivals.add(self.now, self.times.arrivals(rest, phase, self.now), rest)
+        for time, other in arrivals.take(1):
+            self._invite(server, time, other)
 
 
 class _Arrivals:
@@ -302,36 +297,53 @@ class _Arrivals:
     def __init__(self, start: float, delay: Floats, devices: Devices) -> None:
         self._start = start
         self._delay = delay  # infinite: taken, or gone
-        self._devices = devices
+        self.devices = devices
         self._late: dict[int, float] = {}  # device -> when it arrives after all
-        self._left = len(delay)
+        self.left = len(delay)
+
+    def add(self, now: float, delay: Floats, devices: Devices) -> None:
+        """More of them, whose delays begin now."""
+        self._delay = np.concatenate([self._delay, (now - self._start) + delay])
+        self.devices = np.concatenate([self.devices, devices])
+        self.left += len(delay)
 
     def take(self, number: int) -> list[tuple[float, int]]:
         """The next arrivals, at most `number`: (time, device). Of equal delays the device with the
         smaller number comes first.
         """
-        number = min(number, self._left)
+        number = min(number, self.left)
         if number <= 0:
             return []
         early = places_of_smallest(self._delay, number)
-        chosen = early[np.lexsort((self._devices[early], self._delay[early]))[:number]]
+        chosen = early[np.lexsort((self.devices[early], self._delay[early]))[:number]]
         times = (self._start + self._delay[chosen]).tolist()
         self._delay[chosen] = np.inf
-        self._left -= number
-        found = zip(times, self._devices[chosen].tolist(), strict=True)
+        self.left -= number
+        found = zip(times, self.devices[chosen].tolist(), strict=True)
         return [(self._late.get(device, time), device) for time, device in found]
 
     def put_back(self, device: int, time: float) -> None:
         """One that was taken comes later."""
         self._late[device] = time
-        self._delay[self._devices == device] = time - self._start
-        self._left += 1
+        self._delay[self.devices == device] = time - self._start
+        self.left += 1
 
     def remove(self, device: int) -> None:
         """Forget a device that has gone."""
-        place = (self._devices == device) & np.isfinite(self._delay)
+        place = (self.devices == device) & np.isfinite(self._delay)
         self._delay[place] = np.inf
-        self._left -= int(place.sum())
+        self.left -= int(place.sum())
+
+
+def _due(changes: Mapping[int, int], round_: int, done: set[int]) -> list[int]:
+    """Devices whose time has come; also those of a round that was skipped because two mixes fell
+    together.
+    """
+    due = sorted(
+        device for device, when in changes.items() if when <= round_ and device not in done
+    )
+    done.update(due)
+    return due
 
 
 def places_of_smallest(values: Floats, number: int) -> Devices:

@@ -10,6 +10,7 @@ from fedbcd.protocol.messages import (
     DeviceJoined,
     DeviceLeft,
     Event,
+    Failed,
     OfflineDue,
     OfflineTrained,
     Trained,
@@ -20,7 +21,7 @@ from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.work import Reader, Round
 
 # nothing brings them about
-BEGINNINGS = (Woke, Trained, OfflineDue, OfflineTrained, DeviceJoined, DeviceLeft)
+BEGINNINGS = (Woke, Trained, Failed, OfflineDue, OfflineTrained, DeviceJoined, DeviceLeft)
 
 
 class LogRounds:

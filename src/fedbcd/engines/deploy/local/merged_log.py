@@ -283,13 +283,12 @@ class _Followed:
             yield self.do(time, granted)
         seed, session = self._blueprint.seed, machine.session
         _, steps = self._blueprint.method.length(seed, self._device, session, granted.activation)
-        is_kept = isinstance(over.answer, Acknowledged)
         yield self.do(
             time,
             (
                 Trained(activation=granted.activation, steps=steps)
-                if is_kept
-                else Failed(session=machine.session)
+                if isinstance(over.answer, Acknowledged)
+                else Failed(session=machine.session, reason=over.answer.reason)
             ),
         )
 

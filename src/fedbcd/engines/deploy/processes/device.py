@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -18,8 +19,10 @@ from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Pace
 from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
-from fedbcd.protocol.device import NOT_FINITE, DeviceState
+from fedbcd.protocol.device import DeviceState
 from fedbcd.protocol.messages import (
+    DROPOUT,
+    NOT_FINITE,
     Actor,
     Declined,
     Failed,
@@ -127,8 +130,16 @@ class DeviceProcess(Process):
         done = await _in_thread(self.role.compute)
         self.metrics.training.observe(time.monotonic() - began)
         if work is not None and isinstance(done.event, Trained | OfflineTrained):
-            due = began + self.pace.work(work)
-            await asyncio.sleep(max(due - time.monotonic(), 0.0))
+            now = self.clock.now() - time.monotonic() + began
+            took, part = self.pace.work(work, now), None
+            if isinstance(done.event, Trained):
+                part = self.pace.lost_after(done.event.activation)
+            if part is not None:
+                number = work.session
+                lost = Failed(session=number, reason=DROPOUT)
+                done = replace(done, event=lost, trouble=f"lost in session {number}")
+                took *= part
+            await asyncio.sleep(max(began + took - time.monotonic(), 0.0))
         await self.events.do(lambda now: self._hand_in(done, now))
 
     def _hand_in(self, done: WorkDone, now: float) -> list[Letter]:
@@ -136,9 +147,9 @@ class DeviceProcess(Process):
         self._computing = False
         if isinstance(done.event, Failed) and done.work == self.role.work:
             self._note_undone(
-                NOT_FINITE,
+                done.event.reason,
                 f"{done.trouble}; this is undone, and the device goes on with the model of before",
-                self.log.error,
+                self.log.error if done.event.reason == NOT_FINITE else self.log.warning,
             )
         return self.role.finish(done, now)
 
@@ -191,7 +202,8 @@ class DeviceProcess(Process):
             if polls and POLL not in self.timers:
                 self.timers.set(POLL, self.options.retry_s[1], self._poll)
             return
-        arrival = self.pace.arrival(phase, self._round)
+        opened = self.clock.now() - time.monotonic() + self._heard_at
+        arrival = self.pace.arrival(phase, self._round, opened)
         if arrival is not None and Woke not in self.timers:
             self.timers.set(Woke, max(self._heard_at + arrival - time.monotonic(), 0.0), self._wake)
 
@@ -230,7 +242,7 @@ class DeviceProcess(Process):
         work.
         """
         machine = self.role.machine
-        rest = self.pace.rest(machine.session, machine.activation)
+        rest = self.pace.rest(machine.session, machine.activation, self.clock.now())
         if rest is None:
             return
         if machine.state is not DeviceState.IDLE or self._phase.finished:

@@ -13,9 +13,10 @@ from typing import Protocol
 import numpy as np
 
 from fedbcd.algorithm import draws
+from fedbcd.algorithm.method import Method
 from fedbcd.engines.deploy.roles.device import Work
-from fedbcd.schedule.delays import quantile_at
-from fedbcd.schedule.events import Schedule
+from fedbcd.schedule.delays import Floats
+from fedbcd.schedule.times import Times
 
 
 class Pace(Protocol):
@@ -33,17 +34,22 @@ class Pace(Protocol):
     def among(self, members: Sequence[int]) -> "Pace":
         """The same, now that these are the members of its server."""
 
-    def arrival(self, phase: int, round_: int) -> float | None:
-        """How long after a phase opens this device asks; None: not in this phase."""
+    def arrival(self, phase: int, round_: int, now: float) -> float | None:
+        """How long after a phase opens, at `now`, this device asks; None: not in this phase."""
 
-    def work(self, work: Work) -> float:
-        """How long it takes at least."""
+    def work(self, work: Work, now: float) -> float:
+        """How long it takes at least, begun at `now`."""
+
+    def lost_after(self, activation: int) -> float | None:
+        """The part of that work after which the device is lost; None: it is not."""
 
     def trains_offline(self, round_: int) -> bool:
         """Whether the device takes an offline round in this round of the coordinator (FedBCD-I)."""
 
-    def rest(self, session: int, activation: int) -> float | None:
-        """How long after its latest work it begins an offline round; None: other timers decide."""
+    def rest(self, session: int, activation: int, now: float) -> float | None:
+        """How long after its latest work, over at `now`, it begins an offline round; None: other
+        timers decide.
+        """
 
 
 @dataclass(frozen=True)
@@ -61,16 +67,19 @@ class Real:
     def among(self, members: Sequence[int]) -> "Real":  # noqa: ARG002
         return self
 
-    def arrival(self, phase: int, round_: int) -> float | None:  # noqa: ARG002
+    def arrival(self, phase: int, round_: int, now: float) -> float | None:  # noqa: ARG002
         return 0.0
 
-    def work(self, work: Work) -> float:  # noqa: ARG002
+    def work(self, work: Work, now: float) -> float:  # noqa: ARG002
         return 0.0
+
+    def lost_after(self, activation: int) -> float | None:  # noqa: ARG002
+        return None
 
     def trains_offline(self, round_: int) -> bool:  # noqa: ARG002
         return False
 
-    def rest(self, session: int, activation: int) -> float | None:  # noqa: ARG002
+    def rest(self, session: int, activation: int, now: float) -> float | None:  # noqa: ARG002
         return None
 
 
@@ -80,7 +89,9 @@ class Drawn:
 
     device: int
     members: Sequence[int]  # of its server, as far as it has been told
-    schedule: Schedule
+    method: Method
+    times: Times
+    active: int
     scale: float
     has_own_timers = False
 
@@ -90,39 +101,49 @@ class Drawn:
     def among(self, members: Sequence[int]) -> "Drawn":
         return replace(self, members=members)
 
-    def arrival(self, phase: int, round_: int) -> float | None:
-        """The addressed draw of this device and phase; with FedBCD-I only for devices that are
-        available in this round.
+    def arrival(self, phase: int, round_: int, now: float) -> float | None:
+        """The addressed draw of this device and phase. With FedBCD-I who is not available in this
+        round does not ask; where devices may be lost, after all that are available.
         """
-        if self.schedule.method.available is not None and not self._is_available(round_):
-            return None
-        u = draws.unit_one(self.schedule.seed, draws.ARRIVAL, self.device, phase)
-        return self.scale * quantile_at(self.schedule.clock.arrival, u)
+        delay = float(self._arrivals([self.device], phase, now)[0])
+        if self.method.available is not None and not self._is_available(round_):
+            if not self.times.clock.dropout:
+                return None
+            delay += float(self._arrivals(self._available(round_), phase, now).max())
+        return self.scale * delay
 
-    def work(self, work: Work) -> float:
-        return self.scale * self.schedule.work(self.device, work)[1]
+    def _arrivals(self, devices: Sequence[int], phase: int, now: float) -> Floats:
+        return self.times.arrivals(np.array(devices), np.array([phase]), now / self.scale)
+
+    def work(self, work: Work, now: float) -> float:
+        return self.scale * self.times.of(self.method, self.device, work, now / self.scale)[1]
+
+    def lost_after(self, activation: int) -> float | None:
+        return self.times.lost_after(self.device, activation)
 
     def trains_offline(self, round_: int) -> bool:
         """FedBCD-I with offline rounds that take no time: every available device takes one in each
         round of the coordinator.
         """
-        method = self.schedule.method
-        is_free = bool(method.offline) and not method.takes_time_offline
+        is_free = bool(self.method.offline) and not self.method.takes_time_offline
         return is_free and self._is_available(round_)
 
-    def rest(self, session: int, activation: int) -> float | None:
-        if not self.schedule.method.takes_time_offline:
+    def rest(self, session: int, activation: int, now: float) -> float | None:
+        if not self.method.takes_time_offline:
             return None
-        return self.scale * self.schedule.rest(self.device, session, activation)
+        rest = self.times.rest_one(self.device, session, activation, now / self.scale)
+        return self.scale * rest
 
     def _is_available(self, round_: int) -> bool:
-        """Q~_n(t), as `schedule.events` draws it; one that is no member yet draws among the
+        return self.device in self._available(round_)
+
+    def _available(self, round_: int) -> list[int]:
+        """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
         members and itself.
         """
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
-        wanted = self.schedule.method.available_of(len(members))
-        keep = max(wanted, min(self.schedule.active, len(members)))
-        u = draws.unit(
-            draws.address(self.schedule.seed, draws.AVAILABLE, members, np.array([round_]))
-        )
-        return self.device in members[np.lexsort((members, u))[:keep]]
+        keep = max(self.method.available_of(len(members)), min(self.active, len(members)))
+        seed = self.times.seed
+        u = draws.unit(draws.address(seed, draws.AVAILABLE, members, np.array([round_])))
+        found: list[int] = members[np.lexsort((members, u))[:keep]].tolist()
+        return found
