@@ -23,7 +23,7 @@ from fedbcd.algorithm.method import Absolute, Bound, Facts, Method, Relative
 from fedbcd.algorithm.methods import ALGORITHMS, Algorithm, FedBCD
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
-from fedbcd.config import build, check_keys, choose, convert, follow_renamed
+from fedbcd.config import HOMES, build, check_keys, choose, convert, follow_renamed
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
 from fedbcd.describe import describe
@@ -113,8 +113,16 @@ def _dtype(value: Any, where: str) -> torch.dtype:
 
 def _changes(value: Any, where: str) -> dict[int, int]:
     """Of members: pairs of device and round."""
-    pairs = convert(value, tuple[tuple[int, int], ...], where)
-    return dict(pairs)
+    try:
+        pairs = convert(value, tuple[tuple[int, int], ...], where)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; write pairs of device and round, such as [[4, 5]]") from None
+    changes = dict(pairs)
+    if len(changes) < len(pairs):
+        devices = [device for device, _ in pairs]
+        twice = next(device for device in devices if devices.count(device) > 1)
+        raise ConfigError(f"{where} names device {twice} twice; keep one round of it")
+    return changes
 
 
 def _clock(value: Any, where: str) -> Clock:
@@ -642,6 +650,7 @@ def default_of(each: Field[Any]) -> Any:
 
 OPTIONS: dict[str, Field[Any]] = {f.name: f for part in PARTS for f in fields(part)}
 IN_RUN = [name for name in OPTIONS if name not in ("clock", "active")]  # they have sections
+HOMES.update(dict.fromkeys(IN_RUN, "run"))
 HINTS = get_type_hints(RunSpec)
 
 

@@ -150,6 +150,7 @@ CASES |= {
         leaves=((7, 3),),
         active=1,
     ),
+    "timed-and-slow": Case(TIMED, fb.AsyncCloud(first=2), clock=SLOW),
     "epochs-sync": Case(replace(BCD, steps=None, epochs=(1, 2)), fb.SyncCloud()),
     "epochs-prox": Case(
         fb.FedProx(device_step=0.1, batch=3, penalty=GAMMA, epochs=(1, 3)), fb.SyncCloud()

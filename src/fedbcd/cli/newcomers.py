@@ -6,9 +6,12 @@ from typing import Annotated
 import typer
 
 from fedbcd.cli.output import Json, print_json, say, screen_for
+from fedbcd.errors import ConfigError
 from fedbcd.newcomers import HELD_OUT, STEPS, personalise, samples_in
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.tensorfile import write_tensors
+
+FILE = "newcomer.safetensors"
 
 
 def personalise_command(
@@ -26,12 +29,16 @@ def personalise_command(
         int | None, typer.Option(help="Whose z (default: the mean of the servers' models).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of draws (default: the run's).")] = None,
-    out: Annotated[Path, typer.Option(help="Where its model goes.")] = Path("newcomer.safetensors"),
+    out: Annotated[Path, typer.Option(help="Where its model goes.")] = Path(FILE),
     as_json: Json = False,
 ) -> None:
     """Give a newcomer a personal model from z by the local steps of the run's algorithm, and say
     how it compares with z on samples that it did not train on.
     """
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder; name a file, such as --out {out / FILE}")
+    with writing_to(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
     tested = None if test is None else samples_in(test)
     found = personalise(
         run,

@@ -6,7 +6,7 @@ import csv
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import nn
 from fedbcd.algorithm.augment import FlipCrop
 from fedbcd.algorithm.method import Facts, Method
 from fedbcd.algorithm.methods import FedBCD
-from fedbcd.config import build, check_keys, convert, nearest, read_toml, renamed_keys
+from fedbcd.config import HOMES, build, check_keys, convert, nearest, read_toml, renamed_keys
 from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
 from fedbcd.data.federation import Federation
 from fedbcd.data.partition import Diversity, Partition, Partitioner
@@ -152,6 +152,9 @@ class ModelPart:
 
 
 ACTIVE = 3  # q, where a job file is silent
+for section, part in (("data", DataPart), ("federation", FederationPart), ("model", ModelPart)):
+    HOMES.update({key.name: section for key in fields(part) if key.name != "name"})
+HOMES["active"] = "federation"
 
 
 @dataclass(frozen=True, kw_only=True)
