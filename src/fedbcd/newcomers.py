@@ -216,14 +216,9 @@ def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
     session, since the next would begin at z again.
     """
     method = spec.algorithm.method(Facts(federation.devices, federation.sizes))
-<<<<<<< HEAD
     offline = bool(method.offline)
     length = method.lengths(offline=offline)[1] if method.has_personal else steps
-    if not method.has_personal and (method.sends[0].difference or not method.sends):
-=======
-    length = method.steps[1] if method.has_personal else steps
     if not method.has_personal and (not method.sends or method.sends[0].difference):
->>>>>>> main
         raise ConfigError(
             f"{method.name} keeps and sends no models, so it has none for a newcomer; export z"
         )
