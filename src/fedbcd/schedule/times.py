@@ -73,10 +73,11 @@ class Times:
 
     def arrivals(self, devices: Ints, phase: Ints, now: float) -> Floats:
         """After the opening of their phases, at `now`."""
-        return self._asked(draws.address(self.seed, draws.ARRIVAL, devices, phase), devices, now)
+        u = draws.unit(draws.address(self.seed, draws.ARRIVAL, devices, phase))
+        return self.arrivals_at(u, devices, now)
 
-    def _asked(self, address: Ints, devices: Ints, now: float) -> Floats:
-        u = draws.unit(address)
+    def arrivals_at(self, u: Floats, devices: Ints, now: float | Floats) -> Floats:
+        """Of these draws."""
         if self.alike:
             return self.clock.arrival.quantile(u)
         took = self._drawn(self.clock.arrival, u, devices, now) * self._arrival[devices]
@@ -86,12 +87,15 @@ class Times:
         """From the start of an activation, at `now`, to its upload; `steps`, or passes over the
         data, as they were drawn.
         """
-        address = draws.address(self.seed, draws.PROCESS, devices, activation)
-        took = self._trained(address, devices, steps, now)
+        u = draws.unit(draws.address(self.seed, draws.PROCESS, devices, activation))
+        return self.work_at(u, devices, steps, now)
+
+    def work_at(self, u: Floats, devices: Ints, steps: Ints, now: float | Floats) -> Floats:
+        """Of these draws."""
+        took = self._training(u, devices, steps, now)
         return took if self.alike else np.asarray(took + self._transfer[devices])
 
-    def _trained(self, address: Ints, devices: Ints, steps: Ints, now: float) -> Floats:
-        u = draws.unit(address)
+    def _training(self, u: Floats, devices: Ints, steps: Ints, now: float | Floats) -> Floats:
         if self.alike:
             return np.asarray(steps * self.clock.step.quantile(u))
         took = steps * self._drawn(self.clock.step, u, devices, now) * self._step[devices]
@@ -110,14 +114,14 @@ class Times:
         if not method.takes_time_offline:
             return length.steps, 0.0
         one, number, count = (np.array([part]) for part in (device, work.session, length.drawn))
-        address = draws.address(self.seed, draws.OFFLINE, one, number)
-        return length.steps, float(self._trained(address, one, count, now)[0])
+        u = draws.unit(draws.address(self.seed, draws.OFFLINE, one, number))
+        return length.steps, float(self._training(u, one, count, now)[0])
 
     def rest_one(self, device: int, session: int, activation: int, now: float) -> float:
         """From `now` to the next of them: as long as an arrival."""
         one, *numbers = (np.array([part]) for part in (device, session, activation))
-        address = draws.address(self.seed, draws.REST, one, *numbers)
-        return float(self._asked(address, one, now)[0])
+        u = draws.unit(draws.address(self.seed, draws.REST, one, *numbers))
+        return float(self.arrivals_at(u, one, now)[0])
 
     def work_one(self, device: int, activation: int, steps: int, now: float) -> float:
         """`work` of one."""
@@ -132,7 +136,7 @@ class Times:
         u = draws.unit_one(self.seed, draws.DROPOUT, device, activation)
         return u / self.clock.dropout if u < self.clock.dropout else None
 
-    def _drawn(self, law: Delay, u: Floats, devices: Ints, now: float) -> Floats:
+    def _drawn(self, law: Delay, u: Floats, devices: Ints, now: float | Floats) -> Floats:
         return drawn(law, u, Where(devices, self.home[devices], now, self.sent))
 
     def _classes(self, servers: int) -> Ints:
@@ -167,8 +171,14 @@ class Times:
             found.append(f"its class ({says or 'like the rest'})")
         if self.clock.speeds is not None:
             found.append(f"its own speed (steps x {self.speed[device]:.3g})")
-        if self._transfer[device] > 0:
-            found.append(f"its links ({self._transfer[device]:.3g} for a model down and up)")
+        rates = {name: getattr(self.clock.bandwidth, name, None) for name in ("down", "up")}
+        says = ", ".join(
+            f"{name} {rate[device] if isinstance(rate, tuple) else rate:g}"
+            for name, rate in rates.items()
+            if rate is not None
+        )
+        if says:
+            found.append(f"its links ({says})")
         return " and ".join(found)
 
 
