@@ -99,7 +99,7 @@ UNSTEADY = fb.Clock(
         (SLOW_SERVERS, fb.FedBCD(), fb.AsyncCloud(5)),
         (SLOW_SERVERS, fb.FedBCD(), fb.RigorousCloud(5)),
         (UNSTEADY, fb.FedBCD(), fb.AsyncCloud(10)),
-        (UNSTEADY, fb.FedBCDI(available=4), fb.AsyncCloud(3)),
+        (UNSTEADY, fb.FedBCDI(available=4, offline_time="free"), fb.AsyncCloud(3)),
     ],
     ids=["slow-servers", "rigorous", "unsteady", "fedbcd-i"],
 )
