@@ -12,9 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbcd.algorithm import draws
-from fedbcd.algorithm.method import Method
 from fedbcd.engines.deploy.roles.device import Work
+from fedbcd.schedule.availability import Pool
 from fedbcd.schedule.delays import Floats
 from fedbcd.schedule.times import Times
 
@@ -89,9 +88,8 @@ class Drawn:
 
     device: int
     members: Sequence[int]  # of its server, as far as it has been told
-    method: Method
+    pool: Pool
     times: Times
-    active: int
     scale: float
     has_own_timers = False
 
@@ -102,11 +100,11 @@ class Drawn:
         return replace(self, members=members)
 
     def arrival(self, phase: int, round_: int, now: float) -> float | None:
-        """The addressed draw of this device and phase. With FedBCD-I who is not available in this
-        round does not ask; where devices may be lost, after all that are available.
+        """The addressed draw of this device and phase. Who is not available in this round does not
+        ask; where devices may be lost, after all that are available.
         """
         delay = float(self._arrivals([self.device], phase, now)[0])
-        if self.method.available is not None and not self._is_available(round_):
+        if not self._is_available(round_):
             if not self.times.clock.dropout:
                 return None
             delay += float(self._arrivals(self._available(round_), phase, now).max())
@@ -116,7 +114,7 @@ class Drawn:
         return self.times.arrivals(np.array(devices), np.array([phase]), now / self.scale)
 
     def work(self, work: Work, now: float) -> float:
-        return self.scale * self.times.of(self.method, self.device, work, now / self.scale)[1]
+        return self.scale * self.times.of(self.pool.method, self.device, work, now / self.scale)[1]
 
     def lost_after(self, activation: int) -> float | None:
         return self.times.lost_after(self.device, activation)
@@ -125,11 +123,11 @@ class Drawn:
         """FedBCD-I with offline rounds that take no time: every available device takes one in each
         round of the coordinator.
         """
-        is_free = bool(self.method.offline) and not self.method.takes_time_offline
+        is_free = bool(self.pool.method.offline) and not self.pool.method.takes_time_offline
         return is_free and self._is_available(round_)
 
     def rest(self, session: int, activation: int, now: float) -> float | None:
-        if not self.method.takes_time_offline:
+        if not self.pool.method.takes_time_offline:
             return None
         rest = self.times.rest_one(self.device, session, activation, now / self.scale)
         return self.scale * rest
@@ -138,12 +136,7 @@ class Drawn:
         return self.device in self._available(round_)
 
     def _available(self, round_: int) -> list[int]:
-        """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
-        members and itself.
-        """
+        """As in a simulation; one that is no member yet draws among the members and itself."""
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
-        keep = max(self.method.available_of(len(members)), min(self.active, len(members)))
-        seed = self.times.seed
-        u = draws.unit(draws.address(seed, draws.AVAILABLE, members, np.array([round_])))
-        found: list[int] = members[np.lexsort((members, u))[:keep]].tolist()
+        found: list[int] = self.pool.available(members, round_).tolist()
         return found
