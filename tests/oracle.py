@@ -17,6 +17,7 @@ import numpy as np
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE = 1, 2, 3, 4, 5
+LINKS = 25
 
 Mean = np.ndarray | None  # of no models there is none
 
@@ -83,6 +84,9 @@ class Settings:
     joins: dict[int, int] = field(default_factory=dict)
     leaves: dict[int, int] = field(default_factory=dict)
     momentum_after_contact: str = "kept"
+    links: list[list[tuple[int, int]]] = field(default_factory=list)  # one graph after another
+    link_failure: float = 0.0
+    link_seed: int = 0
 
 
 @dataclass
@@ -216,7 +220,7 @@ def check(problem: Problem, settings: Settings) -> None:
         raise ValueError(f"unknown algorithm {settings.algorithm!r}")
     if settings.momentum_after_contact not in ("kept", "pull", "restart"):
         raise ValueError(f"unknown momentum_after_contact {settings.momentum_after_contact!r}")
-    if settings.cloud not in ("sync", "async", "rigorous"):
+    if settings.cloud not in ("sync", "async", "rigorous", "dynamic-graph"):
         raise ValueError(f"unknown cloud {settings.cloud!r}")
     if settings.algorithm in ("fedavg", "fedprox") and settings.cloud != "sync":
         raise ValueError("FedAvg and FedProx run under Sync-cloud only (SPEC 8)")
@@ -464,16 +468,40 @@ class Simulation:
             server.z = z.copy()  # A1.23
 
     def mix_and_step(self, group: list[int]) -> None:
-        """Equation (6), K_z times, with a_nm = 1/B inside the group; the other servers are
-        unchanged.
+        """Equation (6), K_z times, with a_nm = 1/B inside the group, or along its links; the other
+        servers are unchanged.
         """
         means = {n: self.mean_of([n]) for n in group}
         z = {n: self.servers[n].z for n in group}  # A1.16
         for _ in range(self.settings.cloud_iterations):  # A1.17
-            w = np.sum([z[n] for n in group], axis=0) / len(group)  # A1.19
-            z = {n: server_step(w, means[n], self.settings.server_step) for n in group}  # A1.20
+            w = dict.fromkeys(group, np.sum([z[n] for n in group], axis=0) / len(group))  # A1.19
+            if self.settings.cloud == "dynamic-graph":
+                w = self.along_links(group, z)
+            z = {n: server_step(w[n], means[n], self.settings.server_step) for n in group}  # A1.20
         for n in group:
             self.servers[n].z = z[n].copy()  # A1.23
+
+    def along_links(self, group: list[int], z: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """w_n = sum_m a_nm z_m, a_nm = 1 / (1 + max(d_n, d_m)) over the links of this round that
+        have not failed and whose two ends are in the group; a_nn = 1 - sum of the others.
+        """
+        s = self.settings
+        neighbours: dict[int, set[int]] = {n: set() for n in group}
+        for a, b in s.links[self.round % len(s.links)]:
+            n, m = sorted((a, b))
+            failed = unit(address(s.link_seed, LINKS, self.round, n, m)) < s.link_failure
+            if n in group and m in group and not failed:
+                neighbours[n].add(m)
+                neighbours[m].add(n)
+        w = {}
+        for n in group:
+            w[n], rest = np.zeros_like(z[n]), 1.0
+            for m in neighbours[n]:
+                a_nm = 1.0 / (1 + max(len(neighbours[n]), len(neighbours[m])))
+                w[n] = w[n] + a_nm * z[m]
+                rest -= a_nm
+            w[n] = w[n] + rest * z[n]
+        return w
 
     def average_models(self) -> None:
         """SPEC 8: z is the average of the active devices' models, weighted by data size; every

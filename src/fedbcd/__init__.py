@@ -6,7 +6,15 @@ import warnings
 
 from fedbcd import trackers as trackers
 from fedbcd.algorithm.augment import Augment, FlipCrop
-from fedbcd.algorithm.methods import Algorithm, FedAvg, FedBCD, FedBCDI, FedProx
+from fedbcd.algorithm.methods import (
+    Algorithm,
+    FedAvg,
+    FedBCD,
+    FedBCDI,
+    FedProx,
+    FineTuned,
+    Local,
+)
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
@@ -27,7 +35,14 @@ from fedbcd.engines.run import train
 from fedbcd.errors import RenamedWarning as _RenamedWarning
 from fedbcd.experiments.job import Job, load_job
 from fedbcd.newcomers import Newcomer, personalise
-from fedbcd.protocol.clouds import AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
+from fedbcd.protocol.clouds import (
+    AsyncCloud,
+    Cloud,
+    DynamicGraph,
+    GraphCloud,
+    RigorousCloud,
+    SyncCloud,
+)
 from fedbcd.record.history import History, Row
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
@@ -65,18 +80,21 @@ __all__ = [
     "Constant",
     "Dirichlet",
     "Diversity",
+    "DynamicGraph",
     "Exponential",
     "FedAvg",
     "FedBCD",
     "FedBCDI",
     "FedProx",
     "Federation",
+    "FineTuned",
     "FlipCrop",
     "Gamma",
     "GraphCloud",
     "History",
     "IID",
     "Job",
+    "Local",
     "LogNormal",
     "Natural",
     "Newcomer",

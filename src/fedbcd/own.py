@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,14 @@ def path_of(kind: type) -> str:
 def is_own(kind: type) -> bool:
     """Whether it is somebody else's."""
     return kind.__module__.partition(".")[0] != "fedbcd"
+
+
+def modules_of(value: Any) -> set[str]:
+    """Where the kinds of other people come from in a settings value, and in its fields."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return set()
+    own = {type(value).__module__} if is_own(type(value)) else set()
+    return own.union(*(modules_of(getattr(value, f.name)) for f in fields(value)))
 
 
 def imported(path: str, where: str) -> type[Any]:

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -26,11 +27,12 @@ from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 from fedbcd.own import is_own, path_of
-from fedbcd.protocol.clouds import CLOUDS, Cloud, GraphCloud, SyncCloud
+from fedbcd.protocol.clouds import CLOUDS, Cloud, DynamicGraph, GraphCloud, SyncCloud
 from fedbcd.record.start import named
 from fedbcd.recorded import completed, going_on, in_record, shortened
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
+from fedbcd.theory.mixing import cut_off
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 MOST_THREADS = 4096
@@ -493,6 +495,13 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:
                 check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))
+        elif isinstance(self.cloud, DynamicGraph):
+            parts = cut_off(len(federation.servers), chain(*self.cloud.edges))
+            if len(parts) > 1:
+                raise ConfigError(
+                    f"edges never connects servers {parts[1]} with servers {parts[0]}, in no round;"
+                    " add a link between them"
+                )
         elif is_own(type(self.cloud)):
             weights = self.cloud.weights(0, range(len(federation.servers)))
             if weights is not None:
@@ -502,6 +511,16 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         method, sync = self.method_of(federation), self.cloud.sync
         largest = max(method.weights(federation.sizes))
         method.penalties(federation.devices)  # refuses a wrong number of them
+        if method.cloud != "any" and sync != (method.cloud == "sync"):
+            which, instead = (
+                ("one z for all servers", "sync")
+                if method.cloud == "sync"
+                else ("a z for each server", "async")
+            )
+            raise ConfigError(
+                f"{method.name} is for clouds with {which}, and the {self.cloud.name} cloud is none"
+                f" of them; use the {instead} cloud"
+            )
         forgets = isinstance(method.step, Relative) and method.step.step == 1.0
         if forgets and method.order == "mix, step" and not sync and method.counts == "active":
             raise ConfigError(
@@ -531,6 +550,11 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 f" server{late}"
             )
         method = self.method_of(federation)
+        if method.at_once is not None and method.at_once < active:
+            raise ConfigError(
+                f"{method.name}: at_once={method.at_once} must be active={active} or more: so many"
+                " uploads end a phase"
+            )
         if method.available is not None:
             available = min(method.available_of(n) for n in members)
             if active > available:

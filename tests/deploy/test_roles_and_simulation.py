@@ -12,6 +12,7 @@ import torch
 import fedbcd as fb
 from fedbcd.engines.deploy.roles.checks import TrustLimits
 from fedbcd.errors import RecordError
+from fedbcd.own import imports
 from fedbcd.protocol.messages import (
     DeviceJoined,
     DeviceLeft,
@@ -30,6 +31,7 @@ from fedbcd.protocol.messages import (
 from fedbcd.record.eventlog import LogReader, Transition
 from fedbcd.spec import RunSpec
 from support.deployments import CASES, MODEL, Normed, Town, federation
+from support.naive import OWN, lines, own_method
 from support.runs import OUTGROWN, outgrown
 
 
@@ -143,6 +145,14 @@ def test_buffers_travel_with_the_model(case: str, folder: Path, towns: list[Town
     """
     algorithm, cloud = CASES[case]
     compare(RunSpec(algorithm, cloud, active=2), federation(Normed), 3, folder, towns)
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_methods_of_other_people(case: str, folder: Path, towns: list[Town]) -> None:
+    """Bundles of several parts, several sums, and uploads that are older than their phase."""
+    with imports(allowed=True):
+        spec = RunSpec(own_method(case), OWN[case], active=2)
+        compare(spec, lines(), 6, folder, towns)
 
 
 def test_one_penalty_per_device_and_the_absolute_step(folder: Path, towns: list[Town]) -> None:

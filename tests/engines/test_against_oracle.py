@@ -77,6 +77,7 @@ CLOUDS = {
     "async-1": fb.AsyncCloud(first=1),
     "rigorous": fb.RigorousCloud(first=2),
 }
+PATHS = fb.DynamicGraph([[(1, 0), (1, 2)], [(0, 2)]], first=2, link_failure=0.3, seed=3)
 CASES = {f"{a.name}-{name}": Case(a, cloud) for a in (BCD, BCDI) for name, cloud in CLOUDS.items()}
 CASES |= {
     "fedavg-sync": Case(
@@ -109,6 +110,8 @@ CASES |= {
         BCDI_3, fb.SyncCloud(), joins=((3, 4),), leaves=((7, 3),), active=1
     ),
     "join-async": Case(BCD, fb.AsyncCloud(first=2), joins=((3, 4), (9, 2))),
+    "dynamic-graph": Case(BCD, PATHS),
+    "dynamic-graph-fedbcd-i": Case(replace(BCDI, cloud_iterations=2), replace(PATHS, first=3)),
     "other-delays": Case(
         BCD, fb.AsyncCloud(first=2), clock=fb.Clock(fb.Weibull(0.7, 2.0), fb.Uniform(0.5, 2.0))
     ),
@@ -204,6 +207,9 @@ def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
         joins=dict(case.joins),
         leaves=dict(case.leaves),
         momentum_after_contact=getattr(a, "momentum_after_contact", "kept"),
+        links=[list(links) for links in getattr(case.cloud, "edges", ())],
+        link_failure=getattr(case.cloud, "link_failure", 0.0),
+        link_seed=getattr(case.cloud, "seed", 0),
     )
     return oracle.run(problem, settings)
 

@@ -46,8 +46,8 @@ def test_stores_that_are_lost_or_old_take_no_models_with_them() -> None:
     assert "by peer: ahead" in coordinator["errors"]["server/0"]
     assert coordinator["restored"] == [[], []]
     assert device["restored"][0] == []
-    assert len(device["restored"][1]) == 1  # its last contribution
-    assert device["restored"][1][0].startswith("x/1/")
+    (given,) = {*device["restored"][1]}  # its last contribution; a letter may come twice
+    assert given.startswith("x/1/")
     assert device["replayed"]
     assert not any(device["errors"].values())
 

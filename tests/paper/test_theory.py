@@ -11,17 +11,21 @@ from functools import cache
 import pytest
 import torch
 
+import fedbcd as fb
 from fedbcd.theory.bounds import (
     CertificateBounds,
+    Problem,
     certificate_bounds,
+    cloud_slack,
     consensus,
+    device_slack,
     paper_accumulation,
     paper_theorem,
     total_progress,
     trivial_bounds,
 )
 from fedbcd.theory.mixing import lemma_rate
-from support.known_problems import FIRST, KNOWN, SERVERS, Known, Trace, trace
+from support.known_problems import BORDER, FIRST, KNOWN, MEMBERS, SERVERS, SIZE, Known, Trace, trace
 
 HORIZONS = (128, 512)
 CASES = [(name, exact) for name in KNOWN for exact in (True, False)]
@@ -148,3 +152,113 @@ def test_with_a_fixed_batch_certificates_level_off_lower_for_larger_batches(name
     ]
     assert rates[0] >= 0.25
     assert rates[1] >= 0.5
+
+
+# ------------------------------------------------------------------------------------------------
+# Lemmas 1 and 2, step by step
+def costs(x_TNP: torch.Tensor, zbar_TP: torch.Tensor) -> torch.Tensor:
+    """f_i(x_i, zbar) of least squares, for every t and i."""
+    known_, columns = known("quadratic"), []
+    for device in range(known_.federation.devices):
+        own = known_.federation.owned(device)
+        a, b = known_.federation.pool.inputs[own], known_.federation.pool.targets[own][:, 0]
+        columns.append((x_TNP[:, device] @ a.T - b).square().mean(1) / 2)
+    apart = (x_TNP - zbar_TP[:, None]).square().sum(2)
+    return torch.stack(columns, 1) + known_.penalty / 2 * apart
+
+
+def test_lemma_1_every_step_of_a_device_descends_up_to_its_slack() -> None:
+    """Lemma 1: 1/(2 eta_x) ||x+ - x||^2 <= f_i(x, zbar) - f_i(x+, zbar) + ..., exact gradients."""
+    result = run("quadratic", HORIZONS[-1], None)
+    problem = known("quadratic").problem(
+        result.server_step, None, result.mixing()[0], result.period
+    )
+    mean_z = result.z_TVP.mean(1)
+    fall = costs(result.x_TNP[:-1], mean_z[:-1]) - costs(result.x_TNP[1:], mean_z[:-1])
+    moves = (result.x_TNP[1:] - result.x_TNP[:-1]).norm(dim=2)
+    tight = []
+    for device, active in result.seen.active.items():
+        last_move = 0.0
+        for t in active:
+            apart = float(result.spread_TV[t, device // MEMBERS])
+            left = float(moves[t, device]) ** 2 / (2 * problem.device_step) - float(fall[t, device])
+            assert left <= device_slack(problem, last_move, apart=apart) + 1e-12
+            tight.append(left > device_slack(problem, 0.0, apart=apart))
+            last_move = float(moves[t, device])
+    assert any(tight)  # without the term of the momentum it would not hold
+
+
+def test_lemma_2_every_step_of_the_cloud_descends_up_to_its_slack() -> None:
+    """Lemma 2: eta_z/(2 V) ||pull||^2 <= sum f_i(x_i, zbar) - sum f_i(x_i, zbar+) + ..."""
+    result = run("quadratic", HORIZONS[-1], None)
+    problem = known("quadratic").problem(
+        result.server_step, None, result.mixing()[0], result.period
+    )
+    mean_z = result.z_TVP.mean(1)
+    after = result.x_TNP[1:]
+    fall = (costs(after, mean_z[:-1]) - costs(after, mean_z[1:])).sum(1)
+    squares = result.spread_TV.square().sum(1)
+    for t in range(result.rounds):
+        left = problem.server_step / (2 * SERVERS) * float(result.pull_T[t]) - float(fall[t])
+        assert left <= cloud_slack(problem, float(squares[t])) + 1e-12
+
+
+# ------------------------------------------------------------------------------------------------
+# Remark 5
+def alone(step: float, period: int) -> Problem:
+    """Least squares under one server: Sync-cloud, all 12 devices count together."""
+    known_ = known("quadratic")
+    return Problem(
+        servers=1,
+        members=known_.federation.devices,
+        penalty=known_.penalty,
+        smoothness=known_.smoothness,
+        diameter=2 * BORDER * SIZE**0.5,
+        gradient=known_.gradient,
+        excess=known_.excess,
+        device_step=known_.device_step,
+        momentum=known_.momentum,
+        server_step=step,
+        mixing=lemma_rate(1.0, 1, 1),
+        period=period,
+    )
+
+
+def test_on_the_sync_cloud_the_pull_is_bounded_by_delta_over_eta_z_t() -> None:
+    """Remark 5: "we will be able to obtain a O(1/T) sub-linear convergence rate". eta_z is
+    constant; the history has zbar(t+1), which has come nearer by 1 - eta_z sum gamma_i.
+    """
+    known_, rounds, share = known("quadratic"), 100, 0.5
+    algorithm = fb.FedBCD(
+        device_step=known_.device_step,
+        batch="all",
+        steps=(1, 1),
+        penalty=known_.penalty,
+        momentum=known_.momentum,
+        server_step=share,
+        projection=fb.Box(-BORDER, BORDER),
+    )
+    history = fb.train(
+        known_.federation,
+        algorithm,
+        rounds=rounds,
+        active=2,
+        dtype=torch.float64,
+        evaluate_every=1,
+        certify_every=1,
+        certify_devices=12,
+        on_notice=lambda _: None,
+    ).history
+    pull = torch.tensor(history.column("pull")[1:], dtype=torch.float64) / (1 - share) ** 2
+    gap = torch.tensor(history.column("gap")[1:], dtype=torch.float64)
+    assert len(pull) == rounds
+    step = share / (known_.penalty * known_.federation.devices)
+    for t in (1, 2, 5, 20, rounds):
+        bound = certificate_bounds(alone(step, rounds), t)
+        assert math.isclose(bound.pull, known_.excess / (step * t))
+        assert float(pull[:t].mean()) <= bound.pull
+        assert float(gap[:t].mean()) <= bound.gap
+        assert bound.spread == 0
+    few, many = (certificate_bounds(alone(step, 7), t) for t in (10**4, 10**6))
+    assert math.isclose(many.pull / few.pull, 0.01)
+    assert math.isclose(many.gap / few.gap, 0.1, rel_tol=0.05)

@@ -10,6 +10,7 @@ from fedbcd.theory.bounds import (
     Problem,
     certificate_bounds,
     consensus,
+    device_slack,
     largest_move,
     paper_accumulation,
 )
@@ -128,9 +129,15 @@ def test_5_the_extrapolated_point_need_not_lie_in_x() -> None:
     assert abs(ex - -1.0) > 2.0  # ||ex - z|| is above D
 
 
+def value(
+    x: torch.Tensor, hessian: torch.Tensor, slope: torch.Tensor, gamma: float, z: torch.Tensor
+) -> float:
+    return float(x @ hessian @ x / 2 + slope @ x + gamma / 2 * (x - z).square().sum())
+
+
 def test_5_the_corrected_move_holds_for_nonconvex_costs() -> None:
     """||x+ - x|| <= (1 + eta rho) zeta D + eta (D_g + gamma D): I - eta grad f is (1 + eta
-    rho)-Lipschitz, and x = P(x).
+    rho)-Lipschitz, and x = P(x). Lemma 1 holds with it.
     """
     generator = torch.Generator().manual_seed(1)
     for _ in range(300):
@@ -161,6 +168,9 @@ def test_5_the_corrected_move_holds_for_nonconvex_costs() -> None:
             momentum=zeta,
         )
         assert float((after - x).norm()) <= largest_move(p)
+        fall = value(x, hessian, slope, gamma, z) - value(after, hessian, slope, gamma, z)
+        left = float((after - x).square().sum() / (2 * step)) - fall
+        assert left <= device_slack(p, float((x - previous).norm())) + 1e-12
 
 
 def test_6_without_self_weights_connected_servers_need_not_agree() -> None:
@@ -189,6 +199,23 @@ def test_7_b1_and_b2_grow_with_the_root_of_t() -> None:
         for t in (few, many)
     ]
     assert math.isclose(noisy[1] / noisy[0], 10, rel_tol=1e-6)
+
+
+def test_7_the_batch_must_grow_as_t_not_as_its_square_root() -> None:
+    """B_1/sqrt(T) + B_2/sqrt(R): the repaired bound on the pull has sqrt(T) sigma^2/R, which is at
+    most 1/sqrt(R) if R >= T. With R = sqrt(T) it does not fall at all.
+    """
+    d, sigma, times = 0.5, 2.0, (10**16, 10**18)
+
+    def pull(t: int, batch: float) -> float:
+        noise = sigma / math.sqrt(batch)
+        return certificate_bounds(problem(server_step=d / math.sqrt(t), noise=noise), t).pull
+
+    for batch, falls in ((math.sqrt, 1.0), (float, 0.1)):
+        few, many = (pull(t, batch(t)) for t in times)
+        assert math.isclose(many / few, falls, rel_tol=0.1)
+    fixed = [pull(t, 32) for t in times]
+    assert math.isclose(fixed[1] / fixed[0], 10, rel_tol=0.1)  # and with R = 32 it grows
 
 
 def test_7_the_repaired_gap_falls_as_the_root_of_t() -> None:

@@ -1,6 +1,7 @@
 """`fedbcd check`: verdicts, numbers, remedies, exit codes; and bad input named in a sentence."""
 
 import json
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.algorithm.objective import Objective
-from fedbcd.compute.smoothness import bias
+from fedbcd.compute.smoothness import RANDOM, bias, estimate
 from fedbcd.engines.participation import planned_participation, recorded_participation
 from fedbcd.errors import RecordError
 from fedbcd.experiments.check import check_job
@@ -61,6 +62,8 @@ def test_logistic_regression_with_small_steps_is_covered(tmp_path: Path) -> None
         "5",
     ]
     text = " ".join(fedbcd("check", path).out.split())
+    assert "Theorem 1 for T = 40: means over the rounds, at most" in text
+    assert "with |V| = 1, |Q| = 16, p = " in text
     assert (
         "everything holds: Theorem 1 covers this job. Delays are random: p and q were seen on this"
         " schedule only" in text
@@ -227,6 +230,90 @@ def test_devices_that_never_get_their_turn_are_named() -> None:
     assert "8 of 16 devices never active in 1 rounds (planned)" in finding.found
 
 
+def theorem(**changes: Any) -> dict[str, Any]:
+    found = check_job(parse(job_table(**{**SOUND, **changes}))[0], devices=2).to_table()["theorem"]
+    return found if isinstance(found, dict) else {"none": found}
+
+
+def test_the_bounds_of_theorem_1_are_said_with_this_jobs_constants() -> None:
+    """Sync-cloud, exact gradients: Remark 5, all of it bounded and not seen."""
+    found = theorem(**{"algorithm.batch": "all"})
+    c = found["constants"]
+    assert math.isclose(found["bounds"]["pull"], c["Delta*"] / (c["eta_z"] * 40))
+    assert (c["|V|"], c["|Q|"], c["rho"], found["bounds"]["spread"]) == (1, 16, 0, 0)
+    assert found["bounded"]
+    assert c["L"] == max(
+        softmax_smoothness(data.transform(data.pool.inputs[data.owned(i)], torch.float32))
+        for data in [parse(job_table(**SOUND))[0].make_federation()]
+        for i in range(16)
+    )
+    assert 40 < found["telling"]["gap"] < 2000
+    assert "T = 40 is not large enough: for gap the theorem says no more" in found["sentence"]
+    more = theorem(**{"algorithm.batch": "all", "run.rounds": 2100})
+    assert "is large enough for all three" in more["sentence"]
+    assert "p and q are those of the first 2000 rounds" in more["sentence"]
+
+
+def test_mini_batches_keep_a_bound_up_and_the_printed_constants_ask_for_more_rounds() -> None:
+    found = theorem(cloud={"name": "rigorous", "first": 3})
+    assert found["telling"]["pull"] is None
+    assert "no T is large enough for gap and pull: the noise of mini-batches" in found["sentence"]
+    assert found["paper_rounds"] > 40
+    assert found["constants"]["c"] == pytest.approx(1 / 3)
+    seen = theorem(
+        **{"model.name": f"{__name__}:Smooth", "algorithm.device_step": 1e-6}
+    )  # L_i is only seen
+    assert not seen["bounded"]
+    assert "seen on some devices" in seen["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"algorithm.projection": None}, "no bounds: they all hold the diameter D_X of a compact"),
+        ({"algorithm.steps": [1, 2]}, "no bounds: they are for steps = [1, 1]"),
+        ({"algorithm.device_step": 5.0}, "no bounds: 4(i) fails"),
+        ({"algorithm.device_step": 5.0, "run.rounds": 1}, "no bounds: 1(i), 4(i) fail"),
+    ],
+)
+def test_where_the_theorem_has_no_bounds_it_is_said_why(changes: Any, why: str) -> None:
+    assert theorem(**changes)["none"].startswith(why)
+
+
+class Smooth(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 10))
+
+
+class Quartic(nn.Module):
+    """g_i(x) = sum of x^4, with curvature 12 x^2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(9))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.x.pow(4).sum().expand(len(inputs))
+
+
+def test_l_i_is_measured_where_gradients_are_taken_which_is_beyond_x() -> None:
+    """Assumption 2(ii): on "the feasible set extended by the momentum update"."""
+    data = [(torch.zeros(2, 1), torch.zeros(2))] * 2
+    own = fb.Federation(Quartic, lambda out, _: out.mean(), data, 1)
+    objective = Objective(own.make_model(0), own.loss)
+    start = objective.layout.flatten(own.make_model(0), torch.float32)
+
+    def at_random(momentum: float) -> float:
+        method = method_of(
+            fb.FedBCD(projection=fb.Box(-1, 1), momentum=momentum, device_step=0.01), own.sizes
+        )
+        seen = estimate(own, method, objective, start).seen[RANDOM]
+        return max(curvature.smoothness for curvature in seen.values())
+
+    assert at_random(0.0) <= 12
+    assert 12 < at_random(0.9) <= 12 * 2.8**2
+
+
 def test_baselines_and_fedbcd_i_are_out_of_scope(tmp_path: Path) -> None:
     report = check_job(parse(job_table(algorithm={"name": "fedavg"}))[0])
     assert [f.assumption for f in report.findings] == ["-"]
@@ -247,6 +334,20 @@ def test_a_disconnected_graph_is_named() -> None:
         "disconnected: 2 groups of servers never mix in 40 rounds (planned): {0, 1}; {2, 3}"
         in finding.found
     )
+
+
+def test_a_dynamic_graph_is_judged_on_the_schedule(tmp_path: Path) -> None:
+    """Assumption 3: who is mixed with whom depends on who is ready, and on the links that fail."""
+    ring = {"name": "dynamic-graph", "first": 3, "edges": [[0, 1], [1, 2], [2, 3], [3, 0]]}
+    whole = verdicts(cloud=ring)
+    failing = verdicts(cloud=ring | {"link_failure": 0.6})
+    assert {whole[k].verdict for k in ("1(ii)", "3(i)", "3(ii)")} == {Verdict.HOLDS}
+    q, longer = (int(f["1(ii)"].found.split()[2]) for f in (whole, failing))
+    assert 1 < q < longer
+    apart = ring | {"edges": [[0, 1], [2, 3]]}
+    answer = fedbcd("check", write_job(tmp_path / "job.toml", cloud=apart))
+    assert answer.code == 2
+    assert "edges never connects servers [2, 3] with servers [0, 1]" in answer.err
 
 
 def test_servers_that_only_swap_are_named() -> None:

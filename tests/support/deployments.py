@@ -57,6 +57,7 @@ CASES: dict[str, tuple[fb.Algorithm, fb.Cloud]] = {
     "fedbcd-async": (BCD, fb.AsyncCloud(first=2)),
     "fedbcd-rigorous": (BCD, fb.RigorousCloud(first=2)),
     "fedbcd-graph": (BCD, fb.GraphCloud([[0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]])),
+    "fedbcd-dynamic": (BCD, fb.DynamicGraph([(0, 1), (1, 2)], first=2, link_failure=0.2)),
     "fedbcd-i-sync": (BCDI, fb.SyncCloud()),
     "fedbcd-i-async": (BCDI, fb.AsyncCloud(first=2)),
     "fedbcd-i-rigorous": (BCDI, fb.RigorousCloud(first=2)),

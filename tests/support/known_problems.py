@@ -37,8 +37,8 @@ from fedbcd.theory.mixing import (
     ScheduleMemory,
     activation_period,
     connection_period,
-    first_b_matrices,
     lemma_rate,
+    mixing_matrices,
     schedule_memory,
 )
 
@@ -246,6 +246,8 @@ class Trace:
     moves_TN: Tensor  # ||x_i(t+1) - x_i(t)||^2 / eta_x^2
     seen: Participation
     mixes: tuple[tuple[int, ...], ...]
+    x_TNP: Tensor  # x_i(t), t = 0..T
+    z_TVP: Tensor  # z_n(t), t = 0..T
 
     @property
     def rounds(self) -> int:
@@ -271,7 +273,7 @@ class Trace:
     def mixing(self) -> tuple[MixingRate, ScheduleMemory]:
         """The lemma's theta and beta, and the memory of just this schedule."""
         return lemma_rate(1 / FIRST, SERVERS, self.connection), schedule_memory(
-            first_b_matrices(SERVERS, self.mixes)
+            mixing_matrices(SERVERS, self.mixes)
         )
 
     def running_means(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -377,6 +379,8 @@ def _measured(
         moves_TN=(x_TNP[1:] - x_TNP[:-1]).square().sum(2) / known.device_step**2,
         seen=Participation(rounds, seen.mixes[:rounds], active, dict.fromkeys(active, rounds)),
         mixes=seen.mixes[:rounds],
+        x_TNP=x_TNP,
+        z_TVP=z_TVP,
     )
 
 

@@ -169,6 +169,8 @@ def test_choosing_leaves_the_table_alone() -> None:
         (CLOUDS, fb.RigorousCloud(first=1)),
         (CLOUDS, fb.GraphCloud([[0.5, 0.5], [0.5, 0.5]])),
         (CLOUDS, fb.GraphCloud([[[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]])),
+        (CLOUDS, fb.DynamicGraph([(0, 1), (2, 1)], first=2, link_failure=0.1)),
+        (CLOUDS, fb.DynamicGraph([[(0, 1)], []], first=2, seed=4)),
         (DELAYS, fb.Trace((1.0, 2.0))),
         (DELAYS, fb.Weibull(shape=2.0, scale=0.5)),
     ],

@@ -38,6 +38,7 @@ CHOOSERS = {"engines/run"}  # the one place that chooses
 
 # The tests of a module are in `test_<module>*.py` or `test_<its folder>*.py`; of these elsewhere:
 ELSEWHERE = {
+    "addressed": "unit/test_draws.py",
     "compute/batch": "engines/test_workers.py",
     "compute/certify": "engines/test_certificates.py",
     "compute/evaluate": "unit/test_measure.py",

@@ -1,4 +1,4 @@
-"""The four algorithms as values: their settings, the bounds on them, and whose model counts how
+"""The algorithms as values: their settings, the bounds on them, and whose model counts how
 much.
 """
 
@@ -20,8 +20,9 @@ from fedbcd.errors import ConfigError
 from support.methods import method_of
 
 Personal = type[fb.FedBCD] | type[fb.FedBCDI]
-Kind = type[fb.FedBCD] | type[fb.FedBCDI] | type[fb.FedProx] | type[fb.FedAvg]
-EVERY: list[Kind] = [fb.FedBCD, fb.FedBCDI, fb.FedProx, fb.FedAvg]
+Kind = Any
+PAPERS: list[Kind] = [fb.FedBCD, fb.FedBCDI, fb.FedProx, fb.FedAvg]
+EVERY = [*PAPERS, fb.FineTuned, fb.Local]
 PENALISED: list[Kind] = [fb.FedBCD, fb.FedBCDI, fb.FedProx]
 PERSONAL: list[Personal] = [fb.FedBCD, fb.FedBCDI]
 NOT_POSITIVE = [0.0, -1.0, math.nan, math.inf, -math.inf]
@@ -52,13 +53,13 @@ def test_the_defaults_are_the_experiments() -> None:
             (1, 5),
         )
         assert algorithm.projection == fb.NoProjection()
-    assert [method_of(kind()).penalty for kind in EVERY] == [
+    assert [method_of(kind()).penalty for kind in PAPERS] == [
         1.0,
         0.2,
         5.0,
         0.0,
     ]
-    assert [method_of(kind()).momentum for kind in EVERY] == [
+    assert [method_of(kind()).momentum for kind in PAPERS] == [
         0.9,
         0.9,
         0.9,
@@ -75,6 +76,8 @@ def test_the_registry_knows_each_algorithm_by_its_name() -> None:
         "fedbcd-i": fb.FedBCDI,
         "fedprox": fb.FedProx,
         "fedavg": fb.FedAvg,
+        "fedavg-ft": fb.FineTuned,
+        "local": fb.Local,
     } == ALGORITHMS
 
 
@@ -82,7 +85,7 @@ def test_who_counts_and_who_keeps_a_model() -> None:
     """SPEC items 5 and 8: FedBCD counts all members, the others the active; FedAvg and FedProx keep
     one model everywhere.
     """
-    methods = [method_of(kind()) for kind in EVERY]
+    methods = [method_of(kind()) for kind in PAPERS]
     found = [(method.counts, method.has_personal, bool(method.offline)) for method in methods]
     assert found == [
         ("members", True, False),

@@ -3,6 +3,7 @@ pilots, and one round explained.
 """
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ from fedbcd.experiments.job import parse
 from fedbcd.planner import pilots, server_time
 from fedbcd.planner.explain import explain
 from fedbcd.planner.order_statistics import Empirical, expected
-from fedbcd.planner.pilots import Pilot, Recommendation, candidates, planned_cloud, run_pilots
+from fedbcd.planner.pilots import (
+    Pilot,
+    Recommendation,
+    candidates,
+    pilot_spec,
+    planned_cloud,
+    run_pilots,
+)
 from fedbcd.planner.plan import every_first, make_plan
 from fedbcd.planner.record import read_record
 from fedbcd.planner.round_time import async_rounds, rigorous_rounds
@@ -300,6 +308,19 @@ def test_pilots_run_on_the_cloud_that_is_planned_for() -> None:
         ends[cloud.name] = (found.pilots[0].rounds, found.pilots[0].scores[-1])
         assert ends[cloud.name] == (whole.history.last.round, (whole.history.last.global_accuracy,))
     assert ends["async"] != ends["rigorous"]
+
+
+def test_a_dynamic_graph_is_planned_for_as_it_is() -> None:
+    """Its rounds take as long as those of the Async-cloud; pilots mix along its links."""
+    ring = fb.DynamicGraph([(0, 1), (1, 2), (2, 3), (3, 0)], first=3, link_failure=0.1)
+    job = parse(job_table(run={"until_clock": 40.0}))[0].changed(cloud=ring)
+    source = {2: DeviceModel(fb.Clock(), 4, 2)}
+    plans = [make_plan(source, 4, firsts=[2], cloud=name) for name in ("async", ring.name)]
+    assert plans[0].rows == plans[1].rows
+    assert planned_cloud(job) == ring.name
+    found = run_pilots(job, [2], seeds=1)
+    whole = fb.train(job.make_federation(), pilot_spec(job.spec, replace(ring, first=2), 10.0))
+    assert found.pilots[0].scores[-1] == (whole.history.last.global_accuracy,)
 
 
 def test_a_mixing_matrix_is_not_planned_for_unless_another_cloud_is_named() -> None:

@@ -6,12 +6,21 @@ import copy
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from fedbcd.errors import ConfigError, LocalProtocolError, ProtocolError, RemoteProtocolError
 from fedbcd.protocol import AsyncCoordinator, Coordinator, RigorousCoordinator, SyncCoordinator
-from fedbcd.protocol.clouds import CLOUDS, AsyncCloud, Cloud, GraphCloud, RigorousCloud, SyncCloud
+from fedbcd.protocol.clouds import (
+    CLOUDS,
+    AsyncCloud,
+    Cloud,
+    DynamicGraph,
+    GraphCloud,
+    RigorousCloud,
+    SyncCloud,
+)
 from fedbcd.protocol.coordinator import ACCEPTED
 from fedbcd.protocol.messages import (
     Command,
@@ -458,9 +467,10 @@ def test_clouds_are_known_by_their_names() -> None:
         ("async", AsyncCloud),
         ("rigorous", RigorousCloud),
         ("graph", GraphCloud),
+        ("dynamic-graph", DynamicGraph),
     ]
     assert list(CLOUDS.items()) == kinds
-    assert [kind.sync for kind in CLOUDS.values()] == [True, False, False, False]
+    assert [kind.sync for kind in CLOUDS.values()] == [True, False, False, False, False]
 
 
 @pytest.mark.parametrize("kind", [AsyncCloud, RigorousCloud])
@@ -486,6 +496,51 @@ def test_a_graph_of_the_wrong_size_is_refused() -> None:
     """The message names what was given and what is needed."""
     with pytest.raises(ConfigError, match="3 servers"):
         GraphCloud(SWAP).coordinator(3, 1)
+
+
+STAR = [(0, 1), (2, 0), (3, 0)]
+
+
+def test_servers_mix_along_the_links_between_those_who_are_there() -> None:
+    """Paper: "the cloud servers are connected by a (possibly) dynamic multi-agent graph".
+    Metropolis: 1 / (1 + the larger degree).
+    """
+    star = DynamicGraph([STAR, [(1, 2)]], first=3)
+    third = 1 / 3
+    assert star.weights(0, (2, 0, 1)) == (
+        (1 - third, third, 0.0),
+        (third, 1 - 2 * third, third),
+        (0.0, third, 1 - third),
+    )
+    assert star.weights(0, (3, 1, 2)) == ((1, 0, 0), (0, 1, 0), (0, 0, 1))  # none is linked
+    assert star.weights(1, (1, 2, 0)) == ((0.5, 0.5, 0), (0.5, 0.5, 0), (0, 0, 1))
+
+
+def test_links_fail_by_draws_of_their_own_and_the_matrix_stays_doubly_stochastic() -> None:
+    """Assumption 3(ii), whoever is there and whatever fails."""
+    graph, seen = DynamicGraph(STAR, first=4, link_failure=0.25, seed=1), 0
+    for t in range(400):
+        rows = graph.weights(t, (3, 0, 2, 1))
+        assert all(sum(row) == pytest.approx(1) for row in [*rows, *zip(*rows, strict=True)])
+        assert all(rows[k][k] > 0 for k in range(4))
+        assert rows == graph.weights(t, (3, 0, 2, 1))
+        seen += sum(a > 0 for a in rows[1]) - 1
+    assert seen / 1200 == pytest.approx(0.75, abs=0.05)  # four standard deviations
+
+
+@pytest.mark.parametrize(
+    ("edges", "more", "why"),
+    [
+        ([(0, 0)], {}, r"edges has \[0, 0\]; a link is two servers"),
+        ([(0, 1, 2)], {}, r"edges has \[0, 1, 2\]; a link is two servers"),
+        ([(0, 5)], {}, "edges names server 5; there are servers 0 to 2"),
+        ([(0, 1), (1, 2)], {"first": 4}, "first=4 must be between 1 and the 3 servers"),
+        ([(0, 1)], {"link_failure": 1.0}, "link_failure=1.0 must be 0 or more and below 1"),
+    ],
+)
+def test_links_that_cannot_be_are_refused(edges: Any, more: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        DynamicGraph(**{"edges": edges, "first": 2} | more).coordinator(3, 1)
 
 
 MACHINES: list[Callable[[], Coordinator]] = [

@@ -136,6 +136,28 @@ def server_in(state: ServerState) -> Server:
     return server
 
 
+def test_at_once_more_work_than_end_a_phase() -> None:
+    """Who has begun in one phase counts in the next; a place is filled again as soon as it is
+    free, and nobody counts twice in a phase.
+    """
+    server = Server(3, [0, 1, 2, 4], active=2, at_once=3)
+    play(server, [Started(), asks(0), asks(1), asks(2), asks(4)])
+    assert server.places == 0
+    assert {device for device, _ in server.working} == {0, 1, 2}
+    assert server.handle(uploads(0)) == [absorb(0), acknowledge(0), activate(4, 0, "z/3/0")]
+    assert server.handle(asks(0, 1)) == []
+    assert server.handle(uploads(2)) == [absorb(2), acknowledge(2), report(0, 0, "z/3/0")]
+    assert server.handle(asks(2, 1)) == []
+    assert server.handle(uploads(1)) == [acknowledge(1)]
+    assert server.handle(mixed(0)) == [
+        step("w/0/0", 1),
+        OpenPhase(phase=1),
+        absorb(1),
+        activate(0, 1, "z/3/1"),
+        activate(2, 1, "z/3/1"),
+    ]
+
+
 ROWS: list[tuple[ServerState, Event, list[Command], ServerState]] = [
     (S.NEW, Started(), [OpenPhase(phase=0)], S.COLLECTING),
     # devices

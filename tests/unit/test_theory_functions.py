@@ -29,8 +29,8 @@ from fedbcd.theory.mixing import (
     activation_period,
     connection_period,
     cut_off,
-    first_b_matrices,
     lemma_rate,
+    mixing_matrices,
     schedule_memory,
 )
 
@@ -184,7 +184,7 @@ def test_q_is_the_longest_time_until_all_servers_have_met() -> None:
 def test_the_matrix_lemma_and_the_memory_cover_random_schedules(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     mixes = [tuple(torch.randperm(4, generator=generator)[:2].tolist()) for _ in range(60)]
-    matrices = first_b_matrices(4, mixes)
+    matrices = mixing_matrices(4, mixes)
     q = connection_period(4, [[(first[0], first[1])] for first in mixes])
     assert q is not None
     rate = lemma_rate(0.5, 4, q)
@@ -282,7 +282,7 @@ def test_the_theorem_gathers_the_lemmas() -> None:
         ({"noise": -1.0}, "noise=-1.0 must be a finite number, 0 or more"),
         ({"period": 0}, "period=0 must be 1 or more"),
         (
-            {"mixing": schedule_memory(first_b_matrices(3, [(0, 1)]))},
+            {"mixing": schedule_memory(mixing_matrices(3, [(0, 1)]))},
             "start=1 must be 0 with the memory of a schedule",
         ),
     ],
@@ -296,7 +296,7 @@ def test_a_problem_outside_the_assumptions_is_refused_with_the_bound(
 
 def test_a_schedule_shorter_than_the_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="the schedule has 1 rounds, fewer than T=5"):
-        consensus(make(start=0.0, mixing=schedule_memory(first_b_matrices(3, [(0, 1)]))), 5)
+        consensus(make(start=0.0, mixing=schedule_memory(mixing_matrices(3, [(0, 1)]))), 5)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -11,6 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedbcd.addressed import (
+    FIRST,
+    GOLDEN,
+    LINKS as LINKS,
+    SECOND,
+    address_one as address_one,
+    below_one as below_one,
+    mixed_seed,
+    unit_one as unit_one,
+)
+
 Ints = TypeVar("Ints", npt.NDArray[np.int64], torch.Tensor)
 
 BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE, LABELS, SAMPLES = range(1, 8)
@@ -22,42 +33,21 @@ JOINING, LEAVING = 22, 23  # of devices, by a churn rule
 HELD_OUT = 24  # of a newcomer's samples, to test on
 PLANNING = 30  # of fedbcd.planner; no run draws from it
 
-_MASK = (1 << 64) - 1
-
-
-def _signed(value: int) -> int:
-    """The 64-bit two's complement of `value` modulo 2^64."""
-    value &= _MASK
-    return value - (1 << 64) if value >> 63 else value
-
-
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_FIRST = _signed(0xBF58476D1CE4E5B9)
-_SECOND = _signed(0x94D049BB133111EB)
-
 
 def _mix(h: Ints) -> Ints:
     """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
-    h = (h ^ ((h >> 30) & ((1 << 34) - 1))) * _FIRST
-    h = (h ^ ((h >> 27) & ((1 << 37) - 1))) * _SECOND
+    h = (h ^ ((h >> 30) & ((1 << 34) - 1))) * FIRST
+    h = (h ^ ((h >> 27) & ((1 << 37) - 1))) * SECOND
     return h ^ ((h >> 31) & ((1 << 33) - 1))
-
-
-def _mix_int(h: int) -> int:
-    """`_mix` of one Python integer, modulo 2^64, in two's complement."""
-    h &= _MASK
-    h = ((h ^ (h >> 30)) * _FIRST) & _MASK
-    h = ((h ^ (h >> 27)) * _SECOND) & _MASK
-    return _signed(h ^ (h >> 31))
 
 
 def address(seed: int, stream: int, first: Ints, *rest: Ints) -> Ints:
     """Hash an address. The parts are integer arrays of one kind that broadcast against each other;
     each has at least one axis.
     """
-    h = _mix(_mix_int(seed + (stream + 1) * _GOLDEN) + (first + 1) * _GOLDEN)
+    h = _mix(mixed_seed(seed, stream) + (first + 1) * GOLDEN)
     for part in rest:
-        h = _mix(h + (part + 1) * _GOLDEN)
+        h = _mix(h + (part + 1) * GOLDEN)
     return h
 
 
@@ -71,27 +61,9 @@ def unit(h: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     return (((h >> 12) & ((1 << 52) - 1)).astype(np.float64) + 0.5) * 2.0**-52
 
 
-def address_one(seed: int, stream: int, *parts: int) -> int:
-    """`address` of plain integers, as an unsigned 64-bit integer: the same bits, without arrays."""
-    h = _mix_int(seed + (stream + 1) * _GOLDEN)
-    for part in parts:
-        h = _mix_int(h + (part + 1) * _GOLDEN)
-    return h & _MASK
-
-
 def steps(seed: int, device: int, session: int, low: int, high: int) -> int:
     """K_i: how many steps device i takes in a session, uniform on low .. high."""
     return low + below_one(seed, STEPS, high - low + 1, device, session)
-
-
-def below_one(seed: int, stream: int, bound: int, *parts: int) -> int:
-    """`below` of one address."""
-    return ((address_one(seed, stream, *parts) >> 32) * bound) >> 32
-
-
-def unit_one(seed: int, stream: int, *parts: int) -> float:
-    """`unit` of one address."""
-    return ((address_one(seed, stream, *parts) >> 12) + 0.5) * 2.0**-52
 
 
 class Grid(NamedTuple):

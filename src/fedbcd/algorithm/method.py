@@ -160,7 +160,8 @@ class Method:
     """A method of learning.
 
     plan, offline   what an activation does, and what a device does between activations, if anything
-    at_evaluation   before a personal model is tested, on a copy
+    at_evaluation   before a personal model is tested, on copies of what the device keeps and of its
+                    server's model; with the mini-batches of session -1, and K at its largest
     slots, sends    what a device keeps, and what it uploads
     counts          whose uploads are in the sums: all members, each by its last one, or those of a
                     phase ("active")
@@ -171,8 +172,11 @@ class Method:
                     makes it one with the server's
     model, hears    what a server keeps; how many of its parts, from the first, are sent to devices
     step, order     the server's step; whether servers are mixed before it, eq. (6), or after it
-    personal        the slot that is the device's own model; "z": it has none
+    personal        the slot that is the device's own model, or what `at_evaluation` makes of it;
+                    "z": it has none
     result          the part that is tested as global model
+    cloud           for which it is: those with one z for all servers ("sync"), those where each
+                    server has its own ("async"), or any
     """
 
     name: str
@@ -192,6 +196,7 @@ class Method:
     order: Literal["mix, step", "step, mix"] = "mix, step"
     personal: str = "x"
     result: str = "z"
+    cloud: Literal["any", "sync", "async"] = "any"
     # what a schedule and a mini-batch are made from
     steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high
     batch: Batch = 32
@@ -199,6 +204,9 @@ class Method:
     offline_limit: int | None = None  # offline rounds in a row without contact
     available: int | float | None = None  # of a server's members; a share of them below 1
     cloud_iterations: int = 1  # K_z
+    # devices of a server that may work at the same time; None: as many as still end its phase, so
+    # that nobody's upload is older than the phase
+    at_once: int | None = None
 
     def __post_init__(self) -> None:
         check_method(self)
@@ -207,6 +215,11 @@ class Method:
     def has_personal(self) -> bool:
         """Whether devices have models of their own."""
         return self.personal != "z"
+
+    @property
+    def keeps_personal(self) -> bool:
+        """Whether these are kept between sessions, not only made for a test."""
+        return any(slot.name == self.personal for slot in self.slots)
 
     @property
     def first_steps(self) -> Steps | None:
@@ -332,10 +345,20 @@ def _check_numbers(method: Method) -> None:
             f"{method.name}: members count by their last uploads, whatever their age; with a"
             " discount, let only the active ones count"
         )
+    factors = [] if method.discount is None else [method.discount(age) for age in range(9)]
+    if not all(0 < factor <= 1 for factor in factors):
+        raise ConfigError(
+            f"{method.name}: discount gives {factors} for ages 0, 1, ...; each must be above 0 and"
+            " at most 1"
+        )
     if method.order not in ("mix, step", "step, mix"):
         raise ConfigError(
             f"{method.name}: order={method.order!r} must be 'mix, step' or 'step, mix'"
         )
+    if method.cloud not in ("any", "sync", "async"):
+        raise ConfigError(f"{method.name}: cloud={method.cloud!r} must be 'any', 'sync' or 'async'")
+    if method.at_once is not None and method.at_once < 1:
+        raise ConfigError(f"{method.name}: at_once={method.at_once} must be 1 or more")
     low, high = method.steps
     if not 1 <= low <= high:
         raise ConfigError(
@@ -410,6 +433,11 @@ class Bound:
             and self.upload.size == self.slots.get("x") == layout.size_F
             and not method.offline
         )
+
+    def weight_of(self, device: int, age: int) -> float:
+        """Of an upload in a sum, since whose start so many versions of z were made."""
+        weight, discount = self.weights[device], self.method.discount
+        return weight if discount is None else weight * discount(age)
 
     def width(self, width: Width) -> int:
         """In values."""

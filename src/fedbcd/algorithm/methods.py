@@ -1,12 +1,12 @@
 """The methods of the paper, each a frozen value with its settings: FedBCD, FedBCD-I, and the
-baselines FedAvg and FedProx.
+baselines FedAvg and FedProx; and two baselines more, FedAvg with fine-tuning and local training.
 
 Settings are what people write. `method` makes of them what is computed (`algorithm.method`).
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from fedbcd.algorithm.device import Contact
@@ -14,6 +14,7 @@ from fedbcd.algorithm.method import (
     Absolute,
     Batch,
     Facts,
+    Keep,
     Method,
     Relative,
     ServerStep,
@@ -195,9 +196,53 @@ class FedAvg(_DeviceSettings):
         return self._made((FROM_Z, self._steps()), slots=(), weight="size", personal="z")
 
 
-Algorithm = FedBCD | FedBCDI | FedProx | FedAvg | Settings
-ALGORITHMS: dict[str, type[FedBCD] | type[FedBCDI] | type[FedProx] | type[FedAvg]] = {
-    kind.name: kind for kind in (FedBCD, FedBCDI, FedProx, FedAvg)
+@dataclass(frozen=True, kw_only=True)
+class FineTuned(FedAvg):
+    """FedAvg whose devices, before they are tested or export a model, go on from z by themselves:
+    the baseline that every method for personal models has to beat.
+    """
+
+    name: ClassVar[str] = "fedavg-ft"
+
+    tuning_steps: int = 20  # mini-batch steps from z
+    tuning_step: float | None = None  # their eta_x; by default as in training
+
+    def _check(self) -> None:
+        if self.tuning_steps < 1:
+            raise ConfigError(
+                f"tuning_steps={self.tuning_steps} must be 1 or more; FedAvg does without"
+            )
+        if self.tuning_step is not None:
+            _positive("tuning_step", self.tuning_step)
+
+    def method(self, facts: Facts) -> Method:
+        """FedAvg; and plain steps from z on a copy."""
+        step = self.tuning_step or self.device_step
+        tuned = Steps(step, times=self.tuning_steps, projection=self.projection)
+        return replace(super().method(facts), at_evaluation=(FROM_Z, tuned), personal="x")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(_DeviceSettings):
+    """Nobody learns from anybody: devices train alone, by ASPG, when it is their turn."""
+
+    name: ClassVar[str] = "local"
+
+    momentum: float = 0.9
+
+    def _check(self) -> None:
+        _check_momentum(self.momentum)
+
+    def method(self, facts: Facts) -> Method:  # noqa: ARG002
+        """K_i ASPG steps on g_i; nothing is sent, and z stays x(0)."""
+        plan = (self._steps(prev="x_prev", momentum=self.momentum),)
+        kept = tuple(replace(slot, restored="") for slot in X)
+        return self._made(plan, slots=kept, sends=(), step=Keep())
+
+
+Algorithm = FedBCD | FedBCDI | FedProx | FedAvg | Local | Settings
+ALGORITHMS: dict[str, type[_DeviceSettings]] = {
+    kind.name: kind for kind in (FedBCD, FedBCDI, FedProx, FedAvg, FineTuned, Local)
 }
 NESTED["projection"] = PROJECTIONS
 

@@ -11,6 +11,7 @@ from fedbcd.cli.output import Data, Json, console, note, print_json, say, screen
 from fedbcd.cli.overrides import read_jobs
 from fedbcd.experiments.check import CheckReport, check_job, recorded_jobs
 from fedbcd.experiments.job import Federations
+from fedbcd.experiments.promise import MEANING, Promise
 from fedbcd.theory.assumptions import Verdict
 
 SOMETHING_FAILS = 1
@@ -60,6 +61,13 @@ def check_command(
     for report in reports:
         screen.print(_table(report))
         say(report.sentence, screen)
+        if isinstance(report.promise, str):
+            say(report.promise and f"Theorem 1: {report.promise}.", screen)
+        else:
+            screen.print(_theorem(report.promise))
+            constants = report.promise.constants.items()
+            say("with " + ", ".join(f"{name} = {value:.4g}" for name, value in constants), screen)
+            say(report.promise.sentence, screen)
     print_json(
         as_json,
         {
@@ -77,4 +85,14 @@ def _table(report: CheckReport) -> Table:
     for f in report.findings:
         verdict = f"[{COLOURS[f.verdict]}]{f.verdict.value}[/]"
         table.add_row(f.assumption, escape(f.says), verdict, escape(f.found), escape(f.remedy))
+    return table
+
+
+def _theorem(promise: Promise) -> Table:
+    title = f"Theorem 1 for T = {promise.rounds}: means over the rounds, at most"
+    table = table_of("", "of", "bound", "any points of X", "says more from T", title=title)
+    for name, meaning in MEANING.items():
+        needed = promise.telling[name]
+        numbers = [f"{getattr(each, name):.3g}" for each in (promise.bounds, promise.trivial)]
+        table.add_row(name, meaning, *numbers, "never" if needed is None else f"{needed:.3g}")
     return table

@@ -224,7 +224,7 @@ def _job(file: Path | None, title: str | None, data: Path | None) -> Job:
                 f"no run is called {title!r}; there are {', '.join(repr(job.name) for job in jobs)}"
             )
         return named[0]
-    fitting = [job for job in jobs if job.spec.cloud.name in ("async", "rigorous")] or [
+    fitting = [job for job in jobs if hasattr(job.spec.cloud, "first")] or [
         job for job in jobs if job.method.has_personal
     ]
     return (fitting or jobs)[0]

@@ -139,7 +139,7 @@ class _Training:
                 )
                 losses.append(loss)
             total_loss.add_(torch.stack(losses).sum())
-            if not self._method.has_personal:
+            if not self._method.keeps_personal:
                 return x
             kept, kept_prev = (self._tables[name] for name in ("x", "x_prev"))
             kept.index_copy_(0, jobs_4N[0], x.to(kept.dtype))
@@ -164,7 +164,7 @@ class _Training:
         return self._trainer.penalty_of(owner), per_step
 
     def _models(self, device: Tensor, z_NF: Tensor, jobs: int) -> tuple[Tensor, Tensor]:
-        if not self._method.has_personal:
+        if not self._method.keeps_personal:
             x = z_NF.expand(jobs, -1)
             return x, x[:, : self._p]
         x, prev = (self._tables[name].index_select(0, device) for name in ("x", "x_prev"))

@@ -105,7 +105,8 @@ class Trainer:
         )
         self._positions, self._starts = federation.positions.to(where), federation.starts.to(where)
         self._sizes = torch.tensor(federation.sizes, device=where)
-        most = max(batches_of(plan, method.steps[1]) for plan in (method.plan, method.offline))
+        plans = (method.plan, method.offline, method.at_evaluation)
+        most = max(batches_of(plan, method.steps[1]) for plan in plans)
         self._grid = (
             None if method.batch == "all" else draws.grid(max(1, most), method.batch, where)
         )
@@ -212,6 +213,10 @@ class Trainer:
             self.run_compiled(jobs, models, registers.get("z"), workers or OneWorker())
             return {**registers, "x": models.new_x, "x_prev": models.new_prev}
         plan = self.method.offline if jobs[0].offline else self.method.plan
+        return self.interpreted(plan, jobs, registers)
+
+    def interpreted(self, plan: Plan, jobs: list[Session], registers: Registers) -> Registers:
+        """What this plan makes of the registers, by torch."""
         session = MiniBatches(self, jobs, plan)
         penalty = self.penalty_of(
             torch.tensor([job.device for job in jobs], device=self._starts.device)

@@ -94,7 +94,7 @@ class Certifier:
 
         Baselines keep one model everywhere, so problem (2) has no certificate of theirs.
         """
-        if not self.numbers.method.has_personal:
+        if not self.numbers.method.keeps_personal:
             return Certificates()
         began = time.perf_counter()
         self.numbers.settle()

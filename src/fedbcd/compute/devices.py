@@ -31,6 +31,7 @@ from fedbcd.protocol.messages import ModelRef, ref
 from fedbcd.schedule.work import Count, Session, Sessions
 
 Wait = Callable[[], None]
+UPLOAD = "upload:"  # in a checkpoint: one that waits, with device and activation
 
 
 @dataclass(slots=True)
@@ -228,11 +229,29 @@ class StackedDevices:
 
     def state(self) -> dict[str, Tensor | SomeRows]:
         """What a checkpoint needs of them."""
-        return state_of_tables(self.tables)
+        return state_of_tables(self.tables) | self.waiting()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """The inverse."""
         load_tables(self.tables, state)
+        self.wait(state)
+
+    def waiting(self) -> dict[str, Tensor]:
+        """Uploads that are not counted yet, each with what it replaces, if that is kept."""
+        return {
+            f"{UPLOAD}{device}:{upload.activation}": torch.stack(
+                [part for part in (upload.after, upload.before) if part is not None]
+            )
+            for device, upload in self._uploads.items()
+        }
+
+    def wait(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse."""
+        for name in state:
+            if name.startswith(UPLOAD):
+                device, activation = map(int, name.removeprefix(UPLOAD).split(":"))
+                after, *before = state[name].to(self._start.device)
+                self._uploads[device] = _Upload(activation, before[0] if before else None, after)
 
     # ---------------------------------------------------------------------------------------------
     # contributions
@@ -290,21 +309,21 @@ class StackedDevices:
         for slot in self.method.slots:
             self.tables[slot.name][device] = self.bound.begun(slot, upload, self._start)
 
-    def _absorb(self, uploads: Sequence[tuple[int, int]], into: Sums) -> None:
+    def _absorb(self, uploads: Sequence[tuple[int, int, int]], into: Sums) -> None:
         """Add each server's uploads to its sum, in order of upload."""
-        by_server: dict[int, list[int]] = defaultdict(list)
-        for server, device in uploads:
-            by_server[server].append(device)
+        by_server: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for server, device, age in uploads:
+            by_server[server].append((device, age))
 
-        def absorb(server: int, devices: list[int]) -> None:
-            for device in devices:
-                self._absorb_one(server, device, into)
+        def absorb(server: int, uploads: list[tuple[int, int]]) -> None:
+            for device, age in uploads:
+                self._absorb_one(server, device, age, into)
 
         for _ in self.workers.map(absorb, by_server, by_server.values()):
             pass  # raises what a worker raised
 
-    def _absorb_one(self, server: int, device: int, into: Sums) -> None:
-        upload, weight = self._uploads.pop(device), self.bound.weights[device]
+    def _absorb_one(self, server: int, device: int, age: int, into: Sums) -> None:
+        upload, weight = self._uploads.pop(device), self.bound.weight_of(device, age)
         before = upload.before if self._sent_NU is None else self._sent_NU[device]
         fused = self.trainer.compiled if upload.after.dtype == torch.float32 else None
         add = cloud_step.absorb if fused is None else fused.chain.absorb

@@ -196,10 +196,10 @@ class Numbers:
 
     def _step(self, part: Step) -> None:
         """Eq. (6b)."""
-        z = self.models[part.mixed]
+        mixed = z = self.models[part.mixed]
         if self.method.order == "mix, step":
-            z = self._stepped(part.server, z)
-        self.models[part.result] = z
+            z = self._stepped(part.server, mixed)
+        self.models[part.result] = z.clone() if z is mixed else z  # others may have it too
         self.held[part.server] = part.result
 
     def _stepped(self, server: int, z: Tensor) -> Tensor:

@@ -3,7 +3,7 @@ devices, at a few points.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbcd.algorithm.method import Method
 from fedbcd.algorithm.objective import Objective
-from fedbcd.algorithm.projection import Ball, Box, Projection
+from fedbcd.algorithm.projection import Ball, Box
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.certify import sample_of
 from fedbcd.data.federation import Federation
@@ -37,7 +37,16 @@ FEWEST_BATCHES, MOST_BATCHES, BIAS_SAMPLES = (
     16_384,
 )  # on which the bias of gradients is measured: a part of the work for L_i
 PRODUCTS = 40  # Hessian-vector products per device and point at most
-START, TRAINED, RANDOM = "at the start", "after 30 steps", "at a random point of X"
+START, TRAINED = "at the start", "after 30 steps"
+RANDOM = "at a random point of X + zeta (X - X)"  # where gradients are taken
+# never below 0
+NONNEGATIVE = (
+    nn.functional.cross_entropy,
+    nn.functional.binary_cross_entropy_with_logits,
+    nn.functional.mse_loss,
+    nn.functional.l1_loss,
+    nn.functional.huber_loss,
+)
 
 
 class DeviceLoss:
@@ -109,7 +118,7 @@ def estimate(
     seed: int = 0,
 ) -> Smoothness:
     """Curvature of g_i on `devices` evenly spaced devices: at x(0), after 30 exact steps from
-    there, and at a random point of X.
+    there, and at a random point of where gradients are taken, which is X extended by momentum.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -125,7 +134,7 @@ def estimate(
                 torch.Generator().manual_seed(seed + device),
             )
             points = {START: x0, TRAINED: _trained(loss, method, x0, float(gamma[device]))}
-            for where, x in (points | _random_point(method.projection, x0, generator)).items():
+            for where, x in (points | _random_point(method, x0, generator)).items():
                 found.setdefault(where, {})[device] = loss.curvature(x, PRODUCTS)
     linear = _is_softmax_regression(objective.module, federation.loss)
     everyone = range(federation.devices) if linear else ()
@@ -139,6 +148,64 @@ def estimate(
         convex=linear,
         kinks=any(isinstance(part, KINKS) for part in objective.module.modules()),
     )
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the bounds of Theorem 1 hold of the costs beside L_i: on all devices where `bounded`,
+    otherwise the largest that was seen on some.
+    """
+
+    gradient: float  # D_g
+    excess: float  # Delta*
+    sigma: float
+    bounded: bool
+
+
+def constants(
+    federation: Federation,
+    method: Method,
+    objective: Objective,
+    start: Tensor,
+    known: Smoothness,
+    spread: float,
+    diameter: float,
+) -> Constants:
+    """D_g, Delta* and sigma: bounds for softmax regression, otherwise seen on the devices and at
+    points of X such as those of L_i; `spread` is the sigma that was seen.
+    """
+    everyone = range(federation.devices)
+    x0 = start[: objective.layout.size_P]
+    steepest, excess, lengths = 0.0, 0.0, 0.0
+    chosen = everyone if known.bounds else list(next(iter(known.seen.values())))
+    for device in chosen:
+        loss = DeviceLoss(federation, objective, device, start)
+        if known.bounds:  # a sample's gradient is (s - e_y) x (a, 1), and ||s - e_y||^2 <= 2
+            squares = loss.inputs.flatten(1).double().square().sum(1) + 1
+            gradient = float((2 * squares).sqrt().mean())
+            lengths = max(lengths, 2 * float(squares.mean()))
+        else:
+            gradient = max(
+                float(torch.linalg.vector_norm(loss.gradient(x).double()))
+                for x in _points(method, x0, device)
+            )
+        most = gradient * diameter
+        if federation.loss in NONNEGATIVE:
+            with torch.no_grad():
+                most = min(most, float(loss.value(x0)))
+        steepest, excess = max(steepest, gradient), excess + most
+    return Constants(
+        steepest,
+        2 * excess * federation.devices / len(chosen),
+        math.sqrt(lengths) if known.bounds else spread,
+        bool(known.bounds),
+    )
+
+
+def _points(method: Method, x0: Tensor, seed: int) -> list[Tensor]:
+    """x(0) and, where one can be drawn, another point of X."""
+    drawn = _random_point(method, x0, torch.Generator().manual_seed(seed))
+    return [x0, *(method.projection.project(x) for x in drawn.values())]
 
 
 def sigma(
@@ -260,18 +327,19 @@ def _trained(
     return x
 
 
-def _random_point(
-    projection: Projection, like: Tensor, generator: torch.Generator
-) -> dict[str, Tensor]:
-    """A point of X, drawn evenly from a box or from the surface of a ball; nothing for other
-    sets.
+def _random_point(method: Method, like: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """A point of X extended to x + zeta (x - y), x and y of X: drawn evenly for a box, from the
+    surface for a ball; nothing for other sets.
     """
-    u = torch.rand(like.shape, generator=generator).to(like)
+    u, projection = torch.rand(like.shape, generator=generator).to(like), method.projection
     if isinstance(projection, Box) and abs(projection.low) < float("inf") > abs(projection.high):
-        return {RANDOM: projection.low + (projection.high - projection.low) * u}
+        beyond = method.momentum * (projection.high - projection.low)
+        low, high = projection.low - beyond, projection.high + beyond
+        return {RANDOM: low + (high - low) * u}
     if isinstance(projection, Ball):
         direction = torch.randn(like.shape, generator=generator).to(like)
-        return {RANDOM: direction / torch.linalg.vector_norm(direction) * projection.radius}
+        radius = (1 + 2 * method.momentum) * projection.radius
+        return {RANDOM: direction / torch.linalg.vector_norm(direction) * radius}
     return {}
 
 

@@ -1,10 +1,11 @@
 """A look at the models of a run between two rounds: how good they are, and how far apart."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 
 import torch
+from torch import Tensor
 
 from fedbcd.compute.certify import Certificates
 from fedbcd.compute.evaluate import Evaluator, Scores
@@ -12,18 +13,41 @@ from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import Rows
 from fedbcd.record.history import Row
 from fedbcd.schedule.driver import Machines
+from fedbcd.schedule.work import Session
+
+TESTED = -1  # the number of the session that comes before a test; no other has it
 
 
 def members_of(machines: Machines) -> list[tuple[int, int]]:
     return [(device, server.server) for server in machines.servers for device in server.members]
 
 
+def tested(numbers: Numbers, homes: Mapping[int, int]) -> dict[int, Tensor]:
+    """The models of devices as they are tested; `homes` names the server of each."""
+    method, trainer = numbers.method, numbers.trainer
+    if not method.at_evaluation:
+        return {device: numbers.personal(device, server) for device, server in homes.items()}
+    found: dict[int, Tensor] = {}
+    work = [Session(device, TESTED, method.steps[1], None, False) for device in homes]
+    for part in trainer.parts(work):
+        devices = [session.device for session in part]
+        rows = torch.tensor(devices, device=numbers.sums.total_VU.device)
+        tables = {slot.name: numbers.devices.tables[slot.name] for slot in method.slots}
+        kept = {name: table.index_select(0, rows) for name, table in tables.items()}
+        heard = [numbers.models[numbers.held[homes[device]]] for device in devices]
+        bundle = numbers.bound.heard.views(torch.stack(heard)[:, : numbers.bound.heard.size])
+        registers = {name: values.to(numbers.dtype) for name, values in kept.items()} | bundle
+        after = trainer.interpreted(method.at_evaluation, part, registers)
+        found |= dict(zip(devices, after[method.personal], strict=True))
+    return {device: found[device] for device in homes}
+
+
 def scores_of(numbers: Numbers, machines: Machines, evaluator: Evaluator) -> Scores:
     numbers.settle()
     homes = {device: server for device, server in members_of(machines) if evaluator.tests(device)}
     z_VF = numbers.global_VF()
-    if not isinstance(numbers.personal_NF, Rows):
-        personal = {device: numbers.personal(device, server) for device, server in homes.items()}
+    if numbers.method.at_evaluation or not isinstance(numbers.personal_NF, Rows):
+        personal = tested(numbers, homes)
         if machines.coordinator.round == 0 and all(
             torch.equal(x, z_VF[0]) for x in personal.values()
         ):
@@ -67,7 +91,7 @@ def row_of(
         personal_accuracy=mean(personal),
         worst_decile=mean(personal[: max(1, len(personal) // 10)]),
         disagreement=float((z_VF.double() - mean_z).norm(dim=1).mean()),
-        distance=numbers.distance(members_of(machines)) if numbers.method.has_personal else 0.0,
+        distance=numbers.distance(members_of(machines)) if numbers.method.keeps_personal else 0.0,
         **asdict(found),
     )
 

@@ -19,7 +19,7 @@ from fedbcd.engines.setup import (
     make_reader,
     threads_inside_torch,
 )
-from fedbcd.errors import RecordError, ReplayMismatch
+from fedbcd.errors import ConfigError, RecordError, ReplayMismatch
 from fedbcd.own import imports
 from fedbcd.protocol.messages import number_of
 from fedbcd.record.eventlog import LogReader
@@ -153,6 +153,8 @@ def recorded_spec(reader: LogReader, federation: Federation) -> RunSpec:
     """The run in the head of a log, if it belongs to this federation."""
     try:
         spec = RunSpec.from_identity(reader.header["identity"])
+    except ConfigError as error:
+        raise RecordError(f"{reader.path} records a run that cannot be: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(
             f"{reader.path} does not say how its run was set up ({error}); it is not a log of this"

@@ -25,7 +25,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.data.measure import Measure, untested
 from fedbcd.engines.cluster.engine import cluster_numbers
 from fedbcd.engines.cluster.options import chosen_cluster
-from fedbcd.engines.look import members_of
+from fedbcd.engines.look import members_of, tested
 from fedbcd.engines.result import Progress, Run, notes_of
 from fedbcd.engines.setup import (
     find_torch_device,
@@ -409,10 +409,10 @@ class _Training:
         """The model of every device."""
         numbers, home = self.numbers, self.machines.home
         x_NF = numbers.personal_NF
-        if isinstance(x_NF, Rows):
+        if isinstance(x_NF, Rows) and not self.method.at_evaluation:
             return x_NF.kept()
-        devices = range(self.federation.devices)
-        return torch.stack([numbers.personal(device, home[device]) for device in devices]).cpu()
+        homes = {device: home[device] for device in range(self.federation.devices)}
+        return torch.stack([*tested(numbers, homes).values()]).cpu()
 
     def _summary(self) -> dict[str, Any]:
         numbers, watcher, player = self.numbers, self.watcher, self.player

@@ -33,6 +33,7 @@ def make_machines(spec: RunSpec, federation: Federation) -> Machines:
         method.cloud_iterations,
         method.offline_limit,
         set(spec.changes(federation)[0]),
+        method.at_once,
     )
 
 

@@ -53,7 +53,7 @@ def at_the_border(numbers: Numbers, devices: Sequence[int]) -> str | None:
     if on_bound(projection, z_1F[:, :p]) is None:
         return None  # before personal models are fetched from wherever they are kept
     chosen = sample_of(devices, MODELS)
-    personal = numbers.method.has_personal and bool(chosen)
+    personal = numbers.method.keeps_personal and bool(chosen)
     there = torch.tensor(chosen, device=z_1F.device)
     x_NP = (numbers.personal_NF.index_select(0, there) if personal else z_1F)[:, :p]
     held = on_bound(projection, x_NP)

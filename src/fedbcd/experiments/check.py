@@ -13,7 +13,7 @@ from fedbcd.algorithm.method import Absolute, Method, Relative
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.plan import Steps, Toward
 from fedbcd.algorithm.projection import diameter
-from fedbcd.compute.smoothness import bias, estimate, sigma
+from fedbcd.compute.smoothness import bias, constants, estimate, sigma
 from fedbcd.data.federation import Federation
 from fedbcd.engines.participation import (
     Participation,
@@ -23,13 +23,14 @@ from fedbcd.engines.participation import (
 )
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Federations, Job
-from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
+from fedbcd.experiments.promise import Graphs, Promise, promise_of
+from fedbcd.protocol.clouds import AsyncCloud, DynamicGraph, GraphCloud
 from fedbcd.record.eventlog import LogReader
 from fedbcd.schedule.delays import Constant
 from fedbcd.spec import RunSpec
 from fedbcd.theory import assumptions
 from fedbcd.theory.assumptions import Bias, Finding, Smoothness, Verdict
-from fedbcd.theory.mixing import first_b_matrices
+from fedbcd.theory.mixing import mixing_matrices
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class CheckReport:
     # the schedule has random delays or numbers of steps, so p and q are those of one schedule of
     # many
     random: bool = False
+    # Theorem 1 in numbers, or why it has none for this job
+    promise: Promise | str = ""
 
     @property
     def sentence(self) -> str:
@@ -85,6 +88,7 @@ class CheckReport:
             "fails": self.fails,
             "sentence": self.sentence,
             "findings": findings,
+            "theorem": self.promise if isinstance(self.promise, str) else self.promise.to_table(),
         }
 
 
@@ -111,6 +115,7 @@ def check_job(
         )
     method = spec.method_of(federation)
     findings = [_scope(method)]
+    promise: Promise | str = ""
     if method.has_personal:
         seen = (
             planned_participation(spec, federation, job.spec.rounds, job.spec.until_clock, rounds)
@@ -119,13 +124,35 @@ def check_job(
         )
         beyond = _beyond(job, seen)
         total = job.spec.rounds or (None if beyond else seen.rounds)
-        findings += _of_the_schedule(spec, federation, seen, _source(log, seen), beyond)
-        findings += _of_the_problem(spec, federation, devices, total)
+        graphs = _graphs(spec, federation, seen)
+        findings += _of_the_schedule(spec, seen, graphs, _source(log, seen), beyond)
+        problem = _OfTheProblem(spec, federation, devices)
+        findings += problem.findings(total)
+        promise = _why_no_bounds(findings, total) or problem.promise(graphs, seen, total or 0)
     return CheckReport(
         job.name,
         tuple(sorted(findings, key=lambda finding: finding.assumption)),
         _is_random(spec, method),
+        promise,
     )
+
+
+def _why_no_bounds(findings: Sequence[Finding], total: int | None) -> str:
+    """Why Theorem 1 has no numbers for a job, if it has none; what is only not contradicted may
+    hold.
+    """
+    fails = [f.assumption for f in findings if f.verdict is Verdict.FAILS]
+    if fails:
+        names = ", ".join("the scope" if name == "-" else name for name in fails)
+        return f"no bounds: {names} {'fails' if len(fails) == 1 else 'fail'}"
+    of = {finding.assumption: finding.verdict for finding in findings}
+    if of["-"] is not Verdict.HOLDS:
+        return "no bounds: they are for steps = [1, 1], cloud_iterations = 1"
+    if of["2(i)"] is not Verdict.HOLDS:
+        return "no bounds: they all hold the diameter D_X of a compact X"
+    if total is None:
+        return "no bounds: T is not known; --rounds that reaches the end of the run"
+    return ""
 
 
 def _beyond(job: Job, seen: Participation) -> str:
@@ -203,65 +230,95 @@ def _scope(method: Method) -> Finding:
     return Finding("-", says, Verdict.UNKNOWN, found, "steps = [1, 1], cloud_iterations = 1")
 
 
-def _of_the_schedule(
-    spec: RunSpec, federation: Federation, seen: Participation, source: str, beyond: str
-) -> list[Finding]:
-    servers = len(federation.servers)
-    found = [assumptions.activation(seen.active, seen.watched, source, beyond)]
+def _graphs(spec: RunSpec, federation: Federation, seen: Participation) -> Graphs:
+    """The mixing matrices, and the edges of every round that was seen; with Sync-cloud there is one
+    global model, so |V| = 1 in the theory.
+    """
     if spec.cloud.sync:
-        alone = "Sync-cloud: one global model, so |V| = 1 in the theory"
-        return [
-            *found,
-            Finding(
-                "1(ii)",
-                "the servers' graphs of any q rounds are jointly connected",
-                Verdict.HOLDS,
-                f"q = 1. {alone}",
-            ),
-            *assumptions.mixing_weights([torch.ones(1, 1, dtype=torch.float64)]),
-        ]
+        return Graphs([torch.ones(1, 1, dtype=torch.float64)], [[]] * seen.rounds)
     if isinstance(spec.cloud, GraphCloud):
         matrices = [torch.tensor(m, dtype=torch.float64) for m in spec.cloud.mixing]
-        graphs = [[(n, m) for n, m in matrix.nonzero().tolist()] for matrix in matrices]
-        edges: Sequence[Sequence[tuple[int, int]]] = [
-            graphs[t % len(graphs)] for t in range(seen.rounds)
-        ]
-        beyond = (
-            beyond if seen.rounds < 2 * len(graphs) else ""
-        )  # the graphs come round again and again
     else:
-        matrices = first_b_matrices(servers, seen.mixes)
-        edges = [[(first[0], n) for n in first[1:]] for first in seen.mixes]
-    return [
-        *found,
-        assumptions.connectivity(servers, edges, source, beyond),
-        *assumptions.mixing_weights(matrices),
-    ]
+        matrices = mixing_matrices(len(federation.servers), seen.mixes, spec.cloud.weights)
+    edges = [[(n, m) for n, m in matrix.nonzero().tolist()] for matrix in matrices]
+    return Graphs(matrices, [edges[t % len(edges)] for t in range(seen.rounds)])
 
 
-def _of_the_problem(
-    spec: RunSpec, federation: Federation, devices: int, rounds: int | None
+def _of_the_schedule(
+    spec: RunSpec, seen: Participation, graphs: Graphs, source: str, beyond: str
 ) -> list[Finding]:
-    method = spec.method_of(federation)
-    module = federation.make_model(spec.seed)
-    objective = Objective(module.to(spec.dtype), federation.loss)
-    start = objective.layout.flatten(module, spec.dtype)
-    p = objective.layout.size_P
-    start[:p] = method.projection.project(start[:p])
-    known, why_not = _smoothness(federation, method, objective, start, devices)
-    gamma = method.penalties(federation.devices)
-    step = assumptions.device_step(method.device_step, gamma.tolist(), known)
-    step_fails = step.verdict is Verdict.FAILS
-    return [
-        assumptions.compactness(diameter(method.projection, p)),
-        assumptions.smoothness(known, why_not),
-        step,
-        _server_step(spec, federation, float(gamma.max()), rounds),
-        assumptions.momentum(
-            method.momentum, method.device_step, gamma.tolist(), known, step_fails
-        ),
-        _noise(federation, method, objective, start, devices),
-    ]
+    found = [assumptions.activation(seen.active, seen.watched, source, beyond)]
+    if spec.cloud.sync:
+        says = "the servers' graphs of any q rounds are jointly connected"
+        alone = "q = 1. Sync-cloud: one global model, so |V| = 1 in the theory"
+        found.append(Finding("1(ii)", says, Verdict.HOLDS, alone))
+    else:
+        if isinstance(spec.cloud, GraphCloud) and seen.rounds >= 2 * len(graphs.matrices):
+            beyond = ""  # the graphs come round again and again
+        found.append(assumptions.connectivity(graphs.servers, graphs.edges, source, beyond))
+    return [*found, *assumptions.mixing_weights(graphs.matrices)]
+
+
+class _OfTheProblem:
+    """What costs, steps and X say, measured on some devices."""
+
+    def __init__(self, spec: RunSpec, federation: Federation, devices: int) -> None:
+        self.spec, self.federation, self.devices = spec, federation, devices
+        self.method = spec.method_of(federation)
+        module = federation.make_model(spec.seed)
+        self.objective = Objective(module.to(spec.dtype), federation.loss)
+        layout = self.objective.layout
+        self.start = layout.flatten(module, spec.dtype)
+        p = layout.size_P
+        self.start[:p] = self.method.projection.project(self.start[:p])
+        self.diameter = diameter(self.method.projection, p)
+        self.penalties = self.method.penalties(federation.devices).tolist()
+        self.known, self.why_not = _smoothness(
+            federation, self.method, self.objective, self.start, devices
+        )
+        self.server_steps = _server_steps(spec, federation, self.method)
+        self.noise, self.sigma = _noise(
+            federation, self.method, self.objective, self.start, devices
+        )
+
+    def findings(self, rounds: int | None) -> list[Finding]:
+        method, known, gamma = self.method, self.known, self.penalties
+        step = assumptions.device_step(method.device_step, gamma, known)
+        fails = step.verdict is Verdict.FAILS
+        return [
+            assumptions.compactness(self.diameter),
+            assumptions.smoothness(known, self.why_not),
+            step,
+            self._server_step(rounds),
+            assumptions.momentum(method.momentum, method.device_step, gamma, known, fails),
+            self.noise,
+        ]
+
+    def _server_step(self, rounds: int | None) -> Finding:
+        """4(ii)."""
+        cloud, servers = self.spec.cloud, self.federation.servers
+        if isinstance(cloud, AsyncCloud | DynamicGraph) and cloud.first < len(servers):
+            return assumptions.unequal_server_steps()
+        gamma = max(self.penalties)
+        return assumptions.server_step(self.server_steps, gamma, self._members, rounds)
+
+    @property
+    def _members(self) -> int:
+        federation = self.federation
+        return federation.devices if self.spec.cloud.sync else max(map(len, federation.servers))
+
+    def promise(self, graphs: Graphs, seen: Participation, rounds: int) -> Promise | str:
+        """Theorem 1 in numbers, for a job of which no assumption fails."""
+        spread = 0.0 if self.method.batch == "all" else self.sigma
+        if self.known is None or self.diameter is None or spread is None:
+            return "no bounds: L_i or sigma could not be measured"
+        shared = (self.federation, self.method, self.objective, self.start)
+        costs = constants(*shared, self.known, spread, self.diameter)
+        job = (self.method, self.penalties, self.server_steps, self._members)
+        try:
+            return promise_of(*job, graphs, seen, self.known, costs, self.diameter, rounds)
+        except ConfigError as error:  # L_i is not known to be so small
+            return f"no bounds: with the largest constants {error}"
 
 
 def _smoothness(
@@ -277,25 +334,19 @@ def _smoothness(
         return None, _error_line(error)
 
 
-def _server_step(
-    spec: RunSpec, federation: Federation, gamma: float, rounds: int | None
-) -> Finding:
-    """4(ii), with the relative form turned into the printed one: eta_abs = eta_z / sum of gamma_i
-    over those who count.
+def _server_steps(spec: RunSpec, federation: Federation, method: Method) -> dict[str, float]:
+    """eta_z of every group of servers as printed: the relative form is divided by the sum of
+    gamma_i over those who count.
     """
-    method = spec.method_of(federation)
-    if isinstance(spec.cloud, AsyncCloud) and spec.cloud.first < len(federation.servers):
-        return assumptions.unequal_server_steps()
     weights, step = method.penalties(federation.devices), method.step
     assert isinstance(step, Relative | Absolute)
     groups = [list(range(federation.devices))] if spec.cloud.sync else federation.servers
-    steps = {
+    return {
         f"server {n}": (
             step.step / (1.0 if isinstance(step, Absolute) else float(weights[list(members)].sum()))
         )
         for n, members in enumerate(groups)
     }
-    return assumptions.server_step(steps, gamma, max(len(members) for members in groups), rounds)
 
 
 def _noise(
@@ -304,9 +355,10 @@ def _noise(
     objective: Objective,
     start: torch.Tensor,
     devices: int,
-) -> Finding:
+) -> tuple[Finding, float | None]:
+    """Assumption 5 judged, and sigma where it was measured."""
     if method.batch == "all":
-        return assumptions.noise(None, None, devices)
+        return assumptions.noise(None, None, devices), None
     try:
         found = bias(federation, method, objective, start)
         spread = None if found is not None else sigma(federation, objective, start, devices)
@@ -317,7 +369,8 @@ def _noise(
             ),
             None,
         )
-    return assumptions.noise(spread, method.batch, min(devices, federation.devices), found)
+    few = min(devices, federation.devices)
+    return assumptions.noise(spread, method.batch, few, found), spread
 
 
 def _error_line(error: Exception) -> str:

@@ -22,9 +22,16 @@ from fedbcd.experiments.sweep import Score
 from fedbcd.planner.order_statistics import check_rank
 from fedbcd.planner.round_time import rounds_of
 from fedbcd.planner.server_time import device_model
-from fedbcd.protocol.clouds import AsyncCloud, GraphCloud, RigorousCloud, SyncCloud
+from fedbcd.protocol.clouds import (
+    AsyncCloud,
+    DynamicGraph,
+    GraphCloud,
+    RigorousCloud,
+    SyncCloud,
+)
 from fedbcd.spec import RunSpec
 
+Planned = AsyncCloud | RigorousCloud | DynamicGraph  # clouds with a B
 PLANNED: dict[str, type[AsyncCloud] | type[RigorousCloud]] = {
     kind.name: kind for kind in (AsyncCloud, RigorousCloud)
 }
@@ -95,7 +102,7 @@ def run_pilots(
     until_clock  where the last stop is (default: a quarter of the job's own length)
     cloud        "async" or "rigorous" (default: see `planned_cloud`)
     """
-    kind = PLANNED[planned_cloud(job, cloud)]
+    name = planned_cloud(job, cloud)
     chosen = candidates(job.federation.servers) if firsts is None else sorted(set(firsts))
     _check(job, chosen, seeds, until_clock)
     last = STOPS[-1] * job_length(job) if until_clock is None else until_clock
@@ -109,12 +116,20 @@ def run_pilots(
     with TemporaryDirectory(prefix="fedbcd-pilots-") as folder:
         for number, stop in enumerate(stops):
             for pilot in racing:
-                _advance(pilot, kind(pilot.first), jobs, federations, stop, by, Path(folder))
+                _advance(
+                    pilot,
+                    cloud_with(job, name, pilot.first),
+                    jobs,
+                    federations,
+                    stop,
+                    by,
+                    Path(folder),
+                )
                 on_done(pilot, number)
             if number < len(stops) - 1:
                 racing = _without_hopeless(racing, stop)
     pilots.sort(key=lambda pilot: (-len(pilot.scores), -pilot.score))
-    return Recommendation(pilots[0].first, by, stops, tuple(pilots), _is_clear(pilots), kind.name)
+    return Recommendation(pilots[0].first, by, stops, tuple(pilots), _is_clear(pilots), name)
 
 
 def planned_cloud(job: Job, named: str | None = None) -> str:
@@ -127,12 +142,21 @@ def planned_cloud(job: Job, named: str | None = None) -> str:
             f"{job.name} mixes all servers along its matrix, so there is no B to choose; "
             "name the cloud to put in its place: 'async' or 'rigorous' (--cloud)"
         )
-    if chosen not in PLANNED:
+    if chosen not in PLANNED and not (chosen == DynamicGraph.name == job.spec.cloud.name):
         raise ConfigError(
             f"cloud={chosen!r} cannot be planned for; use 'async' or 'rigorous' (sync waits for all"
             " servers, which is B = N)"
         )
     return chosen
+
+
+def cloud_with(job: Job, name: str, first: int) -> Planned:
+    """The job's own cloud, or the one of this name, with B = `first`."""
+    own = job.spec.cloud
+    if own.name == name:
+        assert isinstance(own, Planned)
+        return replace(own, first=first)
+    return PLANNED[name](first)
 
 
 def job_length(job: Job) -> float:
@@ -141,11 +165,7 @@ def job_length(job: Job) -> float:
     """
     if job.spec.until_clock is not None:
         return job.spec.until_clock
-    first = (
-        job.spec.cloud.first
-        if isinstance(job.spec.cloud, AsyncCloud | RigorousCloud)
-        else job.federation.servers
-    )
+    first = getattr(job.spec.cloud, "first", job.federation.servers)
     assert job.spec.rounds is not None
     return (
         job.spec.rounds
@@ -171,7 +191,7 @@ def _check(job: Job, firsts: Sequence[int], seeds: int, until_clock: float | Non
 
 def _advance(
     pilot: Pilot,
-    cloud: AsyncCloud | RigorousCloud,
+    cloud: Planned,
     jobs: Sequence[Job],
     federations: Sequence[Federation],
     stop: float,
@@ -198,7 +218,7 @@ def _advance(
     pilot.scores.append(tuple(scores))
 
 
-def pilot_spec(spec: RunSpec, cloud: AsyncCloud | RigorousCloud, stop: float) -> RunSpec:
+def pilot_spec(spec: RunSpec, cloud: Planned, stop: float) -> RunSpec:
     """The job's own run on a cloud up to clock `stop`, looked at once, where it ends."""
     quiet: dict[str, Any] = {"evaluate_every": None, "looks": 1, "certify_every": 0}
     timed = spec.changed({"cloud": cloud, "until_clock": stop})

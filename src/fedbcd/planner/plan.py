@@ -20,8 +20,10 @@ from fedbcd.planner.order_statistics import (
 )
 from fedbcd.planner.round_time import REPLICAS, RoundTime, async_rounds, draws_needed, rounds_of
 from fedbcd.planner.server_time import KnownTime, RecordedTime, ServerTime
+from fedbcd.protocol.clouds import AsyncCloud, DynamicGraph, RigorousCloud
 from fedbcd.schedule.delays import Floats
 
+PLANNED = (AsyncCloud.name, RigorousCloud.name, DynamicGraph.name)  # clouds with a B
 LAW = 20_000  # times that stand for a law that is only drawn from
 TIMES_ERROR = 1.96  # standard errors on either side: 95 in 100
 # standard deviations on either side, where these are taken from 24 resamples (Student's t)
@@ -142,7 +144,7 @@ def _check(servers: int, clock_seconds: float, rounds: int, cloud: str) -> None:
         raise ConfigError(f"clock_seconds={clock_seconds} must be a finite number above 0")
     if rounds < 1:
         raise ConfigError(f"rounds={rounds} must be 1 or more")
-    if cloud not in ("async", "rigorous"):
+    if cloud not in PLANNED:
         raise ConfigError(
             f"cloud={cloud!r} waits for all servers, so there is no B to choose; plan for 'async'"
             " or 'rigorous'"
@@ -177,9 +179,9 @@ def _round_time(
     95 in 100.
     """
     found = (
-        async_rounds(times, servers, first)
-        if cloud == "async"
-        else rounds_of(cloud, source, servers, first, rounds, seed)
+        rounds_of(cloud, source, servers, first, rounds, seed)
+        if cloud == RigorousCloud.name
+        else async_rounds(times, servers, first)
     )
     return replace(found, error=TIMES_ERROR * found.error)
 

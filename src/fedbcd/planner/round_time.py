@@ -83,13 +83,13 @@ def rigorous_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
 def rounds_of(
     cloud: str, source: ServerTime, servers: int, first: int, rounds: int = 100, seed: int = 0
 ) -> RoundTime:
-    """The time of a round on the cloud of this name: `sync`, `graph`, `async`, or the first
-    `rounds` rounds of `rigorous`.
+    """The time of a round on the cloud of this name; of the first `rounds` rounds of `rigorous`.
+    Where all servers are waited for, `first` is their number.
     """
     if cloud == "rigorous":
         return rigorous_rounds(source.sample(REPLICAS, servers * rounds, seed), servers, first)
     times_RC = source.sample(REPLICAS, draws_needed(servers), seed)
-    return async_rounds(times_RC, servers, first if cloud == "async" else servers)
+    return async_rounds(times_RC, servers, first)
 
 
 def draws_needed(servers: int) -> int:

@@ -1,9 +1,11 @@
 """The clouds a user can choose, as plain values; each knows how to make its coordinator."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from fedbcd.addressed import LINKS, unit_one
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.coordinator import (
     AsyncCoordinator,
@@ -13,6 +15,7 @@ from fedbcd.protocol.coordinator import (
 )
 
 Weights = tuple[tuple[float, ...], ...]  # a_nm: a row for each server of a mix
+Link = tuple[int, int]  # two servers
 
 
 class _PlainMean:
@@ -101,9 +104,73 @@ class GraphCloud:
         return tuple(tuple(matrix[n][k] for k in servers) for n in servers)
 
 
-Cloud = SyncCloud | AsyncCloud | RigorousCloud | GraphCloud
-CLOUDS: dict[str, type[SyncCloud] | type[AsyncCloud] | type[RigorousCloud] | type[GraphCloud]] = {
-    kind.name: kind for kind in (SyncCloud, AsyncCloud, RigorousCloud, GraphCloud)
+@dataclass(frozen=True, slots=True)
+class DynamicGraph:
+    """Eq. (6) on a graph that changes: of the first B = `first` servers to finish, those that have
+    a link mix along it; the others go on undisturbed, as on the Async-cloud.
+
+    edges         the links, pairs of servers; or several lists of them, used in turn by the rounds
+    link_failure  the probability with which a link fails in a round, each by a draw of its own
+
+    a_nm = 1 / (1 + max(d_n, d_m)) along the links of this mix, where server n has d_n of them, and
+    a_nn is what is left (Metropolis): doubly stochastic, whoever is there.
+    """
+
+    edges: tuple[tuple[Link, ...], ...]
+    first: int
+    link_failure: float = 0.0
+    seed: int = 0  # of the links that fail
+    name: ClassVar[str] = "dynamic-graph"
+    sync: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        edges: Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]],
+        first: int,
+        link_failure: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        several = bool(edges) and bool(edges[0]) and isinstance(edges[0][0], Sequence)
+        lists: Any = edges if several else [edges]
+        for link in (link for links in lists for link in links):
+            if len(link) != 2 or link[0] == link[1]:
+                raise ConfigError(f"edges has {list(link)}; a link is two servers, such as [0, 1]")
+        if not 0 <= link_failure < 1:
+            raise ConfigError(
+                f"link_failure={link_failure} must be 0 or more and below 1, a probability; links"
+                " that always fail are left out of edges"
+            )
+        pairs = tuple(tuple((min(link), max(link)) for link in links) for links in lists)
+        object.__setattr__(self, "edges", pairs)
+        object.__setattr__(self, "first", first)
+        object.__setattr__(self, "link_failure", link_failure)
+        object.__setattr__(self, "seed", seed)
+
+    def coordinator(self, servers: int, iterations: int) -> Coordinator:
+        for n in sorted({n for links in self.edges for link in links for n in link}):
+            if not 0 <= n < servers:
+                raise ConfigError(f"edges names server {n}; there are servers 0 to {servers - 1}")
+        _check_first(self.first, servers)
+        return AsyncCoordinator(range(servers), self.first, iterations, alike=False)
+
+    def weights(self, round_: int, servers: Sequence[int]) -> Weights:
+        here = {*servers}
+        links = {
+            link
+            for link in self.edges[round_ % len(self.edges)]
+            if here.issuperset(link)
+            and unit_one(self.seed, LINKS, round_, *link) >= self.link_failure
+        }
+        degree = Counter(n for link in links for n in link)
+        a = {link: 1 / (1 + max(degree[n] for n in link)) for link in links}
+        a |= {(m, n): a[n, m] for n, m in links}
+        a |= {(n, n): 1 - sum(a.get((n, m), 0.0) for m in servers) for n in servers}
+        return tuple(tuple(a.get((n, m), 0.0) for m in servers) for n in servers)
+
+
+Cloud = SyncCloud | AsyncCloud | RigorousCloud | GraphCloud | DynamicGraph
+CLOUDS: dict[str, type[Cloud]] = {
+    kind.name: kind for kind in (SyncCloud, AsyncCloud, RigorousCloud, GraphCloud, DynamicGraph)
 }
 
 

@@ -49,6 +49,11 @@ def incarnation_of(upload: ModelRef) -> int:
     return int(parts[3]) if len(parts) == 4 and parts[3].isdecimal() else 0
 
 
+def version_of(model: ModelRef) -> int:
+    """The number of a server's model among those that it has had."""
+    return int(model.rpartition("/")[2])
+
+
 def first_session(life: int) -> int:
     """Where a device's sessions begin: each of its lives has 2^32 of its own, so that no mini-batch
     is drawn twice by accident.

@@ -59,7 +59,8 @@ class ServerState(Enum):
 
 class Server:
     """One server: its members (Q_n), the number of uploads that ends a phase (q = `active`), K_z =
-    `iterations`.
+    `iterations`, and how many may work at once: as many as still end the phase, or `at_once`, of
+    whom some then begin in one phase and count in a later one.
     """
 
     def __init__(
@@ -69,9 +70,11 @@ class Server:
         active: int,
         iterations: int = 1,
         sync: bool = False,
+        at_once: int | None = None,
     ) -> None:
         self.server = server
         self.active = active
+        self.at_once = at_once
         self.iterations = iterations
         self.sync = sync
         self.state = ServerState.NEW
@@ -123,11 +126,10 @@ class Server:
     @property
     def places(self) -> int:
         """How many more devices this phase can let in."""
-        return (
-            max(self._needed() - self.received - len(self._working), 0)
-            if self.state is ServerState.COLLECTING
-            else 0
-        )
+        if self.state is not ServerState.COLLECTING:
+            return 0
+        most = self._needed() - self.received if self.at_once is None else self.at_once
+        return max(most - len(self._working), 0)
 
     def last_of(self, device: DeviceId) -> int | None:
         """The last activation of a member that is over, -1 before the first; None: it is no
@@ -190,16 +192,15 @@ class Server:
                 Send(to=device_actor(event.device), message=working)
             ]  # the first answer was lost
         self._asking[event.device] = event.activation
-        return self._activate_next() if self.state is ServerState.COLLECTING else []
+        return self._activate_next()
 
     def _activate_next(self) -> list[Command]:
         """Let in as many as are still needed, in order of arrival; who has had its turn waits for
         the next phase.
         """
-        free = max(self._needed() - self.received - len(self._working), 0)
         commands: list[Command] = []
         barred = self._counted | self._excused
-        for device in [device for device in self._asking if device not in barred][:free]:
+        for device in [device for device in self._asking if device not in barred][: self.places]:
             self._working[device] = Activated(activation=self._asking.pop(device), model=self.model)
             commands.append(Send(to=device_actor(device), message=self._working[device]))
         return commands
@@ -230,7 +231,7 @@ class Server:
         return [
             Absorb(device=event.device, activation=event.activation),
             acknowledge,
-            *self._end_if_complete(),
+            *(self._end_if_complete() or self._activate_next()),
         ]
 
     def _withdrawn(self, event: Event) -> list[Command]:
@@ -297,7 +298,7 @@ class Server:
         if working is None or working.activation != event.activation:
             return []  # it has uploaded meanwhile
         self._lost[event.device] = self._working.pop(event.device)
-        return self._activate_next() if self.state is ServerState.COLLECTING else []
+        return self._activate_next()
 
     def _joined(self, event: Event) -> list[Command]:
         assert isinstance(event, DeviceJoined)

@@ -43,12 +43,14 @@ class Machines:
         iterations: int,
         offline_limit: int | None,
         late: Collection[int] = (),
+        at_once: int | None = None,
     ) -> None:
         """`late` devices have a home, but are members only from their DeviceJoined on."""
         self.coordinator: Coordinator = cloud.coordinator(len(servers), iterations)
         early = [[device for device in members if device not in late] for members in servers]
         self.servers = [
-            Server(n, members, active, iterations, cloud.sync) for n, members in enumerate(early)
+            Server(n, members, active, iterations, cloud.sync, at_once)
+            for n, members in enumerate(early)
         ]
         self.devices: dict[int, Device] = {}
         self.home: dict[int, int] = {

@@ -118,6 +118,10 @@ class Simulation:
         if isinstance(event, Trained):
             self._expected.pop(device, None)
         self._deliver(actor, event)
+        server = self.machines.home[device]
+        goes_on = isinstance(event, Trained) and server not in self._opened
+        if goes_on and self.schedule.method.at_once and self.machines.servers[server].places:
+            self._fill(server)  # its place is free
 
     def _deliver(self, actor: Actor, event: Event) -> None:
         """Deliver an event and all that follows from it at once: messages take no time."""
@@ -160,17 +164,27 @@ class Simulation:
         return draws.steps(self.schedule.seed, device, session, *self.schedule.method.steps)
 
     def _invite_devices(self) -> None:
-        """Draw arrivals for servers that have opened a phase; only the q earliest become events."""
+        """Draw arrivals for servers that have opened a phase; only the q earliest become events, or
+        those that `at_once` has room for.
+        """
         for server in self._opened:
             candidates = self._available(server)
+            if self.schedule.method.at_once is not None:  # some are still at work
+                candidates = candidates[~np.isin(candidates, [*self._expected])]
             phase = np.array([self.machines.servers[server].phase])
             u = draws.unit(draws.address(self.schedule.seed, draws.ARRIVAL, candidates, phase))
-            self._arrivals[server] = arrivals = _Arrivals(
-                self.now, self.schedule.clock.arrival.quantile(u), candidates
-            )
-            for time, device in arrivals.take(self.schedule.active):
-                self._invite(server, time, device)
+            delay = self.schedule.clock.arrival.quantile(u)
+            self._arrivals[server] = _Arrivals(self.now, delay, candidates)
+            self._fill(server)
         self._opened.clear()
+
+    def _fill(self, server: int) -> None:
+        """Let the next ones come to a server that has room for them."""
+        room, at_once = self.schedule.active, self.schedule.method.at_once
+        if at_once is not None:
+            room = at_once - sum(home == server for home in self._expected.values())
+        for time, device in self._arrivals[server].take(room):
+            self._invite(server, time, device)
 
     def _invite(self, server: int, time: float, device: int) -> None:
         self._expected[device] = server
@@ -252,7 +266,7 @@ class _Arrivals:
         smaller number comes first.
         """
         number = min(number, self._left)
-        if number == 0:
+        if number <= 0:
             return []
         early = places_of_smallest(self._delay, number)
         chosen = early[np.lexsort((self._devices[early], self._delay[early]))[:number]]

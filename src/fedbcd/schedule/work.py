@@ -34,9 +34,11 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Uploads enter sums, (server, device) in order of arrival."""
+    """Uploads enter sums, in order of arrival: (server, device, age), the age being how many
+    versions of z were made since the one that it began from.
+    """
 
-    uploads: tuple[tuple[int, int], ...]
+    uploads: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +191,11 @@ class Reader:
         self._models = set(self.held)
         self._at_work: dict[int, m.Train | m.Pull] = {}
         self._granted: dict[int, m.Activated] = {}  # sent; its upload is not accepted yet
+        self._begun: dict[int, ModelRef] = {}  # device -> what its latest activation began from
         self._awaited: Counter[ModelRef] = Counter()  # w_n -> servers that have not stepped from it
         self._incarnation: dict[int, int] = {}
         self._sessions: list[Session] = []
-        self._uploads: list[tuple[int, int]] = []
+        self._uploads: list[tuple[int, int, int]] = []
         self._work: list[Instruction] = []
 
     def apply(self, actor: Actor, event: m.Event, commands: Sequence[m.Command]) -> None:
@@ -238,7 +241,8 @@ class Reader:
     def _sent(self, number: int, event: m.Event, command: m.Send) -> None:
         match command.message:
             case m.Activated() as granted:
-                self._granted[m.number_of(command.to)] = granted
+                device = m.number_of(command.to)
+                self._granted[device], self._begun[device] = granted, granted.model
             case m.Declined() as declined:
                 self._release(m.number_of(command.to), declined.activation)
             case m.Acknowledged() as done:
@@ -262,7 +266,9 @@ class Reader:
                 self._check(command.model)
                 self._at_work[number] = command
             case m.Absorb():
-                self._uploads.append((number, command.device))
+                begun = m.version_of(self._begun[command.device])
+                age = m.version_of(self.held[number]) - begun
+                self._uploads.append((number, command.device, age))
             case m.OpenPhase():
                 self._work.append(Open(number))
             case m.MixModels():

@@ -9,11 +9,13 @@ letters      V = |V|, Q = max |Q_n|, gamma = max gamma_i, L = max L_i, D = D_X, 
 paper_*      the path of the paper: C_1..C_10, B_1, B_2, C, A_1, A_2 (B_1 and B_2 turn out to grow
 with T, see errata 7)
 *_bound      what the corrected derivation gives for the mean of each certificate over rounds
-0..T-1, for every T
+0..T-1, for every T; with one server (Sync-cloud) at the rate of Remark 5
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from fedbcd.errors import ConfigError
 from fedbcd.theory.mixing import MixingRate, ScheduleMemory
@@ -128,6 +130,39 @@ def stable_step_limit(curvature: float, momentum: float) -> float:
     it iterates bounce between borders of X.
     """
     return (2 + 2 * momentum) / ((1 + 2 * momentum) * curvature)
+
+
+# ------------------------------------------------------------------------------------------------
+# Lemmas 1 and 2: one step
+def largest_move(problem: Problem) -> float:
+    """How far one exact step can move a personal model: (1 + eta_x rho) zeta D_X + eta_x (D_g +
+    gamma D_X).
+
+    The printed bound has zeta D_X, by an argument that takes the extrapolated point for one of X.
+    It holds so for convex g_i only.
+    """
+    p = problem
+    return (1 + p.device_step * p.nonconvexity) * p.momentum * p.diameter + p.device_step * (
+        p.gradient + p.penalty * p.diameter
+    )
+
+
+def device_slack(
+    problem: Problem, last_move: float, noise: float = 0.0, apart: float = 0.0
+) -> float:
+    """Lemma 1: ||x+ - x||^2 / (2 eta_x) <= f_i(x, zbar) - f_i(x+, zbar) + this, where x moved by
+    `last_move` before; `noise` is ||delta_i||, `apart` is ||zbar - z_n||.
+    """
+    p = problem
+    behind = p.momentum**2 * (1 / p.device_step + p.nonconvexity) / 2 * last_move**2
+    return behind + (largest_move(p) + p.device_step * noise) * (noise + p.penalty * apart)
+
+
+def cloud_slack(problem: Problem, squares: float) -> float:
+    """Lemma 2: eta_z/(2 V) ||sum gamma_i (zbar - x_i)||^2 <= sum_i f_i(x_i, zbar) - sum_i f_i(x_i,
+    zbar+) + this; `squares` is sum_n ||zbar - z_n||^2.
+    """
+    return problem.server_step * (problem.penalty * problem.members) ** 2 / 2 * squares
 
 
 # ------------------------------------------------------------------------------------------------
@@ -257,19 +292,6 @@ def paper_accumulation(problem: Problem, rounds: int) -> Accumulation:
     )
 
 
-def largest_move(problem: Problem) -> float:
-    """How far one exact step can move a personal model: (1 + eta_x rho) zeta D_X + eta_x (D_g +
-    gamma D_X).
-
-    The printed bound has zeta D_X, by an argument that takes the extrapolated point for one of X.
-    It holds so for convex g_i only.
-    """
-    p = problem
-    return (1 + p.device_step * p.nonconvexity) * p.momentum * p.diameter + p.device_step * (
-        p.gradient + p.penalty * p.diameter
-    )
-
-
 # ------------------------------------------------------------------------------------------------
 # Theorem 1
 @dataclass(frozen=True)
@@ -315,10 +337,11 @@ def certificate_bounds(problem: Problem, rounds: int) -> CertificateBounds:
     """What the corrected derivation gives for T = `rounds`; it holds for every T.
 
     With eta_z = d/sqrt(T), exact gradients and a common start, all three fall as T^-1/2: the gap
-    faster than the T^-1/4 of the theorem.
+    faster than the T^-1/4 of the theorem. With one server (Remark 5) eta_z need not fall with T:
+    the pull is at most Delta*/(eta_z T), and the gap falls as T^-1/2.
     """
     p = problem
-    spread = consensus(p, rounds).total / rounds
+    spread = 0.0 if p.servers == 1 else consensus(p, rounds).total / rounds
     progress = total_progress(p, rounds)
     pull = p.servers * progress / (p.server_step * rounds)
     mean_square_move = (
@@ -327,8 +350,44 @@ def certificate_bounds(problem: Problem, rounds: int) -> CertificateBounds:
     gap = p.diameter * (
         _moves_factor(p) * math.sqrt(mean_square_move) + p.penalty * p.period * spread + p.noise
     )
-    gap += _drift(p) + (p.period - 1) / rounds * _trivial_gap(p)
+    drift = _drift(p, math.sqrt(pull) / p.servers + p.penalty * p.members * spread)
+    gap += drift + (p.period - 1) / rounds * _trivial_gap(p)
     return CertificateBounds(gap, pull, spread)
+
+
+def telling_rounds(problem: Problem, rounds: int) -> dict[str, int | None]:
+    """From which T on each certificate's bound says something, that is, falls below what any points
+    of X satisfy; None: for no T up to 1e18, as with a noise that is too large.
+
+    eta_z = d/sqrt(T) with the d of T = `rounds`; with one server eta_z stays. `problem` has a rate
+    of mixing, not the memory of a schedule.
+    """
+    d_squared = problem.server_step**2 * rounds
+    least = math.ceil(
+        d_squared / server_step_limit(problem.penalty, problem.members) ** 2 * (1 - 1e-12)
+    )
+    alone = problem.servers == 1
+    trivial = asdict(trivial_bounds(problem))
+
+    def says(name: str, t: int) -> bool:
+        step = problem.server_step if alone else math.sqrt(d_squared / t)
+        bound = certificate_bounds(replace(problem, server_step=step), t)
+        return bool(getattr(bound, name) < trivial[name])
+
+    return {name: _least(partial(says, name), 1 if alone else least) for name in trivial}
+
+
+def _least(holds: Callable[[int], bool], low: int, most: int = 10**18) -> int | None:
+    """The least number from `low` on for which something holds that goes on holding."""
+    high = low = max(1, low)
+    while not holds(high):
+        if high > most:
+            return None
+        low, high = high + 1, 2 * high
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return high
 
 
 def trivial_bounds(problem: Problem) -> CertificateBounds:
@@ -350,13 +409,13 @@ def total_progress(problem: Problem, rounds: int) -> float:
     ||zbar - z_n|| appear (they add up to a constant) and not the distances themselves.
     """
     p = problem
-    squares = consensus(p, rounds).squares
+    squares = 0.0 if p.servers == 1 else consensus(p, rounds).squares
     young = (
         4 if p.noise > 0 else 2
     ) / p.kappa  # half of kappa goes to the one cross term, or a quarter to each of two
     devices = p.servers * p.members
     from_devices = young * p.device_step * devices * (rounds * p.noise**2 + p.penalty**2 * squares)
-    return p.excess + from_devices + p.server_step * p.penalty**2 * devices * p.members * squares
+    return p.excess + from_devices + 2 * cloud_slack(p, p.servers * squares)
 
 
 def _moves_factor(p: Problem) -> float:
@@ -366,11 +425,12 @@ def _moves_factor(p: Problem) -> float:
     return (1 + p.device_step * (p.smoothness + p.penalty)) * (1 + p.momentum)
 
 
-def _drift(p: Problem) -> float:
-    """What zbar moves between two activations of a device, as it enters the gap: D gamma (p - 1)
-    eta_z gamma |Q| D.
+def _drift(p: Problem, mean_push: float = math.inf) -> float:
+    """What zbar moves between two activations of a device, as it enters the gap: at most p - 1
+    moves, each of eta_z times the mean push of a server, which is at most gamma |Q| D.
     """
-    return (p.period - 1) * p.server_step * p.members * (p.penalty * p.diameter) ** 2
+    push = min(mean_push, p.penalty * p.members * p.diameter)
+    return p.penalty * p.diameter * (p.period - 1) * p.server_step * push
 
 
 def _trivial_gap(p: Problem) -> float:

@@ -5,7 +5,7 @@ A schedule is plain data: which servers were mixed in each round, and in which r
 was active.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from fedbcd.errors import ConfigError
+
+# of a round and the servers that it mixes: a row for each
+Weights = Callable[[int, Sequence[int]], Sequence[Sequence[float]] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +75,19 @@ def schedule_memory(matrices: Sequence[Tensor]) -> ScheduleMemory:
     return ScheduleMemory(tuple(memory))
 
 
-def first_b_matrices(servers: int, mixes: Iterable[Sequence[int]]) -> list[Tensor]:
-    """One mixing matrix per round: 1/B among the servers that were mixed, 1 on the diagonal of the
-    others.
+def mixing_matrices(
+    servers: int, mixes: Iterable[Sequence[int]], weights: Weights = lambda *_: None
+) -> list[Tensor]:
+    """One mixing matrix per round: `weights` (None: 1/B) among the servers that were mixed, 1 on
+    the diagonal of the others.
     """
     matrices = []
-    for first in mixes:
+    for t, first in enumerate(mixes):
         matrix = torch.eye(servers, dtype=torch.float64)
-        chosen = torch.tensor(list(first))
-        matrix[chosen[:, None], chosen[None, :]] = 1.0 / len(first)
+        chosen, among = torch.tensor(list(first)), weights(t, first)
+        matrix[chosen[:, None], chosen[None, :]] = torch.tensor(
+            1.0 / len(first) if among is None else among, dtype=torch.float64
+        )
         matrices.append(matrix)
     return matrices
 

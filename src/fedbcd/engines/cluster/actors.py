@@ -125,9 +125,9 @@ class Shard:
         return str(import_ray().get_runtime_context().get_node_id())
 
     def work(
-        self, sessions_N6: Array, uploads_N2: Array, handles: list[str], *models: tuple[Array, str]
+        self, sessions_N6: Array, uploads_N3: Array, handles: list[str], *models: tuple[Array, str]
     ) -> Done:
-        """Train, and sum up what is uploaded, (server, device) in order.
+        """Train, and sum up what is uploaded, (server, device, age) in order.
 
         A session: number of the batch it is in, device, session, steps, number of its model or -1,
         activation or -1.
@@ -138,8 +138,8 @@ class Shard:
             handle: unpacked(model).to(total_VU.device)
             for handle, model in zip(handles, models, strict=True)
         }
-        count = Count(tuple((server, device) for server, device in uploads_N2.tolist()))
-        servers = sorted({server for server, _ in count.uploads})
+        count = Count(tuple((server, device, age) for server, device, age in uploads_N3.tolist()))
+        servers = sorted({server for server, _, _ in count.uploads})
         self._sums.clear(servers)
         with products_in(self._precision):
             self._devices.advance([*_batches(sessions_N6, handles), count], received, self._sums)
@@ -151,6 +151,14 @@ class Shard:
             [self._sums.count_V[n] for n in servers],
             time.perf_counter() - began,
         )
+
+    def waiting(self) -> dict[str, tuple[Array, str]]:
+        """Uploads that are not counted yet, by name in a checkpoint."""
+        return {name: packed(upload) for name, upload in self._devices.waiting().items()}
+
+    def wait(self, uploads: dict[str, tuple[Array, str]]) -> None:
+        """The inverse."""
+        self._devices.wait({name: unpacked(upload) for name, upload in uploads.items()})
 
     def rows(self, which: str, devices: list[int]) -> tuple[Array, str]:
         return packed(self._rows(which).index_select(0, torch.tensor(devices)))

@@ -11,6 +11,7 @@ it had been asked since is asked again: the same bits.
 
 import math
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedbcd.algorithm.method import Bound
-from fedbcd.compute.devices import Sums, Wait
+from fedbcd.compute.devices import UPLOAD, Sums, Wait
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows, load_tables, state_of_tables
 from fedbcd.compute.store import StoredRows
@@ -34,6 +35,7 @@ from fedbcd.engines.cluster.actors import Array, Done, Shard, packed, part_of, u
 from fedbcd.engines.cluster.options import expected_work, import_ray, shards_of
 from fedbcd.engines.setup import make_numbers_of, make_trainer
 from fedbcd.errors import ConfigError, RecordError
+from fedbcd.own import modules_of
 from fedbcd.protocol.messages import ModelRef
 from fedbcd.schedule.work import Count, Sessions
 from fedbcd.spec import Cluster, RunSpec
@@ -231,10 +233,21 @@ class Shards:
                 shard.actor.set_rows.remote(*saved)
                 for saved in rows_in(self._checkpoint, self.tables, shard.devices)
             ]
+            uploads = self.waiting_in(uploads_in(self._checkpoint))[number]
+            refs += [shard.actor.wait.remote(uploads)] if uploads else []
         refs += [
             getattr(shard.actor, method).remote(*arguments) for method, arguments in shard.journal
         ]
         return refs[0]  # if it dies again, the call that follows notices
+
+    def waiting_in(self, state: Mapping[str, Tensor]) -> list[dict[str, tuple[Array, str]]]:
+        """The uploads of a checkpoint that are not counted yet, for each shard."""
+        found: list[dict[str, tuple[Array, str]]] = [{} for _ in self.shards]
+        for name in state:
+            if name.startswith(UPLOAD):
+                device = int(name.removeprefix(UPLOAD).partition(":")[0])
+                found[self.of_device[device]][name] = packed(state[name])
+        return found
 
     def by_shard(self, devices: Iterable[int]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = defaultdict(list)
@@ -280,6 +293,13 @@ def rows_in(
             mine = [device for device in devices if device in place]
             if mine:
                 yield which, mine, packed(torch.stack([rows[place[device]] for device in mine]))
+
+
+def uploads_in(checkpoint: Path) -> dict[str, Tensor]:
+    """Those that wait in a checkpoint."""
+    with safe_open(checkpoint, framework="pt") as file:
+        names = [name for name in file.keys() if name.startswith(UPLOAD)]  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in names}
 
 
 def _number_of_actors(ray: Any, options: Cluster) -> int:
@@ -387,6 +407,7 @@ class RemoteDevices:
         }
         shards.tables = self.tables.keys()
         self._upload_size = bound.upload.size
+        self._may_wait = bound.method.at_once is not None  # uploads, from one round to another
         self._refs: dict[ModelRef, Any] = {}  # models as actors get them: stored, or as they are
 
     def advance(
@@ -395,7 +416,7 @@ class RemoteDevices:
         """Each shard's part in one call; the sums come when somebody waits for them."""
         batches = [part.sessions for part in work if isinstance(part, Sessions)]
         sessions = [(k, session) for k, batch in enumerate(batches) for session in batch]
-        uploads = [pair for part in work if isinstance(part, Count) for pair in part.uploads]
+        uploads = [each for part in work if isinstance(part, Count) for each in part.uploads]
         handles = sorted({s.model for _, s in sessions if s.model is not None})
         self._put(handles, models)
         number: dict[ModelRef | None, int] = {None: -1}
@@ -404,9 +425,9 @@ class RemoteDevices:
             (k, s.device, s.session, s.steps, number[s.model], s.activation) for k, s in sessions
         ]
         sessions_N6 = np.array(plain, dtype=np.int64).reshape(-1, 6)
-        counted = [(0 if self.one_sum else server, device) for server, device in uploads]
-        uploads_N2 = np.array(counted, dtype=np.int64).reshape(-1, 2)
-        calls = self._calls(sessions_N6, uploads_N2, handles)
+        counted = [(0 if self.one_sum else server, *each) for server, *each in uploads]
+        uploads_N3 = np.array(counted, dtype=np.int64).reshape(-1, 3)
+        calls = self._calls(sessions_N6, uploads_N3, handles)
         answers = self.shards.begin("work", calls, changes=True)
 
         def wait() -> None:
@@ -416,20 +437,20 @@ class RemoteDevices:
         return wait
 
     def _calls(
-        self, sessions_N6: Array, uploads_N2: Array, handles: Sequence[ModelRef]
+        self, sessions_N6: Array, uploads_N3: Array, handles: Sequence[ModelRef]
     ) -> dict[int, tuple[Any, ...]]:
         shard_N, shard_of_upload = (
-            self.shards.of_device[devices] for devices in (sessions_N6[:, 1], uploads_N2[:, 1])
+            self.shards.of_device[devices] for devices in (sessions_N6[:, 1], uploads_N3[:, 1])
         )
         return {
             shard: self._call_for(
-                sessions_N6[shard_N == shard], uploads_N2[shard_of_upload == shard], handles
+                sessions_N6[shard_N == shard], uploads_N3[shard_of_upload == shard], handles
             )
             for shard in np.union1d(shard_N, shard_of_upload).tolist()
         }
 
     def _call_for(
-        self, sessions_N6: Array, uploads_N2: Array, handles: Sequence[ModelRef]
+        self, sessions_N6: Array, uploads_N3: Array, handles: Sequence[ModelRef]
     ) -> tuple[Any, ...]:
         """What one shard is asked, with the models that its sessions need and no other."""
         model_N = sessions_N6[:, 4]
@@ -438,9 +459,9 @@ class RemoteDevices:
         names = [handles[k] for k in needed.tolist()]
         models = [self._refs[name] for name in names]
         traffic = self.shards.traffic
-        traffic.work += sessions_N6.nbytes + uploads_N2.nbytes
+        traffic.work += sessions_N6.nbytes + uploads_N3.nbytes
         traffic.models += sum(model[0].nbytes for model in models if isinstance(model, tuple))
-        return (sessions_N6, uploads_N2, names, *models)
+        return (sessions_N6, uploads_N3, names, *models)
 
     def _put(self, handles: Sequence[ModelRef], models: Mapping[ModelRef, Tensor]) -> None:
         """Each model once into the object store, from where every node takes it once; a small one
@@ -495,10 +516,16 @@ class RemoteDevices:
         raise AssertionError(f"device {device} cannot have lost its memory")
 
     def state(self) -> dict[str, Tensor | SomeRows]:
-        return state_of_tables(self.tables)
+        everyone = dict.fromkeys(range(len(self.shards.shards)), ())
+        found = self.shards.ask("waiting", everyone) if self._may_wait else {}
+        waiting = {name: unpacked(each) for some in found.values() for name, each in some.items()}
+        return state_of_tables(self.tables) | waiting
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         load_tables(self.tables, state)
+        for shard, uploads in enumerate(self.shards.waiting_in(state)):
+            if uploads:
+                self.shards.ask("wait", {shard: (uploads,)}, changes=True)
 
     def use(self, workers: Workers) -> None:
         """Nothing is computed here."""
@@ -562,11 +589,24 @@ def ray_for(options: Cluster) -> Iterator[Any]:
 
 
 @contextmanager
+def _by_value(ray: Any, modules: Iterable[str]) -> Iterator[None]:
+    """What these modules define travels to the actors, which need not find the modules."""
+    there = [sys.modules[name] for name in modules if name != "__main__"]
+    for module in there:
+        ray.cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in there:
+            ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+@contextmanager
 def cluster_numbers(
     spec: RunSpec, federation: Federation, options: Cluster, state: Path | None
 ) -> Iterator[Numbers]:
     """Numbers whose devices are in actors, which go when the run is over."""
-    with ray_for(options) as ray:
+    with ray_for(options) as ray, _by_value(ray, modules_of(spec)):
         shards = Shards(ray, federation, spec, options, state)
         try:
             trainer, start = make_trainer(spec, federation, torch.device("cpu"))

@@ -18,7 +18,7 @@ from fedbcd.engines.deploy.local.merged_log import header_of
 from fedbcd.engines.deploy.local.up import actors_of
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.blueprint import Blueprint
-from fedbcd.engines.look import row_of, scores_of
+from fedbcd.engines.look import row_of, scores_of, tested
 from fedbcd.engines.replay import Replaying, replay
 from fedbcd.engines.result import Run
 from fedbcd.engines.warnings import at_the_border
@@ -110,12 +110,8 @@ class _Looks:
         self._look(end["clock"])
         numbers, machines, last = self._at.numbers, self._at.machines, self.history.last
         assert self._evaluator is not None
-        personal = torch.stack(
-            [
-                numbers.personal(device, machines.home[device])
-                for device in range(self._federation.devices)
-            ]
-        )
+        homes = {device: machines.home[device] for device in range(self._federation.devices)}
+        personal = torch.stack([*tested(numbers, homes).values()])
         z_VF, border = numbers.global_VF(), at_the_border(numbers, range(self._federation.devices))
         summary = {
             "algorithm": numbers.method.name,

@@ -169,7 +169,9 @@ class Blueprint:
     def server_machine(self, server: int) -> Server:
         """A fresh machine."""
         members = [device for device in self.servers[server] if device not in self.late]
-        return Server(server, members, self.active, self.method.cloud_iterations, self.cloud.sync)
+        method = self.method
+        phases = self.active, method.cloud_iterations, self.cloud.sync, method.at_once
+        return Server(server, members, *phases)
 
     def coordinator_machine(self) -> Coordinator:
         """A fresh machine."""

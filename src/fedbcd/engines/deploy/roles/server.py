@@ -57,6 +57,7 @@ from fedbcd.protocol.messages import (
     incarnation_of,
     number_of,
     server_actor,
+    version_of,
 )
 from fedbcd.protocol.senders import is_counter
 
@@ -88,6 +89,8 @@ class ServerRole(Role):
         self._granted: dict[
             int, Activated
         ] = {}  # sent to devices whose upload has not been accepted
+        self._begun: dict[int, int] = {}  # device -> the version of z that it was last sent ...
+        self._version = 0  # ... and that of the latest
         self._unstarted: set[int] = set()  # who joined and has not been sent what it starts from
         self._reported = False  # Sync-cloud: the sum is on its way
         self._report: Tensor | None = None  # what was reported, if the sum has changed since
@@ -219,7 +222,9 @@ class ServerRole(Role):
             self._copies.accept(event.device, event.activation, model)
         for command in commands:
             if isinstance(command, Absorb):
-                self._copies.absorb(command.device, self._weights[command.device])
+                age = self._version - self._begun[command.device]
+                weight = self.blueprint.bound.weight_of(command.device, age)
+                self._copies.absorb(command.device, weight)
             elif isinstance(command, Admit):
                 self._copies.admit(command.device, number)
             if not self._recovering:
@@ -284,7 +289,8 @@ class ServerRole(Role):
         """
         match command:
             case Send(message=Activated() as granted):
-                self._granted[number_of(command.to)] = granted
+                device = number_of(command.to)
+                self._granted[device], self._begun[device] = granted, version_of(granted.model)
             case Send(message=Acknowledged() as acknowledged):
                 self._accepted(number_of(command.to), acknowledged.activation)
             case Send(message=Declined() as declined):
@@ -293,7 +299,10 @@ class ServerRole(Role):
                 self._unstarted.discard(number_of(command.to))
             case Send(message=ServerReady()):
                 self._reported = self.blueprint.cloud.sync
+            case StepModel():
+                self._version = version_of(command.result)
             case AdoptModel():
+                self._version = version_of(command.model)
                 self._reported, self._report = False, None
                 self._drop(REPORT)
             case Admit() if self.blueprint.bound.keeps_last:
@@ -339,7 +348,7 @@ class ServerRole(Role):
     def _parts(self) -> Parts:
         return {
             **super()._parts(),
-            "server": (self, ("_granted", "_unstarted", "_reported")),
+            "server": (self, ("_granted", "_begun", "_version", "_unstarted", "_reported")),
             "copies": (self._copies, ("_counted", "_held")),
         }
 

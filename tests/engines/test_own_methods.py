@@ -1,0 +1,94 @@
+"""Methods from outside: SCAFFOLD and FedBuff of `examples` on every engine of this machine, against
+naive float64 oracles (`support.naive`).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedbcd as fb
+from fedbcd.compute.devices import UPLOAD
+from fedbcd.compute.numbers import Numbers
+from fedbcd.engines.setup import make_machines, make_numbers, make_reader
+from fedbcd.errors import ConfigError
+from fedbcd.own import imports
+from fedbcd.record.eventlog import LogReader
+from fedbcd.schedule.log import LogRounds
+from support.naive import ETA, ORACLES, OWN, STEP, Naive, lines, own_method
+from support.runs import largest_difference
+
+every_case = pytest.mark.parametrize("case", OWN)
+
+
+def trained(case: str, rounds: int = 8, **options: Any) -> fb.Run:
+    settings = {"active": 2, "looks": 1, "cloud": OWN[case], **options}
+    return fb.train(lines(), own_method(case), rounds=rounds, **settings)
+
+
+@every_case
+def test_it_is_what_its_oracle_says(case: str, tmp_path: Path) -> None:
+    one_by_one = trained(case, dtype=torch.float64, max_batch=1, out=tmp_path)
+    z = ORACLES[case](Naive(lines(), tmp_path / "events.jsonl"), STEP, ETA)
+    assert float((one_by_one.global_VF - torch.from_numpy(z)).abs().max()) < 1e-12
+    assert largest_difference(trained(case, dtype=torch.float64), one_by_one) < 1e-12
+    assert largest_difference(trained(case), one_by_one) < 1e-5
+    assert fb.replay(tmp_path / "events.jsonl", lines(), trust=True)["digest"] == one_by_one.digest
+
+
+@every_case
+def test_a_resumed_run_is_the_whole_one(case: str, tmp_path: Path) -> None:
+    """Also where uploads wait for the next phase when it is saved."""
+    whole = trained(case, 9, out=tmp_path / "whole")
+    for rounds in (3, 4, 6, 9):
+        run = trained(case, rounds, out=tmp_path / "parts", resume=rounds > 3)
+    assert run.digest == whole.digest
+
+
+def test_uploads_that_wait_for_their_phase_are_saved(tmp_path: Path) -> None:
+    """After every batch of sessions, whose uploads are then not counted, everything is saved and
+    begins again.
+    """
+    whole = trained("fedbuff", out=tmp_path)
+    spec, federation = whole.spec, lines()
+    assert spec is not None
+
+    def fresh() -> Numbers:
+        return make_numbers(spec, federation, torch.device("cpu"))
+
+    reader, numbers, waited = make_reader(spec, federation), fresh(), 0
+    with imports(allowed=True):
+        rounds = LogRounds(
+            LogReader(tmp_path / "events.jsonl"), make_machines(spec, federation), reader, (1, 5)
+        )
+        for round_ in rounds:
+            for part in round_.work:
+                numbers.play(replace(round_, work=(part,)))
+                state, held, before = numbers.state(), numbers.held, numbers
+                waited += any(name.startswith(UPLOAD) for name in state)
+                numbers = fresh()
+                numbers.load_state(state, held, ())
+                numbers.sums = before.sums
+    assert waited > 10
+    assert numbers.digest() == whole.digest
+
+
+# ------------------------------------------------------------------------------------------------
+# refusals
+@pytest.mark.parametrize(
+    ("case", "options", "says"),
+    [
+        ("scaffold", {"cloud": fb.AsyncCloud(2)}, "for clouds with one z .* the sync cloud"),
+        ("fedbuff", {"cloud": fb.SyncCloud()}, "for clouds with a z for each .* the async cloud"),
+        ("fedbuff", {"active": 4}, "at_once=3 must be active=4 or more"),
+        ("fedbuff", {"ahead": True}, "weigh uploads by their age|more than a loop"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    case: str, options: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        trained(case, out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
