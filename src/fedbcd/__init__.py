@@ -16,6 +16,7 @@ from fedbcd.algorithm.methods import (
     Local,
 )
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.wire import Clip, Integers
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.data.partition import (
@@ -46,12 +47,16 @@ from fedbcd.protocol.clouds import (
 from fedbcd.record.history import History, Row
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
+    Bandwidth,
     Clock,
     Constant,
+    Day,
+    DeviceClass,
     Exponential,
     Gamma,
     LogNormal,
     Trace,
+    Traces,
     Uniform,
     Weibull,
 )
@@ -72,12 +77,16 @@ __all__ = [
     "AsyncCloud",
     "Augment",
     "Ball",
+    "Bandwidth",
     "Box",
     "Churn",
+    "Clip",
     "Clock",
     "Cloud",
     "Cluster",
     "Constant",
+    "Day",
+    "DeviceClass",
     "Dirichlet",
     "Diversity",
     "DynamicGraph",
@@ -93,6 +102,7 @@ __all__ = [
     "GraphCloud",
     "History",
     "IID",
+    "Integers",
     "Job",
     "Local",
     "LogNormal",
@@ -114,6 +124,7 @@ __all__ = [
     "SyncCloud",
     "TensorBoxes",
     "Trace",
+    "Traces",
     "Uniform",
     "Weibull",
     "accuracy",

@@ -19,9 +19,11 @@ import torch
 from torch import nn
 
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
-from fedbcd.algorithm.method import Absolute, Facts, Method, Relative
+from fedbcd.algorithm.method import Absolute, Bound, Facts, Method, Relative
 from fedbcd.algorithm.methods import ALGORITHMS, Algorithm, FedBCD
-from fedbcd.config import build, check_keys, choose, convert, follow_renamed
+from fedbcd.algorithm.params import Layout
+from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
+from fedbcd.config import HOMES, build, check_keys, choose, convert, follow_renamed
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
 from fedbcd.describe import describe
@@ -32,6 +34,7 @@ from fedbcd.record.start import named
 from fedbcd.recorded import completed, going_on, in_record, shortened
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
+from fedbcd.schedule.times import Times
 from fedbcd.theory.mixing import cut_off
 
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -95,7 +98,8 @@ def plain(value: Any) -> Any:
         return str(value).removeprefix("torch.")
     if isinstance(value, Mapping):
         return sorted(value.items())
-    return describe(value) if value is None or is_dataclass(value) else _as_text(value)
+    described = value is None or is_dataclass(value) or isinstance(value, tuple)
+    return describe(value) if described else _as_text(value)
 
 
 def _as_text(value: Any) -> Any:
@@ -109,17 +113,31 @@ def _dtype(value: Any, where: str) -> torch.dtype:
 
 def _changes(value: Any, where: str) -> dict[int, int]:
     """Of members: pairs of device and round."""
-    pairs = convert(value, tuple[tuple[int, int], ...], where)
-    return dict(pairs)
+    try:
+        pairs = convert(value, tuple[tuple[int, int], ...], where)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; write pairs of device and round, such as [[4, 5]]") from None
+    changes = dict(pairs)
+    if len(changes) < len(pairs):
+        devices = [device for device, _ in pairs]
+        twice = next(device for device in devices if devices.count(device) > 1)
+        raise ConfigError(f"{where} names device {twice} twice; keep one round of it")
+    return changes
 
 
 def _clock(value: Any, where: str) -> Clock:
-    parts = {"arrival": DELAYS, "step": DELAYS}
+    parts = {"arrival": DELAYS, "step": DELAYS, "speeds": DELAYS}
     return build(Clock, value, where.removeprefix("run."), parts)
 
 
 def _churn(value: Any, where: str) -> Churn:
     return build(Churn, value, where)
+
+
+def _layers(value: Any, where: str) -> tuple[Layer, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f'{where} = {value!r} must be a list, such as [{{name = "integers"}}]')
+    return tuple(choose(LAYERS, each, f"{where}[{k}]") for k, each in enumerate(value))
 
 
 def _engine(value: Any, where: str) -> str | Cluster:
@@ -201,6 +219,18 @@ class Numerics:
         "the folder of an earlier run, with whose personal and global models this one begins,"
         " without momentum",
     )
+    uploads: Sequence[Layer] = option(
+        (),
+        "layers between devices and their server's sum, in order: fb.Clip(norm) bounds what one"
+        " upload changes, fb.Integers(scale) makes sums whole numbers, which have the same bits in"
+        " any order",
+        read=_layers,
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.uploads, list | tuple):
+            raise ConfigError(f"uploads={self.uploads!r} must be a list of layers: [fb.Clip(1.0)]")
+        object.__setattr__(self, "uploads", tuple(self.uploads))
 
     @property
     def kept_as(self) -> torch.dtype:
@@ -437,6 +467,18 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         """What the algorithm computes, in this federation."""
         return self.algorithm.method(Facts(federation.devices, federation.sizes))
 
+    def sent(self, federation: Federation) -> tuple[float, float]:
+        """Bytes that a device receives and sends in an activation, where it matters."""
+        if self.clock.bandwidth is None:
+            return 0.0, 0.0
+        layout = Layout(federation.make_model(self.seed))
+        bound = Bound(self.method_of(federation), layout, federation.sizes)
+        return bound.heard.size * self.dtype.itemsize, bound.upload.size * self.dtype.itemsize
+
+    def times(self, federation: Federation) -> Times:
+        """How long its devices take."""
+        return Times(self.clock, self.seed, federation.servers, self.sent(federation))
+
     def changes(self, federation: Federation) -> tuple[Changes, Changes]:
         """Device -> round in which it joins, and leaves: those that are named, and those that churn
         draws.
@@ -483,6 +525,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 f" dtype={self.dtype} out"
             )
         check_measure(self.chosen_measure)
+        check_layers(self.uploads)
         if is_own(type(self.cloud)):
             self._check_own_cloud()
 
@@ -492,6 +535,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         self._check_changes(federation)
         self._check_active(federation)
         self._check_method(federation)
+        self.times(federation)  # refuses whom nobody knows
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:
                 check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))
@@ -509,6 +553,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     def _check_method(self, federation: Federation) -> None:
         method, sync = self.method_of(federation), self.cloud.sync
+        check_layers(self.uploads, discount=method.discount is not None)
         largest = max(method.weights(federation.sizes))
         method.penalties(federation.devices)  # refuses a wrong number of them
         if method.cloud != "any" and sync != (method.cloud == "sync"):
@@ -605,6 +650,7 @@ def default_of(each: Field[Any]) -> Any:
 
 OPTIONS: dict[str, Field[Any]] = {f.name: f for part in PARTS for f in fields(part)}
 IN_RUN = [name for name in OPTIONS if name not in ("clock", "active")]  # they have sections
+HOMES.update(dict.fromkeys(IN_RUN, "run"))
 HINTS = get_type_hints(RunSpec)
 
 

@@ -84,6 +84,16 @@ def test_devices_that_join_and_leave(case: str) -> None:
 
 
 @pytest.mark.usefixtures("two_nodes")
+def test_with_integers_every_bit_is_that_of_the_simulation_on_one_actor_and_on_two() -> None:
+    settings: dict[str, Any] = {"rounds": 3, "looks": 1, "certify_every": 0, "max_batch": 1}
+    settings |= {"uploads": [fb.Clip(0.2), fb.Integers()], "joins": {3: 2}, "leaves": {7: 1}}
+    here = train("fedbcd-async", **settings)
+    for actors in (1, 2):
+        there = train("fedbcd-async", **settings, engine=fb.Cluster(actors=actors, cpus=0.25))
+        assert there.digest == here.digest
+
+
+@pytest.mark.usefixtures("two_nodes")
 def test_exact_gradients_and_one_device_at_a_time() -> None:
     for algorithm, more in ((replace(BCD, batch="all"), {}), (BCD, {"max_batch": 1})):
         settings: dict[str, Any] = {"rounds": 5, "active": 2, "dtype": torch.float64, **more}

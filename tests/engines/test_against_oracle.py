@@ -4,6 +4,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +60,7 @@ class Case:
     joins: tuple[tuple[int, int], ...] = ()
     leaves: tuple[tuple[int, int], ...] = ()
     clock: fb.Clock = fb.Clock()  # noqa: RUF009
+    uploads: tuple[fb.Clip | fb.Integers, ...] = ()
 
 
 GAMMA = [0.3 + 0.1 * (i % 5) for i in range(DEVICES)]
@@ -77,6 +79,18 @@ CLOUDS = {
     "async-1": fb.AsyncCloud(first=1),
     "rigorous": fb.RigorousCloud(first=2),
 }
+SLOW = fb.Clock(
+    classes=(
+        fb.DeviceClass(share=0.3, step=5.0, arrival=0.5),
+        fb.DeviceClass(servers=(2,), step=2.0, transfer=3.0),
+        fb.DeviceClass(devices=(1, 11), step=7.0),
+        fb.DeviceClass(share=0.4, step=0.25),
+    ),
+    speeds=fb.LogNormal(1.0, 0.7),
+    bandwidth=fb.Bandwidth(up=100.0, down=tuple(50.0 + 20 * i for i in range(DEVICES))),
+    dropout=0.3,
+)
+UNSTEADY = fb.Clock(day=fb.Day(period=20.0, night=4.0), dropout=0.5)
 PATHS = fb.DynamicGraph([[(1, 0), (1, 2)], [(0, 2)]], first=2, link_failure=0.3, seed=3)
 CASES = {f"{a.name}-{name}": Case(a, cloud) for a in (BCD, BCDI) for name, cloud in CLOUDS.items()}
 CASES |= {
@@ -115,6 +129,10 @@ CASES |= {
     "other-delays": Case(
         BCD, fb.AsyncCloud(first=2), clock=fb.Clock(fb.Weibull(0.7, 2.0), fb.Uniform(0.5, 2.0))
     ),
+    "slow-devices": Case(BCD, fb.AsyncCloud(first=2), clock=SLOW),
+    "slow-devices-sync": Case(BCD, fb.SyncCloud(), clock=SLOW, active=5),
+    "slow-devices-fedbcd-i": Case(BCDI_3, fb.AsyncCloud(first=2), clock=SLOW, active=3),
+    "night-and-dropouts": Case(BCD, fb.RigorousCloud(first=2), clock=UNSTEADY, active=4),
     "pull-as-momentum": Case(replace(BCDI, momentum_after_contact="pull"), fb.AsyncCloud(first=2)),
     "momentum-restarted": Case(
         replace(BCDI, momentum_after_contact="restart"), fb.AsyncCloud(first=2)
@@ -140,6 +158,17 @@ CASES |= {
     for a in FREE
     for name, cloud in CLOUDS.items()
     if method_of(a).has_personal or cloud.sync
+}
+
+
+# layers on uploads, of devices that differ in weight, some of which come and go
+LAID = fb.FedBCD(device_step=0.2, batch=3, penalty=[0.25 + 0.125 * (i % 5) for i in range(DEVICES)])
+LAYERS = (fb.Clip(0.1), fb.Integers(2.0**-20))
+CASES |= {
+    "integers-async": Case(LAID, fb.AsyncCloud(first=2), joins=((3, 4),), uploads=LAYERS[1:]),
+    "clipped-integers-sync": Case(LAID, fb.SyncCloud(), leaves=((7, 3),), uploads=LAYERS),
+    "clipped-integers-fedbcd-i": Case(BCDI_3, fb.RigorousCloud(first=2), uploads=LAYERS),
+    "clipped-fedavg": Case(FREE[3], fb.SyncCloud(), uploads=LAYERS[:1]),
 }
 
 
@@ -207,16 +236,57 @@ def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
         joins=dict(case.joins),
         leaves=dict(case.leaves),
         momentum_after_contact=getattr(a, "momentum_after_contact", "kept"),
+        clip=next((each.norm for each in case.uploads if isinstance(each, fb.Clip)), np.inf),
+        scale=next((each.scale for each in case.uploads if isinstance(each, fb.Integers)), 0.0),
         links=[list(links) for links in getattr(case.cloud, "edges", ())],
         link_failure=getattr(case.cloud, "link_failure", 0.0),
         link_seed=getattr(case.cloud, "seed", 0),
+        **_slow(case.clock, sum(p.numel() for p in module.parameters())),
     )
     return oracle.run(problem, settings)
+
+
+def _slow(clock: fb.Clock, size: int) -> dict[str, Any]:
+    """What the clock says beyond the paper, in the oracle's words; models are float64."""
+    band, speeds = clock.bandwidth, clock.speeds
+    rates = [
+        np.broadcast_to(rate, DEVICES)
+        for rate in (getattr(band, "up", None), getattr(band, "down", None))
+        if rate is not None
+    ]
+    return {
+        "classes": [
+            oracle.Class(
+                {name: getattr(c, name) for name in ("arrival", "step", "transfer")},
+                c.share,
+                c.devices,
+                c.servers,
+            )
+            for c in clock.classes
+        ],
+        "speed_quantile": None
+        if speeds is None
+        else lambda u: float(speeds.quantile(np.array([u]))[0]),
+        "night": clock.day.night if clock.day else 1.0,
+        "period": clock.day.period if clock.day else 1.0,
+        "transfer": {i: sum(8 * size / rate[i] for rate in rates) for i in range(DEVICES)},
+        "dropout": clock.dropout,
+    }
 
 
 @cache
 def _expected_of(name: str, seed: int, model: type[Net] = Net) -> oracle.Result:
     return _expected(CASES[name], seed, model)
+
+
+def _carrying(clock: fb.Clock, dtype: torch.dtype) -> fb.Clock:
+    """Links on which models of this type take as long as float64 ones do on those of the case."""
+    if clock.bandwidth is None or dtype == torch.float64:
+        return clock
+    down, up = clock.bandwidth.down, clock.bandwidth.up
+    assert isinstance(down, tuple)
+    assert isinstance(up, float)
+    return replace(clock, bandwidth=fb.Bandwidth(tuple(rate / 2 for rate in down), up / 2))
 
 
 def _actual(
@@ -228,12 +298,13 @@ def _actual(
         cloud=case.cloud,
         rounds=case.rounds,
         active=case.active,
-        clock=case.clock,
+        clock=_carrying(case.clock, dtype),
         seed=seed,
         joins=dict(case.joins),
         leaves=dict(case.leaves),
         dtype=dtype,
         max_batch=max_batch,
+        uploads=case.uploads,
     )
 
 
@@ -252,6 +323,14 @@ def test_every_algorithm_on_every_cloud_agrees_with_the_oracle_in_float64(
     run = _actual(CASES[name], seed, torch.float64, max_batch)
     assert run.summary["clock"] == pytest.approx(expected.clock, rel=1e-12)
     assert _largest_difference(run, expected) < 1e-9
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "integers" in name])
+def test_coarse_integers_agree_with_the_oracle(name: str) -> None:
+    """So coarse that every digit of a sum shows how it was rounded."""
+    case = replace(CASES[name], uploads=(fb.Clip(0.3), fb.Integers(2.0**-5)))
+    run = _actual(case, 0, torch.float64, None)
+    assert _largest_difference(run, _expected(case, 0)) < 1e-9
 
 
 @pytest.mark.parametrize("name", CASES)

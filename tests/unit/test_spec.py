@@ -53,6 +53,13 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "storage": (torch.bfloat16, "bfloat16"),
     "precision": ("tf32", "tf32"),
     "start": (MODELS, MODELS),
+    "uploads": (
+        (fb.Clip(2.0), fb.Integers(2.0**-10)),
+        [
+            {"name": "clip", "norm": 2.0},
+            {"name": "integers", "scale": 2.0**-10},
+        ],
+    ),
     "measure": ("pooled-labels", "pooled-labels"),
     "rounds": (9, 9),
     "until_clock": (50.0, 50),
@@ -170,7 +177,7 @@ def test_the_actors_of_a_cluster_get_every_option(name: str) -> None:
 
 
 DEPLOYED = ("clock", "active", "seed", "max_batch", "measure", "rounds", "until_clock")
-REFUSED = ("dtype", "storage", "precision", "start", "joins", "leaves", "churn")
+REFUSED = ("dtype", "storage", "precision", "start", "uploads", "joins", "leaves", "churn")
 
 
 @every_option

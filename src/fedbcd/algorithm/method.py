@@ -19,6 +19,7 @@ from fedbcd.algorithm import cloud
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.plan import EVERYWHERE, Plan, Pull, Repeat, Steps, check_plan, written
 from fedbcd.algorithm.projection import Projection
+from fedbcd.algorithm.wire import Layer, Sender, Wire, check_layers, exact_weights
 from fedbcd.errors import ConfigError
 
 Width = Literal["model", "parameters"] | int  # of a vector: a model's, that without buffers, or own
@@ -402,7 +403,14 @@ class Vectors:
 class Bound:
     """A method for a model and a federation: widths, weights, and which tensors are whose."""
 
-    def __init__(self, method: Method, layout: Layout, sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        method: Method,
+        layout: Layout,
+        sizes: Sequence[int],
+        wiring: tuple[Sequence[Layer], Tensor, int] | None = None,
+    ) -> None:
+        """`wiring`: where uploads have layers, these, x(0), and the most devices of a server."""
         self.method, self.layout = method, layout
         self.weights = method.weights(sizes)
         self.penalty_N = method.penalties(len(sizes))
@@ -424,15 +432,24 @@ class Bound:
         self.needs_counts: bool = getattr(method.step, "needs_counts", True)
         # whether each device's last upload is kept, to replace it, or to bring its slots back
         self.keeps_last = bool(method.slots) or method.counts == "members"
-        # sent vectors that are in X
-        self.in_set = {sent.name for sent in method.sends if self._is_projected(sent.name)}
+        self.wire = self._wire(*wiring) if wiring is not None and wiring[0] else None
+        plain = self.wire is None
+        # sent vectors that are in X, out of which layers may carry them
+        self.in_set = {s.name for s in method.sends if plain and self._is_projected(s.name)}
         # whether what a device has contributed is its x, as it was before its session
-        self.uploads_x = [*self.upload.places] == ["x"] and self.private_F is None
+        self.uploads_x = plain and [*self.upload.places] == ["x"] and self.private_F is None
         self.sends_x = (
             self.uploads_x
             and self.upload.size == self.slots.get("x") == layout.size_F
             and not method.offline
         )
+
+    def _wire(self, layers: Sequence[Layer], start: Tensor, most: int) -> Wire:
+        check_layers(layers, discount=self.method.discount is not None)
+        wire = Wire(layers, self.first_upload(start), most)
+        if wire.whole:
+            self.weights = exact_weights(self.weights)
+        return wire
 
     def weight_of(self, device: int, age: int) -> float:
         """Of an upload in a sum, since whose start so many versions of z were made."""
@@ -505,7 +522,7 @@ class Bound:
         """
         first = {slot.name: self.first(slot, start) for slot in self.method.slots}
         if self.method.counts == "members" and not self.sends_x:
-            first[SENT] = self.first_upload(start)
+            first[SENT] = self.known(0, start)
         return first
 
     def begun(self, slot: Slot, upload: Tensor, start: Tensor) -> Tensor:
@@ -528,6 +545,34 @@ class Bound:
             for vector in self.method.sends
         }
         return self.upload.joined(sent) if sent else model[:0]
+
+    # ---------------------------------------------------------------------------------------------
+    # contributions: what servers add up; without layers on uploads that is what was sent
+    def known(self, device: int, model: Tensor) -> Tensor:
+        """What a device contributes that has trained nothing yet, where z is `model`."""
+        first = self.first_upload(model)
+        return first if self.wire is None else self.wire.known(first, self.sender(device))
+
+    def base(self, device: int, last: Tensor | None, z: Tensor) -> Tensor:
+        """What a message is added to: the device's `last` contribution, where members count;
+        otherwise that of one who was sent z and has trained nothing.
+        """
+        return self.known(device, z) if last is None else last
+
+    def factor(self, weight: float) -> float:
+        """By what a contribution is multiplied in a sum; messages have been on the device."""
+        return weight if self.wire is None else math.copysign(1.0, weight)
+
+    def sent_by(self, device: int, contribution: Tensor) -> Tensor:
+        """What the device has sent."""
+        if self.wire is None:
+            return contribution
+        weight = self.weights[device]
+        return self.wire.value(contribution, weight) / (weight or 1.0)
+
+    def sender(self, device: int, activation: int = -1) -> Sender:
+        """For layers."""
+        return Sender(device, activation, self.weights[device])
 
     def uploaded(self, registers: Model) -> Tensor:
         """What travels. Of private tensors what came from the server goes back."""
@@ -553,6 +598,7 @@ class Bound:
         if weight == 0.0:
             return mixed
         w = self.model.views(mixed)
+        total = total if self.wire is None else self.wire.value(total, weight)
         sums = Sums(self.upload.views(total), weight, count, members)
         found = {**w, **self.method.step(w, sums)}
         if self.private_F is not None:

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.device import Rows, Work, aspg, penalty_steps
-from fedbcd.algorithm.method import Sums
+from fedbcd.algorithm.method import SENT, Sums
 from fedbcd.algorithm.objective import Gradients
 from fedbcd.algorithm.plan import Steps, one_loop
+from fedbcd.algorithm.wire import Wire
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import StackedDevices
 from fedbcd.compute.graphs import Compiler, Program
@@ -233,7 +234,13 @@ class Ahead:
         self._counted, self._mixed = compiler(self._count), compiler(self._mix)
         self._z_VF = numbers.global_VF()[:1].clone() if outline.sync else numbers.global_VF()
         self._weight_V = self._float64(numbers.sums.weight_V)
-        self._share_N = self._float64([*numbers.weights, 0.0])  # the last is of nobody
+        factors = map(numbers.bound.factor, numbers.weights)
+        self._weight_N, self._factor_N = (  # the last is of nobody
+            self._float64([*each, 0.0]) for each in (numbers.weights, factors)
+        )
+        tables = numbers.devices.with_nobody
+        # where members count: what each contributes
+        self._last_NU = tables.get(SENT, tables.get("x", torch.empty(0)))
         self._loss = self._float64(0.0)  # of all steps; here to see that it is finite
 
     def _float64(self, values: Any) -> Tensor:
@@ -335,10 +342,29 @@ class Ahead:
             if shape.blocks and self._method.counts == "members":
                 self._counted(shape.blocks, None, jobs_4N, -1.0)
             x = train(jobs_4N, self._z_VF, self._loss)
+            if shape.blocks and self.numbers.bound.wire is not None:
+                x = self._through(self.numbers.bound.wire, x, jobs_4N)
             if shape.blocks:
                 self._counted(shape.blocks, x, jobs_4N, 1.0)
 
         return activation
+
+    def _through(self, wire: Wire, x_NF: Tensor | None, jobs_4N: Tensor) -> Tensor | None:
+        """Models that were trained, or those kept, as contributions, row by row as the event loop
+        makes them; None: they are in the table of those.
+        """
+        x_NF = self._devices.with_nobody["x"][jobs_4N[0]] if x_NF is None else x_NF
+        members, bound = self._method.counts == "members", self.numbers.bound
+        found_NU = torch.zeros(x_NF.shape, dtype=torch.float64, device=x_NF.device)
+        for k, (device, session, steps, server) in enumerate(jobs_4N.T.tolist()):
+            if steps:
+                last = self._last_NU[device] if members else None
+                base = bound.base(device, last, self._z_VF[min(server, len(self._z_VF) - 1)])
+                sender = bound.sender(device, session)
+                (self._last_NU[device] if members else found_NU[k]).copy_(
+                    base + wire.message(x_NF[k], base, sender)
+                )
+        return None if members else found_NU
 
     def _program(self, key: Any, function: Callable[[Tensor], None], given: Tensor) -> None:
         """Record it the first time, and do it for what is given."""
@@ -356,7 +382,7 @@ class Ahead:
         has been counted before.
         """
         device, _, steps, server = jobs_4N
-        share_BR = (sign * self._share_N[device] * (steps > 0)).view(blocks, -1)
+        share_BR = (sign * self._factor_N[device] * (steps > 0)).view(blocks, -1)
         of_server_VB = (
             server.view(blocks, -1)[:, 0]
             == torch.arange(self._servers, device=server.device)[:, None]
@@ -364,13 +390,14 @@ class Ahead:
         if blocks <= self._servers and share_BR.shape[1] <= FEW_ROWS:
             self._count_rows(x_NF, device.view(blocks, -1), share_BR, of_server_VB)
         else:
-            x_NF = self._devices.with_nobody["x"].index_select(0, device) if x_NF is None else x_NF
+            x_NF = self._last_NU.index_select(0, device) if x_NF is None else x_NF
             sums_BF = _sum_of_rows(
                 (share_BR.view(-1, 1) * x_NF.double()).view(blocks, -1, x_NF.shape[1])
             )
             self.numbers.sums.total_VU.add_(of_server_VB.double() @ sums_BF)
         if self._method.counts == "active":
-            self._weight_V.add_(of_server_VB.double() @ share_BR.sum(1))
+            weight_BR = (sign * self._weight_N[device] * (steps > 0)).view(blocks, -1)
+            self._weight_V.add_(of_server_VB.double() @ weight_BR.sum(1))
 
     def _count_rows(
         self, x_NF: Tensor | None, device_BR: Tensor, share_BR: Tensor, of_server_VB: Tensor
@@ -380,7 +407,7 @@ class Ahead:
         """
         block_V, has_block_V = of_server_VB.to(torch.int64).argmax(1), of_server_VB.any(1)
         share_VR = share_BR.index_select(0, block_V) * has_block_V[:, None]
-        rows = self._devices.with_nobody["x"] if x_NF is None else x_NF
+        rows = self._last_NU if x_NF is None else x_NF
         places_BR = (
             device_BR
             if x_NF is None
@@ -418,6 +445,8 @@ class Ahead:
 
     def _stepped(self, mixed: Tensor, total: Tensor, weight: Tensor) -> Tensor:
         """As `Bound.stepped` does it: in float64, and with nobody to count z = w."""
+        wire = self.numbers.bound.wire
+        total = total if wire is None else wire.value(total, weight)
         sums = Sums({"x": total}, weight, 0, 0)  # type: ignore[arg-type]  # of every server
         return torch.where(weight == 0.0, mixed, self._method.step({"z": mixed}, sums)["z"])
 

@@ -82,7 +82,9 @@ class Trainer:
         seed: int,
         start: Tensor,
         max_batch: int | None,
+        bound: Bound | None = None,
     ) -> None:
+        """`bound`: the method as it is bound in this run, where uploads have layers."""
         if max_batch is not None and max_batch < 1:
             raise ConfigError(
                 f"max_batch={max_batch} must be 1 or more; leave it out to train all that is due"
@@ -90,7 +92,7 @@ class Trainer:
             )
         where = start.device
         self.method = method
-        self.bound = Bound(method, objective.layout, federation.sizes)
+        self.bound = bound or Bound(method, objective.layout, federation.sizes)
         self.objective = objective.to(where)
         self._start = start
         self.seed = seed

@@ -17,6 +17,7 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.fused.library import Models
 from fedbcd.algorithm.method import SENT
 from fedbcd.algorithm.plan import one_loop
+from fedbcd.algorithm.wire import Wire
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.rows import (
     MakeRows,
@@ -27,6 +28,7 @@ from fedbcd.compute.rows import (
     state_of_tables,
 )
 from fedbcd.compute.workers import OneWorker, Workers
+from fedbcd.own import is_own
 from fedbcd.protocol.messages import ModelRef, ref
 from fedbcd.schedule.work import Count, Session, Sessions
 
@@ -135,7 +137,7 @@ class Devices(Protocol):
 
 @dataclass(slots=True)
 class _Upload:
-    """What an activation changed: the row before and after it."""
+    """What an activation changed: the device's contribution before and after it."""
 
     activation: int
     before: Tensor | None
@@ -206,7 +208,7 @@ class StackedDevices:
         if not self.trainer.divisible or self.trainer.max_batch is not None:
             return "its devices train one after another, or draw random numbers in the forward pass"
         plans = [one_loop(plan) for plan in (self.method.plan, self.method.offline) if plan]
-        if None in plans or {*self.tables} not in ({"x", "x_prev"}, set()):
+        if None in plans or self._slots not in ({"x", "x_prev"}, set()):
             return "its plan is more than a loop of steps on x and x_prev"
         by_mean = self.bound.by_value and not self.bound.needs_counts
         if not by_mean or [*self.bound.upload.places] != ["x"]:
@@ -215,6 +217,11 @@ class StackedDevices:
             return "its servers step before they are mixed, or weigh uploads by their age"
         if self.method.batch == "all":
             return "exact gradients need batches of different sizes"
+        layers = () if self.bound.wire is None else self.bound.wire.layers
+        if layers and self._start.is_cuda:
+            return "layers on uploads are no work that a CUDA graph records"
+        if any(is_own(type(layer)) for layer in layers):
+            return "layers of one's own may ask which activation an upload is of"
         return None
 
     def saved_in(self, checkpoint: Path | None) -> None:
@@ -223,6 +230,11 @@ class StackedDevices:
     def report(self) -> dict[str, Any]:
         """One process."""
         return {}
+
+    @property
+    def _slots(self) -> set[str]:
+        """What devices keep, beside contributions that layers on uploads need."""
+        return {*self.tables} - ({SENT} if self.bound.wire is not None else set())
 
     def _in_files(self) -> list[Rows]:
         return [table for table in self.tables.values() if isinstance(table, Rows)]
@@ -260,7 +272,8 @@ class StackedDevices:
         where = self._start.device
         total = torch.zeros(self.bound.upload.size, dtype=torch.float64, device=where)
         for device in devices:
-            cloud_step.absorb(total, self.bound.weights[device], self._counted(device), None)
+            factor = self.bound.factor(self.bound.weights[device])
+            cloud_step.absorb(total, factor, self._counted(device), None)
         return total
 
     def last_counted(self, device: int) -> Tensor:
@@ -275,6 +288,11 @@ class StackedDevices:
         if upload is not None and unless != ref("x", device, upload.activation):
             del self._uploads[device]
 
+    def _last(self, device: int) -> Tensor:
+        """What it contributes by its own word: also what waits to be counted."""
+        waits = self._uploads.get(device)
+        return self._counted(device) if waits is None else waits.after
+
     def _counted(self, device: int) -> Tensor:
         if self._sent_NU is not None:
             return self._sent_NU[device]
@@ -284,18 +302,18 @@ class StackedDevices:
 
     def start_over(self, device: int, model: Tensor) -> Tensor:
         """Everything that it keeps begins anew, at z = `model`; what it contributes then."""
-        first = self.bound.first_upload(model.to(self.storage))
-        self._begin(device, first)
+        model = model.to(self.storage)
+        self._begin(device, self.bound.first_upload(model))
+        known = self.bound.known(device, model)
         if self._sent_NU is not None:
-            self._sent_NU[device] = first
+            self._sent_NU[device] = known
         if device in self._accepted:
-            self._accepted[device] = first
-        return first
+            self._accepted[device] = known
+        return known
 
     def remember(self, devices: Iterable[int]) -> None:
         """These will be restored: keep what was accepted of them."""
-        first = self.bound.first_upload(self._start)
-        self._accepted = dict.fromkeys(devices, first)
+        self._accepted = dict.fromkeys(devices, self.bound.known(0, self._start))
 
     def accept(self, device: int) -> None:
         """Its last upload is what it could be restored from."""
@@ -303,7 +321,7 @@ class StackedDevices:
 
     def restore(self, device: int) -> None:
         """It has lost its memory: what was sent comes back, the rest starts over."""
-        self._begin(device, self._accepted[device])
+        self._begin(device, self.bound.sent_by(device, self._accepted[device]).to(self.storage))
 
     def _begin(self, device: int, upload: Tensor) -> None:
         for slot in self.method.slots:
@@ -327,7 +345,7 @@ class StackedDevices:
         before = upload.before if self._sent_NU is None else self._sent_NU[device]
         fused = self.trainer.compiled if upload.after.dtype == torch.float32 else None
         add = cloud_step.absorb if fused is None else fused.chain.absorb
-        add(into.total_VU[server], weight, upload.after, before)
+        add(into.total_VU[server], self.bound.factor(weight), upload.after, before)
         if self._sent_NU is not None:
             self._sent_NU[device] = upload.after
         if self.method.counts == "active":
@@ -363,10 +381,24 @@ class StackedDevices:
         before, after = run(sessions, rows, heard_NF, workers)
         if after is None:
             return {}
+        if self.bound.wire is not None:
+            assert heard_NF is not None
+            after = self._through(self.bound.wire, sessions, after, heard_NF)
         return {
             s.device: _Upload(s.activation, None if before is None else before[k], after[k])
             for k, s in enumerate(sessions)
         }
+
+    def _through(
+        self, wire: Wire, sessions: list[Session], after_NU: Tensor, heard_NF: Tensor
+    ) -> Tensor:
+        """Uploads as contributions. Row by row: they do not depend on who trains together."""
+        rows = []
+        for s, after, z in zip(sessions, after_NU, heard_NF, strict=True):
+            last = None if self._sent_NU is None else self._last(s.device)
+            base = self.bound.base(s.device, last, z)
+            rows.append(base + wire.message(after, base, self.bound.sender(s.device, s.activation)))
+        return torch.stack(rows)
 
     def _in_place(self, workers: Workers | None) -> bool:
         """Whether compiled code can train in the memory of all models, x and x_prev."""
@@ -375,7 +407,7 @@ class StackedDevices:
             workers is not None
             and x_NF is not None
             and x_NF.dtype == self.dtype
-            and {*self.tables} == {"x", "x_prev"}
+            and self._slots == {"x", "x_prev"}
             and [*self.bound.upload.places] == ["x"]
         )
 
@@ -414,7 +446,7 @@ class StackedDevices:
         assert workers is not None
         x_NF, prev_NP = self.with_nobody["x"], self.with_nobody["x_prev"]
         after = None if sessions[0].offline else x_NF.new_empty(len(sessions), x_NF.shape[1])
-        by_x = after is not None and self.method.counts == "members"
+        by_x = self.method.counts == "members" and self.bound.sends_x
         before = torch.empty_like(after) if after is not None and by_x else None
         models = Models(x_NF, prev_NP, x_NF, prev_NP, rows, before, after)
         self.trainer.run_compiled(sessions, models, heard_NF, workers)

@@ -90,7 +90,7 @@ class Numbers:
         """Where members count, all of them do, by what they would send at x(0)."""
         sums = Sums.of(len(self._homes), self.bound.upload.size, start.device)
         if self.method.counts == "members":
-            first = self.bound.first_upload(start).double()
+            first = self.bound.known(0, start).double()
             for n, members in enumerate(self._homes):
                 present = [i for i in members if i not in self._absent]
                 sums.weight_V[n] = sum(self.weights[i] for i in present)
@@ -265,10 +265,10 @@ class Numbers:
             self.sums.count_V[server] = len(members)
         self._stale.clear()
 
-    def _count(self, server: int, device: int, upload: Tensor, sign: int) -> None:
+    def _count(self, server: int, device: int, contribution: Tensor, sign: int) -> None:
         weight = sign * self.weights[device]
         self._keep_report(server)
-        cloud_step.absorb(self.sums.total_VU[server], weight, upload, None)
+        cloud_step.absorb(self.sums.total_VU[server], self.bound.factor(weight), contribution, None)
         self.sums.weight_V[server] += weight
         self.sums.count_V[server] += sign
 

@@ -4,7 +4,7 @@ way.
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fedbcd.algorithm.methods import Algorithm
+from fedbcd.algorithm.wire import Layer
 from fedbcd.compute.ahead import Ahead, AheadWithEvents
 from fedbcd.compute.backends import Choice, choices
 from fedbcd.compute.numbers import Numbers
@@ -68,6 +69,7 @@ def train(
     storage: torch.dtype | None = None,
     precision: Precision | None = None,
     start: str | Path | None = None,
+    uploads: Sequence[Layer] | None = None,
     measure: Measure | None = None,
     rounds: int | None = None,
     until_clock: float | None = None,

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedbcd.algorithm.method import Bound
 from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import Devices, StackedDevices
@@ -40,7 +41,8 @@ def make_machines(spec: RunSpec, federation: Federation) -> Machines:
 def make_schedule(spec: RunSpec, federation: Federation) -> Schedule:
     active = spec.active_of(federation)
     method = spec.method_of(federation)
-    return Schedule(method, spec.clock, spec.seed, active, *spec.changes(federation))
+    sent = spec.sent(federation)
+    return Schedule(method, spec.clock, spec.seed, active, *spec.changes(federation), sent)
 
 
 def make_reader(
@@ -65,7 +67,9 @@ def make_trainer(
     start = objective.layout.flatten(module, spec.dtype).to(device)
     p = objective.layout.size_P
     start[:p] = method.projection.project(start[:p])  # x(0) is in X
-    trainer = Trainer(federation, method, objective, spec.seed, start, spec.max_batch)
+    wiring = spec.uploads, start.to(spec.kept_as), max(map(len, federation.servers))
+    bound = Bound(method, objective.layout, federation.sizes, wiring)
+    trainer = Trainer(federation, method, objective, spec.seed, start, spec.max_batch, bound)
     return trainer, start
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
-from fedbcd.schedule.delays import Clock, quantile_at
+from fedbcd.schedule.delays import Floats
+from fedbcd.schedule.times import Times
 
 
 class Pace(Protocol):
@@ -32,11 +33,14 @@ class Pace(Protocol):
     def among(self, members: Sequence[int]) -> "Pace":
         """The same, now that these are the members of its server."""
 
-    def arrival(self, phase: int, round_: int) -> float | None:
-        """How long after a phase opens this device asks; None: not in this phase."""
+    def arrival(self, phase: int, round_: int, now: float) -> float | None:
+        """How long after a phase opens, at `now`, this device asks; None: not in this phase."""
 
-    def work(self, activation: int, steps: int) -> float:
-        """How long the work of an activation takes at least."""
+    def work(self, activation: int, steps: int, now: float) -> float:
+        """How long the work of an activation, begun at `now`, takes at least."""
+
+    def lost_after(self, activation: int) -> float | None:
+        """The part of that work after which the device is lost; None: it is not."""
 
     def trains_offline(self, round_: int) -> bool:
         """Whether the device takes an offline round in this round of the coordinator (FedBCD-I)."""
@@ -57,11 +61,14 @@ class Real:
     def among(self, members: Sequence[int]) -> "Real":  # noqa: ARG002
         return self
 
-    def arrival(self, phase: int, round_: int) -> float | None:  # noqa: ARG002
+    def arrival(self, phase: int, round_: int, now: float) -> float | None:  # noqa: ARG002
         return 0.0
 
-    def work(self, activation: int, steps: int) -> float:  # noqa: ARG002
+    def work(self, activation: int, steps: int, now: float) -> float:  # noqa: ARG002
         return 0.0
+
+    def lost_after(self, activation: int) -> float | None:  # noqa: ARG002
+        return None
 
     def trains_offline(self, round_: int) -> bool:  # noqa: ARG002
         return False
@@ -74,9 +81,8 @@ class Drawn:
     device: int
     members: Sequence[int]  # of its server, as far as it has been told
     method: Method
-    clock: Clock
+    times: Times
     active: int
-    seed: int
     scale: float
     has_own_timers = False
 
@@ -86,24 +92,25 @@ class Drawn:
     def among(self, members: Sequence[int]) -> "Drawn":
         return replace(self, members=members)
 
-    def arrival(self, phase: int, round_: int) -> float | None:
-        """The addressed draw of this device and phase; with FedBCD-I only for devices that are
-        available in this round.
+    def arrival(self, phase: int, round_: int, now: float) -> float | None:
+        """The addressed draw of this device and phase. With FedBCD-I who is not available in this
+        round does not ask; where devices may be lost, after all that are available.
         """
+        delay = float(self._arrivals([self.device], phase, now)[0])
         if self.method.available is not None and not self._is_available(round_):
-            return None
-        return self.scale * quantile_at(
-            self.clock.arrival, draws.unit_one(self.seed, draws.ARRIVAL, self.device, phase)
-        )
+            if not self.times.clock.dropout:
+                return None
+            delay += float(self._arrivals(self._available(round_), phase, now).max())
+        return self.scale * delay
 
-    def work(self, activation: int, steps: int) -> float:
-        return (
-            self.scale
-            * steps
-            * quantile_at(
-                self.clock.step, draws.unit_one(self.seed, draws.PROCESS, self.device, activation)
-            )
-        )
+    def _arrivals(self, devices: Sequence[int], phase: int, now: float) -> Floats:
+        return self.times.arrivals(np.array(devices), np.array([phase]), now / self.scale)
+
+    def work(self, activation: int, steps: int, now: float) -> float:
+        return self.scale * self.times.work_one(self.device, activation, steps, now / self.scale)
+
+    def lost_after(self, activation: int) -> float | None:
+        return self.times.lost_after(self.device, activation)
 
     def trains_offline(self, round_: int) -> bool:
         """FedBCD-I: every available device takes one offline round in each round of the
@@ -112,10 +119,15 @@ class Drawn:
         return bool(self.method.offline) and self._is_available(round_)
 
     def _is_available(self, round_: int) -> bool:
+        return self.device in self._available(round_)
+
+    def _available(self, round_: int) -> list[int]:
         """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
         members and itself.
         """
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
         keep = max(self.method.available_of(len(members)), min(self.active, len(members)))
-        u = draws.unit(draws.address(self.seed, draws.AVAILABLE, members, np.array([round_])))
-        return self.device in members[np.lexsort((members, u))[:keep]]
+        seed = self.times.seed
+        u = draws.unit(draws.address(seed, draws.AVAILABLE, members, np.array([round_])))
+        found: list[int] = members[np.lexsort((members, u))[:keep]].tolist()
+        return found

@@ -87,6 +87,8 @@ class Blueprint:
                 f"dtype={spec.dtype}, storage={spec.storage}, precision={spec.precision!r}: a"
                 " deployment computes and stores float32 only"
             )
+        if spec.uploads:
+            raise ConfigError("uploads: a deployment has no layers on uploads yet; leave them out")
         layout = Layout(module)
         groups = tuple(tuple(members) for members in servers)
         who = (

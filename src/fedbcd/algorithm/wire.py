@@ -1,0 +1,178 @@
+"""What happens to an upload between a device and its server's sum: a chain of layers, an option of
+a run (`RunSpec.uploads`).
+
+Without layers an upload is what the plan gives, and a server adds weight times it, one upload after
+the other: the bits of its sum depend on their order. With layers a device sends a difference,
+times its weight, from what its server has of it already; both keep
+
+    contribution = weight (what was sent - x(0)),    a sum of messages, in float64.
+
+In integers that is a vector of whole numbers, which float64 holds exactly; sums of such have the
+same bits in any order. A server counts contributions and reads the sum when it steps. What a layer
+takes off a message stays in the next difference, where members count.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fedbcd.errors import ConfigError, NumericalError
+
+RING = 2**32  # of integers: the sum of a phase's messages is less than half of it
+AT_ONCE = 2**14  # squares that are added up together: so few that no two threads share them
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Whose message it is; activation -1: nobody's, but of what both sides know."""
+
+    device: int
+    activation: int
+    weight: float
+
+
+class Layer(Protocol):
+    """One thing that is done to messages; a frozen dataclass."""
+
+    whole: ClassVar[bool]  # whether it gives whole numbers; such a layer is the last
+
+    def send(self, message: Tensor, sender: Sender) -> Tensor:
+        """On the device, float64."""
+        ...
+
+    def read(self, total: Tensor) -> Tensor:
+        """What a sum of what `send` gave means, on either side."""
+        ...
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A device's model changes by at most this Euclidean norm in one upload."""
+
+    norm: float
+    name: ClassVar[str] = "clip"
+    whole: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.norm < math.inf:
+            raise ConfigError(f"norm={self.norm} of a clip must be a finite number above 0")
+
+    def send(self, message: Tensor, sender: Sender) -> Tensor:
+        """Shortened, if it is longer."""
+        parts = [part.square().sum() for part in torch.split(message, AT_ONCE)]
+        length, most = math.sqrt(float(torch.stack(parts).sum())), self.norm * sender.weight
+        return message if length <= most else message * (most / length)
+
+    def read(self, total: Tensor) -> Tensor:
+        """As it is."""
+        return total
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Fixed-point numbers: whole multiples of `scale`, which is a power of two."""
+
+    scale: float = 2.0**-20
+    name: ClassVar[str] = "integers"
+    whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not (0 < self.scale < math.inf and math.frexp(self.scale)[0] == 0.5):
+            raise ConfigError(
+                f"scale={self.scale} of integers must be a power of two, such as 2**-20 ="
+                f" {2.0**-20}, so that multiples of it are exact"
+            )
+
+    def send(self, message: Tensor, sender: Sender) -> Tensor:  # noqa: ARG002
+        """The nearest whole numbers."""
+        return torch.round(message / self.scale)
+
+    def read(self, total: Tensor) -> Tensor:
+        """Times the scale."""
+        return total * self.scale
+
+
+LAYERS: dict[str, type[Clip] | type[Integers]] = {kind.name: kind for kind in (Clip, Integers)}
+
+
+def check_layers(layers: Sequence[Layer], discount: bool = False) -> None:
+    """Refuse a chain that cannot be; `discount`: the method weighs uploads by their age."""
+    for number, layer in enumerate(layers):
+        for name in ("whole", "send", "read"):
+            if not hasattr(layer, name):
+                raise ConfigError(
+                    f"uploads[{number}]={layer!r:.80} has no {name}; a layer is fb.Clip(norm),"
+                    " fb.Integers(scale), or your own with whole, send(message, sender) and"
+                    " read(total)"
+                )
+        if layer.whole and number < len(layers) - 1:
+            raise ConfigError(
+                f"uploads[{number}]={layer!r:.80} gives whole numbers, which the layer after it"
+                " would spoil; put it last"
+            )
+    if layers and discount:
+        raise ConfigError(
+            "uploads have layers, and this method weighs them by their age: a weight is multiplied"
+            " on the device, which does not know how old its upload will be; leave uploads out, or"
+            " use a method without a discount"
+        )
+
+
+def exact_weights(weights: Sequence[float]) -> list[float]:
+    """The same to 2^-30 of the largest, as multiples of one power of two: sums of four million of
+    them are exact.
+    """
+    unit = 2.0 ** (math.frexp(max(weights))[1] - 30)
+    return [max(1.0, round(weight / unit)) * unit if weight else 0.0 for weight in weights]
+
+
+class Wire:
+    """The layers of a run."""
+
+    def __init__(self, layers: Sequence[Layer], start: Tensor, most: int) -> None:
+        """`start`: what is sent at x(0), which both sides know; `most` devices count in a phase."""
+        self.layers = tuple(layers)
+        self.start = start.double()
+        self.whole = self.layers[-1].whole
+        self.limit = (RING // 2 - 1) // most
+        self.dtype = torch.int32 if self.whole else torch.float64  # in which messages travel
+
+    def message(self, sent: Tensor, base: Tensor, sender: Sender) -> Tensor:
+        """On the device: by how much its contribution, `base`, is to change, float64."""
+        message = sender.weight * (sent.double() - self.start) - self.read(base)
+        for layer in self.layers:
+            message = layer.send(message, sender)
+        place = self.beyond(message)
+        if place is not None:
+            raise NumericalError(
+                f"value {place} of the upload of device {sender.device} is"
+                f" {float(message[place]):g} in integers, beyond {self.limit:g}, which the sum of"
+                " a phase has room for; use a larger scale, or clip before"
+            )
+        return message
+
+    def beyond(self, message: Tensor) -> int | None:
+        """The place of the first integer that is too large for a phase's sum, if there is one."""
+        if not self.whole:
+            return None
+        wrong = ~(message.abs() <= self.limit)
+        return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
+
+    def known(self, sent: Tensor, sender: Sender) -> Tensor:
+        """The contribution of one who has sent this, where that needs no message."""
+        change = sender.weight * (sent.double() - self.start)
+        return self.layers[-1].send(change, sender) if self.whole else change
+
+    def read(self, total: Tensor) -> Tensor:
+        """What a sum of contributions, or one of them, means."""
+        for layer in reversed(self.layers):
+            total = layer.read(total)
+        return total
+
+    def value(self, total: Tensor, weight: float | Tensor) -> Tensor:
+        """The sum of weight times what was sent."""
+        return self.read(total) + weight * self.start
