@@ -41,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """What has been imported and collected stays: the collector of garbage need not look at it."""
+    import hypothesis  # noqa: F401  it asks the collector who refers to what, once
+
     gc.collect()
     gc.freeze()
 
