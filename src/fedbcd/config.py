@@ -293,6 +293,8 @@ def _items(
 
 
 def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str, whole: bool) -> Any:
+    if value is None and type(None) in hints:
+        return None
     tables = [option for option in hints if is_dataclass(option)]
     if tables and isinstance(value, Mapping):
         return convert(value, tables[0], where)

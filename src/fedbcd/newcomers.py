@@ -24,6 +24,7 @@ from fedbcd.engines.replay import recorded_spec
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, DataError, RecordError
 from fedbcd.experiments.pool import recorded_job
+from fedbcd.own import imports
 from fedbcd.record.eventlog import LogReader
 from fedbcd.schedule.work import Session
 from fedbcd.spec import RunSpec
@@ -72,6 +73,7 @@ def personalise(
     seed: int | None = None,
     spec: RunSpec | None = None,
     federation: Federation | None = None,
+    trust: bool = False,
 ) -> Newcomer:
     """A personal model for somebody who was not in a run, by the local steps of its algorithm.
 
@@ -83,9 +85,11 @@ def personalise(
     seed        of draws; by default that of the run
     spec        of a run that was loaded and does not know its own
     federation  of a folder whose log does not name data and model
+    trust       code that the folder names, model and kinds of other people, may be imported
     """
     if isinstance(run, str | Path):
-        run, spec = _run_in(Path(run), federation)
+        with imports(allowed=trust):
+            run, spec = _run_in(Path(run), federation)
     if not isinstance(run, Run):
         raise ConfigError(
             f"{run!r:.60} is neither a run nor the folder of one; give what train made"
@@ -216,15 +220,15 @@ def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
     session, since the next would begin at z again.
     """
     method = spec.algorithm.method(Facts(federation.devices, federation.sizes))
-    length = method.steps[1] if method.has_personal else steps
+    offline = bool(method.offline)
+    length = method.lengths(offline=offline)[1] if method.has_personal else steps
     if not method.has_personal and (not method.sends or method.sends[0].difference):
         raise ConfigError(
             f"{method.name} keeps and sends no models, so it has none for a newcomer; export z"
         )
     penalty = float(method.penalties(federation.devices).mean())
-    return replace(
-        method, steps=(min(length, steps),) * 2, penalty=penalty, weight="one", discount=None
-    )
+    counts = min(length, steps), min(length, steps)
+    return replace(method, steps=counts, passes=(), penalty=penalty, weight="one", discount=None)
 
 
 def _trained(
@@ -258,7 +262,8 @@ def _trained(
     number = 0
     for done in range(0, steps, length):
         for offline in (True, False) if method.offline else (False,):
-            work = Session(0, number, min(length, steps - done), None, offline)
+            length_of = method.lengths(offline=offline)[1]
+            work = Session(0, number, min(length_of, steps - done), None, offline)
             after = trainer.run([work], kept if offline else {**kept, **heard})
             kept = {name: after[name] for name in kept}
             number += 1

@@ -15,11 +15,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_type_hints
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
-from fedbcd.algorithm.method import Absolute, Bound, Facts, Method, Relative
+from fedbcd.algorithm.method import Absolute, Bound, Facts, Method
 from fedbcd.algorithm.methods import ALGORITHMS, Algorithm, FedBCD
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
@@ -32,6 +33,7 @@ from fedbcd.own import is_own
 from fedbcd.protocol.clouds import CLOUDS, Cloud, DynamicGraph, GraphCloud, SyncCloud
 from fedbcd.record.start import named
 from fedbcd.recorded import completed, going_on, in_record, shortened
+from fedbcd.schedule.availability import RULES, Availability, Pool
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
 from fedbcd.schedule.times import Times
@@ -136,9 +138,22 @@ def _changes(value: Any, where: str) -> dict[int, int]:
     return changes
 
 
+def _of(kinds: Mapping[str, type[Any]], value: Any, where: str, *needs: str) -> Any:
+    """A value of one of these kinds, or of somebody else's that has what they need."""
+    if isinstance(value, str):
+        value = {"name": value}
+    if isinstance(value, Mapping):
+        return choose(kinds, value, where)
+    return offered(value, where, *needs, kinds=kinds)
+
+
 def _clock(value: Any, where: str) -> Clock:
     parts = {"arrival": DELAYS, "step": DELAYS, "speeds": DELAYS}
     return build(Clock, value, where.removeprefix("run."), parts)
+
+
+def _availability(value: Any, where: str) -> Availability:
+    return _of(RULES, value, where, "available")  # type: ignore[no-any-return]
 
 
 def _churn(value: Any, where: str) -> Churn:
@@ -148,12 +163,7 @@ def _churn(value: Any, where: str) -> Churn:
 def _layers(value: Any, where: str) -> tuple[Layer, ...]:
     if not isinstance(value, list | tuple):
         raise ConfigError(f'{where} = {value!r} must be a list, such as [{{name = "integers"}}]')
-    return tuple(
-        choose(LAYERS, each, f"{where}[{k}]")
-        if isinstance(each, Mapping)
-        else offered(each, f"{where}[{k}]")
-        for k, each in enumerate(value)
-    )
+    return tuple(_of(LAYERS, each, f"{where}[{k}]") for k, each in enumerate(value))
 
 
 def _engine(value: Any, where: str) -> str | Cluster:
@@ -195,6 +205,12 @@ class Timing:
     )
     leaves: Mapping[int, int] = option(
         dict, "device -> round: it is no longer counted from then on", read=_changes, always=True
+    )
+    availability: Availability | None = option(
+        None,
+        "who of a server's members can take part in a round: Chance(0.5), or a rule of your own; by"
+        " default all, with FedBCD-I 0.8 of them",
+        read=_availability,
     )
     churn: Churn | None = option(
         None,
@@ -389,9 +405,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             ("algorithm", ALGORITHMS, ("method",)),
             ("cloud", CLOUDS, ("name", "sync", "coordinator", "weights")),
         ):
-            given = getattr(self, name)
-            value = choose(kinds, {"name": given}, name) if isinstance(given, str) else given
-            object.__setattr__(self, name, offered(value, name, *needs, kinds=kinds))
+            object.__setattr__(self, name, _of(kinds, getattr(self, name), name, *needs))
 
     # ---------------------------------------------------------------------------------------------
     # changes
@@ -459,9 +473,12 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             if f.metadata.get("always") or getattr(settled, f.name) != default_of(f)
         }
         augment = federation.augment
+        own = is_own(type(self.algorithm))
         return {
             "algorithm": in_record(self.algorithm),
             "cloud": describe(self.cloud),
+            # readers of records do not import what others have written
+            **({"personal": self.method_of(federation).has_personal} if own else {}),
             **shortened(chosen, "run"),
             "servers": federation.servers,
             "data": federation.fingerprint(),
@@ -550,6 +567,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         self.check_values()
         self._check_changes(federation)
         self._check_active(federation)
+        self._check_availability(federation)
         self._check_method(federation)
         self.times(federation)  # refuses whom nobody knows
         if isinstance(self.cloud, GraphCloud):
@@ -582,8 +600,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 f"{method.name} is for clouds with {which}, and the {self.cloud.name} cloud is none"
                 f" of them; use the {instead} cloud"
             )
-        forgets = isinstance(method.step, Relative) and method.step.step == 1.0
-        if forgets and method.order == "mix, step" and not sync and method.counts == "active":
+        if method.forgets_mixes and not sync:
             raise ConfigError(
                 f"{method.name} keeps one model everywhere and runs on the sync cloud only, not"
                 f" {self.cloud.name}: a server step of 1 after the mix forgets the mix"
@@ -613,6 +630,15 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                     f"active={active} exceeds the {available} available devices of a server; use"
                     f" active <= {available}"
                 )
+
+    def _check_availability(self, federation: Federation) -> None:
+        if self.availability is None:
+            return
+        pool = Pool(
+            self.method_of(federation), self.active_of(federation), self.seed, self.availability
+        )
+        for members in federation.servers:
+            pool.available(np.array(members), 0)
 
     def _check_changes(self, federation: Federation) -> None:
         for name, changes in (("joins", self.joins), ("leaves", self.leaves)):
