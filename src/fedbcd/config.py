@@ -131,6 +131,13 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> 
             )
 
 
+def check_given(kind: Any, name: str, values: Sequence[Any], given: Mapping[str, Any]) -> None:
+    """Refuse what is given to a dataclass without a name, or by one that it does not know."""
+    if values:
+        raise ConfigError(f"{name} takes settings by their names, not {values[0]!r:.80}")
+    check_keys(given, {f.name for f in fields(kind) if f.init}, name)
+
+
 def follow_renamed(
     given: Mapping[str, Any], names: Mapping[str, str], before: str = "", calls: int = 2
 ) -> dict[str, Any]:

@@ -13,12 +13,11 @@ defaults
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
-from fedbcd.config import check_keys, choose
+from fedbcd.config import check_given, choose
 from fedbcd.describe import describe
-from fedbcd.errors import ConfigError
 
 ALGORITHMS = ("fedbcd", "fedbcd-i", "fedprox", "fedavg")
 
@@ -59,9 +58,7 @@ class Said:
     said: frozenset[str]
 
     def __new__(cls, *values: Any, **given: Any) -> Self:
-        if values:
-            raise ConfigError(f"{cls.name} takes settings by their names, not {values[0]!r:.80}")
-        check_keys(given, {f.name for f in fields(cls) if f.init}, cls.name)  # type: ignore[arg-type]
+        check_given(cls, cls.name, values, given)
         value = super().__new__(cls)
         object.__setattr__(value, "said", frozenset(given))
         return value
