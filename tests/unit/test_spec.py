@@ -176,8 +176,10 @@ def test_the_actors_of_a_cluster_get_every_option(name: str) -> None:
     assert pickle.loads(pickle.dumps(other(name))) == other(name)  # noqa: S301
 
 
-DEPLOYED = ("clock", "active", "seed", "max_batch", "measure", "rounds", "until_clock")
-REFUSED = ("dtype", "storage", "precision", "start", "uploads", "joins", "leaves", "churn")
+DEPLOYED = (
+    *("clock", "active", "seed", "max_batch", "uploads", "measure", "rounds", "until_clock"),
+)
+REFUSED = ("dtype", "storage", "precision", "start", "joins", "leaves", "churn")
 
 
 @every_option

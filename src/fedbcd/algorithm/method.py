@@ -456,6 +456,11 @@ class Bound:
         weight, discount = self.weights[device], self.method.discount
         return weight if discount is None else weight * discount(age)
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether a server may step a long vector in parts."""
+        return self.by_value and self.wire is None
+
     def width(self, width: Width) -> int:
         """In values."""
         sizes = {"model": self.layout.size_F, "parameters": self.layout.size_P}
@@ -550,8 +555,11 @@ class Bound:
     # contributions: what servers add up; without layers on uploads that is what was sent
     def known(self, device: int, model: Tensor) -> Tensor:
         """What a device contributes that has trained nothing yet, where z is `model`."""
-        first = self.first_upload(model)
-        return first if self.wire is None else self.wire.known(first, self.sender(device))
+        return self.contributed(device, self.first_upload(model))
+
+    def contributed(self, device: int, sent: Tensor) -> Tensor:
+        """The same of one of whom this is known without an upload."""
+        return sent if self.wire is None else self.wire.known(sent, self.sender(device))
 
     def base(self, device: int, last: Tensor | None, z: Tensor) -> Tensor:
         """What a message is added to: the device's `last` contribution, where members count;
@@ -562,6 +570,10 @@ class Bound:
     def factor(self, weight: float) -> float:
         """By what a contribution is multiplied in a sum; messages have been on the device."""
         return weight if self.wire is None else math.copysign(1.0, weight)
+
+    def total(self, total: Tensor, weight: float | Tensor) -> Tensor:
+        """The sum of weight times what was sent, from that of contributions."""
+        return total if self.wire is None else self.wire.value(total, weight)
 
     def sent_by(self, device: int, contribution: Tensor) -> Tensor:
         """What the device has sent."""
@@ -598,8 +610,7 @@ class Bound:
         if weight == 0.0:
             return mixed
         w = self.model.views(mixed)
-        total = total if self.wire is None else self.wire.value(total, weight)
-        sums = Sums(self.upload.views(total), weight, count, members)
+        sums = Sums(self.upload.views(self.total(total, weight)), weight, count, members)
         found = {**w, **self.method.step(w, sums)}
         if self.private_F is not None:
             found["z"] = torch.where(self.private_F.to(mixed.device), w["z"], found["z"])
