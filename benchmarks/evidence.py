@@ -14,6 +14,7 @@ kept as soon as it is done, so that it can be interrupted at any time.
 """
 
 import argparse
+import ast
 import gc
 import hashlib
 import json
@@ -27,7 +28,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -44,27 +45,28 @@ except ImportError:  # models are neither saved nor read here
             setattr(sys.modules[missing], said, type(said, (Exception,), {}))
 
 import numpy as np
+import tables
 import torch
 from as_published import Published, Training, played
+from tables import COLUMNS
 
 import fedbcd as fb
+from fedbcd.data.samples import LoadedDataset, Samples, Scale
 from fedbcd.errors import FedBCDError
-from fedbcd.experiments.job import Job, parse
+from fedbcd.experiments.job import Job, ModelPart, parse
 from fedbcd.experiments.paper import Setting, panels
 from fedbcd.experiments.pool import without_none
 from fedbcd.experiments.readings import READINGS
 from fedbcd.spec import Place, Watch
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results" / "mnist"
 KEPT = ROOT / "runs" / "evidence" / "runs.jsonl"  # of an interrupted run, until a file is whole
-COLUMNS = ("round", "clock", "global_accuracy", "personal_accuracy", "worst_decile")
 FIGURES = ("fig3a", "fig3b", "fig3c", "fig4a", "fig4b", "fig4c", "fig4d")
 TEXT = ("beta", "rigorous", "aspg", "smooth3", "smooth6")
 READ = ("fig3a", "fig3b", "fig3c", "fig4c", "fig4d", "smooth3", "smooth6")  # under other readings
 PUBLISHED = "as-published"
 SLOW = {"epochs": (3, 100)}  # readings with fewer seeds, and rounds of Sync-cloud
-SEEDS = 5
+SEEDS, PUBLISHED_SEEDS = 5, 3
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def published() -> list[Wanted]:
     return [
         Wanted(panel, PUBLISHED, title, seed, job)
         for panel, title, job in found
-        for seed in range(SEEDS)
+        for seed in range(PUBLISHED_SEEDS)
     ]
 
 
@@ -161,6 +163,7 @@ def wanted() -> tuple[Wanted, ...]:
         [w for w in plain if w.panel.startswith("fig3")],
         [w for name in ("fig4d", "fig4c", "fig4b", "fig4a") for w in plain if w.panel == name],
         [w for w in early if w.seed < 3 and w.reading not in SLOW],
+        [w for w in early if w.reading in SLOW],
         [w for w in text if w.seed < 3],
         [w for w in late if w.seed < 3],
         [*early, *text, *late],
@@ -177,6 +180,82 @@ def different(runs: Iterable[Wanted]) -> list[Wanted]:
     for run in runs:
         first.setdefault(run.key, run)
     return list(first.values())
+
+
+# ------------------------------------------------------------------------------------------------
+# what numbers depend on
+SOURCES = (
+    *("algorithm/**/*.py", "algorithm/fused/chain.c", "models/mlp.py"),
+    *(f"compute/{name}.py" for name in ("numbers", "devices", "players", "batch", "steps", "rows")),
+    *(f"compute/{name}.py" for name in ("ahead", "graphs", "fused", "evaluate")),
+    *(f"schedule/{name}.py" for name in ("work", "driver", "events", "arrays", "delays")),
+    *(f"protocol/{name}.py" for name in ("clouds", "coordinator", "server", "device")),
+    *(f"data/{name}.py" for name in ("partition", "dealing", "federation", "idx", "samples")),
+    *("data/measure.py", "experiments/paper.py", "experiments/readings.py"),
+)
+
+
+@cache
+def sources(published: bool = False) -> str:
+    """A hash of the code that decides a run's numbers; without comments and docstrings."""
+    package = ROOT / "src" / "fedbcd"
+    files = [path for pattern in SOURCES for path in sorted(package.glob(pattern))]
+    digest = hashlib.sha256()
+    for path in [ROOT / "benchmarks" / "as_published.py"] if published else files:
+        digest.update(path.name.encode())
+        digest.update(_code(path.read_text(), path.suffix).encode())
+    return digest.hexdigest()[:16]
+
+
+def _code(text: str, suffix: str) -> str:
+    if suffix != ".py":
+        return text
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            del node.body[0]
+    return ast.unparse(tree)
+
+
+def tiny_data(*_: Any) -> LoadedDataset:
+    """5,000 samples of four numbers and ten labels, for probes."""
+    label = torch.arange(5000) % 10
+    wave = torch.sin(torch.arange(20_000, dtype=torch.float64).view(-1, 4) * 0.37)
+    samples = Samples(wave + torch.cos(label[:, None] * torch.arange(1, 5)), label)
+    return LoadedDataset(samples, None, Scale(1.0, 0.0, 1.0), 10)  # there is nothing to test
+
+
+TINY: dict[Any, fb.Federation] = {}
+
+
+def probe(job: Job | Published) -> list[float] | str:
+    """What three rounds of this kind come to, on a tiny model and in float64: the mean sizes of
+    global and personal parameters, and the clock. Where this differs from what a file says, the
+    file is older than its sources.
+    """
+    if isinstance(job, Published):
+        return sources(published=True)
+    key = key_of(settings_of(job), 0)
+    if key not in PROBED:
+        PROBED[key] = _probed(job)
+    return PROBED[key]
+
+
+PROBED: dict[str, list[float]] = {}
+
+
+def _probed(job: Job) -> list[float]:
+    spec = replace(job.spec, dtype=torch.float64, rounds=3, until_clock=None, looks=1)
+    spec = replace(spec, evaluate_every=None, certify_every=0)
+    data = replace(job.data, samples=40, folder=None)
+    job = replace(job, spec=spec, data=data, model=ModelPart(hidden=(6,)))
+    if data not in TINY:
+        TINY[data] = job.make_federation(tiny_data)
+    run = job.run(federation=TINY[data], on_notice=lambda _: None)
+    z, x = (float(torch.as_tensor(part).abs().mean()) for part in (run.global_VF, run.personal_NF))
+    return [float(f"{v:.12g}") for v in (z, x, run.history.last.clock)]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -236,6 +315,7 @@ def made(run: Wanted, folder: str, on: str, end: float) -> dict[str, Any] | None
         "title": run.title,
         "seed": run.seed,
         "settings": settings_of(run.job),
+        "probe": probe(run.job),
         "seconds": round(time.perf_counter() - began, 1),
         "on": where,
         "columns": {name: [_rounded(v, name) for v in columns[name]] for name in COLUMNS},
@@ -248,7 +328,10 @@ def _rounded(value: float, column: str) -> float:
 
 # ------------------------------------------------------------------------------------------------
 # many runs
-FAILURES = (FedBCDError, RuntimeError, ValueError, ArithmeticError, LookupError, TypeError)
+FAILURES = (
+    *(FedBCDError, RuntimeError, ValueError, ArithmeticError, LookupError, TypeError),
+    *(ImportError, AttributeError, AssertionError, OSError),
+)
 
 
 def work(pipe: Connection, todo: Sequence[Wanted], folder: str, on: str, end: float) -> None:
@@ -265,25 +348,36 @@ def work(pipe: Connection, todo: Sequence[Wanted], folder: str, on: str, end: fl
             traceback.print_exc()
             answer = f"{type(error).__name__}: {error}".splitlines()[0]
         pipe.send(answer)
+        if isinstance(answer, str):
+            return
         gc.collect()
         if on != "cpu":
             torch.cuda.empty_cache()
 
 
+MOST_FAILURES = 30
+
+
 class Crew:
-    """Processes that stay alive. They are forked, so that packages and data are loaded once."""
+    """Processes that stay alive: packages and data are loaded once, and forked where no GPU has to
+    be told apart.
+    """
 
     def __init__(self, todo: list[Wanted], folder: str, on: str, workers: int, end: float) -> None:
         self.todo, self.end, self.next = todo, end, 0
-        context = get_context("fork")
+        self._given = (todo, folder, on, end)
+        self._context = get_context("fork" if on == "cpu" else "spawn")
         self.busy: dict[Connection, tuple[int, float]] = {}
         self.longest: dict[Any, float] = {}
-        self.processes = []
+        self.processes: list[Any] = []
+        self.most = workers + MOST_FAILURES
         for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=work, args=(theirs, todo, folder, on, end), daemon=True
-            )
+            self._start()
+
+    def _start(self) -> None:
+        if len(self.processes) < self.most:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=work, args=(theirs, *self._given), daemon=True)
             process.start()
             theirs.close()
             self.processes.append(process)
@@ -314,10 +408,13 @@ class Crew:
                     try:
                         answer = pipe.recv()
                     except EOFError:
-                        yield self.todo[number], "its process died"
-                        continue
-                    self.longest[kind] = max(self.longest.get(kind, 0.0), time.time() - began)
-                    self._give(pipe)
+                        answer = "its process died"
+                    if isinstance(answer, str):  # a GPU is of no use to a process after an error
+                        self._start()
+                    else:
+                        spent = time.time() - began
+                        self.longest[kind] = max(self.longest.get(kind, 0.0), spent)
+                        self._give(pipe)
                     yield self.todo[number], answer
         finally:
             for process in self.processes:
@@ -356,6 +453,7 @@ def made_with(given: argparse.Namespace) -> dict[str, Any]:
         hardware = f"{share_gpu()}, {hardware}"
     return {
         "commit": given.commit or commit(),
+        "sources": [sources(), sources(published=True)],
         "hardware": hardware,
         "workers": given.workers,
         "python": platform.python_version(),
@@ -408,6 +506,111 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + (" changed" if changed else "")
 
 
+# ------------------------------------------------------------------------------------------------
+# what there is
+Lines = dict[str, tuple[dict[str, Any], dict[str, Any]]]  # key -> its line, and what made it
+
+
+def lines_of(path: Path) -> Lines:
+    found: Lines = {}
+    head: dict[str, Any] = {}
+    for text in path.read_text().splitlines() if path.exists() else []:
+        line = json.loads(text) if text.endswith("}") else {}  # the last may have been cut off
+        if "made with" in line:
+            head = line["made with"]
+        elif line:
+            found[key_of(as_now(line["settings"]), line["seed"])] = (line, head)
+    return found
+
+
+def lines_of_files() -> Lines:
+    found: Lines = {}
+    for file in tables.files():
+        content = tables.read(file)
+        for run in content["runs"] if not file.startswith("fig3d") else ():
+            for seed, one in run["seeds"].items():
+                columns = {name: one[name] for name in COLUMNS}
+                line = {"settings": run["settings"], "probe": run["probe"], "columns": columns}
+                line |= {"seed": int(seed), "seconds": one["seconds"], "on": one["on"]}
+                key = key_of(as_now(run["settings"]), int(seed))
+                found[key] = (line, content["made"][one["made"]])
+    return found
+
+
+def is_stale(run: Wanted, lines: Lines) -> bool:
+    """Not there, or made by a code that computed other numbers."""
+    return run.key not in lines or not agree(lines[run.key][0]["probe"], probe(run.job))
+
+
+def agree(known: list[float] | str, now: list[float] | str) -> bool:
+    if isinstance(known, str) or isinstance(now, str):
+        return known == now
+    return all(abs(a - b) <= 1e-9 * max(abs(a), abs(b)) for a, b in zip(known, now, strict=True))
+
+
+def take(lines: Lines) -> None:
+    """Write the files of all runs that are there and not stale; the files there are stay in
+    front of what is taken where they are as good.
+    """
+    have = lines_of_files() | lines
+    for file in dict.fromkeys(run.file for run in wanted()):
+        runs = [run for run in wanted() if run.file == file]
+        there = [run for run in runs if not is_stale(run, have)]
+        if not there:
+            tables.path_of(file).unlink(missing_ok=True)
+            continue
+        tables.write(file, _content(file, there, have))
+        missing = len(runs) - len(there)
+        print(f"{file}: {len(there)} runs" + (f", {missing} missing" if missing else ""))
+
+
+def _content(file: str, there: Sequence[Wanted], have: Lines) -> dict[str, Any]:
+    heads = list({json.dumps(have[run.key][1]): have[run.key][1] for run in there}.values())
+    runs: dict[str, dict[str, Any]] = {}
+    for run in there:
+        line, head = have[run.key]
+        about = {"title": run.title, "settings": as_now(line["settings"]), "probe": line["probe"]}
+        one = {"made": heads.index(head), "on": line["on"], "seconds": line["seconds"]}
+        runs.setdefault(run.title, {**about, "seeds": {}})["seeds"][str(run.seed)] = (
+            one | line["columns"]
+        )
+    return {
+        "panel": there[0].panel,
+        "reading": there[0].reading,
+        "command": f"python benchmarks/evidence.py --only {file} --data DIR",
+        "made": heads,
+        "runs": list(runs.values()),
+    }
+
+
+# seconds of a run on one core, roughly, for an estimate where none has been made on a CPU
+SECONDS = {"fig3": 60.0, "fig4": 60.0, "beta": 70.0, "rigo": 70.0, "aspg": 60.0, "smoo": 250.0}
+
+
+def show(todo: Sequence[Wanted], lines: Lines, workers: int) -> None:
+    """What is stale, and how long it will take."""
+    print(f"sources {sources()}, as published {sources(published=True)}")
+    total = 0.0
+    for file in dict.fromkeys(run.file for run in todo):
+        runs = [run for run in todo if run.file == file]
+        stale = [run for run in runs if is_stale(run, lines)]
+        heads = [lines[run.key][1] for run in runs if run.key in lines]
+        older = any(head.get("sources", ["", ""])[run_kind(file)] != sources(run_kind(file) == 1)
+                    for head in heads)  # fmt: skip
+        slow = 10.0 if file.split("-")[-1] in SLOW else 1.0
+        seconds = len(stale) * SECONDS[file[:4]] * slow
+        total += seconds
+        said = f"{len(stale)} to compute, about {seconds / 60:.0f} minutes" if stale else "there"
+        said += ", made by other sources that compute the same" if older and not stale else ""
+        print(f"{file}: {len(runs)} runs, {said}")
+    print(f"about {total / 60 / workers:.0f} minutes on {workers} free cores")
+
+
+def run_kind(file: str) -> int:
+    """Which of the two hashes of sources is about a file."""
+    return int(file.endswith(PUBLISHED))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -421,18 +624,27 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--take", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     only = given.only.split(",") if given.only else []
     todo = [w for w in wanted() if not only or w.file in only]
     todo = [w for w in todo if given.seeds is None or w.seed < given.seeds]
-    todo = different(todo)
-    if given.list:
-        for name in dict.fromkeys(w.file for w in todo):
-            print(name, sum(w.file == name for w in todo))
-        print(len(todo), "runs")
-        return
-    compute(todo, given, given.out / "runs.jsonl" if given.out else KEPT)
+    if given.take:
+        take(lines_of(given.take))
+    elif given.list:
+        show(todo, lines_of_files() | lines_of(KEPT), given.workers)
+    elif given.data is None:
+        sys.exit("say where the four MNIST files are, with --data DIR or FEDBCD_DATA")
+    elif given.out:
+        compute(different(todo), given, given.out / "runs.jsonl")
+    else:
+        have = lines_of_files() | lines_of(KEPT)
+        compute([run for run in different(todo) if is_stale(run, have)], given, KEPT)
+        take(lines_of(KEPT))
+    if given.take or not (given.out or given.list):
+        tables.draw()
+        tables.fill()
 
 
 if __name__ == "__main__":

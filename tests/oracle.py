@@ -8,6 +8,7 @@ docs/determinism.md.
 """
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,7 @@ import numpy as np
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE = 1, 2, 3, 4, 5
-LINKS = 25
+LINKS, CLASSES, SPEEDS, DROPOUT = 25, 26, 27, 28
 
 Mean = np.ndarray | None  # of no models there is none
 
@@ -61,6 +62,16 @@ class Problem:
 
 
 @dataclass
+class Class:
+    """Devices whose arrivals, steps and transfers take so many times as long (determinism.md)."""
+
+    factors: dict[str, float]
+    share: float = 0.0
+    devices: tuple[int, ...] = ()
+    servers: tuple[int, ...] = ()
+
+
+@dataclass
 class Settings:
     """How it is solved. `server_step` is the relative eta_z of SPEC 4."""
 
@@ -89,6 +100,12 @@ class Settings:
     links: list[list[tuple[int, int]]] = field(default_factory=list)  # one graph after another
     link_failure: float = 0.0
     link_seed: int = 0
+    classes: list[Class] = field(default_factory=list)
+    speed_quantile: Callable[[float], float] | None = None
+    night: float = 1.0
+    period: float = 1.0
+    transfer: dict[int, float] = field(default_factory=dict)  # of a model down and up
+    dropout: float = 0.0
 
 
 @dataclass
@@ -131,7 +148,9 @@ class Server:
     available: list[int] = field(default_factory=list)
     phases: int = 0
     selected: list[int] = field(default_factory=list)
-    missing: int = 0
+    waiting: list[tuple[float, int]] = field(default_factory=list)  # when the others would ask
+    lost: list[int] = field(default_factory=list)
+    received: int = 0
     is_open: bool = False
     round: int = 0
 
@@ -342,17 +361,71 @@ class Simulation:
         candidates = server.available if s.algorithm == "fedbcd-i" else list(server.copies)
         phase = server.phases
         server.phases += 1
-        delays = [
-            (s.arrival_quantile(unit(address(s.seed, ARRIVAL, i, phase))), i) for i in candidates
-        ]
-        earliest = sorted(delays)[: s.active]
-        server.selected = [i for _, i in earliest]
-        server.missing = len(earliest)
+        delays = sorted((self.arrival(n, i, phase, time), i) for i in candidates)
+        server.waiting = [(time + delay, i) for delay, i in delays]
+        server.selected, server.lost, server.received = [], [], 0
         server.is_open = True
-        for delay, i in earliest:
-            self.later(time + delay, partial(self.ask, n=n, i=i))
-        if not earliest:
+        for _ in range(s.active):
+            self.invite(n, time)
+        if not server.selected:
             self.later(time, partial(self.end_phase, n=n))
+
+    def invite(self, n: int, time: float) -> None:
+        """The next arrival may take part."""
+        server = self.servers[n]
+        if server.waiting:
+            arrival, i = server.waiting.pop(0)
+            server.selected.append(i)
+            self.later(max(arrival, time), partial(self.ask, n=n, i=i))
+
+    # ---- who is slow ----
+
+    def home(self, i: int) -> int:
+        return next(n for n, members in enumerate(self.problem.servers) if i in members)
+
+    def factor(self, i: int, what: str) -> float:
+        """Of the first class that names the device or its server; shares are of the others, in
+        order of a draw.
+        """
+        classes, everybody = (
+            self.settings.classes,
+            sorted(j for members in self.problem.servers for j in members),
+        )
+        named = {
+            j: c
+            for j in everybody
+            for c in reversed(classes)
+            if j in c.devices or self.home(j) in c.servers
+        }
+        if i in named:
+            return named[i].factors.get(what, 1.0)
+        free = sorted(
+            (unit(address(self.settings.seed, CLASSES, j)), j) for j in everybody if j not in named
+        )
+        rank = [j for _, j in free].index(i)
+        total = 0.0
+        for c in classes:
+            total += c.share
+            if rank < round(total * len(free)):
+                return c.factors.get(what, 1.0)
+        return 1.0
+
+    def day(self, time: float) -> float:
+        s = self.settings
+        return 1 + (s.night - 1) * (1 - math.cos(2 * math.pi * time / s.period)) / 2
+
+    def arrival(self, n: int, i: int, phase: int, time: float) -> float:
+        """How long after the opening of a phase a device asks."""
+        drawn = self.settings.arrival_quantile(unit(address(self.settings.seed, ARRIVAL, i, phase)))
+        return drawn * self.factor(i, "arrival") * self.day(time)
+
+    def work(self, i: int, number: int, k: int, time: float) -> float:
+        """K_i steps of one drawn length, and a model down and up."""
+        s = self.settings
+        took = k * s.step_quantile(unit(address(s.seed, PROCESS, i, number)))
+        speed = s.speed_quantile(unit(address(s.seed, SPEEDS, i))) if s.speed_quantile else 1.0
+        took *= self.factor(i, "step") * speed * self.day(time)
+        return took + self.factor(i, "transfer") * s.transfer.get(i, 0.0)
 
     def ask(self, time: float, n: int, i: int) -> None:
         """Device i asks, gets z_n and is busy until it uploads, K_i step times later."""
@@ -361,9 +434,35 @@ class Simulation:
         d.activations += 1
         d.busy = True
         k, x, x_prev = self.activate(n, i)
-        one_step = s.step_quantile(unit(address(s.seed, PROCESS, i, number)))
+        took = self.work(i, number, k, time)
         news = (i, number, k, x, x_prev)
-        self.later(time + k * one_step, partial(self.upload, n=n, news=news))
+        u = unit(address(s.seed, DROPOUT, i, number))
+        if u < s.dropout:
+            self.later(time + u / s.dropout * took, partial(self.lose, n=n, i=i))
+        else:
+            self.later(time + took, partial(self.upload, n=n, news=news))
+
+    def lose(self, time: float, n: int, i: int) -> None:
+        """The activation comes to nothing: the next arrival takes its place; with FedBCD-I one
+        that was not available, if nobody else is left.
+        """
+        server, d = self.servers[n], self.devices[i]
+        d.busy, d.offline = False, 0
+        server.selected.remove(i)
+        server.lost.append(i)
+        if self.is_complete(server):
+            self.end_phase(time, n)
+            return
+        if not server.waiting:
+            rest = set(server.copies) - {*server.selected, *server.lost}
+            server.waiting = sorted(
+                (time + self.arrival(n, j, server.phases - 1, time), j) for j in rest
+            )
+        self.invite(n, time)
+
+    def is_complete(self, server: Server) -> bool:
+        """Whether nobody is missing, of q or of all who have not been lost in this phase."""
+        return server.received >= min(self.settings.active, len(server.copies) - len(server.lost))
 
     def activate(self, n: int, i: int) -> tuple[int, np.ndarray, np.ndarray]:
         """The device's side of one activation: (K_i, x_i, x_prev)."""
@@ -403,8 +502,8 @@ class Simulation:
         # A1.14: the copies of the others stay as they are
         server.copies[i] = self.understood(n, i, x)
         self.activations.append((time, i, number, k))
-        server.missing -= 1
-        if server.missing == 0:
+        server.received += 1
+        if self.is_complete(server):
             self.end_phase(time, n)
 
     # ---- layers on uploads: docs/architecture.md, "Wires"; without them a copy is x_i ----

@@ -45,14 +45,19 @@ from fedbcd.protocol.clouds import (
     SyncCloud,
 )
 from fedbcd.record.history import History, Row
+from fedbcd.schedule.availability import Availability, Chance
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
+    Bandwidth,
     Clock,
     Constant,
+    Day,
+    DeviceClass,
     Exponential,
     Gamma,
     LogNormal,
     Trace,
+    Traces,
     Uniform,
     Weibull,
 )
@@ -72,14 +77,19 @@ __all__ = [
     "Algorithm",
     "AsyncCloud",
     "Augment",
+    "Availability",
     "Ball",
+    "Bandwidth",
     "Box",
+    "Chance",
     "Churn",
     "Clip",
     "Clock",
     "Cloud",
     "Cluster",
     "Constant",
+    "Day",
+    "DeviceClass",
     "Dirichlet",
     "Diversity",
     "DynamicGraph",
@@ -117,6 +127,7 @@ __all__ = [
     "SyncCloud",
     "TensorBoxes",
     "Trace",
+    "Traces",
     "Uniform",
     "Weibull",
     "accuracy",

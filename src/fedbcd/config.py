@@ -14,7 +14,7 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -109,6 +109,8 @@ def build(
 
 # Fields that are themselves chosen by name; the packages that own the kinds fill this in.
 NESTED: dict[str, Mapping[str, type[Any]]] = {}
+# Section of a job file in which a key stands, for those who wrote it elsewhere; filled likewise.
+HOMES: dict[str, str] = {}
 
 
 def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
@@ -116,9 +118,10 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> 
     for key in table:
         if key not in known:
             place = f"[{where}]" if where else "the file"
+            home = HOMES.get(key, where)
+            hint = nearest(key, known) if home == where else f", which belongs in [{home}]"
             raise ConfigError(
-                f"{place} has an unknown key {key!r}{nearest(key, known)}; known:"
-                f" {', '.join(sorted(known))}"
+                f"{place} has an unknown key {key!r}{hint}; known: {', '.join(sorted(known))}"
             )
 
 
@@ -174,6 +177,9 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin is not None and issubclass(origin, Sequence) and isinstance(value, list | tuple):
         return _items(value, origin, arguments, where)
+    if is_dataclass(hint) and isinstance(value, Mapping):
+        assert isinstance(hint, type)
+        return build(hint, value, where)
     if hint is float and type(value) is int:
         try:
             return float(value)
@@ -200,6 +206,9 @@ def _items(
 
 
 def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str) -> Any:
+    tables = [option for option in hints if is_dataclass(option)]
+    if tables and isinstance(value, Mapping):
+        return convert(value, tables[0], where)
     for option in hints:
         try:
             return convert(value, option, where)

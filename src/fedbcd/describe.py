@@ -27,7 +27,11 @@ def describe(value: Any) -> Any:
             name = {"name": path_of(kind)}
         else:
             name = {"name": value.name} if hasattr(value, "name") else {}
-        return name | {f.name: describe(getattr(value, f.name)) for f in fields(value)}
+        return name | {
+            f.name: describe(getattr(value, f.name))
+            for f in fields(value)
+            if not f.metadata.get("brief") or getattr(value, f.name) != f.default
+        }
     if isinstance(value, list | tuple):
         return [describe(v) for v in value]
     return value

@@ -11,8 +11,18 @@ from fedbcd.engines.deploy.local.account import account
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Drawn, Real
 from fedbcd.experiments.job import Job, parse
-from fedbcd.protocol.messages import Activated, OfflineDue, OpenPhase, Trained, Woke, number_of
+from fedbcd.protocol.messages import (
+    Activated,
+    Failed,
+    OfflineDue,
+    OpenPhase,
+    Trained,
+    Woke,
+    number_of,
+)
 from fedbcd.record.eventlog import LogReader, Transition
+from fedbcd.schedule.availability import Pool
+from fedbcd.schedule.times import Times
 from support.processes import job
 
 SCALE = 0.25
@@ -26,17 +36,35 @@ def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
     return one, list(LogReader(folder / "events.jsonl"))
 
 
+def _pool(one: Job, active: int) -> Pool:
+    return Pool(one.method, active, one.spec.seed, one.spec.availability)
+
+
 def _pace(one: Job, device: int) -> Drawn:
     each = one.federation.devices
     members = range(device // each * each, (device // each + 1) * each)
-    return Drawn(device, members, one.method, one.spec.clock, one.active, one.spec.seed, SCALE)
+    return Drawn(device, members, _pool(one, one.active), _times(one), SCALE)
 
 
-def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path) -> None:
-    one, steps = _simulated(tmp_path / "run")
+def _times(one: Job) -> Times:
+    return one.spec.times(one.make_federation())
+
+
+UNEQUAL = {
+    "classes": [{"servers": [1], "step": 5.0}, {"share": 0.5, "arrival": 2.0}],
+    "day": {"period": 9.0, "night": 4.0},
+    "bandwidth": {"up": 1e4},
+    "dropout": 0.3,
+}
+
+
+@pytest.mark.parametrize("clock", [{}, UNEQUAL], ids=["alike", "unequal"])
+def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path, clock: Any) -> None:
+    one, steps = _simulated(tmp_path / "run", clock=clock)
     opened: dict[int, tuple[float, int]] = {}  # server -> when, and which phase
     let_in: dict[int, float] = {}
-    compared = 0
+    freed_at = {0: 0.0, 1: 0.0}  # server -> when it last lost a device
+    compared, lost = 0, 0
     for step in steps:
         for command in step.commands:
             if isinstance(command, OpenPhase):
@@ -47,15 +75,22 @@ def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path) -> None:
         began, phase = opened[device // 4]
         match step.event:
             case Woke():
-                assert _pace(one, device).arrival(phase, 0) == pytest.approx(
-                    SCALE * (step.time - began)
-                )
+                asks = _pace(one, device).arrival(phase, 0, SCALE * began)
+                freed = SCALE * (freed_at[device // 4] - began)  # in a place that became free
+                assert max(asks or 0.0, freed) == pytest.approx(SCALE * (step.time - began))
             case Activated():
                 let_in[device] = step.time
             case Trained():
-                took = _pace(one, device).work(step.event.activation, step.event.steps)
+                took = _pace(one, device).work(
+                    step.event.activation, step.event.steps, SCALE * let_in[device]
+                )
                 assert took == pytest.approx(SCALE * (step.time - let_in[device]))
                 compared += 1
+            case Failed():
+                number = step.commands[0].message.activation  # type: ignore[attr-defined]
+                assert _pace(one, device).lost_after(number) is not None
+                lost, freed_at[device // 4] = lost + 1, step.time
+    assert (lost > 0) == bool(clock)
     assert compared >= 16
 
 
@@ -70,26 +105,36 @@ def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
     }
     assert first == {device for device in range(8) if _pace(one, device).trains_offline(0)}
     assert all(
-        (_pace(one, device).arrival(0, 0) is None) == (device not in first) for device in range(8)
+        (_pace(one, device).arrival(0, 0, 0.0) is None) == (device not in first)
+        for device in range(8)
     )
 
 
 def test_a_device_that_joins_late_is_available_now_and_then() -> None:
     (one,) = parse(job(algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 2}))
-    late = Drawn(3, range(3), one.method, one.spec.clock, 1, one.spec.seed, SCALE)
+    late = Drawn(3, range(3), _pool(one, 1), Times(one.spec.clock, one.spec.seed, []), SCALE)
     available = [late.trains_offline(round_) for round_ in range(100)]
     assert 30 <= sum(available) <= 70
-    assert [late.arrival(0, round_) is not None for round_ in range(100)] == available
+    assert [late.arrival(0, round_, 0.0) is not None for round_ in range(100)] == available
 
 
 def test_a_real_device_asks_at_once_and_takes_as_long_as_it_takes() -> None:
-    assert (Real().arrival(3, 1), Real().work(0, 5), Real().trains_offline(2)) == (0.0, 0.0, False)
+    assert (Real().arrival(3, 1, 0.0), Real().work(0, 5, 0.0), Real().trains_offline(2)) == (
+        0.0,
+        0.0,
+        False,
+    )
 
 
-def test_a_simulation_costs_nothing_beyond_its_own_clock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clock", [{}, UNEQUAL], ids=["alike", "unequal"])
+def test_a_simulation_costs_nothing_beyond_its_own_clock(tmp_path: Path, clock: Any) -> None:
     """The account of a log whose clock is exact: no overhead, and as many uploads as there were."""
-    one, steps = _simulated(tmp_path / "run", cloud={"name": "async", "first": 1})
-    found = account(tmp_path / "run" / "events.jsonl", one.spec, Deploy(time_scale=1.0))
+    one, steps = _simulated(tmp_path / "run", cloud={"name": "async", "first": 1}, clock=clock)
+    found = account(
+        tmp_path / "run" / "events.jsonl",
+        _times(one),
+        Deploy(time_scale=1.0),
+    )
     assert found["phase_overhead_s"] == pytest.approx(0.0, abs=1e-9)
     assert found["round_overhead_s"] == pytest.approx(0.0, abs=1e-9)
     assert found["activations"] == sum(

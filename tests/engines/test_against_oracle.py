@@ -4,6 +4,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,18 @@ CLOUDS = {
     "async-1": fb.AsyncCloud(first=1),
     "rigorous": fb.RigorousCloud(first=2),
 }
+SLOW = fb.Clock(
+    classes=(
+        fb.DeviceClass(share=0.3, step=5.0, arrival=0.5),
+        fb.DeviceClass(servers=(2,), step=2.0, transfer=3.0),
+        fb.DeviceClass(devices=(1, 11), step=7.0),
+        fb.DeviceClass(share=0.4, step=0.25),
+    ),
+    speeds=fb.LogNormal(1.0, 0.7),
+    bandwidth=fb.Bandwidth(up=100.0, down=tuple(50.0 + 20 * i for i in range(DEVICES))),
+    dropout=0.3,
+)
+UNSTEADY = fb.Clock(day=fb.Day(period=20.0, night=4.0), dropout=0.5)
 PATHS = fb.DynamicGraph([[(1, 0), (1, 2)], [(0, 2)]], first=2, link_failure=0.3, seed=3)
 CASES = {f"{a.name}-{name}": Case(a, cloud) for a in (BCD, BCDI) for name, cloud in CLOUDS.items()}
 CASES |= {
@@ -116,6 +129,10 @@ CASES |= {
     "other-delays": Case(
         BCD, fb.AsyncCloud(first=2), clock=fb.Clock(fb.Weibull(0.7, 2.0), fb.Uniform(0.5, 2.0))
     ),
+    "slow-devices": Case(BCD, fb.AsyncCloud(first=2), clock=SLOW),
+    "slow-devices-sync": Case(BCD, fb.SyncCloud(), clock=SLOW, active=5),
+    "slow-devices-fedbcd-i": Case(BCDI_3, fb.AsyncCloud(first=2), clock=SLOW, active=3),
+    "night-and-dropouts": Case(BCD, fb.RigorousCloud(first=2), clock=UNSTEADY, active=4),
     "pull-as-momentum": Case(replace(BCDI, momentum_after_contact="pull"), fb.AsyncCloud(first=2)),
     "momentum-restarted": Case(
         replace(BCDI, momentum_after_contact="restart"), fb.AsyncCloud(first=2)
@@ -224,13 +241,52 @@ def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
         links=[list(links) for links in getattr(case.cloud, "edges", ())],
         link_failure=getattr(case.cloud, "link_failure", 0.0),
         link_seed=getattr(case.cloud, "seed", 0),
+        **_slow(case.clock, sum(p.numel() for p in module.parameters())),
     )
     return oracle.run(problem, settings)
+
+
+def _slow(clock: fb.Clock, size: int) -> dict[str, Any]:
+    """What the clock says beyond the paper, in the oracle's words; models are float64."""
+    band, speeds = clock.bandwidth, clock.speeds
+    rates = [
+        np.broadcast_to(rate, DEVICES)
+        for rate in (getattr(band, "up", None), getattr(band, "down", None))
+        if rate is not None
+    ]
+    return {
+        "classes": [
+            oracle.Class(
+                {name: getattr(c, name) for name in ("arrival", "step", "transfer")},
+                c.share,
+                c.devices,
+                c.servers,
+            )
+            for c in clock.classes
+        ],
+        "speed_quantile": None
+        if speeds is None
+        else lambda u: float(speeds.quantile(np.array([u]))[0]),
+        "night": clock.day.night if clock.day else 1.0,
+        "period": clock.day.period if clock.day else 1.0,
+        "transfer": {i: sum(8 * size / rate[i] for rate in rates) for i in range(DEVICES)},
+        "dropout": clock.dropout,
+    }
 
 
 @cache
 def _expected_of(name: str, seed: int, model: type[Net] = Net) -> oracle.Result:
     return _expected(CASES[name], seed, model)
+
+
+def _carrying(clock: fb.Clock, dtype: torch.dtype) -> fb.Clock:
+    """Links on which models of this type take as long as float64 ones do on those of the case."""
+    if clock.bandwidth is None or dtype == torch.float64:
+        return clock
+    down, up = clock.bandwidth.down, clock.bandwidth.up
+    assert isinstance(down, tuple)
+    assert isinstance(up, float)
+    return replace(clock, bandwidth=fb.Bandwidth(tuple(rate / 2 for rate in down), up / 2))
 
 
 def _actual(
@@ -242,7 +298,7 @@ def _actual(
         cloud=case.cloud,
         rounds=case.rounds,
         active=case.active,
-        clock=case.clock,
+        clock=_carrying(case.clock, dtype),
         seed=seed,
         joins=dict(case.joins),
         leaves=dict(case.leaves),

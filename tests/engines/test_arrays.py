@@ -72,6 +72,14 @@ CLOCKS = [
     Clock(Uniform(0.0, 3.0), Weibull(0.7)),
     Clock(LogNormal(1.0, 1.5), Gamma(2.0)),
     Clock(Exponential(0.01), Exponential(5.0)),
+    Clock(
+        classes=(
+            fb.DeviceClass(share=0.3, step=6.0, arrival=2.0),
+            fb.DeviceClass(servers=(3,), step=4.0),
+        ),
+        speeds=LogNormal(1.0, 0.5),
+        bandwidth=fb.Bandwidth(up=10.0, down=100.0),
+    ),
 ]
 
 
@@ -90,7 +98,7 @@ CLOCKS = [
 def test_same_rounds_as_the_event_loop(
     algorithm: Algorithm, cloud: Cloud, clock: Clock, active: int
 ) -> None:
-    schedule = Schedule(method_of(algorithm), clock, 11, active)
+    schedule = Schedule(method_of(algorithm), clock, 11, active, sent=(8.0, 8.0))
     assert why_not_ahead(SERVERS, schedule, cloud) is None
     recorder = Recorder()
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None

@@ -26,6 +26,7 @@ KINDS: dict[str, Delay] = {
     "uniform": fb.Uniform(1.0, 4.0),
     "constant": fb.Constant(2.5),
     "trace": fb.Trace((3.0, 1.0, 2.0, 2.0)),
+    "traces": fb.Traces(((0, 3.0), (1, 1.0), (0, 2.0), (7, 2.0))),
 }
 every_delay = pytest.mark.parametrize("name", KINDS)
 inside = st.floats(min_value=2.0**-53, max_value=1 - 2.0**-53)
@@ -114,6 +115,7 @@ MEANS = {
     "uniform": 2.5,
     "constant": 2.5,
     "trace": 2.0,
+    "traces": 2.0,
 }
 
 

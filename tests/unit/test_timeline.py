@@ -48,7 +48,7 @@ def test_pages_plans_accounts_and_checks_of_old_logs_are_as_they_were(
     assert {key: json.loads(json.dumps(page[key])) for key in said["page"]} == said["page"]
     spec = RunSpec(fb.FedBCD(), fb.SyncCloud(), active=2)
     log = folder / "events.jsonl"
-    assert account(log, spec, Deploy(time_scale=0.25)) == said["account"]
+    assert account(log, spec.times(federation()), Deploy(time_scale=0.25)) == said["account"]
     seen = recorded_participation(log)
     part = [seen.rounds, seen.mixes, sorted(seen.active.items()), sorted(seen.watched.items())]
     assert json.loads(json.dumps([*part, seen.clock, seen.cut])) == said["participation"]
@@ -104,7 +104,8 @@ def test_an_account_counts_a_round_once_and_an_upload_once(tmp_path: Path) -> No
     )
     log = tmp_path / "run" / "events.jsonl"
     spec, lines = RunSpec(twice, fb.AsyncCloud(first=2), active=2), list(LogReader(log))
-    found = account(log, spec, Deploy())
+    times = spec.times(federation())
+    found = account(log, times, Deploy())
     assert found["round_s"] == pytest.approx(_last_mix(log) / 6, abs=1e-6)
     writer = LogWriter(tmp_path / "copies.jsonl", {})
     for step in lines:
@@ -112,7 +113,7 @@ def test_an_account_counts_a_round_once_and_an_upload_once(tmp_path: Path) -> No
         if type(step.event).__name__ == "Uploaded":
             writer.append(step.time, step.actor, step.event, [])
     writer.close()
-    assert account(tmp_path / "copies.jsonl", spec, Deploy()) == found
+    assert account(tmp_path / "copies.jsonl", times, Deploy()) == found
 
 
 def _last_mix(log: Path) -> float:

@@ -223,6 +223,17 @@ class Method:
         return any(slot.name == self.personal for slot in self.slots)
 
     @property
+    def forgets_mixes(self) -> bool:
+        """Whether z is what the devices say, whatever servers have mixed: a step of 1 after it."""
+        whole = isinstance(self.step, Relative) and self.step.step == 1.0
+        return whole and self.order == "mix, step" and self.counts == "active"
+
+    @property
+    def is_only_sync(self) -> bool:
+        """Whether it is for clouds with one z for all servers."""
+        return self.cloud == "sync" or self.forgets_mixes
+
+    @property
     def first_steps(self) -> Steps | None:
         """The first steps it takes on g_i, if any."""
         return next(filter(None, map(_first_steps, (self.plan, self.offline))), None)
@@ -432,8 +443,11 @@ class Bound:
         self.needs_counts: bool = getattr(method.step, "needs_counts", True)
         # whether each device's last upload is kept, to replace it, or to bring its slots back
         self.keeps_last = bool(method.slots) or method.counts == "members"
-        self.wire = self._wire(*wiring) if wiring is not None and wiring[0] else None
+        self.wire = _wire(self, *wiring) if wiring is not None and wiring[0] else None
+        if self.wire is not None and self.wire.whole:
+            self.weights = exact_weights(self.weights)
         plain = self.wire is None
+        self.in_parts = plain and self.by_value  # whether a server may step a long vector so
         # sent vectors that are in X, out of which layers may carry them
         self.in_set = {s.name for s in method.sends if plain and self._is_projected(s.name)}
         # whether what a device has contributed is its x, as it was before its session
@@ -444,22 +458,10 @@ class Bound:
             and not method.offline
         )
 
-    def _wire(self, layers: Sequence[Layer], start: Tensor, most: int) -> Wire:
-        check_layers(layers, discount=self.method.discount is not None)
-        wire = Wire(layers, self.first_upload(start), most)
-        if wire.whole:
-            self.weights = exact_weights(self.weights)
-        return wire
-
     def weight_of(self, device: int, age: int) -> float:
         """Of an upload in a sum, since whose start so many versions of z were made."""
         weight, discount = self.weights[device], self.method.discount
         return weight if discount is None else weight * discount(age)
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether a server may step a long vector in parts."""
-        return self.by_value and self.wire is None
 
     def width(self, width: Width) -> int:
         """In values."""
@@ -615,6 +617,11 @@ class Bound:
         if self.private_F is not None:
             found["z"] = torch.where(self.private_F.to(mixed.device), w["z"], found["z"])
         return self.model.joined(found)
+
+
+def _wire(bound: Bound, layers: Sequence[Layer], start: Tensor, most: int) -> Wire:
+    check_layers(layers, discount=bound.method.discount is not None)
+    return Wire(layers, bound.first_upload(start), most)
 
 
 def pulls_only(plan: Plan) -> bool:

@@ -2,10 +2,10 @@
 each change some of it.
 """
 
-import importlib
+import csv
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import nn
 from fedbcd.algorithm.augment import FlipCrop
 from fedbcd.algorithm.method import Facts, Method
 from fedbcd.algorithm.methods import FedBCD
-from fedbcd.config import build, check_keys, convert, nearest, read_toml, renamed_keys
+from fedbcd.config import HOMES, build, check_keys, convert, nearest, read_toml, renamed_keys
 from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
 from fedbcd.data.federation import Federation
 from fedbcd.data.partition import Diversity, Partition, Partitioner
@@ -27,7 +27,7 @@ from fedbcd.engines.run import train
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
-from fedbcd.own import imports
+from fedbcd.own import are_imported, imported_object, imports
 from fedbcd.record.runfolder import RunFolder, recorded_in
 from fedbcd.recorded import completed
 from fedbcd.spec import OPTIONS, RENAMED, RunSpec
@@ -151,6 +151,9 @@ class ModelPart:
 
 
 ACTIVE = 3  # q, where a job file is silent
+for section, part in (("data", DataPart), ("federation", FederationPart), ("model", ModelPart)):
+    HOMES.update({key.name: section for key in fields(part) if key.name != "name"})
+HOMES["active"] = "federation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +165,7 @@ class Job:
     federation: FederationPart = field(default_factory=FederationPart)
     model: ModelPart = field(default_factory=ModelPart)
     spec: RunSpec = field(default_factory=lambda: RunSpec.from_table({}, ACTIVE))
+    may_import: bool = True  # its model; one that was read from a record may not, unless told
 
     @property
     def name(self) -> str:
@@ -199,6 +203,10 @@ class Job:
 
     def make_federation(self, load: Load = load_dataset) -> Federation:
         """Load the data, split them, and put the model to them."""
+        with imports(allowed=self.may_import):
+            return self._made(load)
+
+    def _made(self, load: Load) -> Federation:
         data = load(self.data.name, None if self.data.folder is None else Path(self.data.folder))
         split = self.data.split(data, self.devices, self.spec.seed)
         return Federation.from_partition(
@@ -347,7 +355,8 @@ def _job(table: Mapping[str, Any]) -> Job:
             parts[key] = build(kind, table[key], key)
     parts["federation"] = build(FederationPart, federation, "federation")
     parts["federation"].check_active(active)
-    job = Job(**parts, spec=RunSpec.from_table(_with_times(table), active))
+    spec = RunSpec.from_table(_with_times(table), active)
+    job = Job(**parts, spec=spec, may_import=are_imported())
     job.spec.cloud.coordinator(
         job.federation.servers, job.method.cloud_iterations
     )  # refuses B > servers
@@ -355,7 +364,9 @@ def _job(table: Mapping[str, Any]) -> Job:
 
 
 def _with_times(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A trace of [clock] may name a file with one recorded time per line instead of its values."""
+    """A trace of [clock] may name a file with one recorded time per line instead of its values;
+    traces, a table (CSV) with the columns device or server, and seconds.
+    """
     clock = table.get("clock")
     if not isinstance(clock, Mapping):
         return table
@@ -363,9 +374,12 @@ def _with_times(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _delay(table: Any, where: str) -> Any:
-    if not (isinstance(table, Mapping) and table.get("name") == "trace" and "file" in table):
+    name = table.get("name") if isinstance(table, Mapping) else None
+    if name not in ("trace", "traces") or "file" not in table:
         return table
     path = Path(str(table["file"]))
+    if name == "traces":
+        return _traces(path, where)
     try:
         values = [float(line) for line in path.read_text().split()]
     except (OSError, ValueError) as error:
@@ -375,18 +389,26 @@ def _delay(table: Any, where: str) -> Any:
     return {"name": "trace", "values": values}
 
 
+def _traces(path: Path, where: str) -> dict[str, Any]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [*csv.DictReader(file)]
+        by = "device" if rows and "device" in rows[0] else "server"
+        values = [[int(row[by]), float(row["seconds"])] for row in rows]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where}.file = {str(path)!r} is not a table (CSV) whose first line names the columns"
+            f" device or server, and seconds: {error}"
+        ) from None
+    return {"name": "traces", "by": by, "values": values}
+
+
 def _is_small(federation: Federation) -> bool:
     return sum(p.numel() for p in federation.make_model(0).parameters()) < SMALL
 
 
 def _imported(name: str) -> Callable[[], nn.Module]:
-    module, _, attribute = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"model.name = {name!r} cannot be imported: {error}; is it on PYTHONPATH?"
-        ) from None
+    factory = imported_object(name, "model")
     if not callable(factory):
         raise ConfigError(
             f"model.name = {name!r} is not callable; name a function or class that makes the module"

@@ -9,6 +9,7 @@ from enum import Enum
 
 from fedbcd.errors import LocalProtocolError, RemoteProtocolError
 from fedbcd.protocol.messages import (
+    NOT_FINITE,
     Acknowledged,
     Activated,
     Actor,
@@ -50,7 +51,6 @@ class DeviceState(Enum):
 
 
 _D = DeviceState
-NOT_FINITE = "finite"  # why an activation is withdrawn
 
 
 class Device:
@@ -60,6 +60,7 @@ class Device:
 
     __slots__ = (
         "_granted",
+        "_reason",
         "activation",
         "device",
         "incarnation",
@@ -79,6 +80,7 @@ class Device:
         self.session = 0  # the next session of mini-batch steps
         self.offline = 0  # offline rounds since the last contact
         self.incarnation = 0  # how often the server has had to put it in step
+        self._reason = NOT_FINITE  # why the activation under way is withdrawn
         self._granted: Activated | None = None  # came while training offline; starts when that ends
 
     @property
@@ -170,7 +172,7 @@ class Device:
             )
         if self.offline_limit is None:
             self.session += 1
-        self.state = DeviceState.WITHDRAWING
+        self.state, self._reason = DeviceState.WITHDRAWING, event.reason
         return [self._withdraw()]
 
     # ---------------------------------------------------------------------------------------------
@@ -287,7 +289,7 @@ class Device:
             "activation": self.activation,
             "incarnation": self.incarnation,
         }
-        return Send(to=self.server, message=Withdrawn(**counters, reason=NOT_FINITE))
+        return Send(to=self.server, message=Withdrawn(**counters, reason=self._reason))
 
 
 TRANSITIONS: Mapping[tuple[DeviceState, type[Event]], Callable[[Device, Event], list[Command]]] = {

@@ -80,6 +80,10 @@ class Command:
 
 # ------------------------------------------------------------------------------------------------
 # events, any machine
+NOT_FINITE = "finite"  # why work comes to nothing
+DROPOUT = "dropout"
+
+
 @dataclass(frozen=True, slots=True)
 class Started(Event):
     """The machine may begin."""
@@ -128,11 +132,12 @@ class Trained(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Event):
-    """The work under way, with this session, gave values that are not finite: there is nothing to
-    keep.
+    """The work under way, with this session, came to nothing: there is nothing to keep. `reason`
+    is one word: values were not finite, or the device was lost on the way ("dropout").
     """
 
     session: int
+    reason: str = NOT_FINITE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

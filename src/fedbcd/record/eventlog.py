@@ -31,7 +31,8 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 _HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in _TYPES.values()}
 
 BEFORE: dict[str, dict[str, Any]] = {
-    name: {"anew": False} for name in ("DeviceLeft", "Dismiss")
+    "Failed": {"reason": messages.NOT_FINITE},
+    **{name: {"anew": False} for name in ("DeviceLeft", "Dismiss")},
 }  # fields that 0.1.0 did not have
 
 
@@ -151,11 +152,11 @@ class LogReader:
     """Reads a log; every complaint names the file and the line.
 
     With `unfinished` a last line without its newline is left out, as of a run that goes on or was
-    killed; `cut` is then its number.
+    killed; `cut` is then its number. A run folder stands for the log in it.
     """
 
     def __init__(self, path: Path, unfinished: bool = False) -> None:
-        self.path = path
+        self.path = path = path / "events.jsonl" if path.is_dir() else path
         self.unfinished = unfinished
         self.cut: int | None = None
         self.end: dict[str, Any] | None = None

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
-from fedbcd.schedule.delays import Constant, Trace
 from fedbcd.schedule.events import Schedule, places_of_smallest
+from fedbcd.schedule.times import Times, why_events
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -75,16 +75,13 @@ def why_not_ahead(servers: Sequence[Sequence[int]], schedule: Schedule, cloud: C
         return f"the cloud is {cloud.name}"
     if schedule.method.offline and not cloud.sync:
         return "FedBCD-I trains offline between the mixes of an asynchronous cloud"
+    if schedule.availability is not None:
+        return "who is available follows a rule (`availability`)"
     if schedule.method.at_once is not None:
         return "devices of one phase work on in the next (`at_once`)"
     if len({len(members) for members in servers}) > 1:
         return "servers have different numbers of devices"
-    if any(
-        isinstance(delay, Constant | Trace)
-        for delay in (schedule.clock.arrival, schedule.clock.step)
-    ):
-        return "delays that repeat make events fall together"
-    return None
+    return why_events(schedule.clock)
 
 
 class Outline:
@@ -95,6 +92,7 @@ class Outline:
         self.round = 0
         self.activations = 0
         self._schedule = schedule
+        self._times = Times(schedule.clock, schedule.seed, servers, schedule.sent)
         self._members = np.sort(np.array(servers, dtype=np.int64), axis=1)  # (V, M)
         self._q = min(schedule.active, self._members.shape[1])
         self._first = cloud.first if isinstance(cloud, AsyncCloud) else 0  # B; 0: all wait for all
@@ -206,7 +204,7 @@ class Outline:
     def _draw(self, block: int) -> "_Block":
         """Who is active in some phases of all servers, and for how long."""
         phases = np.arange(block * self._ahead, (block + 1) * self._ahead)[:, None, None]
-        delay = self._arrival_delay(self._members[None], phases)
+        delay = self._times.arrivals(self._members[None], phases, self.now)
         chosen = _earliest(delay, self._q)  # (T, V, q)
         device = np.take_along_axis(np.broadcast_to(self._members[None], delay.shape), chosen, -1)
         activation = np.empty_like(device)
@@ -219,12 +217,7 @@ class Outline:
             activation,
             steps,
             np.take_along_axis(delay, chosen, -1),
-            self._work(device, activation, steps),
-        )
-
-    def _arrival_delay(self, members: Ints, phase: Ints) -> Floats:
-        return self._schedule.clock.arrival.quantile(
-            draws.unit(draws.address(self._schedule.seed, draws.ARRIVAL, members, phase))
+            self._times.work(device, activation, steps, self.now),
         )
 
     def _steps(self, device: Ints, session: Ints) -> Ints:
@@ -232,11 +225,6 @@ class Outline:
         return low + draws.below(
             draws.address(self._schedule.seed, draws.STEPS, device, session), high - low + 1
         )
-
-    def _work(self, device: Ints, activation: Ints, steps: Ints) -> Floats:
-        """K_i steps of one drawn length each."""
-        u = draws.unit(draws.address(self._schedule.seed, draws.PROCESS, device, activation))
-        return np.asarray(steps * self._schedule.clock.step.quantile(u))
 
     # ---------------------------------------------------------------------------------------------
     # FedBCD-I
@@ -253,7 +241,7 @@ class Outline:
         available = np.sort(_earliest(u, keep), axis=-1)  # (V, M') places among the members
         offline = self._train_offline(available, method.offline_limit or 0)
         members = np.take_along_axis(self._members, available, -1)
-        delay = self._arrival_delay(members, np.array([self.round]))
+        delay = self._times.arrivals(members, np.array([self.round]), self.now)
         chosen = _earliest(delay, self._q)
         places = np.take_along_axis(available, chosen, -1)
         device = np.take_along_axis(members, chosen, -1)
@@ -262,8 +250,8 @@ class Outline:
         )
         session = np.maximum(session - 1, 0)
         steps = self._steps(device, session)
-        ends = (self.now + np.take_along_axis(delay, chosen, -1)) + self._work(
-            device, activation, steps
+        ends = (self.now + np.take_along_axis(delay, chosen, -1)) + self._times.work(
+            device, activation, steps, self.now
         )
         np.put_along_axis(self._counts, places, activation + 1, -1)
         np.put_along_axis(self._offline, places, 0, -1)

@@ -1,10 +1,11 @@
-"""How long things take. Each distribution is a frozen value with a quantile function, so that
-delays can be addressed draws.
+"""How long things take, and who is slow. Each distribution is a frozen value with a quantile
+function, so that delays can be addressed draws; `schedule.times` draws them.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,26 @@ import torch
 from fedbcd.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Whose delay it is: for each number that is drawn, the device, its server, the time at which
+    the delay begins (in plans, one for each), and how many bytes a model has on its way down and
+    up.
+    """
+
+    device: Ints
+    server: Ints
+    time: float | Floats
+    sent: tuple[float, float]
 
 
 class Delay(Protocol):
-    """A distribution of a non-negative time, by its quantile function F^-1."""
+    """A distribution of a non-negative time, by its quantile function F^-1. A law that knows whose
+    delay it is has `at(u, where)`, with a `Where`, which is then asked instead.
+    """
 
     name: ClassVar[str]
 
@@ -152,20 +169,146 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Traces:
+    """Drawn from times recorded of each device, or of the devices of each server: `values` are
+    pairs of its number and a time. Whom no pair names draws from all of them.
+    """
+
+    values: tuple[tuple[int, float], ...]
+    by: Literal["device", "server"] = "device"
+    name: ClassVar[str] = "traces"
+
+    def __post_init__(self) -> None:
+        Trace(tuple(time for _, time in self.values))  # refuses what are no times
+
+    def quantile(self, u: Floats) -> Floats:
+        """Of all of them."""
+        return Trace(tuple(time for _, time in self.values)).quantile(u)
+
+    def at(self, u: Floats, where: Where) -> Floats:
+        """The empirical quantile of each one's own."""
+        number = np.broadcast_to(where.device if self.by == "device" else where.server, u.shape)
+        found = self.quantile(u)
+        for one in np.unique(number):
+            own = tuple(time for named, time in self.values if named == one)
+            if own:
+                found[number == one] = Trace(own).quantile(u[number == one])
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClass:
+    """Devices that differ from the others: those named, all of the named servers, or a `share` of
+    those that no class names. Their arrivals, steps and transfers take so many times as long. Who
+    is in several classes is in the first of them.
+    """
+
+    step: float = 1.0
+    arrival: float = 1.0
+    transfer: float = 1.0
+    share: float = 0.0
+    devices: tuple[int, ...] = ()
+    servers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "servers"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("step", "arrival", "transfer"):
+            _above_zero("clock.classes:", **{name: getattr(self, name)})
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"clock.classes: share={self.share} must be between 0 and 1")
+        if (self.share > 0) + bool(self.devices) + bool(self.servers) != 1:
+            raise ConfigError(
+                "clock.classes: a class is a share above 0, devices, or servers, one of them; e.g."
+                " { share = 0.2, step = 5 }"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """Arrivals and steps take 1 + (night - 1) (1 - cos(2 pi t / period)) / 2 times as long where
+    they begin at time t: once at its start, `night` times half a period later.
+    """
+
+    period: float
+    night: float
+
+    def __post_init__(self) -> None:
+        _above_zero("clock.day", period=self.period, night=self.night)
+
+    def at(self, time: float | Floats) -> float | Floats:
+        """The factor."""
+        cos = math.cos if isinstance(time, float) else np.cos
+        return 1 + (self.night - 1) * (1 - cos(2 * math.pi * time / self.period)) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Bytes that a device receives (`down`) and sends (`up`) in a unit of the clock: a number, or
+    one per device. Without one, that way takes no time.
+    """
+
+    down: float | tuple[float, ...] | None = None
+    up: float | tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("down", "up"):
+            given = getattr(self, name)
+            if isinstance(given, Sequence):
+                object.__setattr__(self, name, tuple(given))
+            for rate in given if isinstance(given, Sequence) else [given]:
+                if rate is not None:
+                    _above_zero("clock.bandwidth", **{name: rate})
+
+
+# of fields that descriptions name only where they are set: records are older than them
+BRIEF = {"brief": True}
+
+
+@dataclass(frozen=True, slots=True)
 class Clock:
     """The clock model of the experiments: when a device asks, and how long one of its steps takes.
 
     tau_i = arrival + K_i * step (one draw, times K_i); a server takes its q earliest arrivals;
-    tau_n is the largest tau_i of those.
+    tau_n is the largest tau_i of those. The paper's devices are alike; beyond that:
+
+    classes    devices that are slower, or faster
+    speeds     a law of a factor, drawn once for each device, by which its steps take longer
+    day        a factor that depends on the time
+    bandwidth  what models take to travel, which is added to the work
+    dropout    the probability that a device is lost during an activation, which comes to nothing
     """
 
     arrival: Delay = field(default_factory=lambda: Exponential(2.0))
     step: Delay = field(default_factory=lambda: Exponential(1.0))
+    classes: tuple[DeviceClass, ...] = field(default=(), metadata=BRIEF)
+    speeds: Delay | None = field(default=None, metadata=BRIEF)
+    day: Day | None = field(default=None, metadata=BRIEF)
+    bandwidth: Bandwidth | None = field(default=None, metadata=BRIEF)
+    dropout: float = field(default=0.0, metadata=BRIEF)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", tuple(self.classes))
+        shares = sum(each.share for each in self.classes)
+        if shares > 1:
+            raise ConfigError(
+                f"clock.classes: the shares sum to {shares:g}; make them 1 or less together"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(
+                f"clock.dropout={self.dropout} must be 0 or more and below 1, the probability that"
+                " a device is lost in an activation"
+            )
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all devices have the same law at all times, which is the paper's model."""
+        plain = Clock(self.arrival, self.step)
+        return self == plain and not any(hasattr(law, "at") for law in (self.arrival, self.step))
 
 
-DELAYS: dict[str, type[Delay]] = {
-    kind.name: kind for kind in (Exponential, Weibull, LogNormal, Gamma, Uniform, Constant, Trace)
-}
+KINDS = (Exponential, Weibull, LogNormal, Gamma, Uniform, Constant, Trace, Traces)
+DELAYS: dict[str, type[Delay]] = {kind.name: kind for kind in KINDS}
 
 
 def quantile_at(delay: Delay, u: float) -> float:

@@ -52,6 +52,7 @@ class Machines:
             Server(n, members, active, iterations, cloud.sync, at_once)
             for n, members in enumerate(early)
         ]
+        self.groups = servers  # with those who join late
         self.devices: dict[int, Device] = {}
         self.home: dict[int, int] = {
             device: n for n, members in enumerate(servers) for device in members

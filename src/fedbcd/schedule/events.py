@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
 from fedbcd.protocol.messages import (
+    DROPOUT,
     Actor,
     Command,
     DeviceJoined,
     DeviceLeft,
     Event,
+    Failed,
     OfflineDue,
     OfflineTrained,
     OpenPhase,
@@ -35,11 +36,12 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
+from fedbcd.schedule.availability import Availability, Devices, Pool
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.times import Times
 from fedbcd.schedule.work import Reader, Round
 
-Devices = npt.NDArray[np.int64]
 SAMPLED = 16  # arrivals looked at first, for each that is wanted
 
 
@@ -55,6 +57,8 @@ class Schedule:
         default_factory=dict
     )  # device -> round at whose start it joins
     leaves: Mapping[int, int] = field(default_factory=dict)
+    sent: tuple[float, float] = (0.0, 0.0)  # bytes of an activation, down and up
+    availability: Availability | None = None
 
 
 class Simulation:
@@ -64,6 +68,8 @@ class Simulation:
         self.driver = driver
         self.machines = driver.machines
         self.schedule = schedule
+        self.times = Times(schedule.clock, schedule.seed, self.machines.groups, schedule.sent)
+        self._pool = Pool(schedule.method, schedule.active, schedule.seed, schedule.availability)
         self.now = 0.0
         self.round = 0
         self._agenda: list[tuple[float, int, Actor, Event]] = []  # a heap
@@ -115,13 +121,18 @@ class Simulation:
         device = number_of(actor)
         if device in self._gone:
             return
-        if isinstance(event, Trained):
+        is_over = isinstance(event, Trained | Failed)
+        if is_over:
             self._expected.pop(device, None)
         self._deliver(actor, event)
         server = self.machines.home[device]
-        goes_on = isinstance(event, Trained) and server not in self._opened
-        if goes_on and self.schedule.method.at_once and self.machines.servers[server].places:
+        goes_on = is_over and server not in self._opened and self.machines.servers[server].places
+        if goes_on and self.schedule.method.at_once:
             self._fill(server)  # its place is free
+            if server not in self._expected.values():
+                self._invite_next(server, len(self._members_of(server)))
+        elif goes_on and isinstance(event, Failed):
+            self._invite_next(server)
 
     def _deliver(self, actor: Actor, event: Event) -> None:
         """Deliver an event and all that follows from it at once: messages take no time."""
@@ -154,11 +165,12 @@ class Simulation:
         """The clock model: K_i steps of one drawn length each."""
         device = number_of(actor)
         steps = self._steps(device, work.session)
-        u = draws.unit_one(self.schedule.seed, draws.PROCESS, device, work.activation)
-        one_step = float(self.schedule.clock.step.quantile(np.array([u]))[0])
-        self._at(
-            self.now + steps * one_step, actor, Trained(activation=work.activation, steps=steps)
-        )
+        took = self.times.work_one(device, work.activation, steps, self.now)
+        part = self.times.lost_after(device, work.activation)
+        if part is None:
+            self._at(self.now + took, actor, Trained(activation=work.activation, steps=steps))
+        else:
+            self._at(self.now + part * took, actor, Failed(session=work.session, reason=DROPOUT))
 
     def _steps(self, device: int, session: int) -> int:
         return draws.steps(self.schedule.seed, device, session, *self.schedule.method.steps)
@@ -172,8 +184,7 @@ class Simulation:
             if self.schedule.method.at_once is not None:  # some are still at work
                 candidates = candidates[~np.isin(candidates, [*self._expected])]
             phase = np.array([self.machines.servers[server].phase])
-            u = draws.unit(draws.address(self.schedule.seed, draws.ARRIVAL, candidates, phase))
-            delay = self.schedule.clock.arrival.quantile(u)
+            delay = self.times.arrivals(candidates, phase, self.now)
             self._arrivals[server] = _Arrivals(self.now, delay, candidates)
             self._fill(server)
         self._opened.clear()
@@ -196,18 +207,8 @@ class Simulation:
         return self._members[server]
 
     def _available(self, server: int) -> Devices:
-        """Q~_n(t): with FedBCD-I a drawn part of the members, otherwise all of them."""
-        members = self._members_of(server)
-        if self.schedule.method.available is None:
-            return members
-        keep = max(
-            self.schedule.method.available_of(len(members)),
-            min(self.schedule.active, len(members)),
-        )
-        u = draws.unit(
-            draws.address(self.schedule.seed, draws.AVAILABLE, members, np.array([self.round]))
-        )
-        return members[np.lexsort((members, u))[:keep]]
+        """Q~_n(t)."""
+        return self._pool.available(self._members_of(server), self.round)
 
     def _train_offline(self, server: int) -> None:
         """FedBCD-I: every available device takes one offline round; a busy or suspended one ignores
@@ -219,25 +220,15 @@ class Simulation:
     # ---------------------------------------------------------------------------------------------
     # membership
     def _change_members(self) -> None:
-        for device in self._due(self.schedule.joins, self._arrived):
+        for device in _due(self.schedule.joins, self.round, self._arrived):
             server = self.machines.home[device]
             self._deliver(server_actor(server), DeviceJoined(device=device))
             self._members.pop(server, None)
-        for device in self._due(self.schedule.leaves, self._gone):
+        for device in _due(self.schedule.leaves, self.round, self._gone):
             server = self.machines.home[device]
             self._deliver(server_actor(server), DeviceLeft(device=device))
             self._members.pop(server, None)
             self._replace(device, server)
-
-    def _due(self, changes: Mapping[int, int], done: set[int]) -> list[int]:
-        """Devices whose time has come; also those of a round that was skipped because two mixes
-        fell together.
-        """
-        due = sorted(
-            device for device, when in changes.items() if when <= self.round and device not in done
-        )
-        done.update(due)
-        return due
 
     def _replace(self, device: int, server: int) -> None:
         """A chosen device has gone: the next that would have asked takes its place."""
@@ -246,8 +237,19 @@ class Simulation:
             return
         arrivals.remove(device)
         if self._expected.pop(device, None) is not None:
-            for time, other in arrivals.take(1):
-                self._invite(server, time, other)
+            self._invite_next(server)
+
+    def _invite_next(self, server: int, number: int = 1) -> None:
+        """The next that would have asked; with FedBCD-I also who was not drawn to be available, if
+        nobody else is left.
+        """
+        arrivals = self._arrivals[server]
+        if not arrivals.left:
+            rest = np.setdiff1d(self._members_of(server), arrivals.devices)
+            phase = np.array([self.machines.servers[server].phase])
+            arrivals.add(self.now, self.times.arrivals(rest, phase, self.now), rest)
+        for time, other in arrivals.take(number):
+            self._invite(server, time, other)
 
 
 class _Arrivals:
@@ -258,28 +260,45 @@ class _Arrivals:
     def __init__(self, start: float, delay: Floats, devices: Devices) -> None:
         self._start = start
         self._delay = delay  # infinite: taken, or gone
-        self._devices = devices
-        self._left = len(delay)
+        self.devices = devices
+        self.left = len(delay)
+
+    def add(self, now: float, delay: Floats, devices: Devices) -> None:
+        """More of them, whose delays begin now."""
+        self._delay = np.concatenate([self._delay, (now - self._start) + delay])
+        self.devices = np.concatenate([self.devices, devices])
+        self.left += len(delay)
 
     def take(self, number: int) -> list[tuple[float, int]]:
         """The next arrivals, at most `number`: (time, device). Of equal delays the device with the
         smaller number comes first.
         """
-        number = min(number, self._left)
+        number = min(number, self.left)
         if number <= 0:
             return []
         early = places_of_smallest(self._delay, number)
-        chosen = early[np.lexsort((self._devices[early], self._delay[early]))[:number]]
+        chosen = early[np.lexsort((self.devices[early], self._delay[early]))[:number]]
         times = (self._start + self._delay[chosen]).tolist()
         self._delay[chosen] = np.inf
-        self._left -= number
-        return [*zip(times, self._devices[chosen].tolist(), strict=True)]
+        self.left -= number
+        return [*zip(times, self.devices[chosen].tolist(), strict=True)]
 
     def remove(self, device: int) -> None:
         """Forget a device that has gone."""
-        place = (self._devices == device) & np.isfinite(self._delay)
+        place = (self.devices == device) & np.isfinite(self._delay)
         self._delay[place] = np.inf
-        self._left -= int(place.sum())
+        self.left -= int(place.sum())
+
+
+def _due(changes: Mapping[int, int], round_: int, done: set[int]) -> list[int]:
+    """Devices whose time has come; also those of a round that was skipped because two mixes fell
+    together.
+    """
+    due = sorted(
+        device for device, when in changes.items() if when <= round_ and device not in done
+    )
+    done.update(due)
+    return due
 
 
 def places_of_smallest(values: Floats, number: int) -> Devices:

@@ -9,6 +9,7 @@ from fedbcd.protocol.messages import (
     DeviceJoined,
     DeviceLeft,
     Event,
+    Failed,
     OfflineDue,
     OfflineTrained,
     Trained,
@@ -18,7 +19,14 @@ from fedbcd.record.eventlog import LogReader, Transition
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.work import Reader, Round
 
-BEGINNINGS = (Woke, Trained, OfflineDue, DeviceJoined, DeviceLeft)  # nothing brings them about
+BEGINNINGS = (
+    Woke,
+    Trained,
+    Failed,
+    OfflineDue,
+    DeviceJoined,
+    DeviceLeft,
+)  # nothing brings them about
 
 
 class LogRounds:

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from fedbcd.algorithm import draws
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.timeouts import quantile
 from fedbcd.record.timeline import NEVER, Timeline, read_timeline
-from fedbcd.schedule.delays import quantile_at
-from fedbcd.spec import RunSpec
+from fedbcd.schedule.times import Times
 
 
-def account(log: Path, spec: RunSpec, options: Deploy) -> dict[str, Any]:
+def account(log: Path, times: Times, options: Deploy) -> dict[str, Any]:
     timeline, _ = read_timeline(log)
     phases, visits, mixes = timeline.phases, timeline.visits, timeline.mixes
     done = [k for k, reported in enumerate(phases.reported) if reported]
@@ -30,7 +28,7 @@ def account(log: Path, spec: RunSpec, options: Deploy) -> dict[str, Any]:
         "phase_s": _mean([phases.ended[k] - phases.opened[k] for k in done]),
     }
     if options.time_scale is not None:
-        found |= _beyond_draws(timeline, done, spec, options.time_scale)
+        found |= _beyond_draws(timeline, done, times, options.time_scale)
         found["round_overhead_s"] = round(
             found["round_overhead_s"] + found["answer_s"], 6
         )  # of the server that a mix waited for, and the mix
@@ -50,7 +48,7 @@ def _answers(timeline: Timeline) -> list[float]:
 
 
 def _beyond_draws(
-    timeline: Timeline, done: Sequence[int], spec: RunSpec, scale: float
+    timeline: Timeline, done: Sequence[int], times: Times, scale: float
 ) -> dict[str, Any]:
     """What phases took beyond the drawn arrivals and work of the devices that they waited for, but
     for phases that let in a device on a request from an earlier one, ahead of its drawn arrival.
@@ -62,8 +60,13 @@ def _beyond_draws(
         if visits.asked[k] < phases.opened[phase]:
             ahead.add(phase)
         if visits.counted[k] == phase:
-            drawn = _drawn(spec, device, phases.number[phase], visits.activation[k])
-            due[phase] = max(due[phase], drawn[0] + max(visits.steps[k], 0) * drawn[1])
+            opened, number = phases.opened[phase] / scale, np.array([phases.number[phase]])
+            asks = float(times.arrivals(np.array([device]), number, opened)[0])
+            if times.clock.dropout:  # it may have taken the place of one that was lost
+                asks = max(asks, visits.admitted[k] / scale - opened)
+            steps, begins = max(visits.steps[k], 0), opened + asks
+            work = times.work_one(device, visits.activation[k], steps, begins)
+            due[phase] = max(due[phase], asks + work)
     beyond, last = (
         [phases.ended[k] - phases.opened[k] - scale * due[k] for k in chosen if k not in ahead]
         for chosen in (done, timeline.mixes.last_phase)
@@ -74,14 +77,6 @@ def _beyond_draws(
         "phase_overhead_s_p95": _high(beyond),
         "round_overhead_s": _mean(last),
     }
-
-
-def _drawn(spec: RunSpec, device: int, phase: int, activation: int) -> tuple[float, float]:
-    seed, clock = spec.seed, spec.clock
-    return (
-        quantile_at(clock.arrival, draws.unit_one(seed, draws.ARRIVAL, device, phase)),
-        quantile_at(clock.step, draws.unit_one(seed, draws.PROCESS, device, activation)),
-    )
 
 
 def _mean(values: Sequence[float]) -> float:

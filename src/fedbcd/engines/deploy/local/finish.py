@@ -51,7 +51,7 @@ def conclude(
             f" {end['digest']}"
         )
     run = looks.result(end, {**facts, "replay_seconds": round(time.perf_counter() - began, 3)})
-    run.summary["deployment"] |= account(out / "events.jsonl", spec, options)
+    run.summary["deployment"] |= account(out / "events.jsonl", spec.times(federation), options)
     run.save(out)
     return run
 

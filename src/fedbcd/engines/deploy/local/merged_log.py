@@ -284,13 +284,12 @@ class _Followed:
             yield self.do(time, granted)
         (seed, device), (low, high) = self._steps
         steps = draws.steps(seed, device, machine.session, low, high)
-        is_kept = isinstance(over.answer, Acknowledged)
         yield self.do(
             time,
             (
                 Trained(activation=granted.activation, steps=steps)
-                if is_kept
-                else Failed(session=machine.session)
+                if isinstance(over.answer, Acknowledged)
+                else Failed(session=machine.session, reason=over.answer.reason)
             ),
         )
 

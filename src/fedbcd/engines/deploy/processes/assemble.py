@@ -28,6 +28,7 @@ from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.messages import COORDINATOR, Actor, number_of
 from fedbcd.schedule.delays import Clock
+from fedbcd.schedule.times import Times
 from fedbcd.spec import RunSpec
 
 
@@ -144,7 +145,10 @@ class Deployment:
         if scale is None:
             return Real(available) if available is not None else Real()
         members = [i for i in plan.servers[plan.home_of(device)] if i not in plan.late]
-        return Drawn(device, members, plan.method, self.clock, plan.active, plan.seed, scale)
+        itemsize = plan.initial.itemsize
+        sent = plan.bound.heard.size * itemsize, plan.bound.upload.size * itemsize
+        times = Times(self.clock, plan.seed, plan.servers, sent)
+        return Drawn(device, members, plan.pool, times, scale)
 
 
 def _no_data(device: int) -> OwnData:

@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -18,8 +19,18 @@ from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Pace
 from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
-from fedbcd.protocol.device import NOT_FINITE, DeviceState
-from fedbcd.protocol.messages import Actor, Declined, Failed, OfflineDue, Trained, Undo, Woke
+from fedbcd.protocol.device import DeviceState
+from fedbcd.protocol.messages import (
+    DROPOUT,
+    NOT_FINITE,
+    Actor,
+    Declined,
+    Failed,
+    OfflineDue,
+    Trained,
+    Undo,
+    Woke,
+)
 from fedbcd.protocol.notices import Notice, PhaseNotice
 from fedbcd.record.eventlog import Transition
 
@@ -117,8 +128,16 @@ class DeviceProcess(Process):
         done = await _in_thread(self.role.compute)
         self.metrics.training.observe(time.monotonic() - began)
         if work is not None and isinstance(done.event, Trained):
-            due = began + self.pace.work(done.event.activation, done.event.steps)
-            await asyncio.sleep(max(due - time.monotonic(), 0.0))
+            activation, now = done.event.activation, self.clock.now() - time.monotonic() + began
+            took, part = (
+                self.pace.work(activation, done.event.steps, now),
+                self.pace.lost_after(activation),
+            )
+            if part is not None:
+                lost = Failed(session=work.session, reason=DROPOUT)
+                done = replace(done, event=lost, trouble=f"lost in activation {activation}")
+                took *= part
+            await asyncio.sleep(max(began + took - time.monotonic(), 0.0))
         await self.events.do(lambda now: self._hand_in(done, now))
 
     def _hand_in(self, done: WorkDone, now: float) -> list[Letter]:
@@ -126,9 +145,9 @@ class DeviceProcess(Process):
         self._computing = False
         if isinstance(done.event, Failed) and done.work == self.role.work:
             self._note_undone(
-                NOT_FINITE,
+                done.event.reason,
                 f"{done.trouble}; this is undone, and the device goes on with the model of before",
-                self.log.error,
+                self.log.error if done.event.reason == NOT_FINITE else self.log.warning,
             )
         return self.role.finish(done, now)
 
@@ -181,7 +200,8 @@ class DeviceProcess(Process):
             if polls and POLL not in self.timers:
                 self.timers.set(POLL, self.options.retry_s[1], self._poll)
             return
-        arrival = self.pace.arrival(phase, self._round)
+        opened = self.clock.now() - time.monotonic() + self._heard_at
+        arrival = self.pace.arrival(phase, self._round, opened)
         if arrival is not None and Woke not in self.timers:
             self.timers.set(Woke, max(self._heard_at + arrival - time.monotonic(), 0.0), self._wake)
 

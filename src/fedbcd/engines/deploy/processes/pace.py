@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbcd.algorithm import draws
-from fedbcd.algorithm.method import Method
-from fedbcd.schedule.delays import Clock, quantile_at
+from fedbcd.schedule.availability import Pool
+from fedbcd.schedule.delays import Floats
+from fedbcd.schedule.times import Times
 
 
 class Pace(Protocol):
@@ -32,11 +32,14 @@ class Pace(Protocol):
     def among(self, members: Sequence[int]) -> "Pace":
         """The same, now that these are the members of its server."""
 
-    def arrival(self, phase: int, round_: int) -> float | None:
-        """How long after a phase opens this device asks; None: not in this phase."""
+    def arrival(self, phase: int, round_: int, now: float) -> float | None:
+        """How long after a phase opens, at `now`, this device asks; None: not in this phase."""
 
-    def work(self, activation: int, steps: int) -> float:
-        """How long the work of an activation takes at least."""
+    def work(self, activation: int, steps: int, now: float) -> float:
+        """How long the work of an activation, begun at `now`, takes at least."""
+
+    def lost_after(self, activation: int) -> float | None:
+        """The part of that work after which the device is lost; None: it is not."""
 
     def trains_offline(self, round_: int) -> bool:
         """Whether the device takes an offline round in this round of the coordinator (FedBCD-I)."""
@@ -57,11 +60,14 @@ class Real:
     def among(self, members: Sequence[int]) -> "Real":  # noqa: ARG002
         return self
 
-    def arrival(self, phase: int, round_: int) -> float | None:  # noqa: ARG002
+    def arrival(self, phase: int, round_: int, now: float) -> float | None:  # noqa: ARG002
         return 0.0
 
-    def work(self, activation: int, steps: int) -> float:  # noqa: ARG002
+    def work(self, activation: int, steps: int, now: float) -> float:  # noqa: ARG002
         return 0.0
+
+    def lost_after(self, activation: int) -> float | None:  # noqa: ARG002
+        return None
 
     def trains_offline(self, round_: int) -> bool:  # noqa: ARG002
         return False
@@ -73,10 +79,8 @@ class Drawn:
 
     device: int
     members: Sequence[int]  # of its server, as far as it has been told
-    method: Method
-    clock: Clock
-    active: int
-    seed: int
+    pool: Pool
+    times: Times
     scale: float
     has_own_timers = False
 
@@ -86,36 +90,37 @@ class Drawn:
     def among(self, members: Sequence[int]) -> "Drawn":
         return replace(self, members=members)
 
-    def arrival(self, phase: int, round_: int) -> float | None:
-        """The addressed draw of this device and phase; with FedBCD-I only for devices that are
-        available in this round.
+    def arrival(self, phase: int, round_: int, now: float) -> float | None:
+        """The addressed draw of this device and phase. Who is not available in this round does not
+        ask; where devices may be lost, after all that are available.
         """
-        if self.method.available is not None and not self._is_available(round_):
-            return None
-        return self.scale * quantile_at(
-            self.clock.arrival, draws.unit_one(self.seed, draws.ARRIVAL, self.device, phase)
-        )
+        delay = float(self._arrivals([self.device], phase, now)[0])
+        if not self._is_available(round_):
+            if not self.times.clock.dropout:
+                return None
+            delay += float(self._arrivals(self._available(round_), phase, now).max())
+        return self.scale * delay
 
-    def work(self, activation: int, steps: int) -> float:
-        return (
-            self.scale
-            * steps
-            * quantile_at(
-                self.clock.step, draws.unit_one(self.seed, draws.PROCESS, self.device, activation)
-            )
-        )
+    def _arrivals(self, devices: Sequence[int], phase: int, now: float) -> Floats:
+        return self.times.arrivals(np.array(devices), np.array([phase]), now / self.scale)
+
+    def work(self, activation: int, steps: int, now: float) -> float:
+        return self.scale * self.times.work_one(self.device, activation, steps, now / self.scale)
+
+    def lost_after(self, activation: int) -> float | None:
+        return self.times.lost_after(self.device, activation)
 
     def trains_offline(self, round_: int) -> bool:
         """FedBCD-I: every available device takes one offline round in each round of the
         coordinator.
         """
-        return bool(self.method.offline) and self._is_available(round_)
+        return bool(self.pool.method.offline) and self._is_available(round_)
 
     def _is_available(self, round_: int) -> bool:
-        """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
-        members and itself.
-        """
+        return self.device in self._available(round_)
+
+    def _available(self, round_: int) -> list[int]:
+        """As in a simulation; one that is no member yet draws among the members and itself."""
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
-        keep = max(self.method.available_of(len(members)), min(self.active, len(members)))
-        u = draws.unit(draws.address(self.seed, draws.AVAILABLE, members, np.array([round_])))
-        return self.device in members[np.lexsort((members, u))[:keep]]
+        found: list[int] = self.pool.available(members, round_).tolist()
+        return found

@@ -1,0 +1,305 @@
+"""The files of docs/results, and what documents take from them: tables and figures.
+
+usage: python benchmarks/tables.py [--draw]       fill the tables of the documents from the files;
+                                                  with --draw their figures, too
+
+A file holds the runs of a panel under one reading: of each its settings in full, a probe
+(`evidence.probe`), and per seed the columns of its history, with what it was made with. A table in
+a document stands between <!-- evidence: NAME --> and <!-- end -->, and is what `TABLES[NAME]` says.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from fedbcd.experiments.claims import ClaimVerdict, judge
+from fedbcd.experiments.figures import draw_panel
+from fedbcd.experiments.paper import PANELS, Setting
+from fedbcd.record.history import History, Row
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+DOCUMENTS = (RESULTS / "README.md", RESULTS / "claims.md")
+COLUMNS = ("round", "clock", "global_accuracy", "personal_accuracy", "worst_decile")
+Runs = Mapping[str, Mapping[int, History]]  # title -> seed -> history
+
+
+# ------------------------------------------------------------------------------------------------
+# files
+def path_of(file: str) -> Path:
+    return RESULTS / ("cifar10" if file.startswith("fig3d") else "mnist") / f"{file}.json"
+
+
+def files() -> list[str]:
+    return sorted(path.stem for path in RESULTS.glob("*/*.json") if _is_of_a_panel(path))
+
+
+def _is_of_a_panel(path: Path) -> bool:
+    return path.parent.name != "deployed" and path.stem.split("-")[0] in PANELS
+
+
+def read(file: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path_of(file).read_text())
+    return found
+
+
+def write(file: str, content: Mapping[str, Any]) -> None:
+    """As people can read it: a list of numbers is one line."""
+    text = json.dumps(content, indent=1)
+    text = re.sub(r"\[\s+([-+\d.eNa][^][{}\"]*?)\s+\]", _in_one_line, text)
+    path_of(file).write_text(text + "\n")
+    runs_of.cache_clear()
+
+
+def _in_one_line(found: re.Match[str]) -> str:
+    return f"[{', '.join(part.strip() for part in found[1].split(','))}]"
+
+
+@cache
+def runs_of(file: str) -> Runs:
+    """Nothing where there is no such file."""
+    if not path_of(file).exists():
+        return {}
+    return {
+        run["title"]: {int(seed): history_of(one) for seed, one in run["seeds"].items()}
+        for run in read(file)["runs"]
+    }
+
+
+def history_of(columns: Mapping[str, list[float]]) -> History:
+    nothing = float("nan")
+    return History(
+        [
+            Row(int(t), now, 0, z, x, worst, nothing, nothing)
+            for t, now, z, x, worst in zip(*(columns[name] for name in COLUMNS), strict=True)
+        ]
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# curves, as claims want them
+READINGS = ("", "dealt", "epochs", "timed", "pull", "restart", "absolute", "as-published")
+NAMES = {"": "the recipes", "as-published": "as published"}
+
+
+def curves_of(reading: str) -> dict[str, dict[str, list[History]]]:
+    """Panel -> run -> a history per seed. Runs that a reading leaves as they are come from the
+    recipes' file; of each panel, those seeds that all of its runs have.
+    """
+    found = {}
+    for panel in PANELS:
+        own = runs_of(f"{panel}-{reading}" if reading else panel)
+        runs = {**({} if reading == "as-published" else runs_of(panel)), **own}
+        seeds = set.intersection(*(set(seeds) for seeds in runs.values())) if own else set()
+        if seeds and len(runs) == len(PANELS[panel](Setting()).jobs):
+            cut = min(h.last.round for seeds in own.values() for h in seeds.values())
+            found[panel] = {
+                title: [_until(runs[title][seed], panel, cut) for seed in sorted(seeds)]
+                for title in _in_order(panel, runs)
+            }
+    return found
+
+
+def _until(history: History, panel: str, round_: int) -> History:
+    """Curves against rounds are compared as far as the shorter of two readings goes."""
+    if PANELS[panel](Setting()).axis == "clock":
+        return history
+    return History([row for row in history if row.round <= round_])
+
+
+def _in_order(panel: str, runs: Runs) -> list[str]:
+    return [job.title for job in PANELS[panel](Setting()).jobs if job.title in runs]
+
+
+def verdicts_of(reading: str) -> dict[tuple[int, str], ClaimVerdict]:
+    curves = curves_of(reading)
+    pairs = ("smooth3", "smooth6")
+    if not all(panel in curves for panel in pairs):
+        curves = {panel: runs for panel, runs in curves.items() if panel not in pairs}
+    elif len({len(h) for panel in pairs for h in curves[panel].values()}) > 1:
+        least = min(len(h) for panel in pairs for h in curves[panel].values())
+        for panel in pairs:
+            curves[panel] = {title: h[:least] for title, h in curves[panel].items()}
+    return {(v.claim, v.part): v for v in judge(curves)}
+
+
+# ------------------------------------------------------------------------------------------------
+# tables
+def number(value: float, digits: int = 4) -> str:
+    return f"{value:.{digits}f}".replace("0.", ".", 1)
+
+
+def _mean(values: Iterable[float]) -> str:
+    values = list(values)
+    spread = f" ({number(stdev(values))})" if len(values) > 1 else ""
+    return number(mean(values)) + spread
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def final_accuracy(reading: str, panels: Iterable[str]) -> str:
+    rows = []
+    for panel in panels:
+        file = f"{panel}-{reading}" if reading else panel
+        for title in _in_order(panel, runs_of(file)):
+            last = [h.last for h in runs_of(file)[title].values()]
+            columns = ([getattr(row, name) for row in last] for name in COLUMNS[2:])
+            rows.append([panel, title, *map(_mean, columns), str(last[0].round), str(len(last))])
+    return table(("panel", "run", "global", "personal", "worst tenth", "rounds", "seeds"), rows)
+
+
+def cell(verdict: ClaimVerdict | None, default: ClaimVerdict | None) -> str:
+    if verdict is None:
+        return ""
+    if default is not None and verdict != default and abs(verdict.effect - default.effect) < 1e-12:
+        default = verdict
+    if verdict is not default and verdict == default:
+        return "="
+    word = ("holds" if verdict.holds else "**does not**") if verdict.clear else "within noise"
+    return f"{word} {verdict.effect:+.3f} ({verdict.spread:.3f})"
+
+
+def claims_by_reading() -> str:
+    found = {reading: verdicts_of(reading) for reading in READINGS}
+    keys = list(dict.fromkeys(key for reading in READINGS for key in found[reading]))
+    shown = [reading for reading in READINGS if found[reading]]
+    rows = [
+        [str(key[0]), key[1]]
+        + [cell(found[r].get(key), found[""].get(key) if r else None) for r in shown]
+        for key in sorted(keys, key=lambda key: key[0])
+    ]
+    return table(("claim", "on", *(NAMES.get(r, r) for r in shown)), rows)
+
+
+def summary_by_reading() -> str:
+    """Of each claim: in how many comparisons it holds, is within noise, does not."""
+    found = {reading: verdicts_of(reading) for reading in READINGS}
+    shown = [reading for reading in READINGS if found[reading]]
+
+    def counted(reading: str, claim: int) -> str:
+        mine = [v for (number_, _), v in found[reading].items() if number_ == claim]
+        if not mine:
+            return ""
+        clear = [v for v in mine if v.clear]
+        holds = sum(v.holds for v in clear)
+        return f"{holds} / {len(mine) - len(clear)} / {len(clear) - holds}"
+
+    claims = sorted({claim for reading in shown for claim, _ in found[reading]})
+    rows = [[f"{c}. {CLAIMS[c]}", *(counted(r, c) for r in shown)] for c in claims]
+    return table(("claim", *(NAMES.get(r, r) for r in shown)), rows)
+
+
+CLAIMS = {
+    1: "FedAvg, FedProx: personal and global accuracy almost the same",
+    2: "FedBCD, FedBCD-I: better personal accuracy than both",
+    3: "FedBCD: global progress slower than FedProx, ahead of FedAvg",
+    4: "CIFAR-10: FedBCD-I comparable to FedProx in global, much better in personal accuracy",
+    5: "Async takes less clock time; beta 0.3 or 0.5 best",
+    6: "Async FedBCD-I beats FedProx's global accuracy in clock time",
+    7: "higher diversity: a smoother global curve",
+    8: "FedBCD-I more competitive than FedBCD, in both models",
+    9: "rigorous and first-B Async perform alike",
+    10: "ASPG converges faster than plain steps",
+    11: "beta smaller than 0.3 is worse",
+}
+
+
+def where_made() -> str:
+    rows = []
+    for file in files():
+        content = read(file)
+        made = content["made"]
+        seconds = sum(
+            one["seconds"] or 0 for run in content["runs"] for one in run["seeds"].values()
+        )
+        seeds = sorted({len(run["seeds"]) for run in content["runs"]})
+        runs = sum(len(run["seeds"]) for run in content["runs"])
+        name = path_of(file).relative_to(RESULTS)
+        rows.append(
+            [
+                f"[{file}]({name})",
+                " or ".join(map(str, seeds)),
+                f"{runs} runs, {seconds:,.0f} s",
+                "; ".join(m["hardware"] for m in made),
+                "; ".join(dict.fromkeys(f"torch {m['torch']}" for m in made)),
+                "; ".join(dict.fromkeys(m["commit"] for m in made)),
+            ]
+        )
+    return table(("file", "seeds", "computed in", "on", "with", "commit"), rows)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "final": lambda: final_accuracy("", ("fig3a", "fig3b", "fig3c", "fig3d")),
+    "published": lambda: final_accuracy("as-published", ("fig3a", "fig3b", "fig4d")),
+    "claims": claims_by_reading,
+    "summary": summary_by_reading,
+    "made": where_made,
+}
+MARKED = re.compile(r"(<!-- evidence: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def filled(text: str) -> str:
+    """A document with its tables as the files have them."""
+    return MARKED.sub(lambda m: f"{m[1]}\n{TABLES[m[2]]()}\n\n{m[3]}", text)
+
+
+# ------------------------------------------------------------------------------------------------
+# figures
+def fingerprint(file: str) -> str:
+    """Of the curves of a file; its picture is drawn from them."""
+    columns = [[run["title"], run["seeds"]] for run in read(file)["runs"]]
+    return hashlib.sha256(json.dumps(columns).encode()).hexdigest()[:16]
+
+
+def drawn_from() -> dict[str, str]:
+    path = RESULTS / "drawn_from.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def draw() -> None:
+    """Pictures of what has changed since they were drawn."""
+    known = drawn_from()
+    for file in files():
+        panel, _, reading = file.partition("-")
+        if known.get(file) == fingerprint(file) or panel not in curves_of(reading):
+            continue
+        if reading not in ("", "as-published"):
+            continue
+        shown = PANELS[panel](Setting())
+        title = f"{shown.title}, as published" if reading else shown.title
+        if draw_panel(replace(shown, title=title), curves_of(reading)[panel], path_of(file)):
+            known[file] = fingerprint(file)
+    (RESULTS / "drawn_from.json").write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def fill() -> None:
+    for path in DOCUMENTS:
+        text = path.read_text()
+        if filled(text) != text:
+            path.write_text(filled(text))
+            print(f"tables of {path.relative_to(ROOT)} renewed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--draw", action="store_true")
+    if parser.parse_args().draw:
+        draw()
+    fill()
+
+
+if __name__ == "__main__":
+    main()
