@@ -40,7 +40,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "int8"}, "dtype = 'int8' must be one of 'float32'"),
     ({"dtype": torch.int8}, "dtype=torch.int8 must be a floating-point dtype"),
     ({"uploads": [fb.Clip]}, r"uploads\[0\] = Clip is a class"),
-    ({"uploads": fb.Clip(1.0)}, r"uploads = Clip\(norm=1.0\) must be a list"),
+    ({"uploads": fb.Clip(1.0)}, r"uploads = Clip\(norm=1.0\) must be a list of layers"),
     ({"churn": 0.1}, r"\[churn\] must be a table, not 0.1; in Python, a Churn"),
     ({"engine": 3}, "engine = 3 must be a text or a Cluster"),
     ({"compile": "yes"}, "compile = 'yes' must be true or false"),
