@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import server_actor
 from fedbcd.recorded import going_on, in_record
+from fedbcd.schedule.availability import Availability, Pool
 from fedbcd.spec import RunSpec
 
 DTYPE = torch.float32
@@ -44,6 +46,7 @@ class Blueprint:
     late: frozenset[int]  # devices that are members from their DeviceJoined on
     initial: Tensor  # (F,), of the model as it was made
     layout: Layout
+    availability: Availability | None = None  # where delays are drawn
     start: Tensor = field(init=False)  # x(0), (F,): in X
     method: Method = field(init=False)
     bound: Bound = field(init=False)
@@ -99,18 +102,22 @@ class Blueprint:
             tuple(sizes),
             frozenset(spec.joins),
         )
-        return cls(*who, layout.flatten(module, DTYPE), layout)
+        return cls(*who, layout.flatten(module, DTYPE), layout, spec.availability)
 
     def going_on(self, facts: Mapping[str, str]) -> "Blueprint":
         """This plan, with the settings that nobody has given as the facts of a role's store have
         them; those of 0.1.0 have a hash alone.
         """
-        recorded = {"name": self.method.name}
-        if "algorithm" in facts:
-            recorded = json.loads(facts["algorithm"])
-        elif facts.get("run") in (None, self.fingerprint()):
+        if facts.get("run") in (None, self.fingerprint):
             return self
+        named = {"name": self.method.name}
+        recorded = json.loads(facts["algorithm"]) if "algorithm" in facts else named
         return replace(self, algorithm=going_on(self.algorithm, recorded))
+
+    @property
+    def pool(self) -> Pool:
+        """Who is available, where delays are drawn."""
+        return Pool(self.method, self.active, self.seed, self.availability)
 
     @property
     def first_model(self) -> Tensor:
@@ -181,8 +188,9 @@ class Blueprint:
 
     def facts(self) -> dict[str, str]:
         """What a role's store says of the run that it belongs to."""
-        return {"run": self.fingerprint(), "algorithm": json.dumps(in_record(self.algorithm))}
+        return {"run": self.fingerprint, "algorithm": json.dumps(in_record(self.algorithm))}
 
+    @cached_property
     def fingerprint(self) -> str:
         """A hash by which roles know that they belong together."""
         plain = (
