@@ -24,6 +24,7 @@ from fedbcd.engines.replay import recorded_spec
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, DataError, RecordError
 from fedbcd.experiments.pool import recorded_job
+from fedbcd.own import imports
 from fedbcd.record.eventlog import LogReader
 from fedbcd.schedule.work import Session
 from fedbcd.spec import RunSpec
@@ -72,6 +73,7 @@ def personalise(
     seed: int | None = None,
     spec: RunSpec | None = None,
     federation: Federation | None = None,
+    trust: bool = False,
 ) -> Newcomer:
     """A personal model for somebody who was not in a run, by the local steps of its algorithm.
 
@@ -83,9 +85,11 @@ def personalise(
     seed        of draws; by default that of the run
     spec        of a run that was loaded and does not know its own
     federation  of a folder whose log does not name data and model
+    trust       code that the folder names, model and kinds of other people, may be imported
     """
     if isinstance(run, str | Path):
-        run, spec = _run_in(Path(run), federation)
+        with imports(allowed=trust):
+            run, spec = _run_in(Path(run), federation)
     if not isinstance(run, Run):
         raise ConfigError(
             f"{run!r:.60} is neither a run nor the folder of one; give what train made"

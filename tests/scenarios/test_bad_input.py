@@ -520,7 +520,7 @@ def test_a_model_factory_that_cannot_be_imported(tmp_path: Path, name: str) -> N
         CONFIG,
         {"model": {"name": name}},
         f"model.name = '{name}' cannot be imported",
-        "is it on PYTHONPATH?",
+        "or put it into",
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedbcd.cli.output import Json, print_json, say, screen_for
+from fedbcd.cli.output import Json, Trust, print_json, say, screen_for
 from fedbcd.errors import ConfigError
 from fedbcd.newcomers import HELD_OUT, STEPS, personalise, samples_in
 from fedbcd.record.runfolder import writing_to
@@ -30,6 +30,7 @@ def personalise_command(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of draws (default: the run's).")] = None,
     out: Annotated[Path, typer.Option(help="Where its model goes.")] = Path(FILE),
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Give a newcomer a personal model from z by the local steps of the run's algorithm, and say
@@ -48,6 +49,7 @@ def personalise_command(
         held_out=held_out,
         server=server,
         seed=seed,
+        trust=trust,
     )
     with writing_to(out.parent):
         write_tensors(out, found.model.state_dict(), {"format": "pt"})
