@@ -56,7 +56,7 @@ def one(
             "model": {"name": "mlp", **model},
             "algorithm": {"name": "fedbcd", "projection": BOX},
             "cloud": CLOUDS[run["cloud"]],
-            "run": {"until_clock": until, "seed": run["seed"], "looks": 25, "certify_every": 0},
+            "run": {"until_clock": until, "seed": run["seed"], "looks": 12, "certify_every": 0},
         }
     )
     job = job.changed(clock=fb.Clock(classes=WORLDS[run["world"]]))
