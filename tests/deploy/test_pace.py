@@ -21,6 +21,7 @@ from fedbcd.protocol.messages import (
     number_of,
 )
 from fedbcd.record.eventlog import LogReader, Transition
+from fedbcd.schedule.availability import Pool
 from fedbcd.schedule.times import Times
 from support.processes import job
 
@@ -35,10 +36,14 @@ def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
     return one, list(LogReader(folder / "events.jsonl"))
 
 
+def _pool(one: Job, active: int) -> Pool:
+    return Pool(one.method, active, one.spec.seed, one.spec.availability)
+
+
 def _pace(one: Job, device: int) -> Drawn:
     each = one.federation.devices
     members = range(device // each * each, (device // each + 1) * each)
-    return Drawn(device, members, one.method, _times(one), one.active, SCALE)
+    return Drawn(device, members, _pool(one, one.active), _times(one), SCALE)
 
 
 def _times(one: Job) -> Times:
@@ -107,7 +112,7 @@ def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
 
 def test_a_device_that_joins_late_is_available_now_and_then() -> None:
     (one,) = parse(job(algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 2}))
-    late = Drawn(3, range(3), one.method, Times(one.spec.clock, one.spec.seed, []), 1, SCALE)
+    late = Drawn(3, range(3), _pool(one, 1), Times(one.spec.clock, one.spec.seed, []), SCALE)
     available = [late.trains_offline(round_) for round_ in range(100)]
     assert 30 <= sum(available) <= 70
     assert [late.arrival(0, round_, 0.0) is not None for round_ in range(100)] == available

@@ -31,19 +31,15 @@ from fedbcd.protocol.messages import (
 from fedbcd.record.eventlog import LogReader, Transition
 from fedbcd.spec import RunSpec
 from support.deployments import CASES, MODEL, Normed, Town, federation
-from support.naive import OWN, lines, own_method
+from support.naive import CASES as OWN_CASES, lines, own
 from support.runs import OUTGROWN, outgrown
 
 
 def simulate(spec: RunSpec, data: fb.Federation, rounds: int, out: Path) -> fb.Run:
     return fb.train(
         data,
-        spec.algorithm,
-        cloud=spec.cloud,
+        spec,
         rounds=rounds,
-        active=spec.active,
-        joins=spec.joins,
-        leaves=spec.leaves,
         max_batch=1,
         evaluate_every=rounds,
         certify_every=0,
@@ -147,12 +143,11 @@ def test_buffers_travel_with_the_model(case: str, folder: Path, towns: list[Town
     compare(RunSpec(algorithm, cloud, active=2), federation(Normed), 3, folder, towns)
 
 
-@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize("case", OWN_CASES)
 def test_methods_of_other_people(case: str, folder: Path, towns: list[Town]) -> None:
     """Bundles of several parts, several sums, and uploads that are older than their phase."""
     with imports(allowed=True):
-        spec = RunSpec(own_method(case), OWN[case], active=2)
-        compare(spec, lines(), 6, folder, towns)
+        compare(own(case), lines(), 6, folder, towns)
 
 
 def test_one_penalty_per_device_and_the_absolute_step(folder: Path, towns: list[Town]) -> None:

@@ -223,6 +223,17 @@ class Method:
         return any(slot.name == self.personal for slot in self.slots)
 
     @property
+    def forgets_mixes(self) -> bool:
+        """Whether z is what the devices say, whatever servers have mixed: a step of 1 after it."""
+        whole = isinstance(self.step, Relative) and self.step.step == 1.0
+        return whole and self.order == "mix, step" and self.counts == "active"
+
+    @property
+    def is_only_sync(self) -> bool:
+        """Whether it is for clouds with one z for all servers."""
+        return self.cloud == "sync" or self.forgets_mixes
+
+    @property
     def first_steps(self) -> Steps | None:
         """The first steps it takes on g_i, if any."""
         return next(filter(None, map(_first_steps, (self.plan, self.offline))), None)

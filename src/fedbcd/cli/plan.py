@@ -225,7 +225,7 @@ def _job(file: Path | None, title: str | None, data: Path | None) -> Job:
             )
         return named[0]
     fitting = [job for job in jobs if hasattr(job.spec.cloud, "first")] or [
-        job for job in jobs if job.method.keeps_personal
+        job for job in jobs if not job.method.is_only_sync
     ]
     return (fitting or jobs)[0]
 
@@ -352,7 +352,7 @@ def _pilots(
 ) -> "Recommendation | None":
     from fedbcd.planner.pilots import run_pilots
 
-    if not job.method.keeps_personal:
+    if job.method.is_only_sync:
         say(
             f"no pilots: {job.method.name} keeps one model everywhere and waits for all servers",
             screen,

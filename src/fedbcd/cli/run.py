@@ -260,6 +260,7 @@ def algorithms_command() -> None:
         for name, kind in registry.items():
             table.add_row(name, _headline(kind), ", ".join(f.name for f in fields(kind) if f.init))
         Console().print(table)
+    Console().print('Of your own: name = "package.module:Name" (docs/api.md).')
 
 
 app.add_typer(data_app, name="data")

@@ -41,8 +41,8 @@ def make_machines(spec: RunSpec, federation: Federation) -> Machines:
 def make_schedule(spec: RunSpec, federation: Federation) -> Schedule:
     active = spec.active_of(federation)
     method = spec.method_of(federation)
-    sent = spec.sent(federation)
-    return Schedule(method, spec.clock, spec.seed, active, *spec.changes(federation), sent)
+    sent, changes = spec.sent(federation), spec.changes(federation)
+    return Schedule(method, spec.clock, spec.seed, active, *changes, sent, spec.availability)
 
 
 def make_reader(

@@ -192,6 +192,15 @@ def with_losses(arrival: Floats, work: Floats, lost: Floats, active: int) -> Flo
 
 def device_model(job: Job, active: int | None = None) -> DeviceModel | DifferingDevices:
     """The device model of a job; with FedBCD-I only the available devices can arrive."""
+    for name, value in (
+        ("at_once", job.method.at_once),
+        ("availability", job.spec.availability),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"{name}={value!r:.80}: how long phases take then cannot be said beforehand; plan"
+                " from the log of a run"
+            )
     q = job.active if active is None else active
     if not job.spec.clock.is_alike:
         federation = job.make_federation()

@@ -75,6 +75,8 @@ def why_not_ahead(servers: Sequence[Sequence[int]], schedule: Schedule, cloud: C
         return f"the cloud is {cloud.name}"
     if schedule.method.offline and not cloud.sync:
         return "FedBCD-I trains offline between the mixes of an asynchronous cloud"
+    if schedule.availability is not None:
+        return "who is available follows a rule (`availability`)"
     if schedule.method.at_once is not None:
         return "devices of one phase work on in the next (`at_once`)"
     if len({len(members) for members in servers}) > 1:

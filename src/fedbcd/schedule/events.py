@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
@@ -37,12 +36,12 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
+from fedbcd.schedule.availability import Availability, Devices, Pool
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.times import Times
 from fedbcd.schedule.work import Reader, Round
 
-Devices = npt.NDArray[np.int64]
 SAMPLED = 16  # arrivals looked at first, for each that is wanted
 
 
@@ -59,6 +58,7 @@ class Schedule:
     )  # device -> round at whose start it joins
     leaves: Mapping[int, int] = field(default_factory=dict)
     sent: tuple[float, float] = (0.0, 0.0)  # bytes of an activation, down and up
+    availability: Availability | None = None
 
 
 class Simulation:
@@ -69,6 +69,7 @@ class Simulation:
         self.machines = driver.machines
         self.schedule = schedule
         self.times = Times(schedule.clock, schedule.seed, self.machines.groups, schedule.sent)
+        self._pool = Pool(schedule.method, schedule.active, schedule.seed, schedule.availability)
         self.now = 0.0
         self.round = 0
         self._agenda: list[tuple[float, int, Actor, Event]] = []  # a heap
@@ -128,6 +129,8 @@ class Simulation:
         goes_on = is_over and server not in self._opened and self.machines.servers[server].places
         if goes_on and self.schedule.method.at_once:
             self._fill(server)  # its place is free
+            if server not in self._expected.values():
+                self._invite_next(server, len(self._members_of(server)))
         elif goes_on and isinstance(event, Failed):
             self._invite_next(server)
 
@@ -204,18 +207,8 @@ class Simulation:
         return self._members[server]
 
     def _available(self, server: int) -> Devices:
-        """Q~_n(t): with FedBCD-I a drawn part of the members, otherwise all of them."""
-        members = self._members_of(server)
-        if self.schedule.method.available is None:
-            return members
-        keep = max(
-            self.schedule.method.available_of(len(members)),
-            min(self.schedule.active, len(members)),
-        )
-        u = draws.unit(
-            draws.address(self.schedule.seed, draws.AVAILABLE, members, np.array([self.round]))
-        )
-        return members[np.lexsort((members, u))[:keep]]
+        """Q~_n(t)."""
+        return self._pool.available(self._members_of(server), self.round)
 
     def _train_offline(self, server: int) -> None:
         """FedBCD-I: every available device takes one offline round; a busy or suspended one ignores
@@ -246,7 +239,7 @@ class Simulation:
         if self._expected.pop(device, None) is not None:
             self._invite_next(server)
 
-    def _invite_next(self, server: int) -> None:
+    def _invite_next(self, server: int, number: int = 1) -> None:
         """The next that would have asked; with FedBCD-I also who was not drawn to be available, if
         nobody else is left.
         """
@@ -255,7 +248,7 @@ class Simulation:
             rest = np.setdiff1d(self._members_of(server), arrivals.devices)
             phase = np.array([self.machines.servers[server].phase])
             arrivals.add(self.now, self.times.arrivals(rest, phase, self.now), rest)
-        for time, other in arrivals.take(1):
+        for time, other in arrivals.take(number):
             self._invite(server, time, other)
 
 

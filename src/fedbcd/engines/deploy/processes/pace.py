@@ -12,8 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbcd.algorithm import draws
-from fedbcd.algorithm.method import Method
+from fedbcd.schedule.availability import Pool
 from fedbcd.schedule.delays import Floats
 from fedbcd.schedule.times import Times
 
@@ -80,9 +79,8 @@ class Drawn:
 
     device: int
     members: Sequence[int]  # of its server, as far as it has been told
-    method: Method
+    pool: Pool
     times: Times
-    active: int
     scale: float
     has_own_timers = False
 
@@ -93,11 +91,11 @@ class Drawn:
         return replace(self, members=members)
 
     def arrival(self, phase: int, round_: int, now: float) -> float | None:
-        """The addressed draw of this device and phase. With FedBCD-I who is not available in this
-        round does not ask; where devices may be lost, after all that are available.
+        """The addressed draw of this device and phase. Who is not available in this round does not
+        ask; where devices may be lost, after all that are available.
         """
         delay = float(self._arrivals([self.device], phase, now)[0])
-        if self.method.available is not None and not self._is_available(round_):
+        if not self._is_available(round_):
             if not self.times.clock.dropout:
                 return None
             delay += float(self._arrivals(self._available(round_), phase, now).max())
@@ -116,18 +114,13 @@ class Drawn:
         """FedBCD-I: every available device takes one offline round in each round of the
         coordinator.
         """
-        return bool(self.method.offline) and self._is_available(round_)
+        return bool(self.pool.method.offline) and self._is_available(round_)
 
     def _is_available(self, round_: int) -> bool:
         return self.device in self._available(round_)
 
     def _available(self, round_: int) -> list[int]:
-        """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
-        members and itself.
-        """
+        """As in a simulation; one that is no member yet draws among the members and itself."""
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
-        keep = max(self.method.available_of(len(members)), min(self.active, len(members)))
-        seed = self.times.seed
-        u = draws.unit(draws.address(seed, draws.AVAILABLE, members, np.array([round_])))
-        found: list[int] = members[np.lexsort((members, u))[:keep]].tolist()
+        found: list[int] = self.pool.available(members, round_).tolist()
         return found

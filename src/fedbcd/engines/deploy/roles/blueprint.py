@@ -24,6 +24,7 @@ from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import server_actor
 from fedbcd.recorded import going_on, in_record
+from fedbcd.schedule.availability import Availability, Pool
 from fedbcd.spec import RunSpec
 
 DTYPE = torch.float32
@@ -44,6 +45,7 @@ class Blueprint:
     late: frozenset[int]  # devices that are members from their DeviceJoined on
     initial: Tensor  # (F,), of the model as it was made
     layout: Layout
+    availability: Availability | None = None  # where delays are drawn
     start: Tensor = field(init=False)  # x(0), (F,): in X
     method: Method = field(init=False)
     bound: Bound = field(init=False)
@@ -99,7 +101,7 @@ class Blueprint:
             tuple(sizes),
             frozenset(spec.joins),
         )
-        return cls(*who, layout.flatten(module, DTYPE), layout)
+        return cls(*who, layout.flatten(module, DTYPE), layout, spec.availability)
 
     def going_on(self, facts: Mapping[str, str]) -> "Blueprint":
         """This plan, with the settings that nobody has given as the facts of a role's store have
@@ -111,6 +113,11 @@ class Blueprint:
         elif facts.get("run") in (None, self.fingerprint()):
             return self
         return replace(self, algorithm=going_on(self.algorithm, recorded))
+
+    @property
+    def pool(self) -> Pool:
+        """Who is available, where delays are drawn."""
+        return Pool(self.method, self.active, self.seed, self.availability)
 
     @property
     def first_model(self) -> Tensor:
