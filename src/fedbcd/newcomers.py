@@ -220,15 +220,15 @@ def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
     session, since the next would begin at z again.
     """
     method = spec.algorithm.method(Facts(federation.devices, federation.sizes))
-    length = method.steps[1] if method.has_personal else steps
+    offline = bool(method.offline)
+    length = method.lengths(offline=offline)[1] if method.has_personal else steps
     if not method.has_personal and (not method.sends or method.sends[0].difference):
         raise ConfigError(
             f"{method.name} keeps and sends no models, so it has none for a newcomer; export z"
         )
     penalty = float(method.penalties(federation.devices).mean())
-    return replace(
-        method, steps=(min(length, steps),) * 2, penalty=penalty, weight="one", discount=None
-    )
+    counts = min(length, steps), min(length, steps)
+    return replace(method, steps=counts, passes=(), penalty=penalty, weight="one", discount=None)
 
 
 def _trained(
@@ -262,7 +262,8 @@ def _trained(
     number = 0
     for done in range(0, steps, length):
         for offline in (True, False) if method.offline else (False,):
-            work = Session(0, number, min(length, steps - done), None, offline)
+            length_of = method.lengths(offline=offline)[1]
+            work = Session(0, number, min(length_of, steps - done), None, offline)
             after = trainer.run([work], kept if offline else {**kept, **heard})
             kept = {name: after[name] for name in kept}
             number += 1

@@ -70,10 +70,10 @@ def test_on_the_rigorous_cloud_over_the_rounds_of_the_run(first: int) -> None:
 
 
 def test_fedbcd_i_waits_for_arrivals_of_the_available_only() -> None:
-    algorithm = fb.FedBCDI(available=5)
+    algorithm = fb.FedBCDI(available=5, offline_time="free")
     job = parse(
         job_table(
-            algorithm={"name": "fedbcd-i", "available": 5},
+            algorithm={"name": "fedbcd-i", "available": 5, "offline_time": "free"},
             federation={"servers": 10, "devices": 10, "active": 3},
         )
     )[0]
@@ -99,7 +99,7 @@ UNSTEADY = fb.Clock(
         (SLOW_SERVERS, fb.FedBCD(), fb.AsyncCloud(5)),
         (SLOW_SERVERS, fb.FedBCD(), fb.RigorousCloud(5)),
         (UNSTEADY, fb.FedBCD(), fb.AsyncCloud(10)),
-        (UNSTEADY, fb.FedBCDI(available=4), fb.AsyncCloud(3)),
+        (UNSTEADY, fb.FedBCDI(available=4, offline_time="free"), fb.AsyncCloud(3)),
     ],
     ids=["slow-servers", "rigorous", "unsteady", "fedbcd-i"],
 )

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from itertools import pairwise
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm import cloud
+from fedbcd.algorithm import cloud, draws
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.plan import EVERYWHERE, Plan, Pull, Repeat, Steps, check_plan, written
 from fedbcd.algorithm.projection import Projection
@@ -26,6 +26,7 @@ Width = Literal["model", "parameters"] | int  # of a vector: a model's, that wit
 Batch = int | Literal["all"]
 Model = Mapping[str, Tensor]  # what a server keeps, by name, float64: z, and perhaps more
 Weight = Literal["one", "size", "penalty"] | Sequence[float]
+OfflineTime = Literal["timed", "free"]
 SENT = "sent"  # no slot has this name
 
 
@@ -156,6 +157,13 @@ class Keep:
         return {}
 
 
+class Length(NamedTuple):
+    """Of a session: how many steps or passes were drawn, which say how long it takes, and K_i."""
+
+    drawn: int
+    steps: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A method of learning.
@@ -199,10 +207,14 @@ class Method:
     result: str = "z"
     cloud: Literal["any", "sync", "async"] = "any"
     # what a schedule and a mini-batch are made from
-    steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high
+    steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high, or as many passes:
+    passes: Sequence[int] = ()  # steps in a pass over its data, of each device; empty: one
+    # of an activation that takes no gradients; None: as many as were drawn for the latest session
+    pull_steps: tuple[int, int] | None = None
     batch: Batch = 32
     projection: Projection = EVERYWHERE  # x(0) is in X, and what is uploaded
     offline_limit: int | None = None  # offline rounds in a row without contact
+    offline_time: OfflineTime = "timed"  # they take their time, or none, once in a round
     available: int | float | None = None  # of a server's members; a share of them below 1
     cloud_iterations: int = 1  # K_z
     # devices of a server that may work at the same time; None: as many as still end its phase, so
@@ -247,6 +259,33 @@ class Method:
     def momentum(self) -> float:
         """zeta of its first steps."""
         return 0.0 if self.first_steps is None else self.first_steps.momentum
+
+    @property
+    def takes_time_offline(self) -> bool:
+        """Whether devices train offline by timers of their own, and are busy meanwhile."""
+        return bool(self.offline) and self.offline_time == "timed"
+
+    def has_passes(self, *, offline: bool) -> bool:
+        """Whether what is drawn are passes over the data: not for pulls, which read none."""
+        return bool(self.passes) and not pulls_only(self.offline if offline else self.plan)
+
+    def pass_of(self, device: int, *, offline: bool) -> int:
+        """Steps in one of what is drawn for an offline round, or an activation."""
+        return self.passes[device] if self.has_passes(offline=offline) else 1
+
+    def length(self, seed: int, device: int, session: int, activation: int | None) -> Length:
+        """Of a session; `activation`: its number, None in an offline round."""
+        if activation is not None and self.pull_steps is not None:
+            drawn = draws.steps(seed, device, activation, *self.pull_steps, stream=draws.PULLS)
+        else:
+            drawn = draws.steps(seed, device, session, *self.steps)
+        return Length(drawn, drawn * self.pass_of(device, offline=activation is None))
+
+    def lengths(self, *, offline: bool) -> tuple[int, int]:
+        """The fewest and the most steps of an offline round, or of an activation."""
+        low, high = self.steps if offline else self.pull_steps or self.steps
+        passes = self.passes if self.has_passes(offline=offline) else (1,)
+        return low * min(passes), high * max(passes)
 
     def available_of(self, members: int) -> int:
         """How many of a server's members can train in a round."""
@@ -371,11 +410,8 @@ def _check_numbers(method: Method) -> None:
         raise ConfigError(f"{method.name}: cloud={method.cloud!r} must be 'any', 'sync' or 'async'")
     if method.at_once is not None and method.at_once < 1:
         raise ConfigError(f"{method.name}: at_once={method.at_once} must be 1 or more")
-    low, high = method.steps
-    if not 1 <= low <= high:
-        raise ConfigError(
-            f"steps={list(method.steps)} must be [low, high] with 1 <= low <= high, e.g. [1, 5]"
-        )
+    check_range("steps", method.steps)
+    check_range("pull_steps", method.pull_steps)
     batch = method.batch
     if batch != "all" and not (isinstance(batch, int) and batch >= 1):
         raise ConfigError(f"batch={batch} must be 1 or more, or 'all' for exact gradients")
@@ -383,6 +419,16 @@ def _check_numbers(method: Method) -> None:
         raise ConfigError(
             f"{method.name}: an offline plan needs offline_limit, and only it does: how many"
             " offline rounds a device may take in a row without contact"
+        )
+    if method.offline_time not in get_args(OfflineTime):
+        raise ConfigError(f"offline_time={method.offline_time!r} must be 'timed' or 'free'")
+
+
+def check_range(name: str, pair: tuple[int, int] | None) -> None:
+    """Refuse bounds of a draw that are none."""
+    if pair is not None and not 1 <= pair[0] <= pair[1]:
+        raise ConfigError(
+            f"{name}={list(pair)} must be [low, high] with 1 <= low <= high, e.g. [1, 5]"
         )
 
 

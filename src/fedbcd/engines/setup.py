@@ -141,7 +141,7 @@ def rounds_between_looks(federation: Federation, spec: RunSpec, longer: float = 
 def samples_per_round(federation: Federation, spec: RunSpec) -> float:
     """On how many samples a round trains, about."""
     method, servers = spec.method_of(federation), len(federation.servers)
-    (low, high), batch = method.steps, method.batch
+    (low, high), batch = method.lengths(offline=bool(method.offline)), method.batch
     at_work = spec.active_of(federation) * int(getattr(spec.cloud, "first", servers))
     limit = method.offline_limit
     if limit is not None:

@@ -226,7 +226,7 @@ def _scope(method: Method) -> Finding:
             found + ("" if _is_coupled(method) else ", so nothing else was looked at"),
             remedy,
         )
-    steps = (*method.steps, method.cloud_iterations)
+    steps = (*method.lengths(offline=False), method.cloud_iterations)
     if steps == (1, 1, 1):
         return Finding("-", says, Verdict.HOLDS, "FedBCD, one step on devices and servers")
     found = (

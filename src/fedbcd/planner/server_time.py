@@ -202,12 +202,13 @@ def device_model(job: Job, active: int | None = None) -> DeviceModel | Differing
                 " from the log of a run"
             )
     q = job.active if active is None else active
+    lengths = job.method.pull_steps or job.method.steps  # or passes, as they are drawn
     if not job.spec.clock.is_alike:
         federation = job.make_federation()
-        times, method = job.spec.times(federation), job.method
-        return DifferingDevices(times, federation.servers, q, method.steps, method.available_of)
+        times, available = job.spec.times(federation), job.method.available_of
+        return DifferingDevices(times, federation.servers, q, lengths, available)
     members = job.method.available_of(job.federation.devices)
-    return DeviceModel(job.spec.clock, members, q, job.method.steps)
+    return DeviceModel(job.spec.clock, members, q, lengths)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedbcd.engines.deploy.roles.device import Work
 from fedbcd.schedule.availability import Pool
 from fedbcd.schedule.delays import Floats
 from fedbcd.schedule.times import Times
@@ -35,14 +36,19 @@ class Pace(Protocol):
     def arrival(self, phase: int, round_: int, now: float) -> float | None:
         """How long after a phase opens, at `now`, this device asks; None: not in this phase."""
 
-    def work(self, activation: int, steps: int, now: float) -> float:
-        """How long the work of an activation, begun at `now`, takes at least."""
+    def work(self, work: Work, now: float) -> float:
+        """How long it takes at least, begun at `now`."""
 
     def lost_after(self, activation: int) -> float | None:
         """The part of that work after which the device is lost; None: it is not."""
 
     def trains_offline(self, round_: int) -> bool:
         """Whether the device takes an offline round in this round of the coordinator (FedBCD-I)."""
+
+    def rest(self, session: int, activation: int, now: float) -> float | None:
+        """How long after its latest work, over at `now`, it begins an offline round; None: other
+        timers decide.
+        """
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Real:
     def arrival(self, phase: int, round_: int, now: float) -> float | None:  # noqa: ARG002
         return 0.0
 
-    def work(self, activation: int, steps: int, now: float) -> float:  # noqa: ARG002
+    def work(self, work: Work, now: float) -> float:  # noqa: ARG002
         return 0.0
 
     def lost_after(self, activation: int) -> float | None:  # noqa: ARG002
@@ -71,6 +77,9 @@ class Real:
 
     def trains_offline(self, round_: int) -> bool:  # noqa: ARG002
         return False
+
+    def rest(self, session: int, activation: int, now: float) -> float | None:  # noqa: ARG002
+        return None
 
 
 @dataclass(frozen=True)
@@ -104,17 +113,24 @@ class Drawn:
     def _arrivals(self, devices: Sequence[int], phase: int, now: float) -> Floats:
         return self.times.arrivals(np.array(devices), np.array([phase]), now / self.scale)
 
-    def work(self, activation: int, steps: int, now: float) -> float:
-        return self.scale * self.times.work_one(self.device, activation, steps, now / self.scale)
+    def work(self, work: Work, now: float) -> float:
+        return self.scale * self.times.of(self.pool.method, self.device, work, now / self.scale)[1]
 
     def lost_after(self, activation: int) -> float | None:
         return self.times.lost_after(self.device, activation)
 
     def trains_offline(self, round_: int) -> bool:
-        """FedBCD-I: every available device takes one offline round in each round of the
-        coordinator.
+        """FedBCD-I with offline rounds that take no time: every available device takes one in each
+        round of the coordinator.
         """
-        return bool(self.pool.method.offline) and self._is_available(round_)
+        is_free = bool(self.pool.method.offline) and not self.pool.method.takes_time_offline
+        return is_free and self._is_available(round_)
+
+    def rest(self, session: int, activation: int, now: float) -> float | None:
+        if not self.pool.method.takes_time_offline:
+            return None
+        rest = self.times.rest_one(self.device, session, activation, now / self.scale)
+        return self.scale * rest
 
     def _is_available(self, round_: int) -> bool:
         return self.device in self._available(round_)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -107,11 +108,10 @@ class Blueprint:
         """This plan, with the settings that nobody has given as the facts of a role's store have
         them; those of 0.1.0 have a hash alone.
         """
-        recorded = {"name": self.method.name}
-        if "algorithm" in facts:
-            recorded = json.loads(facts["algorithm"])
-        elif facts.get("run") in (None, self.fingerprint()):
+        if facts.get("run") in (None, self.fingerprint):
             return self
+        named = {"name": self.method.name}
+        recorded = json.loads(facts["algorithm"]) if "algorithm" in facts else named
         return replace(self, algorithm=going_on(self.algorithm, recorded))
 
     @property
@@ -188,8 +188,9 @@ class Blueprint:
 
     def facts(self) -> dict[str, str]:
         """What a role's store says of the run that it belongs to."""
-        return {"run": self.fingerprint(), "algorithm": json.dumps(in_record(self.algorithm))}
+        return {"run": self.fingerprint, "algorithm": json.dumps(in_record(self.algorithm))}
 
+    @cached_property
     def fingerprint(self) -> str:
         """A hash by which roles know that they belong together."""
         plain = (

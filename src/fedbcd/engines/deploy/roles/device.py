@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm import draws
 from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.batch import Trainer
@@ -148,7 +147,8 @@ class DeviceRole(Role):
 
     def _computed(self, task: _DueWork) -> WorkDone:
         work, method = task.work, self.blueprint.method
-        steps = draws.steps(self.blueprint.seed, self.device, work.session, *method.steps)
+        number = None if isinstance(work, TrainOffline) else work.activation
+        _, steps = method.length(self.blueprint.seed, self.device, work.session, number)
         if isinstance(work, TrainOffline):
             job = Session(self.device, work.session, steps, None, offline=True)
             after = self._run(job, task)
