@@ -34,8 +34,11 @@ def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: 
     replays to its own digest. One server is slow, and devices are lost during activations.
     """
     out = tmp_path / "run"
+    layers = [{"name": "clip", "norm": 0.5}, {"name": "integers"}]
     clock = {"classes": [{"servers": [1], "step": 2}], "dropout": 0.2}
-    file = write_job(tmp_path, job(run=ENDLESS, cloud={"name": "async", "first": 1}, clock=clock))
+    cloud = {"name": "async", "first": 1}
+    table = job(run={**ENDLESS, "uploads": layers}, cloud=cloud, clock=clock)
+    file = write_job(tmp_path, table)
     with running("up", file, "--time-scale", "0.1", "--out", out) as up:
         for actor in ("device/1", "server/1", "coordinator"):
             go_on(out, 2)
