@@ -205,7 +205,7 @@ class Signs:
     [
         ([{"name": "clip", "norm": 0}], "norm=0.0 of a clip must be a finite number above 0"),
         ([{"name": "clip", "norm": float("inf")}], "norm=inf"),
-        ([{"name": "integers", "scale": 0.001}], r"scale=0.001 .* must be a power of two"),
+        ([{"name": "integers", "scale": 0.001}], r"scale=0.001 .* such as 0.0009765625,"),
         ([{"name": "integers", "scale": -0.5}], "scale=-0.5 .* must be a power of two"),
         ([{"name": "integers", "scale": 0}], "must be a power of two"),
         ([{"name": "clop"}], r"uploads\[0\].name = 'clop' is unknown .*did you mean 'clip'"),
