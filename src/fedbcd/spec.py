@@ -487,7 +487,13 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     def method_of(self, federation: Federation) -> Method:
         """What the algorithm computes, in this federation."""
-        return self.algorithm.method(Facts(federation.devices, federation.sizes))
+        found: Any = self.algorithm.method(Facts(federation.devices, federation.sizes))
+        if not isinstance(found, Method):
+            raise ConfigError(
+                f"{path_of(type(self.algorithm))}.method returns {found!r:.80}; it must return a"
+                " fedbcd.algorithm.method.Method (docs/api.md)"
+            )
+        return found
 
     def sent(self, federation: Federation) -> tuple[float, float]:
         """Bytes that a device receives and sends in an activation, where it matters."""
@@ -545,6 +551,12 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             raise ConfigError(
                 f"precision={self.precision!r} is about products of float32 numbers; leave"
                 f" dtype={self.dtype} out"
+            )
+        algorithm: Any = self.algorithm
+        if not is_dataclass(algorithm) or not hasattr(algorithm, "method"):
+            raise ConfigError(
+                f"algorithm={algorithm!r:.80} is no settings: give a value such as fb.FedBCD(), or"
+                " one of a frozen dataclass of your own with method(facts) (docs/api.md)"
             )
         check_measure(self.chosen_measure)
         check_layers(self.uploads)
