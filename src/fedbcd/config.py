@@ -221,7 +221,7 @@ def offered(
         name = value.__name__
         raise ConfigError(f"{where} = {name} is a class; give a value of it, {name}(...)")
     for need in needs:
-        if not any(hasattr(value, name) for name in need.split(" or ")):
+        if not any(hasattr(value, name.partition("(")[0]) for name in need.split(" or ")):
             ours = ", ".join(f"fb.{kind.__name__}" for kind in kinds.values()) or "fedbcd's kinds"
             raise ConfigError(
                 f"{where} = {value!r:.80} has no {need}; give a value of {ours}, or of a frozen"

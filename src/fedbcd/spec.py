@@ -29,7 +29,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_tests, measure_for, measure_in
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
-from fedbcd.own import is_own
+from fedbcd.own import is_own, path_of
 from fedbcd.protocol.clouds import CLOUDS, Cloud, DynamicGraph, GraphCloud, SyncCloud
 from fedbcd.record.start import named
 from fedbcd.recorded import completed, going_on, in_record, shortened
@@ -41,6 +41,7 @@ from fedbcd.theory.mixing import cut_off
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 MOST_THREADS = 4096
+CLOUD = ("name", "sync", "coordinator(servers, iterations)", "weights(round, servers)")  # it needs
 FLOATS = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 A_FLOAT = (
     lambda dtype: dtype.is_floating_point,
@@ -140,7 +141,7 @@ def _changes(value: Any, where: str) -> dict[int, int]:
 
 def _of(kinds: Mapping[str, type[Any]], value: Any, where: str, *needs: str) -> Any:
     """A value of one of these kinds, or of somebody else's that has what they need."""
-    if isinstance(value, str):
+    if isinstance(value, str) and ":" not in value:
         value = {"name": value}
     if isinstance(value, Mapping):
         return choose(kinds, value, where)
@@ -153,7 +154,7 @@ def _clock(value: Any, where: str) -> Clock:
 
 
 def _availability(value: Any, where: str) -> Availability:
-    return _of(RULES, value, where, "available")  # type: ignore[no-any-return]
+    return _of(RULES, value, where, "available(members, round_, u)")  # type: ignore[no-any-return]
 
 
 def _churn(value: Any, where: str) -> Churn:
@@ -403,8 +404,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         for name in OPTIONS:
             object.__setattr__(self, name, _read(name, getattr(self, name), name))
         for name, kinds, needs in (
-            ("algorithm", ALGORITHMS, ("method",)),
-            ("cloud", CLOUDS, ("name", "sync", "coordinator", "weights")),
+            ("algorithm", ALGORITHMS, ("method(facts)",)),
+            ("cloud", CLOUDS, CLOUD),
         ):
             object.__setattr__(self, name, _of(kinds, getattr(self, name), name, *needs))
 
@@ -506,7 +507,13 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     def method_of(self, federation: Federation) -> Method:
         """What the algorithm computes, in this federation."""
-        return self.algorithm.method(Facts(federation.devices, federation.sizes))
+        found: Any = self.algorithm.method(Facts(federation.devices, federation.sizes))
+        if not isinstance(found, Method):
+            raise ConfigError(
+                f"{path_of(type(self.algorithm))}.method returns {found!r:.80}; it must return a"
+                " fedbcd.algorithm.method.Method (docs/api.md)"
+            )
+        return found
 
     def sent(self, federation: Federation) -> tuple[float, float]:
         """Bytes that a device receives and sends in an activation, where it matters."""
@@ -560,6 +567,11 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             raise ConfigError(
                 f"precision={self.precision!r} is about products of float32 numbers; leave"
                 f" dtype={self.dtype} out"
+            )
+        if not is_dataclass(self.algorithm):
+            raise ConfigError(
+                f"algorithm={self.algorithm!r:.80} is no frozen dataclass, whose fields are what"
+                " records say of it; make it one (docs/api.md)"
             )
         check_layers(self.uploads)
 

@@ -213,7 +213,7 @@ def test_the_model_of_a_record_is_imported_only_where_it_is_trusted(
         ("theirs:Gosip", "cannot be imported .*Gosip"),
         ("thiers:Gossip", "cannot be imported .*thiers"),
         ("theirs:NotFrozen", "must be a dataclass"),
-        ("theirs:Triangular", "has no name; .* with name, sync, coordinator, weights"),
+        ("theirs:Triangular", "has no name; .* with name, sync, coordinator"),
     ],
 )
 def test_what_cannot_be_used_is_named_before_anything_runs(

@@ -356,6 +356,6 @@ def test_fedavg_weighs_by_data_size_in_a_run() -> None:
 def test_a_projection_by_its_name_is_refused_with_what_to_write() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"projection = 'box' has no project; give a value of fb\.NoProjection, fb\.Box,",
+        match=r"projection = 'box' has no project\(x\); give a value of fb\.NoProjection, fb\.Box,",
     ):
         fb.FedBCD(projection="box")  # type: ignore[arg-type]

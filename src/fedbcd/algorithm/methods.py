@@ -49,7 +49,7 @@ class _DeviceSettings(Said):
     projection: Projection = field(default_factory=NoProjection)  # P_X
 
     def __post_init__(self) -> None:
-        fit(self, projection="project")
+        fit(self, projection="project(x)")
         for name in ("steps", "epochs", "pull_steps"):
             if isinstance(number := getattr(self, name, None), int):
                 object.__setattr__(self, name, (number, number))

@@ -296,7 +296,7 @@ class Clock:
     dropout: float = field(default=0.0, metadata=BRIEF)
 
     def __post_init__(self) -> None:
-        law = "quantile or at"
+        law = "quantile(u) or at(u, where)"
         fit(self, "clock.", arrival=law, step=law, speeds=law)
         shares = sum(each.share for each in self.classes)
         if shares > 1:
