@@ -40,6 +40,8 @@ def is_own(kind: type) -> bool:
 
 def modules_of(value: Any) -> set[str]:
     """Where the kinds of other people come from in a settings value, and in its fields."""
+    if isinstance(value, tuple):
+        return set().union(*map(modules_of, value))
     if not is_dataclass(value) or isinstance(value, type):
         return set()
     own = {type(value).__module__} if is_own(type(value)) else set()

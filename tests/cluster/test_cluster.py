@@ -145,7 +145,8 @@ def test_what_the_driver_moves_in_a_round_does_not_depend_on_the_number_of_devic
         assert found["models"] == rounds * actors * size * 4, (
             "Sync-cloud: one z a round, small enough to go with the call"
         )
-        assert found["work"] <= rounds * SERVERS * 2 * 64, "a few numbers per active device"
+        # a session is six numbers, an upload three
+        assert found["work"] <= rounds * SERVERS * 2 * (6 + 3) * 8, "of each active device"
     assert few["work"] == many["work"]
     monkeypatch.setattr(engine, "WITH_THE_CALL", 0)
     large = moved_in(rounds, fb.SyncCloud())

@@ -126,6 +126,24 @@ def test_with_joins_and_leaves(case: str, folder: Path, towns: list[Town]) -> No
     compare(spec, federation(), 6, folder, towns)
 
 
+@pytest.mark.parametrize(
+    ("case", "layers"),
+    [
+        ("fedbcd-sync", (fb.Integers(2.0**-12),)),
+        ("fedbcd-i-rigorous", (fb.Clip(0.1), fb.Integers(2.0**-12))),
+        ("fedbcd-async", (fb.Clip(0.1),)),
+    ],
+)
+def test_layers_on_uploads(
+    case: str, layers: tuple[Any, ...], folder: Path, towns: list[Town]
+) -> None:
+    """Also for devices that come and go, and in the order in which uploads arrive."""
+    spec = RunSpec(*CASES[case], active=1, joins={1: 2}, leaves={0: 3}, uploads=layers)
+    compare(spec, federation(), 4, folder, towns)
+    sent = towns[0].blueprint.vectors
+    assert ((650, torch.int32) in sent) == (len(layers) == 2 or case == "fedbcd-sync")
+
+
 def test_with_a_device_that_leaves_nothing_behind(folder: Path, towns: list[Town]) -> None:
     """The sum that is formed anew is the same, to the last bit, where a subtraction would leave
     another.

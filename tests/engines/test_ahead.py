@@ -218,11 +218,10 @@ def test_the_log_is_that_of_the_event_loop(digits, algorithm, cloud, tmp_path) -
     assert replayed["engine"] == "ahead"
 
 
-@pytest.mark.parametrize(("algorithm", "cloud"), LOGGED, ids=lambda value: value.name)
-@pytest.mark.parametrize(
-    "ways", [(True, True), (True, False), (False, True)], ids=["ahead", "then events", "then ahead"]
-)
-def test_a_run_goes_on_from_its_checkpoint(digits, algorithm, cloud, ways, tmp_path) -> None:
+@pytest.fixture(scope="module", params=LOGGED, ids=lambda case: "-".join(c.name for c in case))
+def undisturbed(request, digits, tmp_path_factory) -> tuple:
+    """Algorithm and options of a run by the event loop, its folder, and the run."""
+    algorithm, cloud = request.param
     options = {
         "active": 2,
         "rounds": 11,
@@ -231,7 +230,15 @@ def test_a_run_goes_on_from_its_checkpoint(digits, algorithm, cloud, ways, tmp_p
         "certify_every": 0,
         "evaluate_every": 4,
     }
-    whole = fb.train(digits, algorithm, ahead=False, out=tmp_path / "whole", **options)
+    out = tmp_path_factory.mktemp("whole")
+    return algorithm, options, out, fb.train(digits, algorithm, ahead=False, out=out, **options)
+
+
+@pytest.mark.parametrize(
+    "ways", [(True, True), (True, False), (False, True)], ids=["ahead", "then events", "then ahead"]
+)
+def test_a_run_goes_on_from_its_checkpoint(digits, undisturbed, ways, tmp_path) -> None:
+    algorithm, options, folder, whole = undisturbed
     rounds = iter(range(100))
     first, then = ways
     stopped = fb.train(
@@ -245,7 +252,7 @@ def test_a_run_goes_on_from_its_checkpoint(digits, algorithm, cloud, ways, tmp_p
     assert stopped.summary["rounds"] == 6
     resumed = fb.train(digits, algorithm, ahead=then, out=tmp_path / "run", resume=True, **options)
     assert_alike(whole, resumed)
-    assert log_of(tmp_path / "whole") == log_of(tmp_path / "run")
+    assert log_of(folder) == log_of(tmp_path / "run")
     assert fb.replay(tmp_path / "run" / "events.jsonl", digits)["engine"] == "ahead"
 
 

@@ -82,7 +82,10 @@ def test_uploads_that_wait_for_their_phase_are_saved(tmp_path: Path) -> None:
     reader, numbers, waited = make_reader(spec, federation), fresh(), 0
     with imports(allowed=True):
         rounds = LogRounds(
-            LogReader(tmp_path / "events.jsonl"), make_machines(spec, federation), reader, (1, 5)
+            LogReader(tmp_path / "events.jsonl"),
+            make_machines(spec, federation),
+            reader,
+            numbers.method,
         )
         for round_ in rounds:
             for part in round_.work:

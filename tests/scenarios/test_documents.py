@@ -51,6 +51,17 @@ def test_examples_run(
     assert capsys.readouterr().out
 
 
+def test_the_api_page_quotes_its_example() -> None:
+    example = (ROOT / "examples" / "scaffold.py").read_text()
+    code = example[example.index("from dataclasses") : example.index("\n\nif __name__")]
+    assert code.rstrip() in (ROOT / "docs" / "api.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedbuff", "own_availability"])
+def test_other_peoples_kinds_are_short(name: str) -> None:
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 60
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#]+)", document.read_text())

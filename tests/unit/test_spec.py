@@ -183,11 +183,12 @@ DEPLOYED = (
     "availability",
     "seed",
     "max_batch",
+    "uploads",
     "measure",
     "rounds",
     "until_clock",
 )
-REFUSED = ("dtype", "storage", "precision", "start", "uploads", "joins", "leaves", "churn")
+REFUSED = ("dtype", "storage", "precision", "start", "joins", "leaves", "churn")
 
 
 @every_option

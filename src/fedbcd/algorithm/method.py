@@ -489,8 +489,11 @@ class Bound:
         self.needs_counts: bool = getattr(method.step, "needs_counts", True)
         # whether each device's last upload is kept, to replace it, or to bring its slots back
         self.keeps_last = bool(method.slots) or method.counts == "members"
-        self.wire = self._wire(*wiring) if wiring is not None and wiring[0] else None
+        self.wire = _wire(self, *wiring) if wiring is not None and wiring[0] else None
+        if self.wire is not None and self.wire.whole:
+            self.weights = exact_weights(self.weights)
         plain = self.wire is None
+        self.in_parts = plain and self.by_value  # whether a server may step a long vector so
         # sent vectors that are in X, out of which layers may carry them
         self.in_set = {s.name for s in method.sends if plain and self._is_projected(s.name)}
         # whether what a device has contributed is its x, as it was before its session
@@ -500,13 +503,6 @@ class Bound:
             and self.upload.size == self.slots.get("x") == layout.size_F
             and not method.offline
         )
-
-    def _wire(self, layers: Sequence[Layer], start: Tensor, most: int) -> Wire:
-        check_layers(layers, discount=self.method.discount is not None)
-        wire = Wire(layers, self.first_upload(start), most)
-        if wire.whole:
-            self.weights = exact_weights(self.weights)
-        return wire
 
     def weight_of(self, device: int, age: int) -> float:
         """Of an upload in a sum, since whose start so many versions of z were made."""
@@ -607,8 +603,11 @@ class Bound:
     # contributions: what servers add up; without layers on uploads that is what was sent
     def known(self, device: int, model: Tensor) -> Tensor:
         """What a device contributes that has trained nothing yet, where z is `model`."""
-        first = self.first_upload(model)
-        return first if self.wire is None else self.wire.known(first, self.sender(device))
+        return self.contributed(device, self.first_upload(model))
+
+    def contributed(self, device: int, sent: Tensor) -> Tensor:
+        """The same of one of whom this is known without an upload."""
+        return sent if self.wire is None else self.wire.known(sent, self.sender(device))
 
     def base(self, device: int, last: Tensor | None, z: Tensor) -> Tensor:
         """What a message is added to: the device's `last` contribution, where members count;
@@ -619,6 +618,10 @@ class Bound:
     def factor(self, weight: float) -> float:
         """By what a contribution is multiplied in a sum; messages have been on the device."""
         return weight if self.wire is None else math.copysign(1.0, weight)
+
+    def total(self, total: Tensor, weight: float | Tensor) -> Tensor:
+        """The sum of weight times what was sent, from that of contributions."""
+        return total if self.wire is None else self.wire.value(total, weight)
 
     def sent_by(self, device: int, contribution: Tensor) -> Tensor:
         """What the device has sent."""
@@ -655,12 +658,16 @@ class Bound:
         if weight == 0.0:
             return mixed
         w = self.model.views(mixed)
-        total = total if self.wire is None else self.wire.value(total, weight)
-        sums = Sums(self.upload.views(total), weight, count, members)
+        sums = Sums(self.upload.views(self.total(total, weight)), weight, count, members)
         found = {**w, **self.method.step(w, sums)}
         if self.private_F is not None:
             found["z"] = torch.where(self.private_F.to(mixed.device), w["z"], found["z"])
         return self.model.joined(found)
+
+
+def _wire(bound: Bound, layers: Sequence[Layer], start: Tensor, most: int) -> Wire:
+    check_layers(layers, discount=bound.method.discount is not None)
+    return Wire(layers, bound.first_upload(start), most)
 
 
 def pulls_only(plan: Plan) -> bool:

@@ -458,8 +458,7 @@ class Ahead:
 
     def _stepped(self, mixed: Tensor, total: Tensor, weight: Tensor) -> Tensor:
         """As `Bound.stepped` does it: in float64, and with nobody to count z = w."""
-        wire = self.numbers.bound.wire
-        total = total if wire is None else wire.value(total, weight)
+        total = self.numbers.bound.total(total, weight)
         sums = Sums({"x": total}, weight, 0, 0)  # type: ignore[arg-type]  # of every server
         return torch.where(weight == 0.0, mixed, self._method.step({"z": mixed}, sums)["z"])
 

@@ -201,16 +201,17 @@ class Job:
         """
         return replace(self, spec=self.spec.going_on(record))
 
+    def model_factory(self, data: LoadedDataset | None = None) -> Callable[[], nn.Module]:
+        """What makes the network."""
+        with imports(allowed=self.may_import):
+            return self.model.factory(data)
+
     def make_federation(self, load: Load = load_dataset) -> Federation:
         """Load the data, split them, and put the model to them."""
-        with imports(allowed=self.may_import):
-            return self._made(load)
-
-    def _made(self, load: Load) -> Federation:
         data = load(self.data.name, None if self.data.folder is None else Path(self.data.folder))
         split = self.data.split(data, self.devices, self.spec.seed)
         return Federation.from_partition(
-            self.model.factory(data),
+            self.model_factory(data),
             nn.functional.cross_entropy,
             data.train,
             split,
