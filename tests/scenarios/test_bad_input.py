@@ -399,7 +399,7 @@ def test_a_device_that_is_not_there(tmp_path: Path, device: str) -> None:
 @pytest.mark.parametrize(
     ("second", "code", "words"),
     [
-        ({"algorithm": {"weight": "none"}}, CONFIG, "algorithm.weight"),
+        ({"algorithm": {"steps": [3, 1]}}, CONFIG, "steps=[3, 1]"),
         ({"run": {"rounds": 0}}, CONFIG, "run.rounds = 0"),
         ({"data": {"samples": 5000}}, DATA, "should own 5000 samples"),
     ],
