@@ -70,7 +70,7 @@ def imported_object(path: str, where: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, TypeError, ValueError, SyntaxError) as error:
+    except Exception as error:  # noqa: BLE001  whatever their module does
         raise ConfigError(
             f"{where}.name = {path!r} cannot be imported ({error}); write package.module:Name, and"
             f" start where Python finds the module, or put it into {here}"

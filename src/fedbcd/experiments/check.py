@@ -169,9 +169,8 @@ def _beyond(job: Job, seen: Participation) -> str:
 
 def _is_random(spec: RunSpec, method: Method) -> bool:
     low, high = method.steps
-    return low < high or not all(
-        isinstance(delay, Constant) for delay in (spec.clock.arrival, spec.clock.step)
-    )
+    fixed = all(isinstance(law, Constant) for law in (spec.clock.arrival, spec.clock.step))
+    return low < high or not (fixed and spec.clock.is_alike)
 
 
 def recorded_jobs(jobs: Sequence[Job], log: Path, made: Federations) -> tuple[list[Job], list[str]]:
