@@ -305,9 +305,11 @@ def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str, whole:
     tables = [option for option in hints if is_dataclass(option)]
     if tables and isinstance(value, Mapping):
         return convert(value, tables[0], where)
-    lists = [option for option in hints if _is_list(option)]
-    if len(lists) == 1 and isinstance(value, list | tuple):
-        return convert(value, lists[0], where, whole)
+    others = [option for option in hints if option is not type(None)]
+    if isinstance(value, list | tuple):
+        others = [option for option in others if _is_list(option)] or others
+    if len(others) == 1:
+        return convert(value, others[0], where, whole)
     for option in hints:
         try:
             return convert(value, option, where, whole)
