@@ -6,7 +6,7 @@ not, unless told: who opens somebody's results does not want to run somebody's p
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
@@ -46,6 +46,13 @@ def modules_of(value: Any) -> set[str]:
         return set()
     own = {type(value).__module__} if is_own(type(value)) else set()
     return own.union(*(modules_of(getattr(value, f.name)) for f in fields(value)))
+
+
+def names_code(table: object) -> bool:
+    """Whether a job or a record names something as `package.module:Name`."""
+    if isinstance(table, Mapping):
+        return ":" in str(table.get("name", "")) or any(map(names_code, table.values()))
+    return isinstance(table, list | tuple) and any(map(names_code, table))
 
 
 def are_imported() -> bool:

@@ -82,9 +82,10 @@ class Integers:
 
     def __post_init__(self) -> None:
         if not (0 < self.scale < math.inf and math.frexp(self.scale)[0] == 0.5):
+            near = 2.0 ** round(math.log2(self.scale)) if 0 < self.scale < math.inf else 2.0**-20
             raise ConfigError(
-                f"scale={self.scale} of integers must be a power of two, such as 2**-20 ="
-                f" {2.0**-20}, so that multiples of it are exact"
+                f"scale={self.scale} of integers must be a power of two above 0, such as {near},"
+                " so that multiples of it are exact"
             )
 
     def send(self, message: Tensor, sender: Sender) -> Tensor:  # noqa: ARG002

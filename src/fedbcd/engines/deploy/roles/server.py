@@ -20,7 +20,6 @@ from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.checks import (
     TrustLimits,
     check_model,
-    check_norm,
     check_run,
     check_sent,
     finite,
@@ -216,8 +215,9 @@ class ServerRole(Role):
             return None  # it was answered before
         contribution = self._contribution(event.device, granted, message)
         sent = bound.sent_by(event.device, contribution).to(DTYPE)
+        remark = check_model(sent, len(sent), DTYPE, limits)
         check_sent(sent, bound, self.z, limits)
-        return check_norm(sent, limits)
+        return remark
 
     def _contribution(self, device: int, granted: Activated, message: Tensor) -> Tensor:
         """What a device contributes with this upload."""
