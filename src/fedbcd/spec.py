@@ -606,8 +606,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             )
         if method.forgets_mixes and not sync:
             raise ConfigError(
-                f"{method.name} keeps one model everywhere and runs on the sync cloud only, not"
-                f" {self.cloud.name}: a server step of 1 after the mix forgets the mix"
+                f"{method.name} runs on the sync cloud only, not {self.cloud.name}: a server step"
+                " of 1 after the mix forgets the mix; order = 'step, mix' would not"
             )
         if isinstance(method.step, Absolute):
             sizes = [len(members) for members in federation.servers]  # with those that join late

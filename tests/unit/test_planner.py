@@ -399,7 +399,6 @@ def test_pilots_try_few_b() -> None:
         ({}, {"firsts": [5]}, "B=5 of 4 servers cannot be waited for"),
         ({}, {"seeds": 0}, "seeds=0 must be 1 or more"),
         ({}, {"until_clock": 0}, "until_clock=0 must be a finite number above 0"),
-        ({"algorithm": {"name": "fedavg"}}, {}, "fedavg keeps one model everywhere"),
     ],
 )
 def test_pilots_that_cannot_be_are_named(

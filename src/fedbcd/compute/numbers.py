@@ -177,7 +177,7 @@ class Numbers:
     def _step(self, part: Step) -> None:
         """Eq. (6b)."""
         mixed = z = self.models[part.mixed]
-        if self.method.order == "mix, step":
+        if self.method.order == "mix, step" or part.alone:
             z = self._stepped(part.server, mixed)
         self.models[part.result] = z.clone() if z is mixed else z  # others may have it too
         self.held[part.server] = part.result

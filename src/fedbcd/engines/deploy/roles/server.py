@@ -289,7 +289,7 @@ class ServerRole(Role):
                 mixed = model if is_mixed else self.z
                 assert mixed is not None
                 stepped = self.blueprint.method.order == "step, mix"
-                self.z = mixed if stepped else self._sum.step(mixed)
+                self.z = mixed if stepped and is_mixed else self._sum.step(mixed)
             case AdoptModel():
                 assert model is not None
                 self.z = model
