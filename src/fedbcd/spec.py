@@ -43,6 +43,7 @@ from fedbcd.theory.mixing import cut_off
 Precision = Literal["float32", "tf32", "bfloat16"]
 MOST_THREADS = 4096
 CLOUD = ("name", "sync", "coordinator(servers, iterations)", "weights(round, servers)")  # it needs
+LOOKED_AT = 4  # rounds whose mixing weights are checked beforehand, of a cloud of one's own
 FLOATS = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 A_FLOAT = (
     lambda dtype: dtype.is_floating_point,
@@ -616,9 +617,10 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                     " add a link between them"
                 )
         elif is_own(type(self.cloud)):
-            weights = self.cloud.weights(0, range(len(federation.servers)))
-            if weights is not None:
-                check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
+            for round_ in range(LOOKED_AT):
+                weights = self.cloud.weights(round_, range(len(federation.servers)))
+                if weights is not None:
+                    check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
 
     def _check_method(self, federation: Federation) -> None:
         method, sync = self.method_of(federation), self.cloud.sync
