@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from itertools import chain
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -48,10 +49,18 @@ from fedbcd.theory.mixing import cut_off
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 MOST_THREADS = 4096
+LOOKED_AT = 4  # rounds whose mixing weights are checked beforehand, of a cloud of one's own
 FLOATS = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 A_FLOAT = (
     lambda dtype: dtype.is_floating_point,
     "be a floating-point dtype, such as torch.float32",
+)
+ROUNDS = (
+    lambda value: (
+        isinstance(value, Mapping)
+        and all(isinstance(number, Integral) for pair in value.items() for number in pair)
+    ),
+    "be a mapping of device to round, such as {4: 5}",
 )
 RENAMED = {"device": "torch_device"}  # options, each with its name of today
 
@@ -187,11 +196,16 @@ class Timing:
     joins: Mapping[int, int] = option(
         dict,
         "device -> round: a new device starts from its server's z",
+        must=[ROUNDS],
         read=_changes,
         always=True,
     )
     leaves: Mapping[int, int] = option(
-        dict, "device -> round: it is no longer counted from then on", read=_changes, always=True
+        dict,
+        "device -> round: it is no longer counted from then on",
+        must=[ROUNDS],
+        read=_changes,
+        always=True,
     )
     availability: Availability | None = option(
         None,
@@ -204,6 +218,7 @@ class Timing:
         "a share of the devices that joins, and one that leaves, in each round, by draws:"
         " Churn(joins=0.02, leaves=0.01, rounds=50); devices that `joins` or `leaves` name are"
         " left to these",
+        must=[(lambda value: isinstance(value, Churn), "be a Churn(joins=..., leaves=...)")],
         read=_churn,
     )
 
@@ -237,6 +252,12 @@ class Numerics:
         None,
         "the folder of an earlier run, with whose personal and global models this one begins,"
         " without momentum",
+        must=[
+            (
+                lambda value: isinstance(value, str | Path),
+                "be the folder of a run, such as run.save(folder) makes",
+            )
+        ],
     )
     uploads: Sequence[Layer] = option(
         (),
@@ -541,7 +562,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             value = getattr(self, name)
             for holds, what in OPTIONS[name].metadata.get("must", ()):
                 if value is not None and not holds(value):
-                    said = f"{section}{name} = {value}" if section else f"{name}={value}"
+                    shown = f"{value!s:.80}"
+                    said = f"{section}{name} = {shown}" if section else f"{name}={shown}"
                     raise ConfigError(f"{said} must {what}")
         if self.precision not in get_args(Precision):
             raise ConfigError(
@@ -583,9 +605,10 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                     " add a link between them"
                 )
         elif is_own(type(self.cloud)):
-            weights = self.cloud.weights(0, range(len(federation.servers)))
-            if weights is not None:
-                check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
+            for round_ in range(LOOKED_AT):
+                weights = self.cloud.weights(round_, range(len(federation.servers)))
+                if weights is not None:
+                    check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
 
     def _check_method(self, federation: Federation) -> None:
         method, sync = self.method_of(federation), self.cloud.sync

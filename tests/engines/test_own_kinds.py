@@ -5,6 +5,7 @@ whose mixing varies with the round, a delay law, a set to project onto, a partit
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,6 +203,19 @@ def test_what_cannot_be_used_is_named_before_anything_runs(
     with pytest.raises(ConfigError, match=says):
         load_job(folder / "job.toml").run(folder / "out")
     assert not (folder / "out").exists()
+
+
+def test_mixing_weights_of_a_later_round_are_looked_at(folder: Path) -> None:
+    """A share beyond 1 is none in any round; one that grows is none from round 2 on."""
+    sys.path.append(str(folder))
+    from theirs import Gossip
+
+    class Growing(Gossip):
+        def weights(self, round_: int, servers: Any) -> Any:
+            return Gossip(0.6 * round_).weights(round_, servers)
+
+    with pytest.raises(ConfigError, match="mixing matrix"):
+        fb.train(federation(), fb.FedBCD(), cloud=Growing(), active=2, rounds=1)
 
 
 def test_a_set_that_only_projects_is_asked_for_the_nearest_point(folder: Path) -> None:

@@ -70,6 +70,15 @@ def test_a_rule_says_who_is_there(tmp_path: Path) -> None:
     assert any(i % 2 != t % 2 for i, t in active)
 
 
+def test_a_phase_ends_whoever_is_lost(tmp_path: Path) -> None:
+    """Where those that a rule names are lost on the way, others make up for them."""
+    rule = own("own_availability").availability
+    clock, cloud = fb.Clock(dropout=0.4), fb.RigorousCloud(first=2)
+    run = trained("fedbuff", 12, availability=rule, clock=clock, cloud=cloud, seed=50, out=tmp_path)
+    assert run.summary["rounds"] == 12
+    assert fb.replay(tmp_path / "events.jsonl", lines(), trust=True)["digest"] == run.digest
+
+
 def test_uploads_that_wait_for_their_phase_are_saved(tmp_path: Path) -> None:
     """After every batch of sessions, whose uploads are then not counted, everything is saved and
     begins again.
