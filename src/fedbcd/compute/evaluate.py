@@ -16,7 +16,8 @@ from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.fused import tester_for
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import FOR_ALL, Federation
-from fedbcd.data.measure import DEFAULT, Measure, sample_weights
+from fedbcd.data.measure import DEFAULT, Measure, is_lower_better, name_of, sample_weights
+from fedbcd.errors import ConfigError
 
 AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
 
@@ -54,6 +55,7 @@ class Evaluator:
         """
         self._together = together
         self._measure = measure
+        self.lower = is_lower_better(federation.metric)
         self._weights: dict[int, Weights] = {}  # of the devices that were asked for
         self._federation = federation
         self._objective = objective
@@ -82,6 +84,29 @@ class Evaluator:
                 self._test.targets[order].to(where),
             )
             self._spans = self._spans_of_labels()
+            self._check_metric()
+
+    def _check_metric(self) -> None:
+        """Refuse a metric that does not give a score for each sample, of two of them."""
+        inputs, targets = self._inputs[:2].cpu(), self._targets[:2].cpu()
+        module, metric = copy.deepcopy(self._template).cpu(), self._federation.metric
+        said = f"the metric {name_of(metric)}"
+        with torch.no_grad():
+            outputs = module(self._federation.transform(inputs, next(module.parameters()).dtype))
+        try:
+            found = metric(outputs, targets)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"{said} fails on outputs of shape {tuple(outputs.shape)} and targets of shape"
+                f" {tuple(targets.shape)} ({reason}); use one that fits the task"
+            ) from error
+        if not isinstance(found, Tensor) or found.shape[:1] != targets.shape[:1]:
+            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r:.40}"
+            raise ConfigError(
+                f"{said} gives {what} for {len(targets)} samples; it must give a tensor with a"
+                " score for each of them, not their mean"
+            )
 
     def _spans_of_labels(self) -> dict[int, tuple[int, int]]:
         """Where each label's samples begin and end, or each owner's; without either, one span for
