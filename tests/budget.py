@@ -30,8 +30,9 @@ BUDGETS_S = {
     "tests/unit": 60.0,
     "tests": 720.0,
 }  # the first that holds everything that was asked for
-# busy machines, and cores that share one, count more for the same work: what fails is a third more
-LEEWAY = 4 / 3
+# The same work counts up to a quarter more on a busy machine (1.24 times at a load of eight on two
+# cores); on a quiet one these tests take an eighth less than their budget.
+LEEWAY = 1.1
 EVERY_S = 0.5
 PATIENCE_S = 30.0  # processes that have been told to stop may take this long
 NAMED = 10  # files

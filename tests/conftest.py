@@ -1,7 +1,9 @@
 """Options of the test suite."""
 
+import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +37,27 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(
             1
         )  # the tensors of the tests are small: more threads only wait for each other
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: the collector of garbage need not look at it."""
+    import hypothesis  # noqa: F401  it asks the collector who refers to what, once
+
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker takes whole files; and all files that share a cluster, which is slow to start."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "tests/cluster" if file.startswith("tests/cluster/") else file
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture

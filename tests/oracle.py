@@ -18,6 +18,7 @@ import numpy as np
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE = 1, 2, 3, 4, 5
+OFFLINE, REST, PULLS = 14, 15, 16
 LINKS, CLASSES, SPEEDS, DROPOUT = 25, 26, 27, 28
 
 Mean = np.ndarray | None  # of no models there is none
@@ -95,6 +96,9 @@ class Settings:
     joins: dict[int, int] = field(default_factory=dict)
     leaves: dict[int, int] = field(default_factory=dict)
     momentum_after_contact: str = "kept"
+    epochs: bool = False  # `steps` are passes over the device's data
+    pull_steps: tuple[int, int] | None = None
+    offline_time: str = "free"
     clip: float = np.inf  # the longest difference that an upload makes
     scale: float = 0.0  # of the integers in which differences are sent; 0: as they are
     links: list[list[tuple[int, int]]] = field(default_factory=list)  # one graph after another
@@ -135,6 +139,8 @@ class Device:
     activations: int = 0
     offline: int = 0
     busy: bool = False
+    free_at: float = 0.0  # end of the offline round under way, where it takes time
+    wakes_at: float = -1.0  # when its timer begins the next one
 
 
 @dataclass
@@ -155,10 +161,23 @@ class Server:
     round: int = 0
 
 
-def steps_of(settings: Settings, device: int, session: int) -> int:
-    """K_i of one session (SPEC 1)."""
+def drawn_length(settings: Settings, device: int, session: int) -> int:
+    """How many steps or epochs one session has (SPEC 1)."""
     low, high = settings.steps
     return low + below(address(settings.seed, STEPS, device, session), high - low + 1)
+
+
+def steps_of(settings: Settings, device: int, session: int, size: int) -> int:
+    """K_i of one session: an epoch is ceil(n / R) mini-batches; all data at once are one."""
+    one = math.ceil(size / settings.batch) if settings.epochs and settings.batch else 1
+    return drawn_length(settings, device, session) * one
+
+
+def pulls_of(settings: Settings, device: int, activation: int) -> int:
+    """K_i of the penalty loop, where it has a length of its own."""
+    assert settings.pull_steps is not None
+    low, high = settings.pull_steps
+    return low + below(address(settings.seed, PULLS, device, activation), high - low + 1)
 
 
 def draw_batch(
@@ -189,7 +208,7 @@ def train(
     (x, x_prev).
     """
     x, x_prev = iterates  # A1.5
-    for k in range(steps_of(settings, device, session)):  # A1.6
+    for k in range(steps_of(settings, device, session, problem.sizes[device])):  # A1.6
         samples = draw_batch(settings, device, session, k, problem.sizes[device])  # A1.7
         ex = x + momentum * (x - x_prev)  # A1.8
         g = problem.gradient(device, ex, samples) + penalty * (ex - anchor)  # A1.9
@@ -309,11 +328,16 @@ class Simulation:
             for i in members:
                 if self.settings.joins.get(i) == self.round:
                     self.admit(n, i)
+                    self.rest(time, i)
                 if self.settings.leaves.get(i) == self.round:
                     self.dismiss(n, i)
         if self.settings.algorithm == "fedbcd-i":
             for server in self.servers:
                 self.offline_round(server)
+        if self.round == 0 and self.is_timed:
+            for server in self.servers:
+                for i in server.copies:
+                    self.rest(time, i)
         for n in released:
             self.open_phase(time, n)
 
@@ -331,6 +355,7 @@ class Simulation:
         if server.is_open and i in server.selected:
             raise NotImplementedError(f"device {i} leaves while it is selected in an open phase")
         del server.copies[i]
+        server.waiting = [(when, other) for when, other in server.waiting if other != i]
 
     def offline_round(self, server: Server) -> None:
         """A2.3 draws the available devices; A2.4-12: those neither busy nor suspended train without
@@ -341,7 +366,7 @@ class Simulation:
             server.copies, key=lambda i: (unit(address(s.seed, AVAILABLE, i, self.round)), i)
         )
         server.available = order[: s.available]
-        for i in server.available:  # A2.4
+        for i in [] if self.is_timed else server.available:  # A2.4
             d = self.devices[i]
             if (
                 d.busy or d.offline >= s.offline_limit
@@ -352,6 +377,49 @@ class Simulation:
             )  # A2.5-11
             d.sessions += 1
             d.offline += 1
+
+    # ---- offline rounds that take time ----
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether devices train offline by timers of their own."""
+        return self.settings.algorithm == "fedbcd-i" and self.settings.offline_time == "timed"
+
+    def rest(self, time: float, i: int) -> None:
+        """After an offline round or an upload: the next begins after a time drawn like an arrival,
+        unless the device is suspended.
+        """
+        d, s = self.devices[i], self.settings
+        if self.is_timed and d.offline < s.offline_limit:
+            u = unit(address(s.seed, REST, i, d.sessions, d.activations))
+            rest = s.arrival_quantile(u) * self.factor(i, "arrival") * self.day(time)
+            d.wakes_at = time + rest
+            self.later(d.wakes_at, partial(self.begin_offline, i=i))
+
+    def begin_offline(self, time: float, i: int) -> None:
+        """The timer is over, and no activation came before it: busy for as long as it trains."""
+        d, s = self.devices[i], self.settings
+        if d.busy or time != d.wakes_at or self.has_left(i):
+            return
+        length = drawn_length(s, i, d.sessions)
+        d.free_at = time + self.training(i, OFFLINE, d.sessions, length, time)
+        d.busy = True
+        self.later(d.free_at, partial(self.end_offline, i=i))
+
+    def end_offline(self, time: float, i: int) -> None:
+        """A2.5-11."""
+        d, s = self.devices[i], self.settings
+        if self.has_left(i):
+            return
+        d.x, d.x_prev = train(self.problem, s, i, d.sessions, (d.x, d.x_prev), d.x, 0.0, s.momentum)
+        d.busy = False
+        d.sessions += 1
+        d.offline += 1
+        self.rest(time, i)
+
+    def has_left(self, i: int) -> bool:
+        """Whether it is no member any more."""
+        return self.settings.leaves.get(i, self.round + 1) <= self.round
 
     # ---- the response-and-update phase of a server ----
 
@@ -421,20 +489,33 @@ class Simulation:
 
     def work(self, i: int, number: int, k: int, time: float) -> float:
         """K_i steps of one drawn length, and a model down and up."""
+        took = self.training(i, PROCESS, number, k, time)
+        return took + self.factor(i, "transfer") * self.settings.transfer.get(i, 0.0)
+
+    def training(self, i: int, stream: int, number: int, k: int, time: float) -> float:
+        """Steps of one drawn length."""
         s = self.settings
-        took = k * s.step_quantile(unit(address(s.seed, PROCESS, i, number)))
+        took = k * s.step_quantile(unit(address(s.seed, stream, i, number)))
         speed = s.speed_quantile(unit(address(s.seed, SPEEDS, i))) if s.speed_quantile else 1.0
-        took *= self.factor(i, "step") * speed * self.day(time)
-        return took + self.factor(i, "transfer") * s.transfer.get(i, 0.0)
+        return took * self.factor(i, "step") * speed * self.day(time)
 
     def ask(self, time: float, n: int, i: int) -> None:
-        """Device i asks, gets z_n and is busy until it uploads, K_i step times later."""
+        """Device i asks, gets z_n and is busy until it uploads, K_i step times later. One that
+        trains offline can ask when that is over, if nobody is earlier.
+        """
         d, s = self.devices[i], self.settings
+        if d.busy:
+            server = self.servers[n]
+            server.selected.remove(i)
+            server.waiting = sorted([*server.waiting, (d.free_at, i)])
+            self.invite(n, time)
+            return
+        d.wakes_at = -1.0
         number = d.activations
         d.activations += 1
         d.busy = True
-        k, x, x_prev = self.activate(n, i)
-        took = self.work(i, number, k, time)
+        length, (k, x, x_prev) = self.length_of(i, number), self.activate(n, i)
+        took = self.work(i, number, length, time)
         news = (i, number, k, x, x_prev)
         u = unit(address(s.seed, DROPOUT, i, number))
         if u < s.dropout:
@@ -448,6 +529,7 @@ class Simulation:
         """
         server, d = self.servers[n], self.devices[i]
         d.busy, d.offline = False, 0
+        self.rest(time, i)
         server.selected.remove(i)
         server.lost.append(i)
         if self.is_complete(server):
@@ -464,11 +546,19 @@ class Simulation:
         """Whether nobody is missing, of q or of all who have not been lost in this phase."""
         return server.received >= min(self.settings.active, len(server.copies) - len(server.lost))
 
+    def length_of(self, i: int, activation: int) -> int:
+        """How many drawn times an activation lasts: its steps, epochs or penalty steps."""
+        d, s = self.devices[i], self.settings
+        if s.pull_steps is not None:
+            return pulls_of(s, i, activation)
+        latest = max(d.sessions - 1, 0) if s.algorithm == "fedbcd-i" else d.sessions
+        return drawn_length(s, i, latest)
+
     def activate(self, n: int, i: int) -> tuple[int, np.ndarray, np.ndarray]:
         """The device's side of one activation: (K_i, x_i, x_prev)."""
         d, s, z = self.devices[i], self.settings, self.servers[n].z
         if s.algorithm == "fedbcd-i":  # A2.13-19, with K_i of the device's latest session
-            k = steps_of(s, i, max(d.sessions - 1, 0))
+            k = self.length_of(i, d.activations - 1)
             return (
                 k,
                 *pull_to_server(
@@ -477,7 +567,7 @@ class Simulation:
             )
         session = d.sessions
         d.sessions += 1
-        k = steps_of(s, i, session)
+        k = steps_of(s, i, session, self.problem.sizes[i])
         if s.algorithm == "fedbcd":  # A1.4-12: momentum crosses rounds (SPEC 2)
             return (
                 k,
@@ -502,6 +592,7 @@ class Simulation:
         # A1.14: the copies of the others stay as they are
         server.copies[i] = self.understood(n, i, x)
         self.activations.append((time, i, number, k))
+        self.rest(time, i)
         server.received += 1
         if self.is_complete(server):
             self.end_phase(time, n)

@@ -45,6 +45,7 @@ from fedbcd.protocol.clouds import (
     SyncCloud,
 )
 from fedbcd.record.history import History, Row
+from fedbcd.schedule.availability import Availability, Chance
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
     Bandwidth,
@@ -76,9 +77,11 @@ __all__ = [
     "Algorithm",
     "AsyncCloud",
     "Augment",
+    "Availability",
     "Ball",
     "Bandwidth",
     "Box",
+    "Chance",
     "Churn",
     "Clip",
     "Clock",

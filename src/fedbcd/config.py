@@ -109,6 +109,8 @@ def build(
 
 # Fields that are themselves chosen by name; the packages that own the kinds fill this in.
 NESTED: dict[str, Mapping[str, type[Any]]] = {}
+# Section of a job file in which a key stands, for those who wrote it elsewhere; filled likewise.
+HOMES: dict[str, str] = {}
 
 
 def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
@@ -116,9 +118,10 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> 
     for key in table:
         if key not in known:
             place = f"[{where}]" if where else "the file"
+            home = HOMES.get(key, where)
+            hint = nearest(key, known) if home == where else f", which belongs in [{home}]"
             raise ConfigError(
-                f"{place} has an unknown key {key!r}{nearest(key, known)}; known:"
-                f" {', '.join(sorted(known))}"
+                f"{place} has an unknown key {key!r}{hint}; known: {', '.join(sorted(known))}"
             )
 
 

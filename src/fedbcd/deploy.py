@@ -63,7 +63,7 @@ def device(
         )
     plan = deployment_of(parsed, settled, model=model)
     federation = Federation(
-        model or parsed.model.factory(None), loss, [data], 1, transform=transform, augment=augment
+        model or parsed.model_factory(), loss, [data], 1, transform=transform, augment=augment
     )
     own = OwnData.of(federation, 0, parsed.spec.seed)
     plan = replace(plan, own=lambda _: own, log_level=log_level)
@@ -78,7 +78,7 @@ def personal_model(
     from fedbcd.engines.deploy.roles.filestore import FileStore
 
     parsed, settled = read_job(Path(job), options)
-    module = make_module(model or parsed.model.factory(None), parsed.spec.seed)
+    module = make_module(model or parsed.model_factory(), parsed.spec.seed)
     store = FileStore(settled.folder_of(device_actor(number)), read_only=True)
     try:
         layout = Layout(module)

@@ -24,6 +24,7 @@ from fedbcd.engines.replay import recorded_spec
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, DataError, RecordError
 from fedbcd.experiments.pool import recorded_job
+from fedbcd.own import imports
 from fedbcd.record.eventlog import LogReader
 from fedbcd.schedule.work import Session
 from fedbcd.spec import RunSpec
@@ -72,6 +73,7 @@ def personalise(
     seed: int | None = None,
     spec: RunSpec | None = None,
     federation: Federation | None = None,
+    trust: bool = False,
 ) -> Newcomer:
     """A personal model for somebody who was not in a run, by the local steps of its algorithm.
 
@@ -83,14 +85,23 @@ def personalise(
     seed        of draws; by default that of the run
     spec        of a run that was loaded and does not know its own
     federation  of a folder whose log does not name data and model
+    trust       code that the folder names, model and kinds of other people, may be imported
     """
     if isinstance(run, str | Path):
-        run, spec = _run_in(Path(run), federation)
+        with imports(allowed=trust):
+            run, spec = _run_in(Path(run), federation)
+    if not isinstance(run, Run):
+        raise ConfigError(
+            f"{run!r:.60} is neither a run nor the folder of one; give what train made"
+        )
     spec = spec or run.spec
     if spec is None:
-        raise ConfigError("this run does not know how it was trained; give its folder, or spec=...")
-    if steps < 1:
-        raise ConfigError(f"steps={steps} must be 1 or more")
+        raise ConfigError(
+            "this run does not know how it was trained; give the folder of train(out=...), or"
+            " spec=RunSpec(...), which a run that was just trained has as run.spec"
+        )
+    if not isinstance(steps, int) or steps < 1:
+        raise ConfigError(f"steps={steps!r} must be a whole number, 1 or more")
     seed = spec.seed if seed is None else seed
     own = _fitting(as_samples("the newcomer's data", data), run.federation.pool)
     if test is None:
@@ -117,6 +128,11 @@ def personalise(
 
 def _run_in(folder: Path, federation: Federation | None) -> tuple[Run, RunSpec]:
     log = folder / "events.jsonl"
+    if not log.is_file() and (folder / "models.safetensors").is_file():
+        raise RecordError(
+            f"{folder} has models but no events.jsonl, as Run.save leaves them, so it does not say"
+            " how they were trained; personalise(Run.load(folder, federation), data, spec=...)"
+        )
     if not log.is_file():
         raise RecordError(
             f"{folder} is not the folder of a run (it has no events.jsonl); give one that"
@@ -129,8 +145,8 @@ def _run_in(folder: Path, federation: Federation | None) -> tuple[Run, RunSpec]:
 
 def _global(run: Run, server: int | None) -> Tensor:
     servers = len(run.global_VF)
-    if server is not None and not 0 <= server < servers:
-        raise ConfigError(f"server {server} is not in this run, which has 0 to {servers - 1}")
+    if server is not None and server not in range(servers):
+        raise ConfigError(f"server {server!r} is not in this run, which has 0 to {servers - 1}")
     z = run.global_VF.double().mean(0) if server is None else run.global_VF[server]
     return z.to(run.global_VF.dtype)
 
@@ -160,15 +176,24 @@ def samples_in(path: Path) -> Samples:
 
 def _fitting(given: Samples, pool: Samples) -> Samples:
     """Samples like those of the run."""
-    for kind in ("inputs", "targets"):
-        mine, theirs = getattr(given, kind), getattr(pool, kind)
-        if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
-            raise DataError(
-                f"the newcomer has {kind} of shape {tuple(mine.shape[1:])} ({mine.dtype}), the"
-                f" devices of the run {tuple(theirs.shape[1:])} ({theirs.dtype}); bring them to"
-                " the run's"
-            )
-    return given
+    return Samples(
+        _like("inputs", given.inputs, pool.inputs), _like("targets", given.targets, pool.targets)
+    )
+
+
+def _like(kind: str, mine: Tensor, theirs: Tensor) -> Tensor:
+    """Of another width where that changes no number: int32 for int64, float64 for float32."""
+    changed = mine.to(theirs.dtype)
+    floats = mine.is_floating_point() and theirs.is_floating_point()
+    whole = not (mine.is_floating_point() or theirs.is_floating_point())
+    same = floats or (whole and torch.equal(changed.to(mine.dtype), mine))
+    if mine.shape[1:] != theirs.shape[1:] or not same:
+        raise DataError(
+            f"the newcomer has {kind} of shape {tuple(mine.shape[1:])} ({mine.dtype}), the"
+            f" devices of the run {tuple(theirs.shape[1:])} ({theirs.dtype}); bring them to"
+            " the run's"
+        )
+    return changed
 
 
 def _divided(data: Samples, held_out: float, seed: int) -> tuple[Samples, Samples]:
@@ -195,15 +220,15 @@ def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
     session, since the next would begin at z again.
     """
     method = spec.algorithm.method(Facts(federation.devices, federation.sizes))
-    length = method.steps[1] if method.has_personal else steps
-    if not method.has_personal and (method.sends[0].difference or not method.sends):
+    offline = bool(method.offline)
+    length = method.lengths(offline=offline)[1] if method.has_personal else steps
+    if not method.has_personal and (not method.sends or method.sends[0].difference):
         raise ConfigError(
             f"{method.name} keeps and sends no models, so it has none for a newcomer; export z"
         )
     penalty = float(method.penalties(federation.devices).mean())
-    return replace(
-        method, steps=(min(length, steps),) * 2, penalty=penalty, weight="one", discount=None
-    )
+    counts = min(length, steps), min(length, steps)
+    return replace(method, steps=counts, passes=(), penalty=penalty, weight="one", discount=None)
 
 
 def _trained(
@@ -237,7 +262,8 @@ def _trained(
     number = 0
     for done in range(0, steps, length):
         for offline in (True, False) if method.offline else (False,):
-            work = Session(0, number, min(length, steps - done), None, offline)
+            length_of = method.lengths(offline=offline)[1]
+            work = Session(0, number, min(length_of, steps - done), None, offline)
             after = trainer.run([work], kept if offline else {**kept, **heard})
             kept = {name: after[name] for name in kept}
             number += 1

@@ -40,15 +40,22 @@ def is_own(kind: type) -> bool:
 
 def modules_of(value: Any) -> set[str]:
     """Where the kinds of other people come from in a settings value, and in its fields."""
+    if isinstance(value, tuple):
+        return set().union(*map(modules_of, value))
     if not is_dataclass(value) or isinstance(value, type):
         return set()
     own = {type(value).__module__} if is_own(type(value)) else set()
     return own.union(*(modules_of(getattr(value, f.name)) for f in fields(value)))
 
 
-def imported(path: str, where: str) -> type[Any]:
-    """The frozen dataclass at `package.module:Name`; modules are found as Python finds them, and
-    in the current folder.
+def are_imported() -> bool:
+    """Whether what is read here may import code."""
+    return _trusted.get()
+
+
+def imported_object(path: str, where: str) -> Any:
+    """What is at `package.module:Name`; modules are found as Python finds them, and in the current
+    folder.
     """
     if not _trusted.get():
         raise ConfigError(
@@ -63,11 +70,17 @@ def imported(path: str, where: str) -> type[Any]:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, SyntaxError) as error:
         raise ConfigError(
             f"{where}.name = {path!r} cannot be imported ({error}); write package.module:Name, and"
             f" start where Python finds the module, or put it into {here}"
         ) from None
+    return found
+
+
+def imported(path: str, where: str) -> type[Any]:
+    """The frozen dataclass there."""
+    found = imported_object(path, where)
     if not (isinstance(found, type) and is_dataclass(found)):
         raise ConfigError(
             f"{where}.name = {path!r} must be a dataclass: its fields are what records say of it"

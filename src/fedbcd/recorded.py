@@ -24,7 +24,7 @@ ALGORITHMS = ("fedbcd", "fedbcd-i", "fedprox", "fedavg")
 
 @dataclass(frozen=True)
 class Before:
-    """A default that has changed: what was done where nothing was said of `setting`.
+    """A default that has changed, or a setting that is new: what was done where nothing was said.
 
     known   the versions before had this setting, with another default. If not, no record of theirs
     names it; nor does one of today
@@ -43,6 +43,9 @@ class Before:
 BEFORE = (
     Before("projection", {"name": "box", "low": -2.0, "high": 2.0}, ALGORITHMS, known=True),
     Before("momentum_after_contact", "pull", ("fedbcd-i",), known=False),
+    Before("offline_time", "free", ("fedbcd-i",), known=False),
+    Before("pull_steps", None, ("fedbcd-i",), known=False),
+    Before("epochs", None, ALGORITHMS, known=False),
     Before("measure", "pooled-labels", ("run",), known=False),
     Before("dealt", False, ("diversity", "data"), known=False),
 )

@@ -15,15 +15,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
-from fedbcd.algorithm.method import Absolute, Bound, Facts, Method, Relative
+from fedbcd.algorithm.method import Absolute, Bound, Facts, Method
 from fedbcd.algorithm.methods import ALGORITHMS, Algorithm, FedBCD
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
-from fedbcd.config import build, check_keys, choose, convert, follow_renamed
+from fedbcd.config import HOMES, build, check_keys, choose, convert, follow_renamed
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
 from fedbcd.describe import describe
@@ -32,6 +33,7 @@ from fedbcd.own import is_own, path_of
 from fedbcd.protocol.clouds import CLOUDS, Cloud, DynamicGraph, GraphCloud, SyncCloud
 from fedbcd.record.start import named
 from fedbcd.recorded import completed, going_on, in_record, shortened
+from fedbcd.schedule.availability import RULES, Availability, Pool
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
 from fedbcd.schedule.times import Times
@@ -113,13 +115,25 @@ def _dtype(value: Any, where: str) -> torch.dtype:
 
 def _changes(value: Any, where: str) -> dict[int, int]:
     """Of members: pairs of device and round."""
-    pairs = convert(value, tuple[tuple[int, int], ...], where)
-    return dict(pairs)
+    try:
+        pairs = convert(value, tuple[tuple[int, int], ...], where)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; write pairs of device and round, such as [[4, 5]]") from None
+    changes = dict(pairs)
+    if len(changes) < len(pairs):
+        devices = [device for device, _ in pairs]
+        twice = next(device for device in devices if devices.count(device) > 1)
+        raise ConfigError(f"{where} names device {twice} twice; keep one round of it")
+    return changes
 
 
 def _clock(value: Any, where: str) -> Clock:
     parts = {"arrival": DELAYS, "step": DELAYS, "speeds": DELAYS}
     return build(Clock, value, where.removeprefix("run."), parts)
+
+
+def _availability(value: Any, where: str) -> Availability:
+    return choose(RULES, value, where)
 
 
 def _churn(value: Any, where: str) -> Churn:
@@ -171,6 +185,12 @@ class Timing:
     )
     leaves: Mapping[int, int] = option(
         dict, "device -> round: it is no longer counted from then on", read=_changes, always=True
+    )
+    availability: Availability | None = option(
+        None,
+        "who of a server's members can take part in a round: Chance(0.5), or a rule of your own; by"
+        " default all, with FedBCD-I 0.8 of them",
+        read=_availability,
     )
     churn: Churn | None = option(
         None,
@@ -428,9 +448,12 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             if f.metadata.get("always") or getattr(settled, f.name) != default_of(f)
         }
         augment = federation.augment
+        own = is_own(type(self.algorithm))
         return {
             "algorithm": in_record(self.algorithm),
             "cloud": describe(self.cloud),
+            # readers of records do not import what others have written
+            **({"personal": self.method_of(federation).has_personal} if own else {}),
             **shortened(chosen, "run"),
             "servers": federation.servers,
             "data": federation.fingerprint(),
@@ -526,6 +549,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         self.check_values()
         self._check_changes(federation)
         self._check_active(federation)
+        self._check_availability(federation)
         self._check_method(federation)
         self.times(federation)  # refuses whom nobody knows
         if isinstance(self.cloud, GraphCloud):
@@ -558,8 +582,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 f"{method.name} is for clouds with {which}, and the {self.cloud.name} cloud is none"
                 f" of them; use the {instead} cloud"
             )
-        forgets = isinstance(method.step, Relative) and method.step.step == 1.0
-        if forgets and method.order == "mix, step" and not sync and method.counts == "active":
+        if method.forgets_mixes and not sync:
             raise ConfigError(
                 f"{method.name} keeps one model everywhere and runs on the sync cloud only, not"
                 f" {self.cloud.name}: a server step of 1 after the mix forgets the mix"
@@ -599,6 +622,20 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                     f"active={active} exceeds the {available} available devices of a server; use"
                     f" active <= {available}"
                 )
+
+    def _check_availability(self, federation: Federation) -> None:
+        if self.availability is None:
+            return
+        if not callable(getattr(self.availability, "available", None)):
+            raise ConfigError(
+                f"availability={self.availability!r:.80} must have a method available(members,"
+                " round_, u), as fb.Chance has"
+            )
+        pool = Pool(
+            self.method_of(federation), self.active_of(federation), self.seed, self.availability
+        )
+        for members in federation.servers:
+            pool.available(np.array(members), 0)
 
     def _check_changes(self, federation: Federation) -> None:
         for name, changes in (("joins", self.joins), ("leaves", self.leaves)):
@@ -642,6 +679,7 @@ def default_of(each: Field[Any]) -> Any:
 
 OPTIONS: dict[str, Field[Any]] = {f.name: f for part in PARTS for f in fields(part)}
 IN_RUN = [name for name in OPTIONS if name not in ("clock", "active")]  # they have sections
+HOMES.update(dict.fromkeys(IN_RUN, "run"))
 HINTS = get_type_hints(RunSpec)
 
 

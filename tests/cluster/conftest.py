@@ -1,5 +1,5 @@
-"""A Ray cluster of two nodes on this machine, one for each file of tests; runs share its actors, so
-that each starts at once.
+"""A Ray cluster of two nodes on this machine, for all tests of this folder; runs share its actors,
+so that each starts at once.
 """
 
 import gc
@@ -21,7 +21,7 @@ PATIENT = {  # Ray takes what does not answer within seconds for dead; on a busy
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def two_nodes() -> Iterator[Any]:
     """The cluster. Its second node can be removed."""
     os.environ.update(PATIENT)  # read when it is imported, and by its processes when they start

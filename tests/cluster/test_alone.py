@@ -20,13 +20,13 @@ import pytest
 from safetensors import safe_open
 
 from fedbcd.experiments.job import parse
-from support.clusters import QUIET, TWO
+from support.clusters import ONE, QUIET
 from support.forked import CLI, Forked
 from support.runs import fedbcd, job_table, log_lines, write_job
 from support.waiting import LIMIT_S, wait_for
 
 pytestmark = QUIET
-ON_TWO = ("--engine", "cluster", "--actors", "2")
+ON_ONE, ON_TWO = (("--engine", "cluster", "--actors", str(actors)) for actors in (1, 2))
 killed: list[int] = []  # sessions of drivers that had no time to stop Ray
 
 
@@ -117,7 +117,7 @@ def test_ctrl_c_stops_after_the_round_and_leaves_a_run_to_resume(tmp_path: Path)
         tmp_path / "out",
         tmp_path / "said",
     )
-    with started(_run(job, "--out", out, *ON_TWO), said) as process:
+    with started(_run(job, "--out", out, *ON_ONE), said) as process:
         _wait((out / "checkpoint.safetensors").exists, process, said)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all processes of the command
         assert process.wait(LIMIT_S) == 130, said.read_text()
@@ -125,7 +125,7 @@ def test_ctrl_c_stops_after_the_round_and_leaves_a_run_to_resume(tmp_path: Path)
     done = (out / "history.csv").read_text().splitlines()
     rounds = max(int(line.split(",")[0]) for line in done[1:])
     again = parse(job_table(**changes | {"run.rounds": rounds + 200}))[0].run(
-        out, resume=True, engine=TWO
+        out, resume=True, engine=ONE
     )
     assert again.finished
     assert again.summary["rounds"] == rounds + 200
@@ -185,11 +185,11 @@ def test_a_job_on_a_cluster_that_was_started_before(tmp_path: Path) -> None:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }  # a head node asks those who join for its token
     with head_node(tmp_path / "head", **token) as address:
-        command = _run(job, "--out", out, *ON_TWO, "--address", address, "--json")
+        command = _run(job, "--out", out, *ON_ONE, "--address", address, "--json")
         with started(command, said, **token) as process:
             assert process.wait(LIMIT_S) == 0, said.read_text()
         joined = json.loads(said.read_text().splitlines()[-1])
-    here = fedbcd("run", job, "--out", tmp_path / "here", *ON_TWO, "--json").summary
+    here = fedbcd("run", job, "--out", tmp_path / "here", *ON_ONE, "--json").summary
     assert joined["digest"] == here["digest"]
     assert joined["cluster"]["shards"][0]["node"] != here["cluster"]["shards"][0]["node"]
 

@@ -18,7 +18,7 @@ from fedbcd.engines.cluster.options import expected_work, shards_of
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.spec import RunSpec
 from support.clusters import QUIET, TWO
-from support.naive import OWN, lines, own_method
+from support.naive import CASES as OWN_CASES, lines, own
 from support.runs import (
     BCD,
     CASES,
@@ -63,13 +63,12 @@ def test_every_algorithm_on_every_cloud_as_in_the_simulation(case: str) -> None:
 
 
 @pytest.mark.usefixtures("two_nodes")
-@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize("case", OWN_CASES)
 def test_methods_of_other_people(case: str, tmp_path: Path) -> None:
     """Bundles, several sums, the age of an upload; their modules are not where actors look."""
 
     def trained(rounds: int = 6, **more: Any) -> fb.Run:
-        settings: dict[str, Any] = {"cloud": OWN[case], "active": 2, "looks": 1, **more}
-        return fb.train(lines(), own_method(case), rounds=rounds, dtype=torch.float64, **settings)
+        return fb.train(lines(), own(case), rounds=rounds, dtype=torch.float64, **more)
 
     here = trained()
     trained(3, engine=TWO, out=tmp_path)
@@ -146,7 +145,8 @@ def test_what_the_driver_moves_in_a_round_does_not_depend_on_the_number_of_devic
         assert found["models"] == rounds * actors * size * 4, (
             "Sync-cloud: one z a round, small enough to go with the call"
         )
-        assert found["work"] <= rounds * SERVERS * 2 * 64, "a few numbers per active device"
+        # a session is six numbers, an upload three
+        assert found["work"] <= rounds * SERVERS * 2 * (6 + 3) * 8, "of each active device"
     assert few["work"] == many["work"]
     monkeypatch.setattr(engine, "WITH_THE_CALL", 0)
     large = moved_in(rounds, fb.SyncCloud())

@@ -183,7 +183,7 @@ REFUSALS: list[tuple[str, str, Callable[[list[Frame]], object]]] = [
     ("size", "exceeds", _message(bytes=SIZE * 8 + 5000)),
     ("size", "need another length", _message(bytes=SIZE * 4 + 400)),
     ("chunk", "were due", _message(bytes=100)),
-    ("dtype", "dtype 'I32' came; known: F32, F64", _header(b"F32", b"I32")),
+    ("dtype", "dtype 'I16' came; known: F32, F64, I32", _header(b"F32", b"I16")),
     ("model", "do not agree", _header(b"F32", b"F64")),
     ("model", "do not agree", _header(b'"shape":[98309', b'"shape":[98308')),
     ("model", "is called 'x/8/4'", _header(b"x/7/4", b"x/8/4")),

@@ -2,6 +2,7 @@
 beyond them.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,20 @@ from fedbcd.protocol.messages import (
     Activated,
     Failed,
     OfflineDue,
+    OfflineTrained,
     OpenPhase,
+    Train,
     Trained,
     Woke,
     number_of,
 )
 from fedbcd.record.eventlog import LogReader, Transition
+from fedbcd.schedule.availability import Pool
 from fedbcd.schedule.times import Times
 from support.processes import job
 
 SCALE = 0.25
+FREE = {"name": "fedbcd-i", "steps": [1, 2], "offline_time": "free"}
 
 
 def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
@@ -35,10 +40,14 @@ def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
     return one, list(LogReader(folder / "events.jsonl"))
 
 
+def _pool(one: Job, active: int) -> Pool:
+    return Pool(one.method, active, one.spec.seed, one.spec.availability)
+
+
 def _pace(one: Job, device: int) -> Drawn:
     each = one.federation.devices
     members = range(device // each * each, (device // each + 1) * each)
-    return Drawn(device, members, one.method, _times(one), one.active, SCALE)
+    return Drawn(device, members, _pool(one, one.active), _times(one), SCALE)
 
 
 def _times(one: Job) -> Times:
@@ -53,11 +62,18 @@ UNEQUAL = {
 }
 
 
-@pytest.mark.parametrize("clock", [{}, UNEQUAL], ids=["alike", "unequal"])
-def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path, clock: Any) -> None:
-    one, steps = _simulated(tmp_path / "run", clock=clock)
+@pytest.mark.parametrize(
+    ("clock", "length"),
+    [({}, {"steps": [1, 2]}), (UNEQUAL, {"steps": [1, 2]}), ({}, {"epochs": [1, 2]})],
+    ids=["alike", "unequal", "epochs"],
+)
+def test_arrivals_and_work_are_those_of_the_simulation(
+    tmp_path: Path, clock: Any, length: dict[str, Any]
+) -> None:
+    algorithm = {"name": "fedbcd", "batch": 4, **length}
+    one, steps = _simulated(tmp_path / "run", clock=clock, algorithm=algorithm)
     opened: dict[int, tuple[float, int]] = {}  # server -> when, and which phase
-    let_in: dict[int, float] = {}
+    let_in: dict[int, tuple[float, Any]] = {}
     freed_at = {0: 0.0, 1: 0.0}  # server -> when it last lost a device
     compared, lost = 0, 0
     for step in steps:
@@ -74,12 +90,11 @@ def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path, clock: An
                 freed = SCALE * (freed_at[device // 4] - began)  # in a place that became free
                 assert max(asks or 0.0, freed) == pytest.approx(SCALE * (step.time - began))
             case Activated():
-                let_in[device] = step.time
+                let_in[device] = step.time, step.commands[0]
             case Trained():
-                took = _pace(one, device).work(
-                    step.event.activation, step.event.steps, SCALE * let_in[device]
-                )
-                assert took == pytest.approx(SCALE * (step.time - let_in[device]))
+                since, work = let_in[device]
+                took = _pace(one, device).work(work, SCALE * since)
+                assert took == pytest.approx(SCALE * (step.time - since))
                 compared += 1
             case Failed():
                 number = step.commands[0].message.activation  # type: ignore[attr-defined]
@@ -90,9 +105,7 @@ def test_arrivals_and_work_are_those_of_the_simulation(tmp_path: Path, clock: An
 
 
 def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
-    one, steps = _simulated(
-        tmp_path / "run", algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 3}
-    )
+    one, steps = _simulated(tmp_path / "run", algorithm={**FREE, "available": 3})
     first = {
         number_of(step.actor)
         for step in steps
@@ -106,19 +119,55 @@ def test_offline_rounds_fall_to_the_same_devices(tmp_path: Path) -> None:
 
 
 def test_a_device_that_joins_late_is_available_now_and_then() -> None:
-    (one,) = parse(job(algorithm={"name": "fedbcd-i", "steps": [1, 2], "available": 2}))
-    late = Drawn(3, range(3), one.method, Times(one.spec.clock, one.spec.seed, []), 1, SCALE)
+    (one,) = parse(job(algorithm={**FREE, "available": 2}))
+    late = Drawn(3, range(3), _pool(one, 1), Times(one.spec.clock, one.spec.seed, []), SCALE)
     available = [late.trains_offline(round_) for round_ in range(100)]
     assert 30 <= sum(available) <= 70
     assert [late.arrival(0, round_, 0.0) is not None for round_ in range(100)] == available
 
 
 def test_a_real_device_asks_at_once_and_takes_as_long_as_it_takes() -> None:
-    assert (Real().arrival(3, 1, 0.0), Real().work(0, 5, 0.0), Real().trains_offline(2)) == (
-        0.0,
-        0.0,
-        False,
+    work = Train(activation=0, session=0, model="z/0")
+    assert (Real().arrival(3, 1, 0.0), Real().work(work, 0.0)) == (0.0, 0.0)
+    assert (Real().trains_offline(2), Real().rest(0, 0, 0.0)) == (False, None)
+
+
+@pytest.mark.parametrize("clock", [{}, UNEQUAL], ids=["alike", "unequal"])
+def test_offline_rounds_that_take_time_begin_and_end_as_in_the_simulation(
+    tmp_path: Path, clock: Any
+) -> None:
+    """After each piece of work a timer begins; none begins another piece before it is over."""
+    one, steps = _simulated(
+        tmp_path / "run",
+        algorithm={"name": "fedbcd-i", "steps": [1, 2], "offline_limit": 2},
+        clock=clock,
     )
+    machines = {i: [0.0, 0, 0] for i in range(8)}  # idle since, sessions, activations
+    began: dict[int, tuple[float, Any]] = {}
+    in_a_row: Counter[int] = Counter()
+    for step in steps:
+        if not step.actor.startswith("device/"):
+            continue
+        device = number_of(step.actor)
+        idle, session, activation = machines[device]
+        pace = _pace(one, device)
+        match step.event:
+            case OfflineDue():
+                rest = pace.rest(session, activation, SCALE * idle)
+                assert SCALE * (step.time - idle) == pytest.approx(rest)
+                began[device] = step.time, step.commands[0]
+            case OfflineTrained():
+                since, work = began.pop(device)
+                assert SCALE * (step.time - since) == pytest.approx(pace.work(work, SCALE * since))
+                machines[device] = [step.time, session + 1, activation]
+                in_a_row[device] += 1
+            case Woke():
+                assert device not in began, "it is busy until its offline round ends"
+            case Trained() | Failed():
+                machines[device] = [step.time, session, activation + 1]
+                in_a_row[device] = 0
+    assert max(in_a_row.values()) == 2
+    assert sum(session for _, session, _ in machines.values()) > 16
 
 
 @pytest.mark.parametrize("clock", [{}, UNEQUAL], ids=["alike", "unequal"])

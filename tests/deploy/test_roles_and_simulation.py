@@ -31,19 +31,15 @@ from fedbcd.protocol.messages import (
 from fedbcd.record.eventlog import LogReader, Transition
 from fedbcd.spec import RunSpec
 from support.deployments import CASES, MODEL, Normed, Town, federation
-from support.naive import OWN, lines, own_method
+from support.naive import CASES as OWN_CASES, lines, own
 from support.runs import OUTGROWN, outgrown
 
 
 def simulate(spec: RunSpec, data: fb.Federation, rounds: int, out: Path) -> fb.Run:
     return fb.train(
         data,
-        spec.algorithm,
-        cloud=spec.cloud,
+        spec,
         rounds=rounds,
-        active=spec.active,
-        joins=spec.joins,
-        leaves=spec.leaves,
         max_batch=1,
         evaluate_every=rounds,
         certify_every=0,
@@ -130,6 +126,24 @@ def test_with_joins_and_leaves(case: str, folder: Path, towns: list[Town]) -> No
     compare(spec, federation(), 6, folder, towns)
 
 
+@pytest.mark.parametrize(
+    ("case", "layers"),
+    [
+        ("fedbcd-sync", (fb.Integers(2.0**-12),)),
+        ("fedbcd-i-rigorous", (fb.Clip(0.1), fb.Integers(2.0**-12))),
+        ("fedbcd-async", (fb.Clip(0.1),)),
+    ],
+)
+def test_layers_on_uploads(
+    case: str, layers: tuple[Any, ...], folder: Path, towns: list[Town]
+) -> None:
+    """Also for devices that come and go, and in the order in which uploads arrive."""
+    spec = RunSpec(*CASES[case], active=1, joins={1: 2}, leaves={0: 3}, uploads=layers)
+    compare(spec, federation(), 4, folder, towns)
+    sent = towns[0].blueprint.vectors
+    assert ((650, torch.int32) in sent) == (len(layers) == 2 or case == "fedbcd-sync")
+
+
 def test_with_a_device_that_leaves_nothing_behind(folder: Path, towns: list[Town]) -> None:
     """The sum that is formed anew is the same, to the last bit, where a subtraction would leave
     another.
@@ -147,12 +161,11 @@ def test_buffers_travel_with_the_model(case: str, folder: Path, towns: list[Town
     compare(RunSpec(algorithm, cloud, active=2), federation(Normed), 3, folder, towns)
 
 
-@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize("case", OWN_CASES)
 def test_methods_of_other_people(case: str, folder: Path, towns: list[Town]) -> None:
     """Bundles of several parts, several sums, and uploads that are older than their phase."""
     with imports(allowed=True):
-        spec = RunSpec(own_method(case), OWN[case], active=2)
-        compare(spec, lines(), 6, folder, towns)
+        compare(own(case), lines(), 6, folder, towns)
 
 
 def test_one_penalty_per_device_and_the_absolute_step(folder: Path, towns: list[Town]) -> None:

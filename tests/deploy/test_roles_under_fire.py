@@ -3,11 +3,14 @@ replay of what happened.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fedbcd as fb
+from fedbcd.algorithm.wire import Layer
 from fedbcd.engines.deploy.processes.failpoints import Failpoint
 from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import Absorb, Acknowledged, MixModels, Restored, StepGlobal, Trained
@@ -27,13 +30,13 @@ def play(
     folder: Path,
     towns: list[Town],
     joins: dict[int, int] | None = None,
+    uploads: Sequence[Layer] = (),
     **faults: float,
 ) -> tuple[Unkind, dict[str, Any]]:
     algorithm, cloud = CASES[case]
     active = 1 if joins else 2
-    town = Town(
-        folder / "town", RunSpec(algorithm, cloud, active=active, joins=joins or {}), federation()
-    )
+    spec = RunSpec(algorithm, cloud, active=active, joins=joins or {}, uploads=uploads)
+    town = Town(folder / "town", spec, federation())
     towns.append(town)
     unkind = Unkind(town, seed, **faults)
     unkind.play(ROUNDS)
@@ -86,6 +89,25 @@ def test_a_gentle_network_needs_no_second_try(case: str, folder: Path, towns: li
 )
 def test_devices_come_and_go_and_come_back(case: str, folder: Path, towns: list[Town]) -> None:
     play(case, 0, folder, towns, joins={1: 1, 8: 1}, changes=0.02)
+
+
+@pytest.mark.parametrize(
+    ("case", "faults"),
+    [
+        ("fedbcd-async", {"joins": {1: 1, 8: 1}, "changes": 0.02}),
+        ("fedbcd-sync", {"lost_disks": 0.01}),
+        ("fedavg-sync", {"backups": 0.03}),
+        ("fedbcd-i-async", {}),
+    ],
+)
+def test_layers_on_uploads(
+    case: str, faults: dict[str, Any], folder: Path, towns: list[Town]
+) -> None:
+    """Contributions outlive crashes, lost disks and old backups on both sides, or a replay would
+    not have the bits of the stores.
+    """
+    unkind, _ = play(case, 1, folder, towns, uploads=(fb.Clip(0.1), fb.Integers()), **faults)
+    assert unkind.deaths + unkind.town.stopped > 0
 
 
 @pytest.mark.parametrize("case", ONLINE)

@@ -34,7 +34,9 @@ def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: 
     replays to its own digest.
     """
     out = tmp_path / "run"
-    file = write_job(tmp_path, job(run=ENDLESS, cloud={"name": "async", "first": 1}))
+    layers = [{"name": "clip", "norm": 0.5}, {"name": "integers"}]
+    table = job(run={**ENDLESS, "uploads": layers}, cloud={"name": "async", "first": 1})
+    file = write_job(tmp_path, table)
     with running("up", file, "--time-scale", "0.1", "--out", out) as up:
         for actor in ("device/1", "server/1", "coordinator"):
             go_on(out, 2)

@@ -2,6 +2,7 @@
 report that is out of range.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,13 @@ def town_of(
 ) -> Town:
     town = Town(
         folder / "town",
-        RunSpec(algorithm, cloud, active=active, joins=more.pop("joins", {})),
+        RunSpec(
+            algorithm,
+            cloud,
+            active=active,
+            joins=more.pop("joins", {}),
+            uploads=more.pop("uploads", ()),
+        ),
         federation(),
         **more,
     )
@@ -167,6 +174,36 @@ def test_an_upload_out_of_range_is_undone_and_the_device_goes_on(
         if hasattr(c, "session")
     ]
     assert len({*sessions}) == len(sessions)
+    town.replayed()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason", "words"),
+    [
+        (lambda m: m.index_fill(0, torch.tensor([3]), 2**31 - 1), "range", "integers are at most"),
+        (lambda m: m.index_fill(0, torch.tensor([0]), -(2**31)), "range", "value 0 of the upload"),
+        (lambda m: m.long(), "shape", "it must be (650,) of torch.int32"),
+        (lambda m: m.float(), "shape", "torch.float32; it must be"),
+        (lambda m: m[:9], "shape", "shape (9,)"),
+    ],
+)
+def test_integers_that_cannot_be_are_refused_and_leave_nothing(
+    spoil: Callable[[Tensor], Tensor], reason: str, words: str, folder: Path, towns: list[Town]
+) -> None:
+    town = town_of(folder, towns, BCD, uploads=(fb.Integers(),))
+    activation(town, 0)
+    to_training(town)
+    role, total = device(town), server(town)._sum.total.clone()
+    before, done = state(role), role.compute()
+    assert done.upload is not None
+    done = replace(done, upload=spoil(done.upload))
+    town.do(role.actor, lambda: role.finish(done, town.tick()))
+    town.drain()
+    assert [failed.reason for failed in town.declined] == [reason]
+    assert words in str(town.declined[0])
+    assert state(role) == (before[0] + 1, DeviceState.IDLE, *before[2:])
+    assert torch.equal(server(town)._sum.total, total)
+    play_phase(town)
     town.replayed()
 
 

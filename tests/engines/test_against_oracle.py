@@ -71,8 +71,10 @@ BCDI = fb.FedBCDI(
     batch=3,
     projection=fb.Box(-0.4, 0.4),
     offline_limit=2,
+    offline_time="free",
 )
-BCDI_3 = fb.FedBCDI(device_step=0.1, batch=3, available=3)
+TIMED = replace(BCDI, offline_time="timed")
+BCDI_3 = fb.FedBCDI(device_step=0.1, batch=3, available=3, offline_time="free")
 CLOUDS = {
     "sync": fb.SyncCloud(),
     "async": fb.AsyncCloud(first=2),
@@ -140,6 +142,27 @@ CASES |= {
     "momentum-kept-free": Case(
         replace(BCDI, projection=fb.NoProjection()), fb.RigorousCloud(first=2)
     ),
+    **{f"timed-{name}": Case(TIMED, cloud) for name, cloud in CLOUDS.items()},
+    "timed-join-and-leave": Case(
+        replace(BCDI_3, offline_time="timed"),
+        fb.AsyncCloud(first=2),
+        joins=((3, 4),),
+        leaves=((7, 3),),
+        active=1,
+    ),
+    "timed-and-slow": Case(TIMED, fb.AsyncCloud(first=2), clock=SLOW),
+    "epochs-sync": Case(replace(BCD, steps=None, epochs=(1, 2)), fb.SyncCloud()),
+    "epochs-prox": Case(
+        fb.FedProx(device_step=0.1, batch=3, penalty=GAMMA, epochs=(1, 3)), fb.SyncCloud()
+    ),
+    "epochs-exact": Case(
+        fb.FedBCD(device_step=0.1, batch="all", epochs=(1, 3)), fb.AsyncCloud(first=2)
+    ),
+    "epochs-free": Case(replace(BCDI, steps=None, epochs=(1, 2)), fb.SyncCloud()),
+    "epochs-and-pulls": Case(
+        replace(TIMED, steps=None, epochs=(1, 2), pull_steps=(2, 4)), fb.AsyncCloud(first=2)
+    ),
+    "pulls-free": Case(replace(BCDI, pull_steps=(2, 3)), fb.SyncCloud()),
     "one-step-each": Case(
         fb.FedBCDI(device_step=0.1, batch=3, steps=(1, 1)), fb.AsyncCloud(first=2)
     ),
@@ -226,7 +249,10 @@ def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
         device_step=a.device_step,
         momentum=method.momentum,
         server_step=getattr(a, "server_step", 1.0),
-        steps=a.steps,
+        steps=a.epochs or a.steps,
+        epochs=a.epochs is not None,
+        pull_steps=method.pull_steps,
+        offline_time=method.offline_time,
         batch=None if a.batch == "all" else a.batch,
         cloud_iterations=method.cloud_iterations,
         rounds=case.rounds,

@@ -4,6 +4,7 @@ without a GPU, so neither is recorded.
 
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,7 @@ def assert_alike(one, other, bound: float = 1e-12) -> None:
         assert a.distance == pytest.approx(b.distance, rel=1e-9, abs=1e-12)
 
 
+FREE = fb.FedBCDI(offline_time="free")
 CASES = [
     (fb.FedBCD(), fb.SyncCloud()),
     (fb.FedBCD(cloud_iterations=3), fb.SyncCloud()),
@@ -96,12 +98,13 @@ CASES = [
     (fb.FedBCD(penalty=[0.1 * (i + 1) for i in range(20)]), fb.AsyncCloud(first=3)),
     (fb.FedBCD(cloud_iterations=2, steps=(3, 3)), fb.AsyncCloud(first=1)),
     (fb.FedBCD(server_step=0.02, server_step_form="absolute"), fb.AsyncCloud(first=2)),
-    (fb.FedBCDI(), fb.SyncCloud()),
-    (fb.FedBCDI(offline_limit=1, available=3), fb.SyncCloud()),
-    (fb.FedBCDI(momentum_after_contact="pull"), fb.SyncCloud()),
-    (fb.FedBCDI(momentum_after_contact="restart"), fb.SyncCloud()),
+    (FREE, fb.SyncCloud()),
+    (replace(FREE, offline_limit=1, available=3, pull_steps=(2, 3)), fb.SyncCloud()),
+    (replace(FREE, momentum_after_contact="pull"), fb.SyncCloud()),
+    (replace(FREE, momentum_after_contact="restart"), fb.SyncCloud()),
     (fb.FedProx(), fb.SyncCloud()),
     (fb.FedAvg(steps=(2, 2)), fb.SyncCloud()),
+    (fb.FedBCD(epochs=(1, 2)), fb.AsyncCloud(first=2)),
 ]
 
 
@@ -115,9 +118,7 @@ def test_numbers_of_the_event_loop(digits, algorithm, cloud, grouped, monkeypatc
     assert_alike(*both(digits, algorithm, cloud=cloud))
 
 
-@pytest.mark.parametrize(
-    "algorithm", [fb.FedBCD(), fb.FedBCDI(), fb.FedAvg()], ids=lambda a: a.name
-)
+@pytest.mark.parametrize("algorithm", [fb.FedBCD(), FREE, fb.FedAvg()], ids=lambda a: a.name)
 def test_buffers_and_augmentation(pictures, algorithm) -> None:
     assert_alike(*both(pictures, algorithm))
 
@@ -216,11 +217,10 @@ def test_the_log_is_that_of_the_event_loop(digits, algorithm, cloud, tmp_path) -
     assert replayed["engine"] == "ahead"
 
 
-@pytest.mark.parametrize(("algorithm", "cloud"), LOGGED, ids=lambda value: value.name)
-@pytest.mark.parametrize(
-    "ways", [(True, True), (True, False), (False, True)], ids=["ahead", "then events", "then ahead"]
-)
-def test_a_run_goes_on_from_its_checkpoint(digits, algorithm, cloud, ways, tmp_path) -> None:
+@pytest.fixture(scope="module", params=LOGGED, ids=lambda case: "-".join(c.name for c in case))
+def undisturbed(request, digits, tmp_path_factory) -> tuple:
+    """Algorithm and options of a run by the event loop, its folder, and the run."""
+    algorithm, cloud = request.param
     options = {
         "active": 2,
         "rounds": 11,
@@ -229,7 +229,15 @@ def test_a_run_goes_on_from_its_checkpoint(digits, algorithm, cloud, ways, tmp_p
         "certify_every": 0,
         "evaluate_every": 4,
     }
-    whole = fb.train(digits, algorithm, ahead=False, out=tmp_path / "whole", **options)
+    out = tmp_path_factory.mktemp("whole")
+    return algorithm, options, out, fb.train(digits, algorithm, ahead=False, out=out, **options)
+
+
+@pytest.mark.parametrize(
+    "ways", [(True, True), (True, False), (False, True)], ids=["ahead", "then events", "then ahead"]
+)
+def test_a_run_goes_on_from_its_checkpoint(digits, undisturbed, ways, tmp_path) -> None:
+    algorithm, options, folder, whole = undisturbed
     rounds = iter(range(100))
     first, then = ways
     stopped = fb.train(
@@ -243,7 +251,7 @@ def test_a_run_goes_on_from_its_checkpoint(digits, algorithm, cloud, ways, tmp_p
     assert stopped.summary["rounds"] == 6
     resumed = fb.train(digits, algorithm, ahead=then, out=tmp_path / "run", resume=True, **options)
     assert_alike(whole, resumed)
-    assert log_of(tmp_path / "whole") == log_of(tmp_path / "run")
+    assert log_of(folder) == log_of(tmp_path / "run")
     assert fb.replay(tmp_path / "run" / "events.jsonl", digits)["engine"] == "ahead"
 
 

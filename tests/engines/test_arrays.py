@@ -3,6 +3,7 @@ clock, round by round.
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 from support.methods import method_of
 
+FREE = fb.FedBCDI(offline_time="free")
 SERVERS = [[n + 4 * k for k in range(7)] for n in range(4)]
 
 
@@ -88,9 +90,10 @@ CLOCKS = [
     ("algorithm", "cloud"),
     [(fb.FedBCD(), cloud) for cloud in CLOUDS]
     + [
-        (fb.FedBCDI(), fb.SyncCloud()),
-        (fb.FedBCDI(available=3, offline_limit=2), fb.SyncCloud()),
+        (FREE, fb.SyncCloud()),
+        (replace(FREE, available=3, offline_limit=2, pull_steps=(2, 3)), fb.SyncCloud()),
         (fb.FedProx(steps=(4, 4)), fb.SyncCloud()),
+        (fb.FedBCD(epochs=(1, 3), batch=4), fb.AsyncCloud(first=2)),
     ],
     ids=str,
 )
@@ -98,7 +101,7 @@ CLOCKS = [
 def test_same_rounds_as_the_event_loop(
     algorithm: Algorithm, cloud: Cloud, clock: Clock, active: int
 ) -> None:
-    schedule = Schedule(method_of(algorithm), clock, 11, active, sent=(8.0, 8.0))
+    schedule = Schedule(method_of(algorithm, range(1, 29)), clock, 11, active, sent=(8.0, 8.0))
     assert why_not_ahead(SERVERS, schedule, cloud) is None
     recorder = Recorder()
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
@@ -158,7 +161,8 @@ def test_large_servers_are_not_sorted_whole() -> None:
     [
         ({"joins": {1: 2}}, fb.SyncCloud(), "join"),
         ({}, fb.RigorousCloud(first=2), "rigorous"),
-        ({"method": method_of(fb.FedBCDI())}, fb.AsyncCloud(first=2), "offline"),
+        ({"method": method_of(FREE)}, fb.AsyncCloud(first=2), "offline"),
+        ({"method": method_of(fb.FedBCDI())}, fb.SyncCloud(), "take their time"),
         ({"clock": Clock(fb.Constant(1.0), Exponential(1.0))}, fb.SyncCloud(), "repeat"),
     ],
 )

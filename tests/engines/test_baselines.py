@@ -67,7 +67,7 @@ def test_alone_a_device_takes_its_steps_and_nobody_elses(
             x, prev = ex - ETA * gradient(device, ex), x
         assert run.personal_NF[device].numpy() == pytest.approx(x, abs=1e-12)
     assert not run.global_VF.any(), "z is x(0)"
-    replayed = fb.replay(tmp_path / "events.jsonl", federation())
+    replayed = fb.replay(tmp_path, federation())
     assert replayed["digest"] == run.summary["digest"]
 
 

@@ -122,3 +122,22 @@ def test_servers_that_change_hands_need_nobody_who_stays() -> None:
     """Refused is a server that is empty, not one whose devices all come or go."""
     run = _train(joins={1: 2, 2: 2, 3: 3}, leaves={0: 5, 1: 6})
     assert run.summary["rounds"] == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"federation.joins": [[3, 5]]}, r"unknown key 'joins', which belongs in \[run\]; known"),
+        ({"leaves": [[3, 5]]}, r"the file has an unknown key 'leaves', which belongs in \[run\]"),
+        ({"run.active": 2}, r"unknown key 'active', which belongs in \[federation\]"),
+        ({"model.diversity": 2}, r"unknown key 'diversity', which belongs in \[data\]"),
+        ({"run.joins": [3, 5]}, r"write pairs of device and round, such as \[\[4, 5\]\]"),
+        ({"run.leaves": [[3, 5, 6]]}, "write pairs of device and round"),
+        ({"run.joins": [[3, 5], [3, 8]]}, "run.joins names device 3 twice; keep one round of it"),
+    ],
+)
+def test_who_comes_and_goes_is_written_in_one_place_and_one_way(
+    changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse(job_table(**changes))

@@ -218,7 +218,8 @@ def test_servers_disagree_on_asynchronous_clouds_only(case: str) -> None:
         assert disagreement == [0.0] * 6
     else:
         assert disagreement[0] == 0.0
-        assert all(value > 0 for value in disagreement[1:])
+        # before anybody has trained, all uploads of FedBCD-I are x(0)
+        assert all(value > 0 for value in disagreement[2:])
 
 
 def test_the_log_ends_with_the_number_of_its_lines_and_the_digest(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_late_device_is_neither_heard_nor_evaluated_before(
 
 def test_a_late_device_trains_offline_as_soon_as_it_has_joined(tmp_path: Path) -> None:
     """FedBCD-I with everybody available."""
-    algorithm = fb.FedBCDI(device_step=0.05, batch=8, available=4)
+    algorithm = fb.FedBCDI(device_step=0.05, batch=8, available=4, offline_time="free")
     _train(algorithm, fb.SyncCloud(), 6, joins={5: 4}, out=tmp_path)
     assert _events_of(tmp_path, "device/5")[:2] == ["OfflineDue", "OfflineTrained"]
     assert _events_of(tmp_path, "device/5").count("OfflineDue") == 2

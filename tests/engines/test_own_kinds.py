@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +65,10 @@ class Halfspace:
     def project(self, x):
         over = (x.sum(-1, keepdim=True) - self.most).clamp(min=0)
         return x - over / x.shape[-1]
+
+
+def net():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
 
 class NotFrozen:
@@ -152,6 +157,32 @@ def test_a_record_imports_nothing_unless_it_is_trusted(
         assert "theirs" not in sys.modules
         assert "--trust" in capsys.readouterr().err
     assert command("replay", folder / "out", "--trust", monkeypatch=monkeypatch) == 0
+
+
+def test_the_model_of_a_record_is_imported_only_where_it_is_trusted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A head of a log that names some program must not run it."""
+    job = '[data]\nname = "digits"\nsamples = 12\n[federation]\nservers = 2\ndevices = 2\n'
+    job += 'active = 1\n[model]\nname = "theirs:net"\n[run]\nrounds = 1\n'
+    (folder / "job.toml").write_text(job)
+    load_job(folder / "job.toml").run(folder / "out")
+    data = fb.load_dataset("digits")
+    np.savez(folder / "me.npz", inputs=data.train.inputs[:9], targets=data.train.targets[:9])
+    commands: dict[str, tuple[object, ...]] = {
+        "replay": (),
+        "export": ("--global", "--format", "safetensors"),
+        "personalise": ("--data", folder / "me.npz", "--steps", "1"),
+    }
+    for name, words in commands.items():
+        monkeypatch.delitem(sys.modules, "theirs", raising=False)
+        assert command(name, folder / "out", *words, monkeypatch=monkeypatch) != 0
+        assert "theirs" not in sys.modules
+        assert "--trust" in capsys.readouterr().err
+        assert command(name, folder / "out", *words, "--trust", monkeypatch=monkeypatch) == 0
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    assert command("run", "--resume", "--out", folder / "out", monkeypatch=monkeypatch) != 0
+    assert "theirs" not in sys.modules
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""Methods from outside: SCAFFOLD and FedBuff of `examples` on every engine of this machine, against
-naive float64 oracles (`support.naive`).
+"""Methods and rules from outside: SCAFFOLD, FedBuff, and an availability rule with a time-varying
+mixing (`examples`), on every engine of this machine, against naive float64 oracles
+(`support.naive`).
 """
 
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import fedbcd as fb
+import oracle
 from fedbcd.compute.devices import UPLOAD
 from fedbcd.compute.numbers import Numbers
 from fedbcd.engines.setup import make_machines, make_numbers, make_reader
@@ -17,21 +19,20 @@ from fedbcd.errors import ConfigError
 from fedbcd.own import imports
 from fedbcd.record.eventlog import LogReader
 from fedbcd.schedule.log import LogRounds
-from support.naive import ETA, ORACLES, OWN, STEP, Naive, lines, own_method
+from support.naive import CASES, DEVICES, ETA, ORACLES, STEP, Naive, lines, own
 from support.runs import largest_difference
 
-every_case = pytest.mark.parametrize("case", OWN)
+every_case = pytest.mark.parametrize("case", CASES)
 
 
 def trained(case: str, rounds: int = 8, **options: Any) -> fb.Run:
-    settings = {"active": 2, "looks": 1, "cloud": OWN[case], **options}
-    return fb.train(lines(), own_method(case), rounds=rounds, **settings)
+    return fb.train(lines(), own(case), rounds=rounds, **options)
 
 
 @every_case
 def test_it_is_what_its_oracle_says(case: str, tmp_path: Path) -> None:
     one_by_one = trained(case, dtype=torch.float64, max_batch=1, out=tmp_path)
-    z = ORACLES[case](Naive(lines(), tmp_path / "events.jsonl"), STEP, ETA)
+    z = ORACLES[case](Naive(lines(), tmp_path), STEP, ETA)
     assert float((one_by_one.global_VF - torch.from_numpy(z)).abs().max()) < 1e-12
     assert largest_difference(trained(case, dtype=torch.float64), one_by_one) < 1e-12
     assert largest_difference(trained(case), one_by_one) < 1e-5
@@ -45,6 +46,26 @@ def test_a_resumed_run_is_the_whole_one(case: str, tmp_path: Path) -> None:
     for rounds in (3, 4, 6, 9):
         run = trained(case, rounds, out=tmp_path / "parts", resume=rounds > 3)
     assert run.digest == whole.digest
+
+
+def test_a_rule_says_who_is_there(tmp_path: Path) -> None:
+    """All servers wait for all, so a server's phase is the coordinator's round."""
+    trained("own_availability", 12, out=tmp_path)
+    phase, active = 0, []
+    for name, number, says in Naive(lines(), tmp_path).happened():
+        if name == "OpenPhase":
+            phase = says["phase"]
+        elif name == "Trained":
+            active.append((number, phase))
+    there = {
+        (i, t)
+        for i in range(DEVICES)
+        for t in range(13)
+        if i % 2 == t % 2 or oracle.unit(oracle.address(0, oracle.AVAILABLE, i, t)) < 0.1
+    }
+    assert len(active) >= 48
+    assert {*active} <= there
+    assert any(i % 2 != t % 2 for i, t in active)
 
 
 def test_uploads_that_wait_for_their_phase_are_saved(tmp_path: Path) -> None:
@@ -61,7 +82,10 @@ def test_uploads_that_wait_for_their_phase_are_saved(tmp_path: Path) -> None:
     reader, numbers, waited = make_reader(spec, federation), fresh(), 0
     with imports(allowed=True):
         rounds = LogRounds(
-            LogReader(tmp_path / "events.jsonl"), make_machines(spec, federation), reader, (1, 5)
+            LogReader(tmp_path / "events.jsonl"),
+            make_machines(spec, federation),
+            reader,
+            numbers.method,
         )
         for round_ in rounds:
             for part in round_.work:

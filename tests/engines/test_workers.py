@@ -13,7 +13,7 @@ from fedbcd.compute.workers import workers
 from fedbcd.errors import NumericalError
 from support.runs import CASES, MLP, federation, train
 
-pytestmark = pytest.mark.usefixtures("both_ways")
+both_ways = pytest.mark.usefixtures("both_ways")
 
 
 @pytest.fixture(autouse=True)
@@ -29,28 +29,31 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "IN_CACHE", 2 * 910)
 
 
+@both_ways
 @pytest.mark.usefixtures("_small_parts")
 @pytest.mark.parametrize("case", CASES)
 def test_results_do_not_depend_on_the_number_of_workers(case: str) -> None:
     digests, histories = set(), set()
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        run = train(case, rounds=12, evaluate_every=4)
+        run = train(case, rounds=6, evaluate_every=2)
         digests.add(run.digest)
         histories.add(repr(list(run.history)))
         assert torch.get_num_threads() == count, "torch's own threads are back"
     assert len(digests) == len(histories) == 1
 
 
+@both_ways
 @pytest.mark.usefixtures("_small_parts")
 def test_parts_that_fit_the_cache_agree_with_one_device_at_a_time() -> None:
-    alone = train("fedbcd-sync", rounds=20, dtype=torch.float64, max_batch=1)
+    alone = train("fedbcd-sync", rounds=10, dtype=torch.float64, max_batch=1)
     torch.set_num_threads(2)
-    parts = train("fedbcd-sync", rounds=20, dtype=torch.float64)
+    parts = train("fedbcd-sync", rounds=10, dtype=torch.float64)
     torch.testing.assert_close(parts.personal_NF, alone.personal_NF, rtol=0, atol=1e-12)
     torch.testing.assert_close(parts.global_VF, alone.global_VF, rtol=0, atol=1e-12)
 
 
+@both_ways
 @pytest.mark.usefixtures("_small_parts")
 def test_batch_norm_is_safe_in_several_workers() -> None:
     def model() -> nn.Module:  # made anew, from the run's seed
@@ -61,10 +64,11 @@ def test_batch_norm_is_safe_in_several_workers() -> None:
     digests = set()
     for count in (1, 3):
         torch.set_num_threads(count)
-        digests.add(train("fedbcd-async", rounds=12, model=model).digest)
+        digests.add(train("fedbcd-async", rounds=6, model=model).digest)
     assert len(digests) == 1
 
 
+@both_ways
 @pytest.mark.filterwarnings("ignore::fedbcd.errors.DivergenceWarning")
 @pytest.mark.usefixtures("_small_parts")
 def test_an_error_in_a_worker_is_the_users_error() -> None:

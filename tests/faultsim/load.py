@@ -220,7 +220,7 @@ async def _clients(plan: Deployment, run: str, server: int, pipe: Connection) ->
 @contextmanager
 def crowd(plan: Deployment) -> Iterator[list[Connection]]:
     """The processes of all clients."""
-    context, run = get_context("fork"), plan.blueprint.fingerprint()
+    context, run = get_context("fork"), plan.blueprint.fingerprint
     pairs = [context.Pipe() for _ in plan.blueprint.servers]
     children = [
         context.Process(target=clients, args=(plan, run, n, there))

@@ -270,12 +270,19 @@ def _by_todays_names(case: Case) -> Case:
 
     if "job" in case:
         job = case["job"]
-        return {**case, "job": {**job, "run": today(job["run"])}}
+        offline = {"offline_time": "free"} if job["algorithm"]["name"] == "fedbcd-i" else {}
+        algorithm = {**job["algorithm"], **offline}
+        return {**case, "job": {**job, "algorithm": algorithm, "run": today(job["run"])}}
     return {**case, "train": today(case["train"])} if "train" in case else case
 
 
 def _method(table: dict[str, Any]) -> fb.Algorithm:
-    return _of(ALGORITHMS, {**table, "projection": _of(PROJECTIONS, table["projection"])})
+    """What version 0.1.0 did not know is as it did."""
+    later: dict[str, Any] = {"epochs": None}
+    if table["name"] == "fedbcd-i":
+        later |= {"offline_time": "free", "pull_steps": None}
+    table = {**later, **table, "projection": _of(PROJECTIONS, table["projection"])}
+    return _of(ALGORITHMS, table)
 
 
 def _settings(case: Case, federation: fb.Federation, folder: Path) -> dict[str, Any]:

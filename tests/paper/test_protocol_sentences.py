@@ -201,7 +201,7 @@ def test_eight_of_ten_train_offline_in_a_round_and_the_active_are_among_them() -
     """FedBCD-I (i), (ii): available devices train offline; 'Among them' are those that send their
     update requests.
     """
-    diary = diary_of(fb.FedBCDI(), fb.SyncCloud(), 1, devices=10, active=3)
+    diary = diary_of(fb.FedBCDI(offline_time="free"), fb.SyncCloud(), 1, devices=10, active=3)
     offline = {
         number_of(actor) for actor, event, _ in diary.lines if isinstance(event, OfflineTrained)
     }
@@ -214,7 +214,7 @@ def test_devices_that_miss_the_phase_train_again_in_the_next_round() -> None:
     """FedBCD-I (ii): 'Edge devices that miss this phase will start the next round of local
     training'.
     """
-    diary = diary_of(fb.FedBCDI(available=10), fb.SyncCloud(), 2, devices=10)
+    diary = diary_of(fb.FedBCDI(available=10, offline_time="free"), fb.SyncCloud(), 2, devices=10)
     trained = [
         number_of(actor) for actor, event, _ in diary.lines if isinstance(event, OfflineTrained)
     ]

@@ -219,6 +219,15 @@ def test_steps_out_of_range(tmp_path: Path, steps: list[int]) -> None:
     )
 
 
+def test_steps_and_epochs(tmp_path: Path) -> None:
+    _refuse(
+        tmp_path,
+        CONFIG,
+        {"algorithm.steps": [1, 5], "algorithm.epochs": [1, 2]},
+        "steps=[1, 5] and epochs=[1, 2] both say how long local work is; keep one of them",
+    )
+
+
 def test_steps_that_are_no_pair(tmp_path: Path) -> None:
     _refuse(tmp_path, CONFIG, {"algorithm.steps": [5]}, "algorithm.steps = [5] must have 2 values")
 
@@ -520,7 +529,7 @@ def test_a_model_factory_that_cannot_be_imported(tmp_path: Path, name: str) -> N
         CONFIG,
         {"model": {"name": name}},
         f"model.name = '{name}' cannot be imported",
-        "is it on PYTHONPATH?",
+        "or put it into",
     )
 
 

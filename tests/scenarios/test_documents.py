@@ -43,9 +43,23 @@ def test_job_files_in_documents_parse(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
-def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_run(
+    example: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [str(example)])
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
+
+
+def test_the_api_page_quotes_its_example() -> None:
+    example = (ROOT / "examples" / "scaffold.py").read_text()
+    code = example[example.index("from dataclasses") : example.index("\n\nif __name__")]
+    assert code.rstrip() in (ROOT / "docs" / "api.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedbuff", "own_availability"])
+def test_other_peoples_kinds_are_short(name: str) -> None:
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 60
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)

@@ -2,7 +2,7 @@
 on samples that it did not train on.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,9 @@ def test_data_of_another_kind_are_refused(run: fb.Run, change: Any, sentence: st
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"steps": 0}, "steps=0 must be 1 or more"),
+        ({"steps": 0}, "steps=0 must be a whole number, 1 or more"),
+        ({"steps": "10"}, "steps='10' must be a whole number"),
+        ({"server": "1"}, "server '1' is not in this run"),
         ({"held_out": 1.5}, "held_out=1.5 must be between"),
         ({"server": 9}, "server 9 is not in this run, which has 0 to 3"),
     ],
@@ -143,6 +145,29 @@ def test_a_folder_that_is_no_run_and_a_run_of_another_model_are_refused(
         fb.personalise(folder, _digits(1), federation=federation(MLP))
     with pytest.raises(ConfigError, match="does not know how it was trained"):
         fb.personalise(replace(run, spec=None), _digits(1))
+    with pytest.raises(ConfigError, match="None is neither a run nor the folder of one"):
+        fb.personalise(None, _digits(1))  # type: ignore[arg-type]
+    run.save(tmp_path / "saved")
+    with pytest.raises(RecordError, match=r"as Run.save leaves them.*spec="):
+        fb.personalise(tmp_path / "saved", _digits(1))
+
+
+def test_numbers_of_another_width_are_the_same_numbers(run: fb.Run) -> None:
+    own = _digits(1, 7)
+    wide = own.inputs.numpy().astype("int64"), own.targets.numpy().astype("int32")
+    assert torch.equal(fb.personalise(run, wide, steps=5).x, fb.personalise(run, own, steps=5).x)
+
+
+def test_a_method_that_sends_nothing_has_no_model_for_a_newcomer(run: fb.Run) -> None:
+    @dataclass(frozen=True)
+    class Silent(fb.Local):
+        def method(self, facts: Any) -> Any:
+            return replace(super().method(facts), personal="z")
+
+    assert run.spec is not None
+    silent = replace(run.spec, algorithm=Silent())
+    with pytest.raises(ConfigError, match="keeps and sends no models"):
+        fb.personalise(run, _digits(1), spec=silent)
 
 
 @pytest.mark.parametrize("name", ["missing.npz", "text.npz", "half.npz", "other.npz", "x.pickle"])
@@ -155,3 +180,11 @@ def test_a_file_that_holds_no_samples_is_refused(folder: Path, tmp_path: Path, n
     answer = fedbcd("personalise", folder, "--data", tmp_path / name)
     assert answer.code == 3
     assert "inputs and targets" in answer.err
+
+
+def test_a_model_that_cannot_be_written_is_refused_before_anything_is_computed(
+    folder: Path, tmp_path: Path
+) -> None:
+    answer = fedbcd("personalise", folder, "--data", tmp_path / "none.npz", "--out", tmp_path)
+    assert answer.code == 2
+    assert "is a folder; name a file, such as --out" in answer.err

@@ -4,7 +4,7 @@ import pytest
 
 import fedbcd as fb
 
-TWO = fb.Cluster(actors=2, cpus=0.25)
+ONE, TWO = (fb.Cluster(actors=actors, cpus=0.25) for actors in (1, 2))
 QUIET = (
     pytest.mark.filterwarnings(  # sockets and processes that Ray leaves to the garbage collector
         "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"

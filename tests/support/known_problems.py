@@ -300,11 +300,11 @@ class _Phases:
     x: list[list[Tensor]] = field(default_factory=list)  # per server, its members' rows
 
     def apply(self, actor: Actor, event: Event, commands: Sequence[Command]) -> None:
-        """Take note after the numbers have."""
+        """Take note after the numbers have; what comes before a step is played with it."""
         self.reader.apply(actor, event, commands)
-        self.numbers.play(self.reader.take(0, 0.0, 0))
         for command in commands:
             if isinstance(command, StepModel):
+                self.numbers.play(self.reader.take(0, 0.0, 0))
                 n = number_of(actor)
                 self.z[n].append(self.numbers.models[command.result].clone())
                 self.x[n].append(

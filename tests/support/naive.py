@@ -18,6 +18,7 @@ from torch import nn
 
 import fedbcd as fb
 import oracle
+from fedbcd.spec import RunSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEVICES, SIZE, BATCH = 8, 12, 8
@@ -47,27 +48,33 @@ def Line() -> nn.Module:
 
 
 STEP, ETA = 0.1, 0.9
-OWN: dict[str, fb.Cloud] = {"scaffold": fb.SyncCloud(), "fedbuff": fb.AsyncCloud(first=2)}
+CASES = ("scaffold", "fedbuff", "own_availability")
 
 
-def own_method(case: str) -> Any:
-    """Of the examples, by object."""
+def own(case: str, **changes: Any) -> RunSpec:
+    """A run with what an example brings, by object."""
+    theirs: Any = example(case)
     if case == "scaffold":
-        return example(case).Scaffold(step=STEP, eta=ETA)
-    return example(case).FedBuff(step=STEP, eta=ETA, at_once=3)
+        spec = RunSpec(theirs.Scaffold(step=STEP, eta=ETA))
+    elif case == "fedbuff":
+        spec = RunSpec(theirs.FedBuff(step=STEP, eta=ETA, at_once=3), fb.AsyncCloud(first=2))
+    else:
+        algorithm = fb.FedBCD(device_step=STEP, server_step=ETA, batch=BATCH)
+        spec = RunSpec(algorithm, theirs.Turns(0.25), availability=theirs.Shifts())
+    return spec.changed({"active": 2, "looks": 1, **changes})
 
 
 class Naive:
     """One run, from its log; `z` is by handle."""
 
-    def __init__(self, federation: fb.Federation, log: Path) -> None:
+    def __init__(self, federation: fb.Federation, folder: Path) -> None:
         self.federation = federation
         module = federation.make_model(0).double()
         start = torch.cat([p.detach().flatten() for p in module.parameters()]).numpy()
         self.start = np.asarray(start, dtype=np.float64)
         self.z: dict[str, Vector] = {f"z/{n}/0": self.start for n in range(8)} | {"z/0": self.start}
         self.home = {i: n for n, own in enumerate(federation.servers) for i in own}
-        self.log = [json.loads(line) for line in log.read_text().splitlines()]
+        self.log = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
     def happened(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Events and commands in order: their names, on whom, and what they say."""
@@ -114,11 +121,8 @@ def scaffold(run: Naive, step: float, eta: float) -> Vector:
             dy, dc = (sum(sent[i][part] for i in counted) for part in (0, 1))
             run.z[says["result"]] = run.z[says["model"]] + eta * dy / len(counted)
             c, counted = c + dc / DEVICES, []
-    return run.z[says["result"] if name == "StepGlobal" else max(run.z, key=_number)][None]
-
-
-def _number(handle: str) -> int:
-    return int(handle.rpartition("/")[2])
+            z = run.z[says["result"]]
+    return z[None]
 
 
 def fedbuff(run: Naive, step: float, eta: float) -> Vector:
@@ -148,7 +152,35 @@ def fedbuff(run: Naive, step: float, eta: float) -> Vector:
     return np.stack([run.z[f"z/{n}/{made[n]}"] for n in range(len(run.federation.servers))])
 
 
+def own_availability(run: Naive, step: float, eta: float) -> Vector:
+    """FedBCD whose two servers keep three quarters of their model in a mix."""
+    x, before = (dict.fromkeys(range(DEVICES), run.start) for _ in range(2))
+    copies = {n: dict.fromkeys(own, run.start) for n, own in enumerate(run.federation.servers)}
+    work: dict[int, dict[str, Any]] = {}
+    latest: dict[int, Vector] = {}
+    for name, number, says in run.happened():
+        if name == "Train":
+            work[number] = says
+        elif name == "Trained":
+            z = run.z[work[number]["model"]]
+            for k in range(says["steps"]):
+                ex = x[number] + 0.9 * (x[number] - before[number])
+                g = run.gradient(ex, number, work[number]["session"], k) + (ex - z)
+                x[number], before[number] = ex - step * g, x[number]
+        elif name == "Absorb":
+            copies[number][says["device"]] = x[says["device"]]
+        elif name == "MixModels":
+            a, b = (run.z[model] for model in says["models"])
+            mixed = (0.75 * a + 0.25 * b, 0.25 * a + 0.75 * b)
+            run.z |= dict(zip(says["results"], mixed, strict=True))
+        elif name == "StepModel":
+            w, mean = run.z[says["mixed"]], sum(copies[number].values()) / len(copies[number])
+            latest[number] = run.z[says["result"]] = w - eta * (w - mean)
+    return np.stack([latest[n] for n in sorted(latest)])
+
+
 ORACLES: dict[str, Callable[[Naive, float, float], Vector]] = {
     "scaffold": scaffold,
     "fedbuff": fedbuff,
+    "own_availability": own_availability,
 }

@@ -39,7 +39,8 @@ def simulation(
     algorithm = options.get("algorithm", fb.FedBCD())
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
     driver = Driver(Machines(homes, cloud, active, 1, limit), None, options.get("log"))
-    return Simulation(driver, Schedule(method_of(algorithm), clock, seed, active))
+    sent = options.get("sent", (0.0, 0.0))
+    return Simulation(driver, Schedule(method_of(algorithm), clock, seed, active, sent=sent))
 
 
 COMPARED = 30  # rounds

@@ -36,7 +36,7 @@ CASES: dict[str, tuple[fb.Algorithm, fb.Cloud]] = {
         BCD,
         fb.GraphCloud([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0, 0, 0.5, 0.5]]),
     ),
-    "fedbcd-i-sync": (BCDI, fb.SyncCloud()),
+    "fedbcd-i-sync": (replace(BCDI, offline_time="free"), fb.SyncCloud()),
     "fedbcd-i-async": (BCDI, fb.AsyncCloud(first=2)),
     "fedbcd-i-rigorous": (BCDI, fb.RigorousCloud(first=2)),
     "fedavg-sync": (fb.FedAvg(device_step=0.05, batch=8), fb.SyncCloud()),

@@ -145,6 +145,37 @@ def test_steps_are_a_range_from_one_on(kind: Kind, value: tuple[int, int]) -> No
     refused(kind, f"steps={list(value)}|1 <= low <= high", steps=value)
 
 
+@every_algorithm
+def test_epochs_are_a_range_in_place_of_steps(kind: Kind) -> None:
+    refused(kind, "epochs=[0, 1]|1 <= low <= high", epochs=(0, 1))
+    refused(kind, "steps=[1, 5] and epochs=[1, 2] both|keep one", steps=(1, 5), epochs=(1, 2))
+    assert kind().steps == (1, 5)
+    assert kind(epochs=(1, 2)).steps is None
+
+
+@every_algorithm
+def test_an_epoch_is_a_pass_over_the_data_of_a_device(kind: Kind) -> None:
+    """Its time is counted in passes; penalty steps read no data, so these have none."""
+    method = method_of(kind(epochs=(2, 2), batch=10), [5, 10, 11, 95])
+    offline = bool(method.offline)
+    found = [method.length(0, i, 0, None if offline else 0) for i in range(4)]
+    assert found == [(2, 2), (2, 2), (2, 4), (2, 20)]
+    assert method.lengths(offline=offline) == (2, 20)
+    if offline:
+        assert method.length(0, 3, 0, 0) == (2, 2)
+    assert method_of(kind(epochs=(3, 3), batch="all"), [7]).length(0, 0, 0, 0) == (3, 3)
+
+
+def test_the_penalty_loop_has_a_length_of_its_own() -> None:
+    refused(fb.FedBCDI, "pull_steps=[3, 1]|1 <= low <= high", pull_steps=(3, 1))
+    refused(fb.FedBCDI, "offline_time='none'|'timed' or 'free'", offline_time="none")
+    method = method_of(fb.FedBCDI(pull_steps=(7, 9)))
+    drawn = [method.length(0, 0, 0, activation) for activation in range(40)]
+    assert {steps for _, steps in drawn} == {7, 8, 9}
+    assert method.length(0, 0, 0, None).steps <= 5
+    assert method.lengths(offline=False) == (7, 9)
+
+
 @penalised
 @pytest.mark.parametrize("value", NOT_POSITIVE)
 def test_a_penalty_must_be_finite_and_above_zero(kind: Kind, value: float) -> None:

@@ -34,9 +34,15 @@ from fedbcd.planner.server_time import (
     DeviceModel,
     KnownTime,
     Observed,
+    device_model,
     fits,
+    with_losses,
 )
+from fedbcd.planner.slowest import slowest
 from fedbcd.record.eventlog import LogWriter
+from fedbcd.record.timeline import read_timeline
+from fedbcd.report.advice import advice
+from fedbcd.report.view import read_run, run_view
 from fedbcd.schedule.delays import Delay
 from support.planner import CLOCK, DELAYS, recorded, recorded_times, simulation
 from support.runs import job_table, train
@@ -445,3 +451,44 @@ def test_a_round_that_is_not_there_is_named(log: Path) -> None:
         ConfigError, match=r"round 60 is not in .*events.jsonl, which has rounds 0 to 59"
     ):
         explain(log, 60)
+
+
+SLOW = fb.Clock(classes=(fb.DeviceClass(servers=(2,), step=8.0),))
+
+
+def test_a_log_tells_who_was_slow_and_why(tmp_path: Path) -> None:
+    """`explain` of the longest round, and the sentence of a report."""
+    train("fedbcd-sync", rounds=6, out=tmp_path / "run", clock=SLOW)
+    timeline, _ = read_timeline(tmp_path / "run" / "events.jsonl")
+    said = slowest(timeline)
+    assert said.startswith("server 2 was the slowest: its phases took ")
+    assert said.endswith("by its class (step x 8)")
+    story = explain(tmp_path / "run")
+    assert story.last.server == 2
+    assert "It differs from others by its class (step x 8)" in story.sentences[1]
+    assert said in advice(run_view(read_run(tmp_path / "run"), "a"))
+
+
+def test_servers_that_differ_are_planned_and_the_slowest_named() -> None:
+    table = {"run": {"rounds": 4}, "cloud": {"name": "async", "first": 2}}
+    job = parse(job_table(**table))[0].changed(clock=SLOW)
+    source = device_model(job)
+    plan = make_plan({2: source}, 4, firsts=[2, 4])
+    assert int(np.argmax(plan.by_server)) == 2
+    assert plan.slowest.startswith("server 2 is the slowest: E[tau_n] = ")
+    assert plan.slowest.endswith("by its class (step x 8)")
+    assert plan.rows[0].round_time < plan.rows[1].round_time / 3
+    with pytest.raises(ConfigError, match="the 4 servers of the job differ"):
+        make_plan({2: source}, 5)
+    with pytest.raises(ConfigError, match="q=5 devices of 4 cannot take part"):
+        device_model(job, 5)
+
+
+def test_the_place_of_a_lost_device_goes_to_the_next() -> None:
+    """Two places, five devices: the first is lost after half its work, at 1 + 2, and the third
+    takes its place; the second has its own.
+    """
+    arrival, work = np.array([1.0, 2.0, 2.5, 8.0, 9.0]), np.array([4.0, 3.0, 5.0, 1.0, 1.0])
+    lost = np.array([0.5, 2.0, 2.0, 2.0, 0.1])
+    assert with_losses(arrival, work, lost, 2) == 3.0 + 5.0
+    assert with_losses(arrival, work, np.full(5, 2.0), 2) == 5.0

@@ -43,6 +43,9 @@ def test_what_a_record_does_not_name_is_what_its_version_did() -> None:
         "name": "fedbcd-i",
         "projection": {"name": "none"},
         "momentum_after_contact": "pull",
+        "offline_time": "free",
+        "pull_steps": None,
+        "epochs": None,
     }
 
 
@@ -72,9 +75,10 @@ def test_what_was_taken_before_is_something_that_the_settings_know() -> None:
     for before in BEFORE:
         for name in kinds.keys() & {*before.kinds}:
             assert describe(going_on(kinds[name](), {"name": name}))[before.setting] == before.was
-            assert describe(kinds[name]())[before.setting] != before.was, (
-                "a default that has not changed needs no line"
-            )
+            if before.known:
+                assert describe(kinds[name]())[before.setting] != before.was, (
+                    "a default that has not changed needs no line"
+                )
 
 
 def test_copies_know_what_was_said() -> None:

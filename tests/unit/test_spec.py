@@ -44,6 +44,7 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "seed": (7, 7),
     "joins": ({3: 2, 1: 5}, [[1, 5], [3, 2]]),
     "leaves": ({2: 3}, [[2, 3]]),
+    "availability": (fb.Chance(0.5), {"name": "chance", "probability": 0.5}),
     "churn": (
         fb.Churn(0.02, 0.01, 20),
         {"joins": 0.02, "leaves": 0.01, "rounds": 20},
@@ -176,8 +177,18 @@ def test_the_actors_of_a_cluster_get_every_option(name: str) -> None:
     assert pickle.loads(pickle.dumps(other(name))) == other(name)  # noqa: S301
 
 
-DEPLOYED = ("clock", "active", "seed", "max_batch", "measure", "rounds", "until_clock")
-REFUSED = ("dtype", "storage", "precision", "start", "uploads", "joins", "leaves", "churn")
+DEPLOYED = (
+    "clock",
+    "active",
+    "availability",
+    "seed",
+    "max_batch",
+    "uploads",
+    "measure",
+    "rounds",
+    "until_clock",
+)
+REFUSED = ("dtype", "storage", "precision", "start", "joins", "leaves", "churn")
 
 
 @every_option

@@ -26,7 +26,7 @@ Ints = TypeVar("Ints", npt.NDArray[np.int64], torch.Tensor)
 
 BATCH, STEPS, ARRIVAL, PROCESS, AVAILABLE, LABELS, SAMPLES = range(1, 8)
 SHUFFLE, GAMMA, SHARDS, RANKS, OWNERS, DEAL = range(8, 14)  # of the partitioners in data/
-OFFLINE = 14
+OFFLINE, REST, PULLS = 14, 15, 16  # FedBCD-I: of an offline round, before it, of an activation
 AUGMENT = 20
 EXACT = 21  # what a forward pass draws where an exact gradient is taken, for certificates
 JOINING, LEAVING = 22, 23  # of devices, by a churn rule
@@ -62,9 +62,9 @@ def unit(h: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     return (((h >> 12) & ((1 << 52) - 1)).astype(np.float64) + 0.5) * 2.0**-52
 
 
-def steps(seed: int, device: int, session: int, low: int, high: int) -> int:
+def steps(seed: int, device: int, session: int, low: int, high: int, stream: int = STEPS) -> int:
     """K_i: how many steps device i takes in a session, uniform on low .. high."""
-    return low + below_one(seed, STEPS, high - low + 1, device, session)
+    return low + below_one(seed, stream, high - low + 1, device, session)
 
 
 class Grid(NamedTuple):

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from itertools import pairwise
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm import cloud
+from fedbcd.algorithm import cloud, draws
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.plan import EVERYWHERE, Plan, Pull, Repeat, Steps, check_plan, written
 from fedbcd.algorithm.projection import Projection
@@ -26,6 +26,7 @@ Width = Literal["model", "parameters"] | int  # of a vector: a model's, that wit
 Batch = int | Literal["all"]
 Model = Mapping[str, Tensor]  # what a server keeps, by name, float64: z, and perhaps more
 Weight = Literal["one", "size", "penalty"] | Sequence[float]
+OfflineTime = Literal["timed", "free"]
 SENT = "sent"  # no slot has this name
 
 
@@ -156,6 +157,13 @@ class Keep:
         return {}
 
 
+class Length(NamedTuple):
+    """Of a session: how many steps or passes were drawn, which say how long it takes, and K_i."""
+
+    drawn: int
+    steps: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A method of learning.
@@ -199,10 +207,14 @@ class Method:
     result: str = "z"
     cloud: Literal["any", "sync", "async"] = "any"
     # what a schedule and a mini-batch are made from
-    steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high
+    steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high, or as many passes:
+    passes: Sequence[int] = ()  # steps in a pass over its data, of each device; empty: one
+    # of an activation that takes no gradients; None: as many as were drawn for the latest session
+    pull_steps: tuple[int, int] | None = None
     batch: Batch = 32
     projection: Projection = EVERYWHERE  # x(0) is in X, and what is uploaded
     offline_limit: int | None = None  # offline rounds in a row without contact
+    offline_time: OfflineTime = "timed"  # they take their time, or none, once in a round
     available: int | float | None = None  # of a server's members; a share of them below 1
     cloud_iterations: int = 1  # K_z
     # devices of a server that may work at the same time; None: as many as still end its phase, so
@@ -223,6 +235,17 @@ class Method:
         return any(slot.name == self.personal for slot in self.slots)
 
     @property
+    def forgets_mixes(self) -> bool:
+        """Whether z is what the devices say, whatever servers have mixed: a step of 1 after it."""
+        whole = isinstance(self.step, Relative) and self.step.step == 1.0
+        return whole and self.order == "mix, step" and self.counts == "active"
+
+    @property
+    def is_only_sync(self) -> bool:
+        """Whether it is for clouds with one z for all servers."""
+        return self.cloud == "sync" or self.forgets_mixes
+
+    @property
     def first_steps(self) -> Steps | None:
         """The first steps it takes on g_i, if any."""
         return next(filter(None, map(_first_steps, (self.plan, self.offline))), None)
@@ -236,6 +259,33 @@ class Method:
     def momentum(self) -> float:
         """zeta of its first steps."""
         return 0.0 if self.first_steps is None else self.first_steps.momentum
+
+    @property
+    def takes_time_offline(self) -> bool:
+        """Whether devices train offline by timers of their own, and are busy meanwhile."""
+        return bool(self.offline) and self.offline_time == "timed"
+
+    def has_passes(self, *, offline: bool) -> bool:
+        """Whether what is drawn are passes over the data: not for pulls, which read none."""
+        return bool(self.passes) and not pulls_only(self.offline if offline else self.plan)
+
+    def pass_of(self, device: int, *, offline: bool) -> int:
+        """Steps in one of what is drawn for an offline round, or an activation."""
+        return self.passes[device] if self.has_passes(offline=offline) else 1
+
+    def length(self, seed: int, device: int, session: int, activation: int | None) -> Length:
+        """Of a session; `activation`: its number, None in an offline round."""
+        if activation is not None and self.pull_steps is not None:
+            drawn = draws.steps(seed, device, activation, *self.pull_steps, stream=draws.PULLS)
+        else:
+            drawn = draws.steps(seed, device, session, *self.steps)
+        return Length(drawn, drawn * self.pass_of(device, offline=activation is None))
+
+    def lengths(self, *, offline: bool) -> tuple[int, int]:
+        """The fewest and the most steps of an offline round, or of an activation."""
+        low, high = self.steps if offline else self.pull_steps or self.steps
+        passes = self.passes if self.has_passes(offline=offline) else (1,)
+        return low * min(passes), high * max(passes)
 
     def available_of(self, members: int) -> int:
         """How many of a server's members can train in a round."""
@@ -360,11 +410,8 @@ def _check_numbers(method: Method) -> None:
         raise ConfigError(f"{method.name}: cloud={method.cloud!r} must be 'any', 'sync' or 'async'")
     if method.at_once is not None and method.at_once < 1:
         raise ConfigError(f"{method.name}: at_once={method.at_once} must be 1 or more")
-    low, high = method.steps
-    if not 1 <= low <= high:
-        raise ConfigError(
-            f"steps={list(method.steps)} must be [low, high] with 1 <= low <= high, e.g. [1, 5]"
-        )
+    check_range("steps", method.steps)
+    check_range("pull_steps", method.pull_steps)
     batch = method.batch
     if batch != "all" and not (isinstance(batch, int) and batch >= 1):
         raise ConfigError(f"batch={batch} must be 1 or more, or 'all' for exact gradients")
@@ -372,6 +419,16 @@ def _check_numbers(method: Method) -> None:
         raise ConfigError(
             f"{method.name}: an offline plan needs offline_limit, and only it does: how many"
             " offline rounds a device may take in a row without contact"
+        )
+    if method.offline_time not in get_args(OfflineTime):
+        raise ConfigError(f"offline_time={method.offline_time!r} must be 'timed' or 'free'")
+
+
+def check_range(name: str, pair: tuple[int, int] | None) -> None:
+    """Refuse bounds of a draw that are none."""
+    if pair is not None and not 1 <= pair[0] <= pair[1]:
+        raise ConfigError(
+            f"{name}={list(pair)} must be [low, high] with 1 <= low <= high, e.g. [1, 5]"
         )
 
 
@@ -432,8 +489,11 @@ class Bound:
         self.needs_counts: bool = getattr(method.step, "needs_counts", True)
         # whether each device's last upload is kept, to replace it, or to bring its slots back
         self.keeps_last = bool(method.slots) or method.counts == "members"
-        self.wire = self._wire(*wiring) if wiring is not None and wiring[0] else None
+        self.wire = _wire(self, *wiring) if wiring is not None and wiring[0] else None
+        if self.wire is not None and self.wire.whole:
+            self.weights = exact_weights(self.weights)
         plain = self.wire is None
+        self.in_parts = plain and self.by_value  # whether a server may step a long vector so
         # sent vectors that are in X, out of which layers may carry them
         self.in_set = {s.name for s in method.sends if plain and self._is_projected(s.name)}
         # whether what a device has contributed is its x, as it was before its session
@@ -443,13 +503,6 @@ class Bound:
             and self.upload.size == self.slots.get("x") == layout.size_F
             and not method.offline
         )
-
-    def _wire(self, layers: Sequence[Layer], start: Tensor, most: int) -> Wire:
-        check_layers(layers, discount=self.method.discount is not None)
-        wire = Wire(layers, self.first_upload(start), most)
-        if wire.whole:
-            self.weights = exact_weights(self.weights)
-        return wire
 
     def weight_of(self, device: int, age: int) -> float:
         """Of an upload in a sum, since whose start so many versions of z were made."""
@@ -550,8 +603,11 @@ class Bound:
     # contributions: what servers add up; without layers on uploads that is what was sent
     def known(self, device: int, model: Tensor) -> Tensor:
         """What a device contributes that has trained nothing yet, where z is `model`."""
-        first = self.first_upload(model)
-        return first if self.wire is None else self.wire.known(first, self.sender(device))
+        return self.contributed(device, self.first_upload(model))
+
+    def contributed(self, device: int, sent: Tensor) -> Tensor:
+        """The same of one of whom this is known without an upload."""
+        return sent if self.wire is None else self.wire.known(sent, self.sender(device))
 
     def base(self, device: int, last: Tensor | None, z: Tensor) -> Tensor:
         """What a message is added to: the device's `last` contribution, where members count;
@@ -562,6 +618,10 @@ class Bound:
     def factor(self, weight: float) -> float:
         """By what a contribution is multiplied in a sum; messages have been on the device."""
         return weight if self.wire is None else math.copysign(1.0, weight)
+
+    def total(self, total: Tensor, weight: float | Tensor) -> Tensor:
+        """The sum of weight times what was sent, from that of contributions."""
+        return total if self.wire is None else self.wire.value(total, weight)
 
     def sent_by(self, device: int, contribution: Tensor) -> Tensor:
         """What the device has sent."""
@@ -598,12 +658,16 @@ class Bound:
         if weight == 0.0:
             return mixed
         w = self.model.views(mixed)
-        total = total if self.wire is None else self.wire.value(total, weight)
-        sums = Sums(self.upload.views(total), weight, count, members)
+        sums = Sums(self.upload.views(self.total(total, weight)), weight, count, members)
         found = {**w, **self.method.step(w, sums)}
         if self.private_F is not None:
             found["z"] = torch.where(self.private_F.to(mixed.device), w["z"], found["z"])
         return self.model.joined(found)
+
+
+def _wire(bound: Bound, layers: Sequence[Layer], start: Tensor, most: int) -> Wire:
+    check_layers(layers, discount=bound.method.discount is not None)
+    return Wire(layers, bound.first_upload(start), most)
 
 
 def pulls_only(plan: Plan) -> bool:

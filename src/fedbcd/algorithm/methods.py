@@ -16,10 +16,12 @@ from fedbcd.algorithm.method import (
     Facts,
     Keep,
     Method,
+    OfflineTime,
     Relative,
     ServerStep,
     Settings,
     Slot,
+    check_range,
 )
 from fedbcd.algorithm.plan import Plan, Pull, Set, Steps, Toward
 from fedbcd.algorithm.projection import PROJECTIONS, NoProjection, Projection
@@ -30,6 +32,7 @@ from fedbcd.recorded import Said
 Form = Literal["relative", "absolute"]
 X = (Slot("x", restored="x"), Slot("x_prev", "parameters", restored="x"))
 FROM_Z = Set("x", ((1.0, "z"),))
+STEPS = (1, 5)  # where nothing is said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +41,15 @@ class _DeviceSettings(Said):
 
     device_step: float = 0.005  # eta_x
     batch: Batch = 32  # R; "all" takes exact gradients (Theorem 1(ii))
-    steps: tuple[int, int] = (1, 5)  # K_i is uniform on low..high
+    # K_i is uniform on low..high; (1, 5) where there are no epochs
+    steps: tuple[int, int] | None = None
+    # in place of steps: so many passes over the device's data, of ceil(n / R) steps each
+    epochs: tuple[int, int] | None = None
     projection: Projection = field(default_factory=NoProjection)  # P_X
 
     def __post_init__(self) -> None:
         _freeze_penalty(self)
+        self._check_length()
         _positive("device_step", self.device_step)
         if not callable(getattr(self.projection, "project", None)):
             raise ConfigError(
@@ -52,6 +59,16 @@ class _DeviceSettings(Said):
         self._check()
         self.method(Facts(0, ()))
 
+    def _check_length(self) -> None:
+        check_range("epochs", self.epochs)
+        if self.steps is None and self.epochs is None:
+            object.__setattr__(self, "steps", STEPS)
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(
+                f"steps={list(self.steps)} and epochs={list(self.epochs)} both say how long local"
+                " work is; keep one of them"
+            )
+
     def _check(self) -> None:
         """Bounds of one's own settings."""
 
@@ -59,9 +76,14 @@ class _DeviceSettings(Said):
         """What is computed with these settings."""
         raise NotImplementedError
 
-    def _made(self, plan: Plan, **more: Any) -> Method:
+    def _made(self, facts: Facts, plan: Plan, **more: Any) -> Method:
+        batch = self.batch
+        passes: tuple[int, ...] = ()
+        if self.epochs is not None and batch != "all":
+            passes = tuple(math.ceil(size / batch) for size in facts.sizes)
         given: dict[str, Any] = {
-            "steps": self.steps,
+            "steps": self.epochs or self.steps,
+            "passes": passes,
             "batch": self.batch,
             "projection": self.projection,
         }
@@ -96,12 +118,12 @@ class _PersonalSettings(_DeviceSettings):
         if self.cloud_iterations < 1:
             raise ConfigError(f"cloud_iterations={self.cloud_iterations} must be 1 or more")
 
-    def _made(self, plan: Plan, **more: Any) -> Method:
+    def _made(self, facts: Facts, plan: Plan, **more: Any) -> Method:
         """With personal models that are weighted by gamma_i."""
         form = Relative if self.server_step_form == "relative" else Absolute
         step: ServerStep = form(self.server_step)
         given = {"penalty": self.penalty, "cloud_iterations": self.cloud_iterations, "step": step}
-        return super()._made(plan, slots=X, weight="penalty", **given, **more)
+        return super()._made(facts, plan, slots=X, weight="penalty", **given, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +134,10 @@ class FedBCD(_PersonalSettings):
 
     name: ClassVar[str] = "fedbcd"
 
-    def method(self, facts: Facts) -> Method:  # noqa: ARG002
+    def method(self, facts: Facts) -> Method:
         """Algorithm 1, lines 5-11; the inactive members count by their last copies."""
         steps = self._steps(prev="x_prev", momentum=self.momentum, pulls=(Toward(),))
-        return self._made((steps,), counts="members")
+        return self._made(facts, (steps,), counts="members")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +151,10 @@ class FedBCDI(_PersonalSettings):
     penalty: float | Sequence[float] = 0.2
     available: int | None = None  # |Q~_n(t)|; by default 0.8 of a server's members, as in the paper
     offline_limit: int = 4  # offline rounds in a row without contact
+    # offline rounds take the time of their steps, or none and fall on the coordinator's rounds
+    offline_time: OfflineTime = "timed"
+    # penalty steps of an activation; None: as many as steps or epochs in the latest session
+    pull_steps: tuple[int, int] | None = None
     momentum_after_contact: Contact = (
         "kept"  # x - x_prev after penalty steps: as before, "pull": the last step, "restart": none
     )
@@ -150,15 +176,18 @@ class FedBCDI(_PersonalSettings):
                 f"momentum_after_contact={self.momentum_after_contact!r} is unknown; known: {known}"
             )
 
-    def method(self, facts: Facts) -> Method:  # noqa: ARG002
+    def method(self, facts: Facts) -> Method:
         """Algorithm 2: lines 5-11 offline, without the penalty, and lines 14-18 in contact."""
         offline = self._steps(prev="x_prev", momentum=self.momentum)
         contact = self.momentum_after_contact
         pull = Pull(prev="x_prev", projection=self.projection, contact=contact)
         return self._made(
+            facts,
             (pull,),
             offline=(offline,),
             offline_limit=self.offline_limit,
+            offline_time=self.offline_time,
+            pull_steps=self.pull_steps,
             available=self.available or 0.8,
         )
 
@@ -178,11 +207,11 @@ class FedProx(_DeviceSettings):
         _check_penalty(self.penalty)
         _check_momentum(self.momentum)
 
-    def method(self, facts: Facts) -> Method:  # noqa: ARG002
+    def method(self, facts: Facts) -> Method:
         """K_i ASPG steps from x = x_prev = z."""
         steps = self._steps(prev="x_prev", momentum=self.momentum, pulls=(Toward(),))
         plan = (FROM_Z, Set("x_prev", ((1.0, "z"),)), steps)
-        return self._made(plan, slots=(), weight="size", personal="z", penalty=self.penalty)
+        return self._made(facts, plan, slots=(), weight="size", personal="z", penalty=self.penalty)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,9 +220,9 @@ class FedAvg(_DeviceSettings):
 
     name: ClassVar[str] = "fedavg"
 
-    def method(self, facts: Facts) -> Method:  # noqa: ARG002
+    def method(self, facts: Facts) -> Method:
         """K_i plain steps from z."""
-        return self._made((FROM_Z, self._steps()), slots=(), weight="size", personal="z")
+        return self._made(facts, (FROM_Z, self._steps()), slots=(), weight="size", personal="z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,11 +262,11 @@ class Local(_DeviceSettings):
     def _check(self) -> None:
         _check_momentum(self.momentum)
 
-    def method(self, facts: Facts) -> Method:  # noqa: ARG002
+    def method(self, facts: Facts) -> Method:
         """K_i ASPG steps on g_i; nothing is sent, and z stays x(0)."""
         plan = (self._steps(prev="x_prev", momentum=self.momentum),)
         kept = tuple(replace(slot, restored="") for slot in X)
-        return self._made(plan, slots=kept, sends=(), step=Keep())
+        return self._made(facts, plan, slots=kept, sends=(), step=Keep())
 
 
 Algorithm = FedBCD | FedBCDI | FedProx | FedAvg | Local | Settings

@@ -159,7 +159,7 @@ class Wire:
         """The place of the first integer that is too large for a phase's sum, if there is one."""
         if not self.whole:
             return None
-        wrong = ~(message.abs() <= self.limit)
+        wrong = ~((message >= -self.limit) & (message <= self.limit))  # -2^31 has no absolute value
         return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
 
     def known(self, sent: Tensor, sender: Sender) -> Tensor:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from fedbcd.cli.output import Data, Json, console, note, print_json, say, screen_for
+from fedbcd.cli.output import Data, Json, Trust, console, note, print_json, say, screen_for
 from fedbcd.cli.overrides import new_folder, override
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.federation import Federation
@@ -29,6 +29,7 @@ from fedbcd.errors import ConfigError, RecordError, Refused
 from fedbcd.experiments.deployed import deployment_of, one_job, read_job, spec_of
 from fedbcd.experiments.job import Job, default_table
 from fedbcd.experiments.pictures import draw_run
+from fedbcd.own import imports
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
 from fedbcd.record.tensorfile import write_whole
 
@@ -193,6 +194,7 @@ def up_command(
         bool, typer.Option("--resume", help="Go on with the deployment in --out.")
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="No TLS.")] = False,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Start a whole deployment on this machine, show it live, and leave a run folder. Ctrl-C stops
@@ -219,7 +221,8 @@ def up_command(
                 f"--resume goes on with the deployment as it was; leave out {names}, or start a"
                 " new one"
             )
-        job, options = _resumed(out)
+        with imports(allowed=trust):
+            job, options = _resumed(out)
     else:
         folder = out or new_folder("deployment" if file is None else file.stem)
         job, options = _planned(
@@ -471,21 +474,31 @@ Devices = Annotated[list[int], typer.Argument(help="Numbers of devices.")]
 
 
 def admit_command(
-    file: Deployed, devices: Devices, certificates: Certificates = None, plain: Plain = None
+    file: Deployed,
+    devices: Devices,
+    certificates: Certificates = None,
+    plain: Plain = None,
+    trust: Trust = False,
 ) -> None:
     """Make devices members of a running deployment, each of its own server; needs the certificate
     of 'operator'.
     """
-    _change_members(file, devices, {"certificates": certificates, "plain": plain}, "admit")
+    with imports(allowed=trust):
+        _change_members(file, devices, {"certificates": certificates, "plain": plain}, "admit")
 
 
 def dismiss_command(
-    file: Deployed, devices: Devices, certificates: Certificates = None, plain: Plain = None
+    file: Deployed,
+    devices: Devices,
+    certificates: Certificates = None,
+    plain: Plain = None,
+    trust: Trust = False,
 ) -> None:
     """Let devices leave a running deployment: they no longer count, until they are admitted again;
     needs the certificate of 'operator'.
     """
-    _change_members(file, devices, {"certificates": certificates, "plain": plain}, "dismiss")
+    with imports(allowed=trust):
+        _change_members(file, devices, {"certificates": certificates, "plain": plain}, "dismiss")
 
 
 def _change_members(file: Path, devices: list[int], flags: dict[str, Any], what: str) -> None:

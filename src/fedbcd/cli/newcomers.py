@@ -5,10 +5,13 @@ from typing import Annotated
 
 import typer
 
-from fedbcd.cli.output import Json, print_json, say, screen_for
+from fedbcd.cli.output import Json, Trust, print_json, say, screen_for
+from fedbcd.errors import ConfigError
 from fedbcd.newcomers import HELD_OUT, STEPS, personalise, samples_in
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.tensorfile import write_tensors
+
+FILE = "newcomer.safetensors"
 
 
 def personalise_command(
@@ -26,12 +29,17 @@ def personalise_command(
         int | None, typer.Option(help="Whose z (default: the mean of the servers' models).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of draws (default: the run's).")] = None,
-    out: Annotated[Path, typer.Option(help="Where its model goes.")] = Path("newcomer.safetensors"),
+    out: Annotated[Path, typer.Option(help="Where its model goes.")] = Path(FILE),
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Give a newcomer a personal model from z by the local steps of the run's algorithm, and say
     how it compares with z on samples that it did not train on.
     """
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder; name a file, such as --out {out / FILE}")
+    with writing_to(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
     tested = None if test is None else samples_in(test)
     found = personalise(
         run,
@@ -41,6 +49,7 @@ def personalise_command(
         held_out=held_out,
         server=server,
         seed=seed,
+        trust=trust,
     )
     with writing_to(out.parent):
         write_tensors(out, found.model.state_dict(), {"format": "pt"})

@@ -18,6 +18,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one summary object on 
 Data = Annotated[
     Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
 ]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import code that the record of a run names (package:Name)."),
+]
 
 
 def screen_for(as_json: bool) -> Console:

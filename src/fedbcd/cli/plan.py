@@ -225,7 +225,7 @@ def _job(file: Path | None, title: str | None, data: Path | None) -> Job:
             )
         return named[0]
     fitting = [job for job in jobs if hasattr(job.spec.cloud, "first")] or [
-        job for job in jobs if job.method.has_personal
+        job for job in jobs if not job.method.is_only_sync
     ]
     return (fitting or jobs)[0]
 
@@ -352,7 +352,7 @@ def _pilots(
 ) -> "Recommendation | None":
     from fedbcd.planner.pilots import run_pilots
 
-    if not job.method.has_personal:
+    if job.method.is_only_sync:
         say(
             f"no pilots: {job.method.name} keeps one model everywhere and waits for all servers",
             screen,
@@ -389,6 +389,8 @@ def _show_plan(
     )
     screen.print(_plan_table(plan, escape(title)))
     say(LEGEND, screen)
+    if plan.slowest:
+        say(plan.slowest, screen)
     if not plan.has_bars:
         say(NO_BARS, screen)
     if large_n:

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from fedbcd.cli.output import Json, console, note, print_json, say, screen_for
+from fedbcd.cli.output import Json, Trust, console, note, print_json, say, screen_for
 from fedbcd.errors import ConfigError
+from fedbcd.own import imports
 
 
 def report_command(
@@ -51,6 +52,7 @@ def export_command(
         Path | None,
         typer.Option(help="Folder for the files (default: export in the run's folder)."),
     ] = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Write one model of a run as safetensors and ONNX, checked by loading it again, with a model
@@ -62,7 +64,7 @@ def export_command(
         raise ConfigError(
             "give --device I for a personal model, or --global (with --server N for one server's)"
         )
-    with console.status("exporting ..."):
+    with console.status("exporting ..."), imports(allowed=trust):
         done = export_run(run, Choice(device, server), out, tuple(format_ or FORMATS))
     screen = screen_for(as_json)
     for path in done.files:

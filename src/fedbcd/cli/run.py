@@ -47,6 +47,7 @@ from fedbcd.cli.output import (
     INTERRUPTED,
     Data,
     Json,
+    Trust,
     console,
     note,
     print_json,
@@ -90,11 +91,6 @@ app = typer.Typer(
         " al., AAAI 2021)."
     ),
 )
-
-Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Import code that the record of a run names (package:Name)."),
-]
 
 
 @app.command("run")
@@ -201,14 +197,13 @@ def replay_command(
     Of runs on a cluster, or planned ahead (on a GPU), only the schedule is compared: their last
     bits are their own.
     """
-    path = log / "events.jsonl" if log.is_dir() else log
     with imports(allowed=trust):
-        job = recorded_job(path, "use fedbcd.replay()")
+        job = recorded_job(log, "use fedbcd.replay()")
     federation = job.make_federation()
     job.use_threads(federation)
     with console.status("replaying ..."):
         result = replay(
-            path,
+            log,
             federation,
             exact=exact,
             torch_device="cpu" if exact else _place_of(job),
@@ -265,6 +260,7 @@ def algorithms_command() -> None:
         for name, kind in registry.items():
             table.add_row(name, _headline(kind), ", ".join(f.name for f in fields(kind) if f.init))
         Console().print(table)
+    Console().print('Of your own: name = "package.module:Name" (docs/api.md).')
 
 
 app.add_typer(data_app, name="data")

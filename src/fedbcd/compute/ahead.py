@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.device import Rows, Work, aspg, penalty_steps
-from fedbcd.algorithm.method import SENT, Sums
+from fedbcd.algorithm.method import SENT, Method, Sums
 from fedbcd.algorithm.objective import Gradients
 from fedbcd.algorithm.plan import Steps, one_loop
 from fedbcd.algorithm.wire import Wire
@@ -106,6 +106,12 @@ class _Packing:
             return packed
         nobody = np.repeat(np.array([[self.nobody], [0], [0], [0]]), missing, axis=1)
         return np.concatenate([packed, nobody], axis=1)
+
+
+def _lengths(method: Method) -> tuple[int, int]:
+    """The fewest and the most steps of any session."""
+    lows, highs = zip(*(method.lengths(offline=off) for off in (True, False)), strict=True)
+    return min(lows), max(highs)
 
 
 class _Training:
@@ -226,7 +232,7 @@ class Ahead:
         self._where = numbers.sums.total_VU.device
         compiler = Compiler(compile)
         self._packing = _Packing(
-            self._method.steps, len(numbers.weights), self._servers, outline.most_jobs
+            _lengths(self._method), len(numbers.weights), self._servers, outline.most_jobs
         )
         self._training = _Training(numbers.trainer, numbers.devices, compiler)
         self._programs: dict[Any, Program] = {}
@@ -280,7 +286,11 @@ class Ahead:
         late = self._outline.settle()
         if late is not None:
             shape = _Shape(
-                self._outline.most_jobs, self._method.steps[1], False, True, self._servers
+                self._outline.most_jobs,
+                self._method.lengths(offline=False)[1],
+                False,
+                True,
+                self._servers,
             )
             self._run(shape, late.packed)
         numbers = self.numbers
@@ -445,8 +455,7 @@ class Ahead:
 
     def _stepped(self, mixed: Tensor, total: Tensor, weight: Tensor) -> Tensor:
         """As `Bound.stepped` does it: in float64, and with nobody to count z = w."""
-        wire = self.numbers.bound.wire
-        total = total if wire is None else wire.value(total, weight)
+        total = self.numbers.bound.total(total, weight)
         sums = Sums({"x": total}, weight, 0, 0)  # type: ignore[arg-type]  # of every server
         return torch.where(weight == 0.0, mixed, self._method.step({"z": mixed}, sums)["z"])
 

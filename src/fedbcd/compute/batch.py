@@ -108,7 +108,8 @@ class Trainer:
         self._positions, self._starts = federation.positions.to(where), federation.starts.to(where)
         self._sizes = torch.tensor(federation.sizes, device=where)
         plans = (method.plan, method.offline, method.at_evaluation)
-        most = max(batches_of(plan, method.steps[1]) for plan in plans)
+        longest = max(method.lengths(offline=offline)[1] for offline in (False, True))
+        most = max(batches_of(plan, longest) for plan in plans)
         self._grid = (
             None if method.batch == "all" else draws.grid(max(1, most), method.batch, where)
         )

@@ -302,18 +302,18 @@ class StackedDevices:
 
     def start_over(self, device: int, model: Tensor) -> Tensor:
         """Everything that it keeps begins anew, at z = `model`; what it contributes then."""
-        model = model.to(self.storage)
-        self._begin(device, self.bound.first_upload(model))
-        known = self.bound.known(device, model)
+        first = self.bound.first_upload(model.to(self.storage))
+        self._begin(device, first)
+        known = self.bound.contributed(device, first)
         if self._sent_NU is not None:
             self._sent_NU[device] = known
         if device in self._accepted:
-            self._accepted[device] = known
+            self._accepted[device] = first
         return known
 
     def remember(self, devices: Iterable[int]) -> None:
         """These will be restored: keep what was accepted of them."""
-        self._accepted = dict.fromkeys(devices, self.bound.known(0, self._start))
+        self._accepted = dict.fromkeys(devices, self.bound.first_upload(self._start))
 
     def accept(self, device: int) -> None:
         """Its last upload is what it could be restored from."""
@@ -321,7 +321,7 @@ class StackedDevices:
 
     def restore(self, device: int) -> None:
         """It has lost its memory: what was sent comes back, the rest starts over."""
-        self._begin(device, self.bound.sent_by(device, self._accepted[device]).to(self.storage))
+        self._begin(device, self._accepted[device])
 
     def _begin(self, device: int, upload: Tensor) -> None:
         for slot in self.method.slots:
@@ -371,7 +371,7 @@ class StackedDevices:
             self._uploads |= uploads
             for device, upload in uploads.items():
                 if device in self._accepted:
-                    self._latest[device] = upload.after
+                    self._latest[device] = self.bound.sent_by(device, upload.after).to(self.storage)
 
     def _run_part(
         self, sessions: list[Session], heard_NF: Tensor | None, workers: Workers | None

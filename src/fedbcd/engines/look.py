@@ -28,7 +28,8 @@ def tested(numbers: Numbers, homes: Mapping[int, int]) -> dict[int, Tensor]:
     if not method.at_evaluation:
         return {device: numbers.personal(device, server) for device, server in homes.items()}
     found: dict[int, Tensor] = {}
-    work = [Session(device, TESTED, method.steps[1], None, False) for device in homes]
+    most = {device: method.steps[1] * method.pass_of(device, offline=False) for device in homes}
+    work = [Session(device, TESTED, most[device], None, False) for device in homes]
     for part in trainer.parts(work):
         devices = [session.device for session in part]
         rows = torch.tensor(devices, device=numbers.sums.total_VU.device)

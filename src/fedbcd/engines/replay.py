@@ -85,7 +85,7 @@ def _replayed(
         reader,
         make_machines(spec, federation),
         make_reader(spec, federation, remember, undone),
-        spec.method_of(federation).steps,
+        spec.method_of(federation),
     )
     replaying = Replaying(rounds, numbers)
     if on_step is not None:

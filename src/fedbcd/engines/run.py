@@ -45,6 +45,7 @@ from fedbcd.record.eventlog import LogWriter
 from fedbcd.record.runfolder import Checkpoint, RunFolder, recorded_in
 from fedbcd.record.start import keep_copy
 from fedbcd.schedule.arrays import Outline, why_not_ahead
+from fedbcd.schedule.availability import Availability
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Driver
@@ -63,6 +64,7 @@ def train(
     seed: int | None = None,
     joins: Mapping[int, int] | None = None,
     leaves: Mapping[int, int] | None = None,
+    availability: Availability | None = None,
     churn: Churn | None = None,
     dtype: torch.dtype | None = None,
     max_batch: int | None = None,

@@ -41,8 +41,8 @@ def make_machines(spec: RunSpec, federation: Federation) -> Machines:
 def make_schedule(spec: RunSpec, federation: Federation) -> Schedule:
     active = spec.active_of(federation)
     method = spec.method_of(federation)
-    sent = spec.sent(federation)
-    return Schedule(method, spec.clock, spec.seed, active, *spec.changes(federation), sent)
+    sent, changes = spec.sent(federation), spec.changes(federation)
+    return Schedule(method, spec.clock, spec.seed, active, *changes, sent, spec.availability)
 
 
 def make_reader(
@@ -141,7 +141,7 @@ def rounds_between_looks(federation: Federation, spec: RunSpec, longer: float = 
 def samples_per_round(federation: Federation, spec: RunSpec) -> float:
     """On how many samples a round trains, about."""
     method, servers = spec.method_of(federation), len(federation.servers)
-    (low, high), batch = method.steps, method.batch
+    (low, high), batch = method.lengths(offline=bool(method.offline)), method.batch
     at_work = spec.active_of(federation) * int(getattr(spec.cloud, "first", servers))
     limit = method.offline_limit
     if limit is not None:

@@ -76,7 +76,8 @@ class Watcher:
             federation, trainer.objective, where, together, spec.chosen_measure
         )
         self.certifier = Certifier(numbers, federation.sizes)
-        work = numbers.method.steps[1] * CALL + samples_per_round(federation, spec)
+        longest = numbers.method.lengths(offline=bool(numbers.method.offline))[1]
+        work = longest * CALL + samples_per_round(federation, spec)
         self._ration = Ration(federation.sizes, work)
         self.history = History()
         self.scores = Scores((), {})

@@ -116,7 +116,7 @@ def check_job(
     method = spec.method_of(federation)
     findings = [_scope(method)]
     promise: Promise | str = ""
-    if method.has_personal:
+    if _is_coupled(method):
         seen = (
             planned_participation(spec, federation, job.spec.rounds, job.spec.until_clock, rounds)
             if log is None
@@ -208,6 +208,13 @@ def _is_algorithm_1(method: Method) -> bool:
     return False
 
 
+def _is_coupled(method: Method) -> bool:
+    """Whether it is about problem (2): own models that z draws, and a step of z towards them."""
+    penalty = method.penalty if isinstance(method.penalty, Sequence) else [method.penalty]
+    is_drawn = min(penalty) > 0
+    return method.keeps_personal and is_drawn and isinstance(method.step, Relative | Absolute)
+
+
 def _scope(method: Method) -> Finding:
     says = "Theorem 1 is about FedBCD with K_i = K_z = 1"
     if not _is_algorithm_1(method):
@@ -217,10 +224,10 @@ def _scope(method: Method) -> Finding:
             "-",
             says,
             Verdict.FAILS,
-            found + ("" if method.has_personal else ", so nothing else was looked at"),
+            found + ("" if _is_coupled(method) else ", so nothing else was looked at"),
             remedy,
         )
-    steps = (*method.steps, method.cloud_iterations)
+    steps = (*method.lengths(offline=False), method.cloud_iterations)
     if steps == (1, 1, 1):
         return Finding("-", says, Verdict.HOLDS, "FedBCD, one step on devices and servers")
     found = (

@@ -90,5 +90,5 @@ def deployment_of(
     each = job.federation.devices
     servers = [range(n * each, (n + 1) * each) for n in range(job.federation.servers)]
     return Deployment.private(
-        spec_of(job, options), servers, model or job.model.factory(None), options, rounds
+        spec_of(job, options), servers, model or job.model_factory(), options, rounds
     )

@@ -3,10 +3,9 @@ each change some of it.
 """
 
 import csv
-import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import nn
 from fedbcd.algorithm.augment import FlipCrop
 from fedbcd.algorithm.method import Facts, Method
 from fedbcd.algorithm.methods import FedBCD
-from fedbcd.config import build, check_keys, convert, nearest, read_toml, renamed_keys
+from fedbcd.config import HOMES, build, check_keys, convert, nearest, read_toml, renamed_keys
 from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
 from fedbcd.data.federation import Federation
 from fedbcd.data.partition import Diversity, Partition, Partitioner
@@ -28,7 +27,7 @@ from fedbcd.engines.run import train
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
-from fedbcd.own import imports
+from fedbcd.own import are_imported, imported_object, imports
 from fedbcd.record.runfolder import RunFolder, recorded_in
 from fedbcd.recorded import completed
 from fedbcd.spec import OPTIONS, RENAMED, RunSpec
@@ -152,6 +151,9 @@ class ModelPart:
 
 
 ACTIVE = 3  # q, where a job file is silent
+for section, part in (("data", DataPart), ("federation", FederationPart), ("model", ModelPart)):
+    HOMES.update({key.name: section for key in fields(part) if key.name != "name"})
+HOMES["active"] = "federation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +165,7 @@ class Job:
     federation: FederationPart = field(default_factory=FederationPart)
     model: ModelPart = field(default_factory=ModelPart)
     spec: RunSpec = field(default_factory=lambda: RunSpec.from_table({}, ACTIVE))
+    may_import: bool = True  # its model; one that was read from a record may not, unless told
 
     @property
     def name(self) -> str:
@@ -198,12 +201,17 @@ class Job:
         """
         return replace(self, spec=self.spec.going_on(record))
 
+    def model_factory(self, data: LoadedDataset | None = None) -> Callable[[], nn.Module]:
+        """What makes the network."""
+        with imports(allowed=self.may_import):
+            return self.model.factory(data)
+
     def make_federation(self, load: Load = load_dataset) -> Federation:
         """Load the data, split them, and put the model to them."""
         data = load(self.data.name, None if self.data.folder is None else Path(self.data.folder))
         split = self.data.split(data, self.devices, self.spec.seed)
         return Federation.from_partition(
-            self.model.factory(data),
+            self.model_factory(data),
             nn.functional.cross_entropy,
             data.train,
             split,
@@ -348,7 +356,8 @@ def _job(table: Mapping[str, Any]) -> Job:
             parts[key] = build(kind, table[key], key)
     parts["federation"] = build(FederationPart, federation, "federation")
     parts["federation"].check_active(active)
-    job = Job(**parts, spec=RunSpec.from_table(_with_times(table), active))
+    spec = RunSpec.from_table(_with_times(table), active)
+    job = Job(**parts, spec=spec, may_import=are_imported())
     job.spec.cloud.coordinator(
         job.federation.servers, job.method.cloud_iterations
     )  # refuses B > servers
@@ -400,13 +409,7 @@ def _is_small(federation: Federation) -> bool:
 
 
 def _imported(name: str) -> Callable[[], nn.Module]:
-    module, _, attribute = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"model.name = {name!r} cannot be imported: {error}; is it on PYTHONPATH?"
-        ) from None
+    factory = imported_object(name, "model")
     if not callable(factory):
         raise ConfigError(
             f"model.name = {name!r} is not callable; name a function or class that makes the module"

@@ -56,7 +56,7 @@ AVG, PROX, BCD, BCDI = (
     FedAvg(projection=BOX),
     FedProx(projection=BOX),
     FedBCD(projection=BOX),
-    FedBCDI(projection=BOX),
+    FedBCDI(projection=BOX, offline_time="free"),
 )
 ALL: tuple[tuple[str, Algorithm], ...] = (
     ("FedAvg", AVG),

@@ -82,6 +82,29 @@ READINGS: Mapping[str, Reading] = {
         "FedBCD-I: no momentum after a contact",
         _algorithm(momentum_after_contact="restart"),
     ),
+    "steps": Reading(
+        "local work",
+        'an "epoch" is a mini-batch (Algorithm 1 draws one in each step; the authors\' code)',
+        _algorithm(steps=(1, 5), epochs=None),
+        default=True,
+    ),
+    "epochs": Reading(
+        "local work",
+        'an "epoch" is a pass over the device\'s data: 19 mini-batches of 32 where it has 600',
+        _algorithm(steps=None, epochs=(1, 5)),
+    ),
+    "free": Reading(
+        "offline rounds",
+        "FedBCD-I: once in each round of the coordinator, at no cost of clock time (the authors'"
+        " code)",
+        _algorithm(offline_time="free"),
+        default=True,
+    ),
+    "timed": Reading(
+        "offline rounds",
+        "FedBCD-I: by each device's own timer, which is busy as long as its steps take",
+        _algorithm(offline_time="timed"),
+    ),
     "relative": Reading(
         "eta_z",
         "0.5 in the mean form, z <- w - eta_z (w - m) (the authors' code)",

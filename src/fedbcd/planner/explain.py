@@ -8,6 +8,7 @@ from statistics import median
 
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.planner.record import Record, RecordedMix, RecordedPhase, RecordedVisit, read_record
+from fedbcd.planner.slowest import recorded_times
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class ExplainedRound:
     typical: float  # median length of the rounds of this log
     mixed: tuple[ServerPart, ...]  # in the order in which they were ready
     left_out: tuple[ServerPart, ...]
+    why_slow: str = ""  # what the clock says of the last device, where devices differ
 
     @property
     def length(self) -> float:
@@ -69,8 +71,10 @@ def explain(
     parts = {server: _part(phase, mix) for server, phase in _phases_at(record, mix).items()}
     mixed = sorted((parts[server] for server in mix.servers), key=lambda part: part.ready or 0.0)
     left_out = tuple(part for server, part in sorted(parts.items()) if server not in mix.servers)
+    times, device = recorded_times(record.header), mixed[-1].last_device
+    why = "" if times is None or device is None else times.why_slow(device)
     return ExplainedRound(
-        mix.round, ends[chosen], mix.time, median(lengths), tuple(mixed), left_out
+        mix.round, ends[chosen], mix.time, median(lengths), tuple(mixed), left_out, why
     )
 
 
@@ -139,6 +143,7 @@ def _critical(story: ExplainedRound) -> str:
     return (
         f"{text}, its last device {last.last_device} asked {last.arrival:.2f} later and {took};"
         f" {cause} was the larger part"
+        + (f". It differs from others by {story.why_slow}" if story.why_slow else "")
     )
 
 

@@ -182,7 +182,7 @@ def _check(job: Job, firsts: Sequence[int], seeds: int, until_clock: float | Non
         raise ConfigError(f"seeds={seeds} must be 1 or more")
     if until_clock is not None and not 0 < until_clock < math.inf:
         raise ConfigError(f"until_clock={until_clock} must be a finite number above 0")
-    if not job.method.has_personal:
+    if job.method.is_only_sync:
         raise ConfigError(
             f"{job.method.name} keeps one model everywhere and waits for all servers; there"
             " is no B to try"

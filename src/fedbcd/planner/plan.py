@@ -19,7 +19,7 @@ from fedbcd.planner.order_statistics import (
     large_n,
 )
 from fedbcd.planner.round_time import REPLICAS, RoundTime, async_rounds, draws_needed, rounds_of
-from fedbcd.planner.server_time import KnownTime, RecordedTime, ServerTime
+from fedbcd.planner.server_time import DifferingDevices, KnownTime, RecordedTime, ServerTime
 from fedbcd.protocol.clouds import AsyncCloud, DynamicGraph, RigorousCloud
 from fedbcd.schedule.delays import Floats
 
@@ -64,6 +64,8 @@ class Plan:
     clock_seconds: float
     server_spread: float | None = None  # sigma_tau, of the first q; None: infinite
     large_n: tuple[LargeN, ...] = ()  # eq. (8) for every B, of the first q
+    by_server: tuple[float, ...] = ()  # E[tau_n] of each, where they differ
+    slowest: str = ""  # which of them, by how much and why
 
     @property
     def has_bars(self) -> bool:
@@ -90,6 +92,7 @@ def make_plan(
     chosen = every_first(servers) if firsts is None else sorted(set(firsts))
     for first in chosen:
         check_rank(first, servers)
+    by_server, slowest = _by_server(next(iter(sources.values())), servers, seed)
     rows: list[PlanRow] = []
     means: list[float] = []
     for active, source in sources.items():
@@ -120,7 +123,22 @@ def make_plan(
         clock_seconds,
         deviation(law),
         large_n(law, chosen, servers, closed=isinstance(source, KnownTime)),
+        by_server,
+        slowest,
     )
+
+
+def _by_server(source: ServerTime, servers: int, seed: int) -> tuple[tuple[float, ...], str]:
+    """E[tau_n] of each server, and a sentence on the slowest; nothing where they are alike."""
+    if not isinstance(source, DifferingDevices):
+        return (), ""
+    if len(source.servers) != servers:
+        raise ConfigError(
+            f"servers={servers}: the {len(source.servers)} servers of the job differ, so none can"
+            " be added or left out; change the job"
+        )
+    mean_N = source.sample(REPLICAS, 100 * servers, seed).reshape(-1, servers).mean(axis=0)
+    return tuple(mean_N.tolist()), source.sentence(mean_N)
 
 
 def _law(source: ServerTime, seed: int) -> Distribution:
@@ -180,7 +198,7 @@ def _round_time(
     """
     found = (
         rounds_of(cloud, source, servers, first, rounds, seed)
-        if cloud == RigorousCloud.name
+        if cloud == RigorousCloud.name or isinstance(source, DifferingDevices)
         else async_rounds(times, servers, first)
     )
     return replace(found, error=TIMES_ERROR * found.error)

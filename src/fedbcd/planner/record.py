@@ -5,6 +5,7 @@ each mix of the coordinator.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedbcd.errors import RecordError
 from fedbcd.record.timeline import MISSING, NEVER, Timeline, read_timeline
@@ -58,6 +59,7 @@ class Record:
     phases: list[RecordedPhase] = field(default_factory=list)
     mixes: list[RecordedMix] = field(default_factory=list)
     end: float = 0.0  # the clock at its last line
+    header: dict[str, Any] = field(default_factory=dict)
 
     @property
     def servers(self) -> int:
@@ -80,7 +82,7 @@ def read_record(log: Path, on_notice: Callable[[str], None] = lambda _: None) ->
             f"{path} has no arrivals: no device asked to take part; record at least one round"
         )
     mixed = [RecordedMix(k, time, tuple(mixes.members(k))) for k, time in enumerate(mixes.time)]
-    return Record(path, phases, mixed, timeline.now)
+    return Record(path, phases, mixed, timeline.now, timeline.header)
 
 
 def _log_in(folder: Path) -> Path:

@@ -12,16 +12,18 @@ of a round is followed here, and eq. (7) is shown beside it.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fedbcd.planner.order_statistics import check_rank
-from fedbcd.planner.server_time import ServerTime
+from fedbcd.planner.server_time import DifferingDevices, ServerTime
 from fedbcd.schedule.delays import Floats
 
 REPLICAS = 24
 DRAWS = 10_000  # of tau_n, for each copy and B
+PHASES = 2_000  # where servers differ, and their phases are drawn one after another
 WARM_UP = 5  # phases of an average server, before rounds of the Async-cloud are counted
 COUNTED = 100  # rounds whose ages are counted together
 Rounds = npt.NDArray[np.int64]
@@ -40,15 +42,22 @@ class RoundTime:
     staleness_high: float  # and what 95 in 100 stay below or at
 
 
+class Phases(Protocol):
+    """Where tau_n of the next phases come from."""
+
+    def take(self, servers_RB: Rounds, now: Floats) -> Floats:
+        """Of these servers, from now on."""
+
+
 class _Times:
-    """Draws of tau_n, handed out in order."""
+    """Draws of tau_n, handed out in order: all servers are alike, at all times."""
 
     def __init__(self, times_RC: Floats) -> None:
         self._times_RC = times_RC
         self._used = 0
 
-    def take(self, count: int) -> Floats:
-        begin, self._used = self._used, self._used + count
+    def take(self, servers_RB: Rounds, now: Floats) -> Floats:  # noqa: ARG002
+        begin, self._used = self._used, self._used + servers_RB.shape[1]
         return self._times_RC[:, begin : self._used]
 
 
@@ -68,7 +77,8 @@ def async_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
         return sync_rounds(times_RC, servers)
     warm = math.ceil(WARM_UP * servers / first)
     rounds = (times_RC.shape[1] - servers) // first
-    return _followed(_mixes(times_RC, servers, first, rounds, rigorous=False), warm)
+    times, ties = _Times(times_RC), _has_ties(times_RC)
+    return _followed(_mixes(times, len(times_RC), servers, first, rounds, ties), warm)
 
 
 def rigorous_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
@@ -77,7 +87,22 @@ def rigorous_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
     """
     check_rank(first, servers)
     rounds = times_RC.shape[1] // servers
-    return _followed(_mixes(times_RC, servers, first, rounds, rigorous=True), 0)
+    times, ties = _Times(times_RC), _has_ties(times_RC)
+    return _followed(_mixes(times, len(times_RC), servers, first, rounds, ties, rigorous=True), 0)
+
+
+def differing_rounds(
+    source: DifferingDevices, servers: int, first: int, rounds: int | None, seed: int
+) -> RoundTime:
+    """Of servers that are not alike: on the Async-cloud, or the first `rounds` of the rigorous
+    one.
+    """
+    check_rank(first, servers)
+    warm = 0 if rounds else math.ceil(WARM_UP * servers / first)
+    count = rounds or warm + math.ceil(PHASES / first)
+    drawn = source.drawn(REPLICAS, seed)
+    mixes = _mixes(drawn, REPLICAS, servers, first, count, True, rigorous=bool(rounds))
+    return _followed(mixes, warm)
 
 
 def rounds_of(
@@ -86,6 +111,9 @@ def rounds_of(
     """The time of a round on the cloud of this name; of the first `rounds` rounds of `rigorous`.
     Where all servers are waited for, `first` is their number.
     """
+    if isinstance(source, DifferingDevices):
+        numbered = rounds if cloud == "rigorous" else None
+        return differing_rounds(source, servers, first, numbered, seed)
     if cloud == "rigorous":
         return rigorous_rounds(source.sample(REPLICAS, servers * rounds, seed), servers, first)
     times_RC = source.sample(REPLICAS, draws_needed(servers), seed)
@@ -114,7 +142,13 @@ def _earliest(finish_RN: Floats, mixed_RN: Rounds, first: int, ties: bool) -> Ro
 
 
 def _mixes(
-    times_RC: Floats, servers: int, first: int, rounds: int, rigorous: bool
+    times: Phases,
+    copies: int,
+    servers: int,
+    first: int,
+    rounds: int,
+    ties: bool,
+    rigorous: bool = False,
 ) -> Iterator[tuple[Floats, Rounds]]:
     """Per round: when the mix happens in each copy, and after which round each server was mixed
     last. Of servers that end together the one longest left out is first.
@@ -122,19 +156,20 @@ def _mixes(
     Only those in the mix begin a new phase. Rigorous: E(t) is the B-th smallest end F_n(t) of phase
     t; then F_n(t+1) = max(F_n(t), E(t)) + tau_n, isolated or not.
     """
-    times, ties = _Times(times_RC), _has_ties(times_RC)
-    finish_RN = times.take(servers).copy()
+    everyone = np.broadcast_to(np.arange(servers), (copies, servers))
+    finish_RN = times.take(everyone, np.zeros((copies, 1))).copy()
     mixed_RN = np.zeros(finish_RN.shape, dtype=np.int64)
-    copies = np.arange(len(finish_RN))[:, None]
+    row_R1 = np.arange(copies)[:, None]
     for t in range(rounds):
-        chosen = copies, _earliest(finish_RN, mixed_RN, first, ties)
+        chosen = row_R1, _earliest(finish_RN, mixed_RN, first, ties)
         now_R1 = finish_RN[chosen].max(axis=1, keepdims=True)
         mixed_RN[chosen] = t + 1
         yield now_R1, mixed_RN
         if not rigorous:
-            finish_RN[chosen] = now_R1 + times.take(first)
+            finish_RN[chosen] = now_R1 + times.take(chosen[1], now_R1)
         elif t + 1 < rounds:
-            finish_RN = np.maximum(finish_RN, now_R1) + times.take(servers)
+            begun_RN = np.maximum(finish_RN, now_R1)
+            finish_RN = begun_RN + times.take(everyone, begun_RN)
 
 
 def _followed(rounds: Iterator[tuple[Floats, Rounds]], warm: int) -> RoundTime:

@@ -4,6 +4,7 @@ an event log.
 
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -15,7 +16,8 @@ from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
 from fedbcd.planner.order_statistics import Distribution, Empirical, check_mean, uniforms
 from fedbcd.planner.record import Record, RecordedPhase
-from fedbcd.schedule.delays import Clock, Floats
+from fedbcd.schedule.delays import Clock, Floats, Ints
+from fedbcd.schedule.times import Times
 
 CHUNK = 2**20  # devices whose times are drawn at once: about 50 MB
 LARGEST_U = 1 - 2.0**-53
@@ -84,11 +86,129 @@ class DeviceModel:
         return np.minimum(-np.expm1(np.cumsum(np.log(u) / left, axis=1)), LARGEST_U)
 
 
-def device_model(job: Job, active: int | None = None) -> DeviceModel:
+@dataclass(frozen=True)
+class DifferingDevices:
+    """Devices and servers that are not alike: phases of each server, with its own devices, at the
+    time at which they begin. Legend as in `round_time`; B servers, M members of each.
+    """
+
+    times: Times
+    servers: Sequence[Sequence[int]]
+    active: int
+    steps: tuple[int, int]
+    available: Callable[[int], int]  # of so many members
+    recorded: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        least = min(self.available(len(members)) for members in self.servers)
+        if not 1 <= self.active <= least:
+            raise ConfigError(
+                f"q={self.active} devices of {least} cannot take part; use 1 <= q <= {least}"
+            )
+
+    def sample(self, copies: int, count: int, seed: int) -> Floats:
+        """tau_n of all servers in turn, which begin together again and again (Sync-cloud)."""
+        drawn = self.drawn(copies, seed)
+        everyone = np.broadcast_to(np.arange(len(self.servers)), (copies, len(self.servers)))
+        now_R1, found = np.zeros((copies, 1)), []
+        for _ in range(math.ceil(count / len(self.servers))):
+            found.append(drawn.take(everyone, now_R1))
+            now_R1 = now_R1 + found[-1].max(axis=1, keepdims=True)
+        return np.concatenate(found, axis=1)[:, :count]
+
+    def drawn(self, copies: int, seed: int) -> "DrawnPhases":
+        return DrawnPhases(self, copies, seed)
+
+    def sentence(self, mean_N: Floats) -> str:
+        """Which server is the slowest, by how much, and why."""
+        worst = int(mean_N.argmax())
+        members = np.array(self.servers[worst])
+        work = self.times.work_at(np.full(len(members), 0.5), members, np.array([1]), 0.0)
+        device = int(members[work.argmax()])
+        why = self.times.why_slow(device)
+        return (
+            f"server {worst} is the slowest: E[tau_n] = {mean_N[worst]:.3g}, against"
+            f" {np.median(mean_N):.3g} of the median server; the slowest of its devices is {device}"
+            + (f", by {why}" if why else "")
+        )
+
+
+class DrawnPhases:
+    """Phases of differing servers, drawn one after another."""
+
+    def __init__(self, source: DifferingDevices, copies: int, seed: int) -> None:
+        self._source, self._copies, self._seed, self._row = source, copies, seed, 0
+        most = max(map(len, source.servers))
+        self._members_VM = np.full((len(source.servers), most), -1)
+        for n, members in enumerate(source.servers):
+            self._members_VM[n, : len(members)] = members
+        self._keep_V = np.array([source.available(len(members)) for members in source.servers])
+
+    def take(self, servers_RB: Ints, now: Floats) -> Floats:
+        """tau_n of a phase of each of these servers that begins now."""
+        source, low, high = self._source, *self._source.steps
+        row, self._row = self._row, self._row + servers_RB.size
+
+        def drawn(part: int, like: Ints) -> Floats:
+            u = uniforms(self._seed, part, servers_RB.size, like.shape[-1], row)
+            return u.reshape(like.shape)
+
+        member = self._members_VM[servers_RB]  # (R, B, M)
+        device, now = np.maximum(member, 0), now[..., None]
+        arrival = source.times.arrivals_at(drawn(1, member), device, now)
+        absent = np.where(member < 0, 2.0, drawn(4, member))
+        absent = absent.argsort(-1).argsort(-1) >= self._keep_V[servers_RB][..., None]
+        last = np.where(absent, 0.0, arrival).max(-1, keepdims=True)
+        arrival = np.where(absent, last + arrival, arrival)  # only if nobody else is left
+        arrival[member < 0] = np.inf
+        order = arrival.argsort(-1)
+        clock = source.times.clock
+        if not clock.dropout:
+            order = order[..., : source.active]
+        arrival, device = (np.take_along_axis(part, order, -1) for part in (arrival, device))
+        steps = low + np.floor(drawn(2, device) * (high - low + 1)).astype(np.int64)
+        begun = np.where(np.isfinite(arrival), now + arrival, 0.0)
+        work = source.times.work_at(drawn(3, device), device, steps, begun)
+        if not clock.dropout:
+            return np.asarray((arrival + work).max(-1))
+        return with_losses(arrival, work, drawn(5, device) / clock.dropout, source.active)
+
+
+def with_losses(arrival: Floats, work: Floats, lost: Floats, active: int) -> Floats:
+    """The end of phases (..., M) whose devices come in this order, where one with `lost` below 1
+    is gone after that part of its work and the next takes its place.
+    """
+    free = np.zeros((*arrival.shape[:-1], active))  # when each place is free; infinite: it is done
+    end = np.zeros(arrival.shape[:-1])
+    for k in range(arrival.shape[-1]):
+        place = free.argmin(-1)[..., None]
+        begins = np.maximum(arrival[..., k], np.take_along_axis(free, place, -1)[..., 0])
+        gone = lost[..., k] < 1
+        ends = begins + work[..., k] * np.where(gone, lost[..., k], 1.0)
+        end = np.where(np.isfinite(begins) & ~gone, np.maximum(end, ends), end)
+        np.put_along_axis(free, place, np.where(gone, ends, np.inf)[..., None], -1)
+    return end
+
+
+def device_model(job: Job, active: int | None = None) -> DeviceModel | DifferingDevices:
     """The device model of a job; with FedBCD-I only the available devices can arrive."""
-    members, q = job.federation.devices, job.active if active is None else active
-    members = job.method.available_of(members)
-    return DeviceModel(job.spec.clock, members, q, job.method.steps)
+    for name, value in (
+        ("at_once", job.method.at_once),
+        ("availability", job.spec.availability),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"{name}={value!r:.80}: how long phases take then cannot be said beforehand; plan"
+                " from the log of a run"
+            )
+    q = job.active if active is None else active
+    lengths = job.method.pull_steps or job.method.steps  # or passes, as they are drawn
+    if not job.spec.clock.is_alike:
+        federation = job.make_federation()
+        times, available = job.spec.times(federation), job.method.available_of
+        return DifferingDevices(times, federation.servers, q, lengths, available)
+    members = job.method.available_of(job.federation.devices)
+    return DeviceModel(job.spec.clock, members, q, lengths)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,11 @@ def upload_ref(device: DeviceId, activation: int, incarnation: int) -> ModelRef:
     return ref("x", device, activation, *([incarnation] if incarnation else []))
 
 
+def is_upload(model: ModelRef) -> bool:
+    """Whether this is what a device has sent, and not a server's model."""
+    return model.startswith("x/")
+
+
 def incarnation_of(upload: ModelRef) -> int:
     """The incarnation in the handle of an upload; what is no such handle has none."""
     parts = upload.split("/")

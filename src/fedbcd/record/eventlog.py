@@ -152,11 +152,11 @@ class LogReader:
     """Reads a log; every complaint names the file and the line.
 
     With `unfinished` a last line without its newline is left out, as of a run that goes on or was
-    killed; `cut` is then its number.
+    killed; `cut` is then its number. A run folder stands for the log in it.
     """
 
     def __init__(self, path: Path, unfinished: bool = False) -> None:
-        self.path = path
+        self.path = path = path / "events.jsonl" if path.is_dir() else path
         self.unfinished = unfinished
         self.cut: int | None = None
         self.end: dict[str, Any] | None = None

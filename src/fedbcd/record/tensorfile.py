@@ -29,6 +29,7 @@ _DTYPES = (  # as jobs and logs call them, as the format does, and as torch does
     ("float16", "F16", torch.float16),
     ("bfloat16", "BF16", torch.bfloat16),
     ("int64", "I64", torch.int64),
+    ("int32", "I32", torch.int32),
 )
 FLOATS = {name: dtype for name, _, dtype in _DTYPES if dtype.is_floating_point}
 DTYPES = {code: dtype for _, code, dtype in _DTYPES}

@@ -172,6 +172,11 @@ def _slow_devices(view: View) -> Iterator[str]:
         )
 
 
+def _slowest(view: View) -> Iterator[str]:
+    if view.get("slowest"):
+        yield view["slowest"]
+
+
 def _losers(view: View) -> Iterator[str]:
     personal = view.get("personal")
     gain = personal and personal["gain"]
@@ -299,6 +304,7 @@ RULES: tuple[Callable[[View], Iterator[str]], ...] = (
     _fallen,
     _rising,
     _waiting,
+    _slowest,
     _losers,
     _left_behind,
     _global_lags,

@@ -36,6 +36,8 @@ class Baseline:
 
 
 def has_personal_models(identity: dict[str, Any]) -> bool:
+    if "personal" in identity:  # of an algorithm that only its author can import
+        return bool(identity["personal"])
     algorithm = identity.get("algorithm")
     kind = ALGORITHMS.get(str(algorithm.get("name"))) if isinstance(algorithm, dict) else None
     return kind is None or kind().method(Facts(0, ())).has_personal

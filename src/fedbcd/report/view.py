@@ -13,6 +13,7 @@ import numpy as np
 
 from fedbcd.data.measure import measure_in
 from fedbcd.describe import flat
+from fedbcd.planner.slowest import slowest
 from fedbcd.record.history import COLUMNS, History
 from fedbcd.record.tensorfile import FLOATS
 from fedbcd.record.timeline import Timeline
@@ -158,6 +159,7 @@ def run_view(
             "servers": server_table(timeline),
             "devices": device_summary(timeline, len(record.homes)),
             "events": dict(timeline.events),
+            "slowest": slowest(timeline),
         }
     return view
 

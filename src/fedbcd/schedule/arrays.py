@@ -73,8 +73,12 @@ def why_not_ahead(servers: Sequence[Sequence[int]], schedule: Schedule, cloud: C
         return "devices join or leave"
     if type(cloud) not in (SyncCloud, AsyncCloud):
         return f"the cloud is {cloud.name}"
+    if schedule.method.takes_time_offline:
+        return "offline rounds take their time (offline_time = 'timed')"
     if schedule.method.offline and not cloud.sync:
         return "FedBCD-I trains offline between the mixes of an asynchronous cloud"
+    if schedule.availability is not None:
+        return "who is available follows a rule (`availability`)"
     if schedule.method.at_once is not None:
         return "devices of one phase work on in the next (`at_once`)"
     if len({len(members) for members in servers}) > 1:
@@ -100,6 +104,7 @@ class Outline:
         self._offline = np.zeros_like(
             self._members
         )  # FedBCD-I: offline rounds since the last contact
+        self._passes = np.array(schedule.method.passes, dtype=np.int64)
         self._blocks: dict[int, _Block] = {}
         self._phase = [0] * len(servers) if self._first else []  # Sync-cloud: the round
         self._all = np.arange(len(servers))
@@ -209,20 +214,29 @@ class Outline:
         for row, members in zip(activation, chosen, strict=True):
             row[:] = np.take_along_axis(self._counts, members, -1)
             np.put_along_axis(self._counts, members, row + 1, -1)
-        steps = self._steps(device, activation)
+        drawn = self._steps(device, activation)
         return _Block(
             device,
             activation,
-            steps,
+            drawn * self._pass_of(device, offline=False),
             np.take_along_axis(delay, chosen, -1),
-            self._times.work(device, activation, steps, self.now),
+            self._times.work(device, activation, drawn, self.now),
         )
 
     def _steps(self, device: Ints, session: Ints) -> Ints:
-        low, high = self._schedule.method.steps
+        """How many steps, or passes over the data, a session has."""
+        return self._between(self._schedule.method.steps, draws.STEPS, device, session)
+
+    def _between(self, bounds: tuple[int, int], stream: int, device: Ints, number: Ints) -> Ints:
+        low, high = bounds
         return low + draws.below(
-            draws.address(self._schedule.seed, draws.STEPS, device, session), high - low + 1
+            draws.address(self._schedule.seed, stream, device, number), high - low + 1
         )
+
+    def _pass_of(self, device: Ints, *, offline: bool) -> Ints:
+        """Steps in one of them."""
+        has = self._schedule.method.has_passes(offline=offline)
+        return self._passes[device] if has else np.ones_like(device)
 
     # ---------------------------------------------------------------------------------------------
     # FedBCD-I
@@ -247,9 +261,13 @@ class Outline:
             np.take_along_axis(table, places, -1) for table in (self._counts, self._sessions)
         )
         session = np.maximum(session - 1, 0)
-        steps = self._steps(device, session)
+        if method.pull_steps is None:
+            drawn = self._steps(device, session)
+        else:
+            drawn = self._between(method.pull_steps, draws.PULLS, device, activation)
+        steps = drawn * self._pass_of(device, offline=False)
         ends = (self.now + np.take_along_axis(delay, chosen, -1)) + self._times.work(
-            device, activation, steps, self.now
+            device, activation, drawn, self.now
         )
         np.put_along_axis(self._counts, places, activation + 1, -1)
         np.put_along_axis(self._offline, places, 0, -1)
@@ -273,7 +291,8 @@ class Outline:
         device, session = self._members[place], self._sessions[place]
         self._sessions[place] += 1
         self._offline[place] += 1
-        return Jobs(device, session, self._steps(device, session), place.nonzero()[0])
+        steps = self._steps(device, session) * self._pass_of(device, offline=True)
+        return Jobs(device, session, steps, place.nonzero()[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,13 @@ Ints = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Where:
     """Whose delay it is: for each number that is drawn, the device, its server, the time at which
-    the delay begins, and how many bytes a model has on its way down and up.
+    the delay begins (in plans, one for each), and how many bytes a model has on its way down and
+    up.
     """
 
     device: Ints
     server: Ints
-    time: float
+    time: float | Floats
     sent: tuple[float, float]
 
 
@@ -235,9 +236,10 @@ class Day:
     def __post_init__(self) -> None:
         _above_zero("clock.day", period=self.period, night=self.night)
 
-    def at(self, time: float) -> float:
+    def at(self, time: float | Floats) -> float | Floats:
         """The factor."""
-        return 1 + (self.night - 1) * (1 - math.cos(2 * math.pi * time / self.period)) / 2
+        cos = math.cos if isinstance(time, float) else np.cos
+        return 1 + (self.night - 1) * (1 - cos(2 * math.pi * time / self.period)) / 2
 
 
 @dataclass(frozen=True, slots=True)

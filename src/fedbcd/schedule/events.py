@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
-from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
+from fedbcd.protocol.device import DeviceState
 from fedbcd.protocol.messages import (
     DROPOUT,
     Actor,
@@ -37,12 +36,12 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
+from fedbcd.schedule.availability import Availability, Devices, Pool
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.times import Times
 from fedbcd.schedule.work import Reader, Round
 
-Devices = npt.NDArray[np.int64]
 SAMPLED = 16  # arrivals looked at first, for each that is wanted
 
 
@@ -59,6 +58,7 @@ class Schedule:
     )  # device -> round at whose start it joins
     leaves: Mapping[int, int] = field(default_factory=dict)
     sent: tuple[float, float] = (0.0, 0.0)  # bytes of an activation, down and up
+    availability: Availability | None = None
 
 
 class Simulation:
@@ -69,6 +69,7 @@ class Simulation:
         self.machines = driver.machines
         self.schedule = schedule
         self.times = Times(schedule.clock, schedule.seed, self.machines.groups, schedule.sent)
+        self._pool = Pool(schedule.method, schedule.active, schedule.seed, schedule.availability)
         self.now = 0.0
         self.round = 0
         self._agenda: list[tuple[float, int, Actor, Event]] = []  # a heap
@@ -80,6 +81,8 @@ class Simulation:
             int, Devices
         ] = {}  # server -> its members as an array, until they change
         self._expected: dict[int, int] = {}  # chosen device that has not uploaded -> its server
+        self._ends: dict[int, float] = {}  # of the offline round of a device, where it takes time
+        self._next: dict[int, float] = {}  # device -> when its timer begins the next one
         self._arrived: set[int] = set()  # of the devices that join late
         self._gone: set[int] = set()
 
@@ -99,8 +102,10 @@ class Simulation:
         if self.round == 0:
             for n in range(len(self.machines.servers)):
                 self._deliver(server_actor(n), Started())
+                for device in self.machines.servers[n].members:
+                    self._rest(device)
         self._change_members()
-        if self.schedule.method.offline:
+        if self.schedule.method.offline and not self.schedule.method.takes_time_offline:
             for server in range(len(self.machines.servers)):
                 self._train_offline(server)
         while self.machines.coordinator.round == self.round:
@@ -120,14 +125,27 @@ class Simulation:
         device = number_of(actor)
         if device in self._gone:
             return
+        match event:
+            case OfflineDue() if self._next.get(device) != self.now:
+                return  # a contact came before it
+            case Woke() if self.machines.device(device).state is DeviceState.OFFLINE:
+                server = self._expected.pop(device)  # it asks later, if nobody else is earlier
+                self._arrivals[server].put_back(device, self._ends[device])
+                for time, other in self._arrivals[server].take(1):
+                    self._invite(server, time, other)
+                return
         is_over = isinstance(event, Trained | Failed)
         if is_over:
             self._expected.pop(device, None)
         self._deliver(actor, event)
+        if is_over or isinstance(event, OfflineTrained):
+            self._rest(device)
         server = self.machines.home[device]
         goes_on = is_over and server not in self._opened and self.machines.servers[server].places
         if goes_on and self.schedule.method.at_once:
             self._fill(server)  # its place is free
+            if server not in self._expected.values():
+                self._invite_next(server, len(self._members_of(server)))
         elif goes_on and isinstance(event, Failed):
             self._invite_next(server)
 
@@ -143,13 +161,8 @@ class Simulation:
         match command:
             case Send():
                 self._inbox.append((command.to, command.message))
-            case Train() | Pull():
+            case Train() | Pull() | TrainOffline():
                 self._start_work(actor, command)
-            case TrainOffline():
-                trained = OfflineTrained(
-                    session=command.session, steps=self._steps(number_of(actor), command.session)
-                )
-                self._inbox.append((actor, trained))
             case OpenPhase():
                 self._opened.append(number_of(actor))
 
@@ -158,19 +171,37 @@ class Simulation:
 
     # ---------------------------------------------------------------------------------------------
     # time
-    def _start_work(self, actor: Actor, work: Train | Pull) -> None:
-        """The clock model: K_i steps of one drawn length each."""
+    def _start_work(self, actor: Actor, work: Train | Pull | TrainOffline) -> None:
+        """The clock model says when it ends."""
         device = number_of(actor)
-        steps = self._steps(device, work.session)
-        took = self.times.work_one(device, work.activation, steps, self.now)
+        steps, took = self.times.of(self.schedule.method, device, work, self.now)
+        if isinstance(work, TrainOffline):
+            trained = OfflineTrained(session=work.session, steps=steps)
+            if self.schedule.method.takes_time_offline:
+                self._ends[device] = self.now + took
+                self._at(self._ends[device], actor, trained)
+            else:
+                self._inbox.append((actor, trained))
+            return
+        self._next.pop(device, None)
         part = self.times.lost_after(device, work.activation)
         if part is None:
             self._at(self.now + took, actor, Trained(activation=work.activation, steps=steps))
         else:
             self._at(self.now + part * took, actor, Failed(session=work.session, reason=DROPOUT))
 
-    def _steps(self, device: int, session: int) -> int:
-        return draws.steps(self.schedule.seed, device, session, *self.schedule.method.steps)
+    def _rest(self, device: int) -> None:
+        """Set the timer of the next offline round, as far away as an arrival; one that is suspended
+        has none.
+        """
+        method = self.schedule.method
+        if not method.takes_time_offline:
+            return
+        machine = self.machines.device(device)
+        if machine.offline < (method.offline_limit or 0):
+            rest = self.times.rest_one(device, machine.session, machine.activation, self.now)
+            self._next[device] = self.now + rest
+            self._at(self._next[device], device_actor(device), OfflineDue())
 
     def _invite_devices(self) -> None:
         """Draw arrivals for servers that have opened a phase; only the q earliest become events, or
@@ -204,18 +235,8 @@ class Simulation:
         return self._members[server]
 
     def _available(self, server: int) -> Devices:
-        """Q~_n(t): with FedBCD-I a drawn part of the members, otherwise all of them."""
-        members = self._members_of(server)
-        if self.schedule.method.available is None:
-            return members
-        keep = max(
-            self.schedule.method.available_of(len(members)),
-            min(self.schedule.active, len(members)),
-        )
-        u = draws.unit(
-            draws.address(self.schedule.seed, draws.AVAILABLE, members, np.array([self.round]))
-        )
-        return members[np.lexsort((members, u))[:keep]]
+        """Q~_n(t)."""
+        return self._pool.available(self._members_of(server), self.round)
 
     def _train_offline(self, server: int) -> None:
         """FedBCD-I: every available device takes one offline round; a busy or suspended one ignores
@@ -230,6 +251,7 @@ class Simulation:
         for device in _due(self.schedule.joins, self.round, self._arrived):
             server = self.machines.home[device]
             self._deliver(server_actor(server), DeviceJoined(device=device))
+            self._rest(device)
             self._members.pop(server, None)
         for device in _due(self.schedule.leaves, self.round, self._gone):
             server = self.machines.home[device]
@@ -246,7 +268,7 @@ class Simulation:
         if self._expected.pop(device, None) is not None:
             self._invite_next(server)
 
-    def _invite_next(self, server: int) -> None:
+    def _invite_next(self, server: int, number: int = 1) -> None:
         """The next that would have asked; with FedBCD-I also who was not drawn to be available, if
         nobody else is left.
         """
@@ -255,7 +277,7 @@ class Simulation:
             rest = np.setdiff1d(self._members_of(server), arrivals.devices)
             phase = np.array([self.machines.servers[server].phase])
             arrivals.add(self.now, self.times.arrivals(rest, phase, self.now), rest)
-        for time, other in arrivals.take(1):
+        for time, other in arrivals.take(number):
             self._invite(server, time, other)
 
 
@@ -268,6 +290,7 @@ class _Arrivals:
         self._start = start
         self._delay = delay  # infinite: taken, or gone
         self.devices = devices
+        self._late: dict[int, float] = {}  # device -> when it arrives after all
         self.left = len(delay)
 
     def add(self, now: float, delay: Floats, devices: Devices) -> None:
@@ -288,7 +311,14 @@ class _Arrivals:
         times = (self._start + self._delay[chosen]).tolist()
         self._delay[chosen] = np.inf
         self.left -= number
-        return [*zip(times, self.devices[chosen].tolist(), strict=True)]
+        found = zip(times, self.devices[chosen].tolist(), strict=True)
+        return [(self._late.get(device, time), device) for time, device in found]
+
+    def put_back(self, device: int, time: float) -> None:
+        """One that was taken comes later."""
+        self._late[device] = time
+        self._delay[self.devices == device] = time - self._start
+        self.left += 1
 
     def remove(self, device: int) -> None:
         """Forget a device that has gone."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from fedbcd.algorithm.method import Method
 from fedbcd.errors import ProtocolError, RecordError, ReplayMismatch
 from fedbcd.protocol.messages import (
     Actor,
@@ -19,14 +20,8 @@ from fedbcd.record.eventlog import LogReader, Transition
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.work import Reader, Round
 
-BEGINNINGS = (
-    Woke,
-    Trained,
-    Failed,
-    OfflineDue,
-    DeviceJoined,
-    DeviceLeft,
-)  # nothing brings them about
+# nothing brings them about
+BEGINNINGS = (Woke, Trained, Failed, OfflineDue, OfflineTrained, DeviceJoined, DeviceLeft)
 
 
 class LogRounds:
@@ -34,15 +29,13 @@ class LogRounds:
     complaint names its line.
     """
 
-    def __init__(
-        self, log: LogReader, machines: Machines, reader: Reader, steps: tuple[int, int]
-    ) -> None:
-        """`steps`: how many a session may have."""
+    def __init__(self, log: LogReader, machines: Machines, reader: Reader, method: Method) -> None:
+        """`method` says how many steps a session may have."""
         self.machines = machines
         self.line = 1
         self.clock = 0.0
         self.before: Callable[[float], None] | None = None  # each transition, with its time
-        self._log, self._reader, self._steps = log, reader, steps
+        self._log, self._reader, self._method = log, reader, method
         self._driver = Driver(machines, reader, self)
         self._round = 0  # of the last `take`
         self._expected: tuple[Command, ...] = ()
@@ -76,12 +69,14 @@ class LogRounds:
             raise ReplayMismatch(
                 f"{self._place()}: time goes back from {self.clock} to {step.time}"
             )
-        low, high = self._steps
-        if isinstance(step.event, Trained | OfflineTrained) and not low <= step.event.steps <= high:
-            raise ReplayMismatch(
-                f"{self._place()}: {step.actor} took {step.event.steps} steps, but the run allows"
-                f" {low} to {high}"
-            )
+        if isinstance(step.event, Trained | OfflineTrained):
+            offline = isinstance(step.event, OfflineTrained)
+            low, high = self._method.lengths(offline=offline)
+            if not low <= step.event.steps <= high:
+                raise ReplayMismatch(
+                    f"{self._place()}: {step.actor} took {step.event.steps} steps, but the run"
+                    f" allows {low} to {high}"
+                )
         self.clock, self._expected = step.time, step.commands
         try:
             self._driver.deliver(step.time, step.actor, step.event)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedbcd.algorithm import draws
+from fedbcd.algorithm.method import Method
 from fedbcd.errors import ConfigError
+from fedbcd.protocol.messages import Pull, Train, TrainOffline
 from fedbcd.schedule.delays import (
     Bandwidth,
     Clock,
@@ -72,20 +74,54 @@ class Times:
     def arrivals(self, devices: Ints, phase: Ints, now: float) -> Floats:
         """After the opening of their phases, at `now`."""
         u = draws.unit(draws.address(self.seed, draws.ARRIVAL, devices, phase))
+        return self.arrivals_at(u, devices, now)
+
+    def arrivals_at(self, u: Floats, devices: Ints, now: float | Floats) -> Floats:
+        """Of these draws."""
         if self.alike:
             return self.clock.arrival.quantile(u)
         took = self._drawn(self.clock.arrival, u, devices, now) * self._arrival[devices]
         return np.asarray(took if self.clock.day is None else took * self.clock.day.at(now))
 
     def work(self, devices: Ints, activation: Ints, steps: Ints, now: float) -> Floats:
-        """From the start of an activation, at `now`, to its upload."""
+        """From the start of an activation, at `now`, to its upload; `steps`, or passes over the
+        data, as they were drawn.
+        """
         u = draws.unit(draws.address(self.seed, draws.PROCESS, devices, activation))
+        return self.work_at(u, devices, steps, now)
+
+    def work_at(self, u: Floats, devices: Ints, steps: Ints, now: float | Floats) -> Floats:
+        """Of these draws."""
+        took = self._training(u, devices, steps, now)
+        return took if self.alike else np.asarray(took + self._transfer[devices])
+
+    def _training(self, u: Floats, devices: Ints, steps: Ints, now: float | Floats) -> Floats:
         if self.alike:
             return np.asarray(steps * self.clock.step.quantile(u))
         took = steps * self._drawn(self.clock.step, u, devices, now) * self._step[devices]
-        if self.clock.day is not None:
-            took = took * self.clock.day.at(now)
-        return np.asarray(took + self._transfer[devices])
+        return np.asarray(took if self.clock.day is None else took * self.clock.day.at(now))
+
+    def of(
+        self, method: Method, device: int, work: Train | Pull | TrainOffline, now: float
+    ) -> tuple[int, float]:
+        """K_i of a piece of work that begins at `now`, and how long it takes. For an offline round
+        nothing travels, and where it is free it takes no time.
+        """
+        if not isinstance(work, TrainOffline):
+            length = method.length(self.seed, device, work.session, work.activation)
+            return length.steps, self.work_one(device, work.activation, length.drawn, now)
+        length = method.length(self.seed, device, work.session, None)
+        if not method.takes_time_offline:
+            return length.steps, 0.0
+        one, number, count = (np.array([part]) for part in (device, work.session, length.drawn))
+        u = draws.unit(draws.address(self.seed, draws.OFFLINE, one, number))
+        return length.steps, float(self._training(u, one, count, now)[0])
+
+    def rest_one(self, device: int, session: int, activation: int, now: float) -> float:
+        """From `now` to the next of them: as long as an arrival."""
+        one, *numbers = (np.array([part]) for part in (device, session, activation))
+        u = draws.unit(draws.address(self.seed, draws.REST, one, *numbers))
+        return float(self.arrivals_at(u, one, now)[0])
 
     def work_one(self, device: int, activation: int, steps: int, now: float) -> float:
         """`work` of one."""
@@ -100,7 +136,7 @@ class Times:
         u = draws.unit_one(self.seed, draws.DROPOUT, device, activation)
         return u / self.clock.dropout if u < self.clock.dropout else None
 
-    def _drawn(self, law: Delay, u: Floats, devices: Ints, now: float) -> Floats:
+    def _drawn(self, law: Delay, u: Floats, devices: Ints, now: float | Floats) -> Floats:
         return drawn(law, u, Where(devices, self.home[devices], now, self.sent))
 
     def _classes(self, servers: int) -> Ints:
@@ -135,8 +171,14 @@ class Times:
             found.append(f"its class ({says or 'like the rest'})")
         if self.clock.speeds is not None:
             found.append(f"its own speed (steps x {self.speed[device]:.3g})")
-        if self._transfer[device] > 0:
-            found.append(f"its links ({self._transfer[device]:.3g} for a model down and up)")
+        rates = {name: getattr(self.clock.bandwidth, name, None) for name in ("down", "up")}
+        says = ", ".join(
+            f"{name} {rate[device] if isinstance(rate, tuple) else rate:g}"
+            for name, rate in rates.items()
+            if rate is not None
+        )
+        if says:
+            found.append(f"its links ({says})")
         return " and ".join(found)
 
 

@@ -34,13 +34,15 @@ def expected_work(federation: Federation, spec: RunSpec) -> np.ndarray[Any, np.d
     """Samples that each device trains on in a round of its server, on average: chance of being
     active x steps x batch.
     """
-    active, batch = spec.active_of(federation), spec.method_of(federation).batch
-    mean_steps = sum(spec.method_of(federation).steps) / 2
+    method = spec.method_of(federation)
+    active, batch = spec.active_of(federation), method.batch
+    drawn = sum(method.steps) / 2
     work = np.zeros(federation.devices)
     for members in federation.servers:
         for device in members:
             samples = federation.sizes[device] if batch == "all" else batch
-            work[device] = min(1.0, active / len(members)) * mean_steps * samples
+            steps = drawn * method.pass_of(device, offline=bool(method.offline))
+            work[device] = min(1.0, active / len(members)) * steps * samples
     return work
 
 

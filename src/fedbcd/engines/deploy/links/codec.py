@@ -46,7 +46,7 @@ CHUNK_BYTES = (
 )  # small enough for a slow line to show that it is alive; larger ones are a little faster
 EVENT_BYTES = 4096
 HEADER_BYTES = 1024  # of the safetensors file
-WIRE_DTYPES = {code: tensorfile.DTYPES[code] for code in ("F32", "F64")}  # that may travel
+WIRE_DTYPES = {code: tensorfile.DTYPES[code] for code in ("F32", "F64", "I32")}  # that may travel
 NOTICES: dict[str, Any] = {
     "phase": PhaseNotice,
     "round": RoundNotice,

@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from fedbcd.algorithm.method import Method
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.timeouts import quantile
 from fedbcd.record.timeline import NEVER, Timeline, read_timeline
 from fedbcd.schedule.times import Times
 
 
-def account(log: Path, times: Times, options: Deploy) -> dict[str, Any]:
+def account(
+    log: Path, times: Times, options: Deploy, method: Method | None = None
+) -> dict[str, Any]:
+    """`method` says how many steps were drawn as one, as a pass over a device's data."""
     timeline, _ = read_timeline(log)
     phases, visits, mixes = timeline.phases, timeline.visits, timeline.mixes
     done = [k for k, reported in enumerate(phases.reported) if reported]
@@ -28,7 +32,7 @@ def account(log: Path, times: Times, options: Deploy) -> dict[str, Any]:
         "phase_s": _mean([phases.ended[k] - phases.opened[k] for k in done]),
     }
     if options.time_scale is not None:
-        found |= _beyond_draws(timeline, done, times, options.time_scale)
+        found |= _beyond_draws(timeline, done, times, options.time_scale, method)
         found["round_overhead_s"] = round(
             found["round_overhead_s"] + found["answer_s"], 6
         )  # of the server that a mix waited for, and the mix
@@ -48,7 +52,7 @@ def _answers(timeline: Timeline) -> list[float]:
 
 
 def _beyond_draws(
-    timeline: Timeline, done: Sequence[int], times: Times, scale: float
+    timeline: Timeline, done: Sequence[int], times: Times, scale: float, method: Method | None
 ) -> dict[str, Any]:
     """What phases took beyond the drawn arrivals and work of the devices that they waited for, but
     for phases that let in a device on a request from an earlier one, ahead of its drawn arrival.
@@ -64,8 +68,10 @@ def _beyond_draws(
             asks = float(times.arrivals(np.array([device]), number, opened)[0])
             if times.clock.dropout:  # it may have taken the place of one that was lost
                 asks = max(asks, visits.admitted[k] / scale - opened)
-            steps, begins = max(visits.steps[k], 0), opened + asks
-            work = times.work_one(device, visits.activation[k], steps, begins)
+            length, begins = max(visits.steps[k], 0), opened + asks
+            if method is not None:
+                length //= method.pass_of(device, offline=False)
+            work = times.work_one(device, visits.activation[k], length, begins)
             due[phase] = max(due[phase], asks + work)
     beyond, last = (
         [phases.ended[k] - phases.opened[k] - scale * due[k] for k in chosen if k not in ahead]

@@ -51,7 +51,8 @@ def conclude(
             f" {end['digest']}"
         )
     run = looks.result(end, {**facts, "replay_seconds": round(time.perf_counter() - began, 3)})
-    run.summary["deployment"] |= account(out / "events.jsonl", spec.times(federation), options)
+    times, method = spec.times(federation), spec.method_of(federation)
+    run.summary["deployment"] |= account(log, times, options, method)
     run.save(out)
     return run
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Slot
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
@@ -255,7 +254,7 @@ class _Followed:
         self.made: ModelRef | None = None  # its latest upload
         self._device = device
         self._machine: Device = blueprint.device_machine(device)
-        self._steps = (blueprint.seed, device), blueprint.method.steps
+        self._blueprint = blueprint
 
     def takes(self, step: Transition) -> bool:
         """Whether an event of the device's log comes before the gap, or ends it."""
@@ -282,8 +281,8 @@ class _Followed:
             yield self.do(time, Woke())
         if machine.state is DeviceState.ASKING:
             yield self.do(time, granted)
-        (seed, device), (low, high) = self._steps
-        steps = draws.steps(seed, device, machine.session, low, high)
+        seed, session = self._blueprint.seed, machine.session
+        _, steps = self._blueprint.method.length(seed, self._device, session, granted.activation)
         yield self.do(
             time,
             (

@@ -148,7 +148,7 @@ class Deployment:
         itemsize = plan.initial.itemsize
         sent = plan.bound.heard.size * itemsize, plan.bound.upload.size * itemsize
         times = Times(self.clock, plan.seed, plan.servers, sent)
-        return Drawn(device, members, plan.method, times, plan.active, scale)
+        return Drawn(device, members, plan.pool, times, scale)
 
 
 def _no_data(device: int) -> OwnData:

@@ -27,6 +27,7 @@ from fedbcd.protocol.messages import (
     Declined,
     Failed,
     OfflineDue,
+    OfflineTrained,
     Trained,
     Undo,
     Woke,
@@ -99,6 +100,7 @@ class DeviceProcess(Process):
             self._computing = True
             self.tasks.spawn(self._work())
         self._see_when_to_ask()
+        self._see_when_to_train()
 
     def waits_for(self) -> str:
         return WAITS_FOR[self.role.machine.state]
@@ -127,15 +129,15 @@ class DeviceProcess(Process):
         began, work = time.monotonic(), self.role.work
         done = await _in_thread(self.role.compute)
         self.metrics.training.observe(time.monotonic() - began)
-        if work is not None and isinstance(done.event, Trained):
-            activation, now = done.event.activation, self.clock.now() - time.monotonic() + began
-            took, part = (
-                self.pace.work(activation, done.event.steps, now),
-                self.pace.lost_after(activation),
-            )
+        if work is not None and isinstance(done.event, Trained | OfflineTrained):
+            now = self.clock.now() - time.monotonic() + began
+            took, part = self.pace.work(work, now), None
+            if isinstance(done.event, Trained):
+                part = self.pace.lost_after(done.event.activation)
             if part is not None:
-                lost = Failed(session=work.session, reason=DROPOUT)
-                done = replace(done, event=lost, trouble=f"lost in activation {activation}")
+                number = work.session
+                lost = Failed(session=number, reason=DROPOUT)
+                done = replace(done, event=lost, trouble=f"lost in session {number}")
                 took *= part
             await asyncio.sleep(max(began + took - time.monotonic(), 0.0))
         await self.events.do(lambda now: self._hand_in(done, now))
@@ -188,11 +190,11 @@ class DeviceProcess(Process):
         """Set the timer of the next request: at its arrival in this phase, unless the phase is
         full.
         """
-        asks = self.role.machine.state in (
-            DeviceState.IDLE,
-            DeviceState.SUSPENDED,
-            DeviceState.OFFLINE,
-        )
+        state = self.role.machine.state
+        asks = state in (DeviceState.IDLE, DeviceState.SUSPENDED)
+        # who takes time offline asks when that is over
+        if not self.role.blueprint.method.takes_time_offline:
+            asks = asks or state is DeviceState.OFFLINE
         phase = self._phase.phase
         if not (asks and self._phase.open and phase > self._asked):
             self.timers.drop(Woke)
@@ -234,6 +236,19 @@ class DeviceProcess(Process):
         self._round = round_
         if self.pace.trains_offline(round_) and not self._phase.finished:
             self.tasks.spawn(self.tell(OfflineDue()))
+
+    def _see_when_to_train(self) -> None:
+        """FedBCD-I with offline rounds that take time: by a timer that begins after each piece of
+        work.
+        """
+        machine = self.role.machine
+        rest = self.pace.rest(machine.session, machine.activation, self.clock.now())
+        if rest is None:
+            return
+        if machine.state is not DeviceState.IDLE or self._phase.finished:
+            self.timers.drop(OfflineDue)
+        elif OfflineDue not in self.timers:
+            self.timers.set(OfflineDue, rest, lambda: self.tasks.spawn(self.tell(OfflineDue())))
 
     def _offline_in(self, seconds: float) -> None:
         def due() -> None:

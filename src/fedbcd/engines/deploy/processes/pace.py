@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbcd.algorithm import draws
-from fedbcd.algorithm.method import Method
+from fedbcd.engines.deploy.roles.device import Work
+from fedbcd.schedule.availability import Pool
 from fedbcd.schedule.delays import Floats
 from fedbcd.schedule.times import Times
 
@@ -36,14 +36,19 @@ class Pace(Protocol):
     def arrival(self, phase: int, round_: int, now: float) -> float | None:
         """How long after a phase opens, at `now`, this device asks; None: not in this phase."""
 
-    def work(self, activation: int, steps: int, now: float) -> float:
-        """How long the work of an activation, begun at `now`, takes at least."""
+    def work(self, work: Work, now: float) -> float:
+        """How long it takes at least, begun at `now`."""
 
     def lost_after(self, activation: int) -> float | None:
         """The part of that work after which the device is lost; None: it is not."""
 
     def trains_offline(self, round_: int) -> bool:
         """Whether the device takes an offline round in this round of the coordinator (FedBCD-I)."""
+
+    def rest(self, session: int, activation: int, now: float) -> float | None:
+        """How long after its latest work, over at `now`, it begins an offline round; None: other
+        timers decide.
+        """
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Real:
     def arrival(self, phase: int, round_: int, now: float) -> float | None:  # noqa: ARG002
         return 0.0
 
-    def work(self, activation: int, steps: int, now: float) -> float:  # noqa: ARG002
+    def work(self, work: Work, now: float) -> float:  # noqa: ARG002
         return 0.0
 
     def lost_after(self, activation: int) -> float | None:  # noqa: ARG002
@@ -73,6 +78,9 @@ class Real:
     def trains_offline(self, round_: int) -> bool:  # noqa: ARG002
         return False
 
+    def rest(self, session: int, activation: int, now: float) -> float | None:  # noqa: ARG002
+        return None
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -80,9 +88,8 @@ class Drawn:
 
     device: int
     members: Sequence[int]  # of its server, as far as it has been told
-    method: Method
+    pool: Pool
     times: Times
-    active: int
     scale: float
     has_own_timers = False
 
@@ -93,11 +100,11 @@ class Drawn:
         return replace(self, members=members)
 
     def arrival(self, phase: int, round_: int, now: float) -> float | None:
-        """The addressed draw of this device and phase. With FedBCD-I who is not available in this
-        round does not ask; where devices may be lost, after all that are available.
+        """The addressed draw of this device and phase. Who is not available in this round does not
+        ask; where devices may be lost, after all that are available.
         """
         delay = float(self._arrivals([self.device], phase, now)[0])
-        if self.method.available is not None and not self._is_available(round_):
+        if not self._is_available(round_):
             if not self.times.clock.dropout:
                 return None
             delay += float(self._arrivals(self._available(round_), phase, now).max())
@@ -106,28 +113,30 @@ class Drawn:
     def _arrivals(self, devices: Sequence[int], phase: int, now: float) -> Floats:
         return self.times.arrivals(np.array(devices), np.array([phase]), now / self.scale)
 
-    def work(self, activation: int, steps: int, now: float) -> float:
-        return self.scale * self.times.work_one(self.device, activation, steps, now / self.scale)
+    def work(self, work: Work, now: float) -> float:
+        return self.scale * self.times.of(self.pool.method, self.device, work, now / self.scale)[1]
 
     def lost_after(self, activation: int) -> float | None:
         return self.times.lost_after(self.device, activation)
 
     def trains_offline(self, round_: int) -> bool:
-        """FedBCD-I: every available device takes one offline round in each round of the
-        coordinator.
+        """FedBCD-I with offline rounds that take no time: every available device takes one in each
+        round of the coordinator.
         """
-        return bool(self.method.offline) and self._is_available(round_)
+        is_free = bool(self.pool.method.offline) and not self.pool.method.takes_time_offline
+        return is_free and self._is_available(round_)
+
+    def rest(self, session: int, activation: int, now: float) -> float | None:
+        if not self.pool.method.takes_time_offline:
+            return None
+        rest = self.times.rest_one(self.device, session, activation, now / self.scale)
+        return self.scale * rest
 
     def _is_available(self, round_: int) -> bool:
         return self.device in self._available(round_)
 
     def _available(self, round_: int) -> list[int]:
-        """Q~_n(t), as `engines.simulate.engine` draws it; one that is no member yet draws among the
-        members and itself.
-        """
+        """As in a simulation; one that is no member yet draws among the members and itself."""
         members = np.array(sorted({*self.members, self.device}), dtype=np.int64)
-        keep = max(self.method.available_of(len(members)), min(self.active, len(members)))
-        seed = self.times.seed
-        u = draws.unit(draws.address(seed, draws.AVAILABLE, members, np.array([round_])))
-        found: list[int] = members[np.lexsort((members, u))[:keep]].tolist()
+        found: list[int] = self.pool.available(members, round_).tolist()
         return found

@@ -57,7 +57,7 @@ class ServerProcess(Process):
             False,
         )  # as of the last event that is durable; the machine may be ahead of the disk
         self._tells_members = (
-            bool(role.blueprint.method.offline) and options.time_scale is not None
+            role.blueprint.pool.follows_rounds and options.time_scale is not None
         )  # it is drawn which of them are available
         self._members: tuple[int, ...] = ()  # likewise, if they are told
 
@@ -241,8 +241,7 @@ class ServerProcess(Process):
 
     def _tell_devices(self) -> None:
         notice = self._notice()
-        # only offline rounds follow the coordinator's
-        round_ = self._round if self.role.blueprint.method.offline else 0
+        round_ = self._round if self.role.blueprint.pool.follows_rounds else 0
         news = replace(notice, round=round_, elapsed=0.0)
         if news != self._said:
             self._said = news

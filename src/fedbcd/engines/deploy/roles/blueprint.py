@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from fedbcd.algorithm.method import Bound, Facts, Method
 from fedbcd.algorithm.methods import Algorithm
 from fedbcd.algorithm.objective import Loss
 from fedbcd.algorithm.params import Layout
+from fedbcd.algorithm.wire import Layer
 from fedbcd.compute.batch import take
 from fedbcd.data.federation import Federation, Transform, as_dtype
 from fedbcd.data.samples import Samples
@@ -24,9 +26,11 @@ from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import server_actor
 from fedbcd.recorded import going_on, in_record
+from fedbcd.schedule.availability import Availability, Pool
 from fedbcd.spec import RunSpec
 
 DTYPE = torch.float32
+CONTRIBUTION = torch.float64  # of what a server adds up, where uploads have layers
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Blueprint:
     late: frozenset[int]  # devices that are members from their DeviceJoined on
     initial: Tensor  # (F,), of the model as it was made
     layout: Layout
+    availability: Availability | None = None  # where delays are drawn
+    uploads: tuple[Layer, ...] = ()  # on their way to a server's sum
     start: Tensor = field(init=False)  # x(0), (F,): in X
     method: Method = field(init=False)
     bound: Bound = field(init=False)
@@ -51,12 +57,13 @@ class Blueprint:
     def __post_init__(self) -> None:
         method = self.algorithm.method(Facts(self.devices, self.sizes))
         object.__setattr__(self, "method", method)
-        object.__setattr__(self, "bound", Bound(method, self.layout, self.sizes))
         cut = self.method.projection.project(self.initial[: self.size_P])
         same = torch.equal(cut, self.initial[: self.size_P])
         object.__setattr__(
             self, "start", self.initial if same else torch.cat((cut, self.initial[self.size_P :]))
         )
+        wiring = self.uploads, self.start, max(map(len, self.servers))
+        object.__setattr__(self, "bound", Bound(method, self.layout, self.sizes, wiring))
 
     @classmethod
     def of(cls, spec: RunSpec, federation: Federation) -> "Blueprint":
@@ -86,8 +93,6 @@ class Blueprint:
                 f"dtype={spec.dtype}, storage={spec.storage}, precision={spec.precision!r}: a"
                 " deployment computes and stores float32 only"
             )
-        if spec.uploads:
-            raise ConfigError("uploads: a deployment has no layers on uploads yet; leave them out")
         layout = Layout(module)
         groups = tuple(tuple(members) for members in servers)
         who = (
@@ -99,18 +104,23 @@ class Blueprint:
             tuple(sizes),
             frozenset(spec.joins),
         )
-        return cls(*who, layout.flatten(module, DTYPE), layout)
+        layers = tuple(spec.uploads)
+        return cls(*who, layout.flatten(module, DTYPE), layout, spec.availability, layers)
 
     def going_on(self, facts: Mapping[str, str]) -> "Blueprint":
         """This plan, with the settings that nobody has given as the facts of a role's store have
         them; those of 0.1.0 have a hash alone.
         """
-        recorded = {"name": self.method.name}
-        if "algorithm" in facts:
-            recorded = json.loads(facts["algorithm"])
-        elif facts.get("run") in (None, self.fingerprint()):
+        if facts.get("run") in (None, self.fingerprint):
             return self
+        named = {"name": self.method.name}
+        recorded = json.loads(facts["algorithm"]) if "algorithm" in facts else named
         return replace(self, algorithm=going_on(self.algorithm, recorded))
+
+    @property
+    def pool(self) -> Pool:
+        """Who is available, where delays are drawn."""
+        return Pool(self.method, self.active, self.seed, self.availability)
 
     @property
     def first_model(self) -> Tensor:
@@ -130,7 +140,10 @@ class Blueprint:
     def vectors(self) -> frozenset[tuple[int, torch.dtype]]:
         """Length and dtype of all that travels."""
         sizes = (self.bound.heard.size, self.bound.model.size, self.bound.upload.size)
-        return frozenset({self.report, *((size, DTYPE) for size in sizes)})
+        wire = self.bound.wire
+        laid = () if wire is None else (wire.dtype, CONTRIBUTION)
+        also = ((self.bound.upload.size, dtype) for dtype in laid)
+        return frozenset({self.report, *also, *((size, DTYPE) for size in sizes)})
 
     @property
     def devices(self) -> int:
@@ -181,8 +194,9 @@ class Blueprint:
 
     def facts(self) -> dict[str, str]:
         """What a role's store says of the run that it belongs to."""
-        return {"run": self.fingerprint(), "algorithm": json.dumps(in_record(self.algorithm))}
+        return {"run": self.fingerprint, "algorithm": json.dumps(in_record(self.algorithm))}
 
+    @cached_property
     def fingerprint(self) -> str:
         """A hash by which roles know that they belong together."""
         plain = (
@@ -194,7 +208,8 @@ class Blueprint:
             self.sizes,
             sorted(self.late),
         )
-        digest = hashlib.sha256(json.dumps([*plain, self.size_P], sort_keys=True).encode())
+        laid = [describe(self.uploads)] if self.uploads else []  # 0.1.0 knew of none
+        digest = hashlib.sha256(json.dumps([*plain, self.size_P, *laid], sort_keys=True).encode())
         digest.update(self.start.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 

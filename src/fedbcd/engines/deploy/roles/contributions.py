@@ -11,6 +11,7 @@ from fedbcd.algorithm.method import Bound
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.parts import in_parts, parts
 from fedbcd.engines.deploy.roles.store import Store
+from fedbcd.protocol.messages import is_upload
 
 
 class Sum:
@@ -39,8 +40,9 @@ class Sum:
     def absorb(self, weight: float, after: Tensor, before: Tensor | None) -> None:
         """Count an upload."""
         self._changes()
+        factor = self._bound.factor(weight)
         for part in parts(len(self.total)):
-            absorb(self.total[part], weight, after[part], None if before is None else before[part])
+            absorb(self.total[part], factor, after[part], None if before is None else before[part])
         if not self.of_members:
             self.weight += weight
             self.count += 1
@@ -53,19 +55,20 @@ class Sum:
             z, total = mixed[part].double(), self.total[part]
             return self._bound.stepped(z, total, *counted).to(DTYPE)
 
-        if not self._bound.by_value:
+        if not self._bound.in_parts:
             return compute(slice(None))
         return in_parts(len(mixed), DTYPE, compute)
 
-    def change(self, weight: float, model: Tensor, members: int) -> None:
+    def change(self, weight: float, contribution: Tensor, members: int) -> None:
         """A member comes, or goes (`weight` is then negative, in what 0.1.0 wrote), and there are
         so many.
         """
         self._changes()
         self.members = members
         if self.of_members:
+            factor = self._bound.factor(weight)
             for part in parts(len(self.total)):
-                absorb(self.total[part], weight, model[part], None)
+                absorb(self.total[part], factor, contribution[part], None)
             self.weight += weight
             self.count = members
 
@@ -76,8 +79,8 @@ class Sum:
         if self.of_members:
             self.total.zero_()
             self.weight = 0.0
-            for weight, model in contributions:
-                self.change(weight, model, members)
+            for weight, contribution in contributions:
+                self.change(weight, contribution, members)
 
     def vector(self) -> Tensor:
         """All as one float64 vector: total, weight and, where the server step asks for them, how
@@ -111,35 +114,38 @@ class Copies:
 
     def __init__(self, store: Store, blueprint: Blueprint) -> None:
         self._store = store
+        self._bound = blueprint.bound
         self._start = blueprint.bound.first_upload(blueprint.start)
         self._keeps = blueprint.bound.keeps_last
         self._counted: dict[
             int, str
         ] = {}  # device -> what its server's sum holds of it; missing: as at x(0)
         self._held: dict[int, str] = {}  # device -> an upload that is accepted and not yet counted
-        # weight, before and after of what is absorbed and not yet in the sum
-        self.uncounted: list[tuple[float, str, str]] = []
+        # device, weight, before and after of what is absorbed and not yet in the sum
+        self.uncounted: list[tuple[int, float, str, str]] = []
         self._obsolete: list[str] = []
         self._fresh: tuple[str, Tensor] = ("", self._start)
 
-    def accept(self, device: int, activation: int, model: Tensor | None) -> None:
-        """Take note of an upload, and keep it, unless it is kept already."""
+    def accept(self, device: int, activation: int, contribution: Tensor | None) -> None:
+        """Take note of an upload, and keep what the device contributes by it, unless it is kept
+        already.
+        """
         name = self._held[device] = f"x/{device}/{activation}"
-        if model is not None:
-            self._store.save(name, model)
-            self._fresh = (name, model)
+        if contribution is not None:
+            self._store.save(name, contribution)
+            self._fresh = (name, contribution)
 
     def absorb(self, device: int, weight: float) -> None:
         """An upload is to be counted, in the place of what was counted of this device."""
         old, new = self._counted.get(device, ""), self._held.pop(device)
         self._counted[device] = new
-        self.uncounted.append((weight, old, new))
+        self.uncounted.append((device, weight, old, new))
         self._obsolete += [old, *([] if self._keeps else [new])]
 
     def count(self, total: Sum) -> None:
         """Into the sum what is not in it yet; after a crash, again."""
-        for weight, old, new in self.uncounted:
-            before = self.tensor(old) if total.of_members else None
+        for device, weight, old, new in self.uncounted:
+            before = self._contribution(device, old) if total.of_members else None
             total.absorb(weight, self.tensor(new), before)
         self.uncounted = []
 
@@ -161,14 +167,25 @@ class Copies:
 
     def counted(self, device: int) -> Tensor:
         """What the sum holds of a device."""
-        return self.tensor(self._counted.get(device, ""))
+        return self._contribution(device, self._counted.get(device, ""))
+
+    def latest(self, device: int) -> Tensor:
+        """What a device last contributed, counted or not."""
+        return self._contribution(device, self._latest(device))
 
     def accepted(self, device: int) -> Tensor:
-        """What a device last contributed, counted or not."""
-        return self.tensor(self._held.get(device) or self._counted.get(device, ""))
+        """The same as it is kept: a contribution, or what the device began with."""
+        return self.tensor(self._latest(device))
+
+    def _latest(self, device: int) -> str:
+        return self._held.get(device) or self._counted.get(device, "")
+
+    def _contribution(self, device: int, name: str) -> Tensor:
+        kept = self.tensor(name)
+        return kept if is_upload(name) else self._bound.contributed(device, kept)
 
     def tensor(self, name: str) -> Tensor:
-        """A contribution by name."""
+        """What is kept under a name."""
         if not name:
             return self._start
         return self._fresh[1] if name == self._fresh[0] else self._store.tensor(name)

@@ -202,6 +202,7 @@ class CoordinatorRole(Role):
             if bool(total.any()):
                 raise Refused("weight", f"the sum of server/{server} counts nobody, but is not 0")
             return None
+        total = self.blueprint.bound.total(total, weight)
         mean = in_parts(len(total), DTYPE, lambda part: (total[part] / weight).to(DTYPE))
         check_model(mean, len(mean), DTYPE, replace(self.limits, norm=None))
         return mean
@@ -281,7 +282,7 @@ class CoordinatorRole(Role):
             counted = weight, int(count), int(members)
             return stepped_globally(bound, z[part], total_VU, counted, command.iterations)
 
-        self.z = in_parts(len(z), DTYPE, step) if bound.by_value else step(slice(None))
+        self.z = in_parts(len(z), DTYPE, step) if bound.in_parts else step(slice(None))
         self.store.save(command.result, finite(self.z, command.result, self.actor))
         self._drop(self._current)
         self._current = command.result

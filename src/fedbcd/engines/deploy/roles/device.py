@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm import draws
 from fedbcd.algorithm.augment import Augment
+from fedbcd.algorithm.method import SENT
 from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.wire import Wire
 from fedbcd.compute.batch import Trainer
 from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.roles.base import Letter, Role
-from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint, OwnData
+from fedbcd.engines.deploy.roles.blueprint import CONTRIBUTION, DTYPE, Blueprint, OwnData
 from fedbcd.engines.deploy.roles.checks import TrustLimits, first_not_finite
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
@@ -41,6 +42,7 @@ from fedbcd.protocol.messages import (
     Uploaded,
     Woke,
     device_actor,
+    is_upload,
 )
 from fedbcd.schedule.work import Session
 
@@ -91,6 +93,8 @@ class DeviceRole(Role):
         self.kept: Kept = {
             slot.name: bound.first(slot, blueprint.start) for slot in bound.method.slots
         }
+        if bound.wire is not None and bound.method.counts == "members":
+            self.kept[SENT] = bound.known(device, blueprint.start)  # what it has contributed
         self.upload = bound.first_upload(blueprint.start)  # the latest
         # in the store it is x where it is nothing else
         self._upload_name = "x" if bound.uploads_x else "upload"
@@ -148,21 +152,39 @@ class DeviceRole(Role):
 
     def _computed(self, task: _DueWork) -> WorkDone:
         work, method = task.work, self.blueprint.method
-        steps = draws.steps(self.blueprint.seed, self.device, work.session, *method.steps)
+        number = None if isinstance(work, TrainOffline) else work.activation
+        _, steps = method.length(self.blueprint.seed, self.device, work.session, number)
         if isinstance(work, TrainOffline):
             job = Session(self.device, work.session, steps, None, offline=True)
             after = self._run(job, task)
             event: Trained | OfflineTrained = OfflineTrained(session=work.session, steps=steps)
-            return WorkDone(work, event, self._slots_of(after))
-        job = Session(self.device, work.session, steps, work.model, offline=False)
+            return WorkDone(work, event, self._kept_after(task, after))
+        job = Session(
+            self.device, work.session, steps, work.model, offline=False, activation=work.activation
+        )
         after = self._run(job, task)
         event = Trained(activation=work.activation, steps=steps)
         upload = self._finite(self.blueprint.bound.uploaded(after)[0], job)
-        return WorkDone(work, event, self._slots_of(after), upload)
+        kept = self._kept_after(task, after)
+        if self.blueprint.bound.wire is not None:
+            upload = self._message(self.blueprint.bound.wire, job, task, upload, kept)
+        return WorkDone(work, event, kept, upload)
+
+    def _message(
+        self, wire: Wire, job: Session, task: _DueWork, upload: Tensor, kept: Kept
+    ) -> Tensor:
+        """An upload as it travels; what the device contributes with it is kept."""
+        assert task.z is not None
+        bound = self.blueprint.bound
+        base = bound.base(self.device, kept.get(SENT), task.z)
+        message = wire.message(upload, base, bound.sender(self.device, job.activation))
+        if SENT in kept:
+            kept[SENT] = base + message
+        return message.to(wire.dtype)
 
     def _run(self, job: Session, task: _DueWork) -> dict[str, Tensor]:
         """All vectors after a session, one row each."""
-        registers = {name: vector[None] for name, vector in task.kept.items()}
+        registers = {name: vector[None] for name, vector in task.kept.items() if name != SENT}
         if task.z is not None and not job.offline:
             registers |= self.blueprint.bound.heard.views(task.z[None])
         after = self._trainer.run([job], registers)
@@ -179,8 +201,8 @@ class DeviceRole(Role):
             )
         return vector
 
-    def _slots_of(self, after: dict[str, Tensor]) -> Kept:
-        return {slot.name: after[slot.name][0] for slot in self.blueprint.method.slots}
+    def _kept_after(self, task: _DueWork, after: dict[str, Tensor]) -> Kept:
+        return task.kept | {slot.name: after[slot.name][0] for slot in self.blueprint.method.slots}
 
     def finish(self, done: WorkDone, now: float) -> list[Letter]:
         """Take over what `compute` gave; what was overtaken meanwhile is left out."""
@@ -213,7 +235,9 @@ class DeviceRole(Role):
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
         bound = self.blueprint.bound
         if isinstance(event, Restored):
-            return (bound.upload.size, DTYPE) if bound.keeps_last else None
+            laid = bound.wire is not None and is_upload(event.model)
+            dtype = CONTRIBUTION if laid else DTYPE
+            return (bound.upload.size, dtype) if bound.keeps_last else None
         return (bound.heard.size, DTYPE) if hasattr(event, "model") else None
 
     def _apply(
@@ -246,9 +270,17 @@ class DeviceRole(Role):
         elif any(isinstance(command, Undo) for command in commands):
             self._put_back()
         elif restored is not None:
-            bound, start = self.blueprint.bound, self.blueprint.start
-            slots = bound.method.slots
-            self._keep({slot.name: bound.begun(slot, restored, start) for slot in slots}, None)
+            assert isinstance(event, Restored)
+            self._begin_again(restored, is_upload(event.model))
+
+    def _begin_again(self, restored: Tensor, uploaded: bool) -> None:
+        """From what it has contributed, or from what a new member begins with."""
+        bound, start = self.blueprint.bound, self.blueprint.start
+        sent = bound.sent_by(self.device, restored).to(DTYPE) if uploaded else restored
+        kept = {slot.name: bound.begun(slot, sent, start) for slot in bound.method.slots}
+        if SENT in self.kept:
+            kept[SENT] = restored if uploaded else bound.contributed(self.device, restored)
+        self._keep(kept, None)
 
     def _tidy(self, event: Event, model: Tensor | None) -> None:
         """Keep what is needed next, and nothing else."""

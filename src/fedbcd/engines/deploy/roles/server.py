@@ -7,17 +7,20 @@ since then are added again, in the same order, to the same bits.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedbcd.algorithm.wire import Wire
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.checks import (
     TrustLimits,
+    check_model,
+    check_norm,
     check_run,
     check_sent,
     finite,
@@ -83,7 +86,7 @@ class ServerRole(Role):
         self.z = blueprint.first_model
         self._weights, bound = blueprint.weights(), blueprint.bound
         weights = [self._weights[device] for device in self.machine.members]
-        self._sum = Sum(bound.first_upload(blueprint.start), weights, bound)
+        self._sum = Sum(bound.known(0, blueprint.start), weights, bound)
         self._copies = Copies(store, blueprint)
         self._current = self._first = self.machine.model  # of z, and of x(0)
         self._granted: dict[
@@ -183,13 +186,46 @@ class ServerRole(Role):
         """An upload that is waited for must also be in X, and within reach of z_n; copies of
         earlier ones were looked at then.
         """
-        remark, event, limits = super()._check(letter), letter.event, self.limits
+        event, limits, bound = letter.event, self.limits, self.blueprint.bound
+        if isinstance(event, Uploaded) and bound.wire is not None:
+            return self._check_message(event, letter.model, bound.wire)
+        remark = super()._check(letter)
         if isinstance(event, Uploaded) and self.machine.is_waiting_for(
             event.device, event.activation
         ):
             assert letter.model is not None
-            check_sent(letter.model, self.blueprint.bound, self.z, limits)
+            check_sent(letter.model, bound, self.z, limits)
         return remark
+
+    def _check_message(self, event: Uploaded, message: Tensor | None, wire: Wire) -> str | None:
+        """The same where uploads have layers: integers in range, and a model that is within reach
+        once the message is added to what is known of it.
+        """
+        bound, limits = self.blueprint.bound, self.limits
+        check_model(message, bound.upload.size, wire.dtype, replace(limits, norm=None))
+        assert message is not None
+        place = wire.beyond(message)
+        if place is not None:
+            raise Refused(
+                "range",
+                f"value {place} of the upload is {int(message[place])}; integers are at most"
+                f" {wire.limit}, so that the sum of a phase has room for all",
+            )
+        granted = self._granted.get(event.device)
+        if granted is None or granted.activation != event.activation:
+            return None  # it was answered before
+        contribution = self._contribution(event.device, granted, message)
+        sent = bound.sent_by(event.device, contribution).to(DTYPE)
+        check_sent(sent, bound, self.z, limits)
+        return check_norm(sent, limits)
+
+    def _contribution(self, device: int, granted: Activated, message: Tensor) -> Tensor:
+        """What a device contributes with this upload."""
+        bound = self.blueprint.bound
+        if bound.wire is None:
+            return message
+        last = self._copies.latest(device) if self._sum.of_members else None
+        return bound.base(device, last, self._model(granted.model)) + message.double()
 
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
         if not hasattr(event, "model"):
@@ -219,7 +255,12 @@ class ServerRole(Role):
         self, number: int, event: Event, model: Tensor | None, commands: Sequence[Command]
     ) -> None:
         if isinstance(event, Uploaded) and _accepts(self._granted.get(event.device), commands):
-            self._copies.accept(event.device, event.activation, model)
+            granted = self._granted[event.device]
+            self._copies.accept(
+                event.device,
+                event.activation,
+                None if model is None else self._contribution(event.device, granted, model),
+            )
         for command in commands:
             if isinstance(command, Absorb):
                 age = self._version - self._begun[command.device]
@@ -266,9 +307,10 @@ class ServerRole(Role):
             self.store.save(REPORT, self._report)
         weight, members = self._weights[command.device], sorted(self.machine.members)
         if isinstance(command, Admit):
-            first = self.blueprint.bound.first_upload(self.z[: self.blueprint.size_F])
+            bound = self.blueprint.bound
+            first = bound.first_upload(self.z[: self.blueprint.size_F])
             self._copies.keep_start(command.device, first)
-            self._sum.change(weight, first, len(members))
+            self._sum.change(weight, bound.contributed(command.device, first), len(members))
         elif not command.anew:
             self._sum.change(-weight, self._copies.counted(command.device), len(members))
         else:

@@ -1,0 +1,41 @@
+"""Methods and rules of other people in real processes, by name in a job file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.naive import EXAMPLES
+from support.processes import job, run, write_job
+
+JOBS = {
+    "scaffold": {"algorithm": {"name": "scaffold:Scaffold"}},
+    "fedbuff": {
+        "algorithm": {"name": "fedbuff:FedBuff", "at_once": 2},
+        "cloud": {"name": "async", "first": 2},
+    },
+    "own_availability": {
+        "cloud": {"name": "own_availability:Turns"},
+        "run": {"rounds": 3, "availability": {"name": "own_availability:Shifts"}},
+    },
+}
+
+
+@pytest.mark.parametrize("case", JOBS)
+def test_a_deployment_replays_to_its_own_digest(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fedbcd up` replays the log, and compares the digests. What goes on from a record must be
+    told to trust it.
+    """
+    monkeypatch.chdir(EXAMPLES)
+    small = {"federation": {"servers": 2, "devices": 2, "active": 1}, "model": {"name": "logistic"}}
+    file = write_job(tmp_path, job(**small, **({"run": {"rounds": 3}} | JOBS[case])))
+    out = tmp_path / "run"
+    done = run("up", file, "--time-scale", "0.05", "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 3
+    if case == "scaffold":
+        again = run("up", "--resume", "--out", out)
+        assert "--trust" in again.stderr
+        assert run("up", "--resume", "--trust", "--out", out).returncode == 0
