@@ -10,6 +10,7 @@ import gzip
 import random
 import re
 from collections import defaultdict
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -93,13 +94,7 @@ def halves(text: str) -> tuple[Text, Text]:
     return windows(text[:end]), windows(text[end:])
 
 
-def right(model: nn.Module, text: Text) -> float:
-    """The share of characters that are guessed."""
-    with torch.no_grad():
-        return float((model(text[0]).argmax(-1) == text[1]).double().mean())
-
-
-def mean(scores: list[float]) -> float:
+def mean(scores: Collection[float]) -> float:
     return sum(scores) / len(scores)
 
 
@@ -114,7 +109,7 @@ def main() -> None:
     random.Random(0).shuffle(texts)
     everybody = [halves(text) for text in texts]
     new, known = everybody[: len(texts) // 5], everybody[len(texts) // 5 :]
-    federation = fb.Federation(Keyboard, loss, [learns for learns, _ in known], servers=4)
+    federation = fb.Federation(Keyboard, loss, known, servers=4)
     algorithms = [  # momentum makes steps ten times as long; FedAvg has none
         fb.Local(device_step=0.3, batch=16),
         fb.FineTuned(device_step=2.0, batch=16),
@@ -125,10 +120,13 @@ def main() -> None:
     print(f"{'':12}{'z':>8}{'own':>8}{'new: z':>10}{'own':>8}")
     for algorithm in algorithms:
         run = fb.train(federation, algorithm, rounds=said.rounds, seed=0)
-        z = [right(run.global_model, test) for _, test in known]
-        own = [right(run.personal_model(i), test) for i, (_, test) in enumerate(known)]
         came = [fb.personalise(run, learns, test=test, steps=said.steps) for learns, test in new]
-        scores = (z, own, [each.global_score for each in came], [each.score for each in came])
+        scores = [
+            run.global_scores.values(),
+            run.personal_scores.values(),
+            [newcomer.global_score for newcomer in came],
+            [newcomer.score for newcomer in came],
+        ]
         print("{:12}{:8.3f}{:8.3f}{:10.3f}{:8.3f}".format(algorithm.name, *map(mean, scores)))
 
 

@@ -99,6 +99,7 @@ class Settings:
     epochs: bool = False  # `steps` are passes over the device's data
     pull_steps: tuple[int, int] | None = None
     offline_time: str = "free"
+    weight: str = "size"  # FedAvg and FedProx: of a device in the average
     clip: float = np.inf  # the longest difference that an upload makes
     scale: float = 0.0  # of the integers in which differences are sent; 0: as they are
     links: list[list[tuple[int, int]]] = field(default_factory=list)  # one graph after another
@@ -262,8 +263,6 @@ def check(problem: Problem, settings: Settings) -> None:
         raise ValueError(f"unknown momentum_after_contact {settings.momentum_after_contact!r}")
     if settings.cloud not in ("sync", "async", "rigorous", "dynamic-graph"):
         raise ValueError(f"unknown cloud {settings.cloud!r}")
-    if settings.algorithm in ("fedavg", "fedprox") and settings.cloud != "sync":
-        raise ValueError("FedAvg and FedProx run under Sync-cloud only (SPEC 8)")
     if settings.cloud != "sync" and not 1 <= settings.first <= len(problem.servers):
         raise ValueError("first (B) must lie between 1 and the number of servers")
     if any(settings.joins.get(i, -1) >= t for i, t in settings.leaves.items()):
@@ -586,7 +585,8 @@ class Simulation:
         """x_i(t+1) arrives: the server replaces its copy. The q-th upload ends the phase."""
         i, number, k, x, x_prev = news
         d, server = self.devices[i], self.servers[n]
-        d.x, d.x_prev = x, x_prev
+        if not self.is_shared:
+            d.x, d.x_prev = x, x_prev
         d.busy = False
         d.offline = 0
         # A1.14: the copies of the others stay as they are
@@ -623,7 +623,10 @@ class Simulation:
         server = self.servers[n]
         server.is_open = False
         if self.settings.cloud == "rigorous" and server.round < self.round:
-            self.mix_and_step([n])  # Appendix A (iv): w_n = z_n
+            if self.is_shared:
+                self.average_models([n])
+            else:
+                self.mix_and_step([n])  # Appendix A (iv): w_n = z_n
             server.round += 1
             self.open_phase(time, n)
             return
@@ -637,8 +640,8 @@ class Simulation:
 
     def coordinate(self, time: float, group: list[int]) -> None:
         """One coordinator round ends: mix, step, and start the next one."""
-        if self.settings.algorithm in ("fedavg", "fedprox"):
-            self.average_models()
+        if self.is_shared:
+            self.average_models(group)
         elif self.settings.cloud == "sync":
             self.sync_step()
         else:
@@ -715,19 +718,35 @@ class Simulation:
             w[n] = w[n] + rest * z[n]
         return w
 
-    def average_models(self) -> None:
-        """SPEC 8: z is the average of the active devices' models, weighted by data size; every
-        device then holds z.
+    @property
+    def is_shared(self) -> bool:
+        """Whether devices have no model but their server's."""
+        return self.settings.algorithm in ("fedavg", "fedprox")
+
+    def average_models(self, group: list[int]) -> None:
+        """SPEC 8: z is the average of the active devices' models, weighted by data size or equal;
+        every device then holds z. On an asynchronous cloud each server averages its own, and those
+        of the group then mix.
         """
-        chosen = [(self.problem.sizes[i], s.copies[i]) for s in self.servers for i in s.selected]
-        z = weighted_mean([size for size, _ in chosen], [x for _, x in chosen])
-        if z is None:
+        if self.settings.cloud == "sync":
+            z = [self.average(range(len(self.servers)))]
+        else:
+            z = [self.average([n]) for n in group]
+            z = [self.servers[n].z if m is None else m for n, m in zip(group, z, strict=True)]
+        if z[0] is None:
             return
-        for server in self.servers:
-            server.z = z.copy()
-            for i in server.copies:
-                self.devices[i].x = z.copy()
-                self.devices[i].x_prev = z.copy()
+        for n in group:
+            self.servers[n].z = np.mean(z, axis=0)
+            for i in self.servers[n].copies:
+                self.devices[i].x = self.servers[n].z.copy()
+                self.devices[i].x_prev = self.servers[n].z.copy()
+
+    def average(self, servers: Sequence[int]) -> Mean:
+        """Of the models that the active devices of these servers have sent."""
+        equal = self.settings.weight == "one"
+        chosen = [(i, self.servers[n].copies[i]) for n in servers for i in self.servers[n].selected]
+        weights = [1.0 if equal else self.problem.sizes[i] for i, _ in chosen]
+        return weighted_mean(weights, [x for _, x in chosen])
 
 
 def run(problem: Problem, settings: Settings) -> Result:

@@ -209,6 +209,9 @@ def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str) -> Any
     tables = [option for option in hints if is_dataclass(option)]
     if tables and isinstance(value, Mapping):
         return convert(value, tables[0], where)
+    others = [option for option in hints if option is not type(None)]
+    if len(others) == 1 and value is not None:
+        return convert(value, others[0], where)
     for option in hints:
         try:
             return convert(value, option, where)

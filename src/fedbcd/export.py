@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedbcd.compute.evaluate import per_sample
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_in, sample_weights
 from fedbcd.engines.result import Run
@@ -315,9 +316,13 @@ def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
         return []
     with torch.no_grad():
         outputs = module(run.federation.transform(test.inputs, run.global_VF.dtype))
-    scores = run.federation.metric(outputs, test.targets).double()
+    scores = per_sample(run.federation.metric(outputs, test.targets), len(test))
     rows = [f"| test score, all labels | {float(scores.mean()):.4f} ({len(test)} samples) |"]
-    if choice.device is not None and run.federation.labels is not None:
+    own_tests = run.federation.own_tests or {}
+    if choice.device in own_tests:
+        own = scores[slice(*own_tests[choice.device])]
+        rows.append(f"| test score, its own tests | {float(own.mean()):.4f} ({len(own)} samples) |")
+    elif choice.device is not None and not own_tests and run.federation.labels is not None:
         measure = measure_in(run.summary)
         tested = dict(
             zip(

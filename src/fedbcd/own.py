@@ -6,7 +6,7 @@ not, unless told: who opens somebody's results does not want to run somebody's p
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
@@ -48,6 +48,13 @@ def modules_of(value: Any) -> set[str]:
     return own.union(*(modules_of(getattr(value, f.name)) for f in fields(value)))
 
 
+def names_code(table: object) -> bool:
+    """Whether a job or a record names something as `package.module:Name`."""
+    if isinstance(table, Mapping):
+        return ":" in str(table.get("name", "")) or any(map(names_code, table.values()))
+    return isinstance(table, list | tuple) and any(map(names_code, table))
+
+
 def are_imported() -> bool:
     """Whether what is read here may import code."""
     return _trusted.get()
@@ -70,7 +77,7 @@ def imported_object(path: str, where: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, TypeError, ValueError, SyntaxError) as error:
+    except Exception as error:  # noqa: BLE001  whatever their module does
         raise ConfigError(
             f"{where}.name = {path!r} cannot be imported ({error}); write package.module:Name, and"
             f" start where Python finds the module, or put it into {here}"

@@ -46,6 +46,7 @@ BEFORE = (
     Before("offline_time", "free", ("fedbcd-i",), known=False),
     Before("pull_steps", None, ("fedbcd-i",), known=False),
     Before("epochs", None, ALGORITHMS, known=False),
+    Before("weight", "size", ("fedprox", "fedavg"), known=False),
     Before("measure", "pooled-labels", ("run",), known=False),
     Before("dealt", False, ("diversity", "data"), known=False),
 )

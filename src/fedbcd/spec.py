@@ -26,7 +26,14 @@ from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
 from fedbcd.config import HOMES, build, check_keys, choose, convert, follow_renamed
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import DEFAULT, Measure, check_measure, measure_in
+from fedbcd.data.measure import (
+    DEFAULT,
+    Measure,
+    check_measure,
+    check_tests,
+    measure_for,
+    measure_in,
+)
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 from fedbcd.own import is_own, path_of
@@ -258,7 +265,7 @@ class Measured:
         None,
         'of personal accuracy: "own-shares", the default, counts each label by its share of the'
         " device's own samples; \"pooled-labels\", the paper's, all test samples of the device's"
-        " labels alike",
+        ' labels alike; where devices have brought tests of their own it is "own-tests"',
         always=True,
     )
 
@@ -438,7 +445,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         settled = replace(
             self,
             active=self.active_of(federation),
-            measure=self.chosen_measure,
+            measure=measure_for(federation, self.measure),
             start=named(self.start),
         )
         chosen = {
@@ -480,7 +487,13 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     def method_of(self, federation: Federation) -> Method:
         """What the algorithm computes, in this federation."""
-        return self.algorithm.method(Facts(federation.devices, federation.sizes))
+        found: Any = self.algorithm.method(Facts(federation.devices, federation.sizes))
+        if not isinstance(found, Method):
+            raise ConfigError(
+                f"{path_of(type(self.algorithm))}.method returns {found!r:.80}; it must return a"
+                " fedbcd.algorithm.method.Method (docs/api.md)"
+            )
+        return found
 
     def sent(self, federation: Federation) -> tuple[float, float]:
         """Bytes that a device receives and sends in an activation, where it matters."""
@@ -539,6 +552,12 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 f"precision={self.precision!r} is about products of float32 numbers; leave"
                 f" dtype={self.dtype} out"
             )
+        algorithm: Any = self.algorithm
+        if not is_dataclass(algorithm) or not hasattr(algorithm, "method"):
+            raise ConfigError(
+                f"algorithm={algorithm!r:.80} is no settings: give a value such as fb.FedBCD(), or"
+                " one of a frozen dataclass of your own with method(facts) (docs/api.md)"
+            )
         check_measure(self.chosen_measure)
         check_layers(self.uploads)
         if is_own(type(self.cloud)):
@@ -551,6 +570,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         self._check_active(federation)
         self._check_availability(federation)
         self._check_method(federation)
+        check_tests(federation, self.measure)
         self.times(federation)  # refuses whom nobody knows
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:
@@ -584,8 +604,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             )
         if method.forgets_mixes and not sync:
             raise ConfigError(
-                f"{method.name} keeps one model everywhere and runs on the sync cloud only, not"
-                f" {self.cloud.name}: a server step of 1 after the mix forgets the mix"
+                f"{method.name} runs on the sync cloud only, not {self.cloud.name}: a server step"
+                " of 1 after the mix forgets the mix; order = 'step, mix' would not"
             )
         if isinstance(method.step, Absolute):
             sizes = [len(members) for members in federation.servers]  # with those that join late

@@ -30,6 +30,7 @@ from fedbcd.protocol.messages import (
     DeviceLeft,
     Failed,
     OfflineDue,
+    Restored,
     RetryDue,
     Send,
     ServerReady,
@@ -205,6 +206,23 @@ def test_integers_that_cannot_be_are_refused_and_leave_nothing(
     assert torch.equal(server(town)._sum.total, total)
     play_phase(town)
     town.replayed()
+
+
+@pytest.mark.parametrize(("value", "reason"), [(1e300, "finite"), (float("nan"), "finite")])
+def test_a_contribution_that_is_no_model_does_not_replace_one(
+    value: float, reason: str, folder: Path, towns: list[Town]
+) -> None:
+    """Finite in float64, but no model in float32; and none at all."""
+    town = town_of(folder, towns, BCD, uploads=(fb.Integers(),))
+    activation(town, 0)
+    role = device(town)
+    before = state(role)
+    restored = Restored(incarnation=1, activation=1, session=1 << 32, model="x/0/0")
+    given = torch.full((650,), value, dtype=torch.float64)
+    with pytest.raises(Refused) as refused:
+        role.receive(Letter("server/0", role.actor, restored, given, town.now), town.tick())
+    assert refused.value.reason == reason
+    assert state(role) == before
 
 
 def test_the_first_activation_is_undone_to_the_start(folder: Path, towns: list[Town]) -> None:

@@ -99,6 +99,7 @@ CASES |= {
     "fedavg-sync": Case(
         fb.FedAvg(device_step=0.1, batch=3, projection=fb.Box(-0.4, 0.4)), fb.SyncCloud()
     ),
+    "fedavg-plain-average": Case(fb.FedAvg(device_step=0.1, batch=3, weight="one"), fb.SyncCloud()),
     "fedprox-sync": Case(
         fb.FedProx(device_step=0.1, batch=3, penalty=GAMMA, projection=fb.Box(-0.4, 0.4)),
         fb.SyncCloud(),
@@ -176,12 +177,7 @@ FREE: tuple[fb.Algorithm, ...] = (
     fb.FedProx(device_step=0.2, batch=3, penalty=GAMMA),
     fb.FedAvg(device_step=0.4, batch=3),
 )
-CASES |= {
-    f"free-{a.name}-{name}": Case(a, cloud)
-    for a in FREE
-    for name, cloud in CLOUDS.items()
-    if method_of(a).has_personal or cloud.sync
-}
+CASES |= {f"free-{a.name}-{name}": Case(a, cloud) for a in FREE for name, cloud in CLOUDS.items()}
 
 
 # layers on uploads, of devices that differ in weight, some of which come and go
@@ -253,6 +249,7 @@ def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
         epochs=a.epochs is not None,
         pull_steps=method.pull_steps,
         offline_time=method.offline_time,
+        weight=str(getattr(a, "weight", "size")),
         batch=None if a.batch == "all" else a.batch,
         cloud_iterations=method.cloud_iterations,
         rounds=case.rounds,

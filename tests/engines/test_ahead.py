@@ -104,6 +104,7 @@ CASES = [
     (replace(FREE, momentum_after_contact="restart"), fb.SyncCloud()),
     (fb.FedProx(), fb.SyncCloud()),
     (fb.FedAvg(steps=(2, 2)), fb.SyncCloud()),
+    (fb.FedProx(), fb.AsyncCloud(first=3)),
     (fb.FedBCD(epochs=(1, 2)), fb.AsyncCloud(first=2)),
 ]
 

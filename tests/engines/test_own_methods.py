@@ -3,7 +3,7 @@ mixing (`examples`), on every engine of this machine, against naive float64 orac
 (`support.naive`).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import torch
 
 import fedbcd as fb
 import oracle
+from fedbcd.algorithm.method import Facts, Method, Part, Sent
+from fedbcd.algorithm.plan import Steps
 from fedbcd.compute.devices import UPLOAD
 from fedbcd.compute.numbers import Numbers
 from fedbcd.engines.setup import make_machines, make_numbers, make_reader
@@ -94,13 +96,65 @@ def test_uploads_that_wait_for_their_phase_are_saved(tmp_path: Path) -> None:
                 waited += any(name.startswith(UPLOAD) for name in state)
                 numbers = fresh()
                 numbers.load_state(state, held, ())
-                numbers.sums = before.sums
+                numbers.tally.sums = numbers.sums = before.sums
     assert waited > 10
     assert numbers.digest() == whole.digest
 
 
 # ------------------------------------------------------------------------------------------------
 # refusals
+class NoDataclass:
+    def method(self, facts: Facts) -> Method:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class NoMethod:
+    step: float = 0.1
+
+
+@dataclass(frozen=True)
+class AnotherThing:
+    def method(self, facts: Facts) -> Any:
+        return {"plan": facts.devices}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A method with this in it."""
+
+    changes: Any
+
+    def method(self, facts: Facts) -> Method:
+        return Method(**{"name": "made", "plan": (Steps(0.1),), **self.changes})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        (NoDataclass(), "NoDataclass object.* is no settings: give a value such as"),
+        (NoMethod(), r"NoMethod\(step=0.1\) is no settings"),
+        (NoMethod, "is no settings"),
+        ("scaffold:Scaffold", "is no settings"),
+        (AnotherThing(), "AnotherThing.method returns {'plan': 8}; it must return a"),
+        (Made({"plan": (Steps(0.1, of="y"),)}), "plan reads 'y', which is nothing that a device"),
+        (Made({"plan": [Steps(0.1)]}), "must be a tuple of operations"),
+        (Made({"sends": (Sent("d"),)}), "sends 'd', which its plan does not set"),
+        (Made({"personal": "y"}), "personal='y' is no slot; name one of x, or 'z'"),
+        (Made({"result": "c"}), "result='c' is none of z"),
+        (Made({"model": (Part("c"),)}), "must begin with z"),
+        (Made({"hears": 2}), "hears=2 must be between 1 and 1"),
+        (Made({"cloud": "graph"}), "cloud='graph' must be 'any', 'sync' or 'async'"),
+        (Made({"at_once": 0}), "at_once=0 must be 1 or more"),
+        (Made({"discount": lambda age: 2.0 - age}), "above 0 and at most 1"),
+        (Made({"discount": lambda _: 0.5, "counts": "members"}), "let only the active ones count"),
+    ],
+)
+def test_what_is_no_method_is_refused_with_the_remedy(algorithm: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        fb.train(lines(), algorithm, rounds=1)
+
+
 @pytest.mark.parametrize(
     ("case", "options", "says"),
     [

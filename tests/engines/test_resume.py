@@ -162,7 +162,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
         assert not (folder / "models.safetensors").exists()
         assert bool(_checkpoint(folder)) is bool(moment.round)
     resumed = fedbcd(
-        "run", "--resume", "--out", folder, "--json"
+        "run", "--resume", "--trust", "--out", folder, "--json"
     )  # its own config.toml says what it was
     assert resumed.code == 0, resumed.err
     assert resumed.summary["digest"] == undisturbed.summary["digest"]

@@ -80,7 +80,7 @@ def test_devices_that_train_offline_are_the_ones_that_cost() -> None:
     """FedBCD-I: each available device takes an offline round, so that part follows `available`,
     still not the population.
     """
-    algorithm = fb.FedBCDI(available=10)
+    algorithm = fb.FedBCDI(available=10, offline_time="free")
     (_, small), (_, large) = (
         _play(devices, fb.SyncCloud(), algorithm) for devices in (100, 10_000)
     )

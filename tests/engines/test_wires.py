@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.algorithm.wire import Sender, exact_weights
+from fedbcd.algorithm.wire import Sender, Wire, exact_weights
 from fedbcd.compute.numbers import Numbers
 from fedbcd.config import dump_toml
 from fedbcd.engines.run import explain_backend
 from fedbcd.engines.setup import make_machines, make_numbers, make_reader, make_schedule
 from fedbcd.errors import ConfigError, NumericalError, RecordError
 from fedbcd.experiments.job import load_job, parse
+from fedbcd.own import modules_of
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Simulation
 from fedbcd.schedule.work import Count, Round
@@ -150,6 +151,27 @@ def test_what_a_clip_cuts_off_is_sent_later_where_members_count() -> None:
     assert max(gaps) > 0.05, "some is still to be sent"
 
 
+@dataclass(frozen=True)
+class OwnBias:
+    """FedBCD whose biases are nobody else's."""
+
+    name: ClassVar[str] = "own-bias"
+
+    def method(self, facts: Any) -> Any:
+        return replace(fb.FedBCD(batch=4).method(facts), by_tensor={"*bias": 0.0, "*": 1.0})
+
+
+def test_private_tensors_are_no_part_of_a_message() -> None:
+    """However far z has gone in them, so that nothing of a clip's norm is theirs."""
+    spec = RunSpec(OwnBias(), fb.AsyncCloud(2), active=2, dtype=torch.float64, uploads=COARSE)
+    numbers = played(spec)
+    contributions = numbers.devices.tables["sent"]
+    assert isinstance(contributions, torch.Tensor)
+    private = numbers.bound.private_F
+    assert bool(contributions[:, ~private].any())
+    assert not bool(contributions[:, private].any())
+
+
 def test_the_norm_of_a_clip_does_not_depend_on_threads() -> None:
     long = torch.sin(torch.arange(200_000, dtype=torch.float64))
     found = set()
@@ -183,7 +205,7 @@ class Signs:
     [
         ([{"name": "clip", "norm": 0}], "norm=0.0 of a clip must be a finite number above 0"),
         ([{"name": "clip", "norm": float("inf")}], "norm=inf"),
-        ([{"name": "integers", "scale": 0.001}], r"scale=0.001 .* must be a power of two"),
+        ([{"name": "integers", "scale": 0.001}], r"scale=0.001 .* such as 0.0009765625,"),
         ([{"name": "integers", "scale": -0.5}], "scale=-0.5 .* must be a power of two"),
         ([{"name": "integers", "scale": 0}], "must be a power of two"),
         ([{"name": "clop"}], r"uploads\[0\].name = 'clop' is unknown .*did you mean 'clip'"),
@@ -219,11 +241,13 @@ def test_layers_and_a_discount_by_staleness_are_refused() -> None:
 
 
 def test_integers_too_large_for_a_phase_name_device_value_and_remedy() -> None:
-    """Four members of a server, of which all may count in a phase."""
-    with pytest.raises(
-        NumericalError, match=r"of device \d+ is .* beyond 5.36871e\+08,.* larger s"
-    ):
+    """Four members of a server, of which all may count in a phase; sixteen devices in all."""
+    words = r"of what device \d+ sends is .* in integers, beyond 5.36871e\+08,.* use a larger scale"
+    with pytest.raises(NumericalError, match=words):
         train("fedbcd-sync", uploads=[fb.Integers(2.0**-40)])
+    wire = Wire(FINE, torch.zeros(2), most=4, devices=16)
+    with pytest.raises(NumericalError, match=r"value 1 of what device 3 .* beyond 5.6295e\+14"):
+        wire.known(torch.tensor([0.0, 2.0**30]), Sender(3, -1, 1.0))
 
 
 def test_a_layer_of_ones_own_by_its_import_path(
@@ -238,6 +262,7 @@ def test_a_layer_of_ones_own_by_its_import_path(
     run = load_job(path).run(tmp_path / "out")
     log = tmp_path / "out" / "events.jsonl"
     data = load_job(path).make_federation()
+    assert modules_of(load_job(path).spec) == {"test_wires"}, "actors of Ray need it"
     with pytest.raises(RecordError, match=r"test_wires:Signs' is code that a record names"):
         fb.replay(log, data)
     assert fb.replay(log, data, trust=True)["digest"] == run.digest

@@ -448,6 +448,8 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                     whole = (
                         torch.cat([total, torch.tensor([weight], dtype=torch.float64)])
                         if plan.cloud.sync
+                        else _stepped(plan, story.z.double(), total, weight)
+                        if plan.method.order == "step, mix"
                         else story.z
                     )
                     if wire.has_report(ready) and not _near(wire.report(ready), whole):
@@ -455,14 +457,13 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                             f"server {server} reported {wire.report(ready)}, not {whole}"
                         )
                 case StepModel():
-                    mixed = (
-                        wire.model(command.mixed)
-                        if isinstance(event, Mixed) and event.model == command.mixed
-                        else story.z
-                    )
+                    alone = not (isinstance(event, Mixed) and event.model == command.mixed)
+                    mixed = story.z if alone else wire.model(command.mixed)
                     waiting = True
                     total, weight = _sum(copies, weights, members if everybody else active)
-                    story.z = _stepped(plan, mixed.double(), total, weight)
+                    if alone or plan.method.order == "mix, step":
+                        mixed = _stepped(plan, mixed.double(), total, weight)
+                    story.z = mixed
                     model = _newer(server, model, command.result)
                     if wire.knows(model) and not (_near(wire.model(model), story.z)):
                         raise Violation(

@@ -228,7 +228,7 @@ def test_on_the_sync_cloud_the_pull_is_bounded_by_delta_over_eta_z_t() -> None:
     """Remark 5: "we will be able to obtain a O(1/T) sub-linear convergence rate". eta_z is
     constant; the history has zbar(t+1), which has come nearer by 1 - eta_z sum gamma_i.
     """
-    known_, rounds, share = known("quadratic"), 100, 0.5
+    known_, rounds, share = known("quadratic"), 40, 0.5
     algorithm = fb.FedBCD(
         device_step=known_.device_step,
         batch="all",
@@ -253,7 +253,7 @@ def test_on_the_sync_cloud_the_pull_is_bounded_by_delta_over_eta_z_t() -> None:
     gap = torch.tensor(history.column("gap")[1:], dtype=torch.float64)
     assert len(pull) == rounds
     step = share / (known_.penalty * known_.federation.devices)
-    for t in (1, 2, 5, 20, rounds):
+    for t in (1, 5, 20, rounds):
         bound = certificate_bounds(alone(step, rounds), t)
         assert math.isclose(bound.pull, known_.excess / (step * t))
         assert float(pull[:t].mean()) <= bound.pull

@@ -139,15 +139,9 @@ def test_first_left_out(tmp_path: Path) -> None:
     _refuse(tmp_path, CONFIG, {"cloud": {"name": "async"}}, "[cloud] needs first, e.g. first = 1")
 
 
-def test_fedavg_and_fedprox_on_an_asynchronous_cloud(tmp_path: Path) -> None:
-    for name in ("fedavg", "fedprox"):
-        changes = {"algorithm": {"name": name}, "cloud": {"name": "async", "first": 2}}
-        _refuse(
-            tmp_path,
-            CONFIG,
-            changes,
-            f"{name} keeps one model everywhere and runs on the sync cloud only, not async",
-        )
+def test_a_weight_that_is_none(tmp_path: Path) -> None:
+    changes = {"algorithm": {"name": "fedavg", "weight": "none"}}
+    _refuse(tmp_path, CONFIG, changes, "algorithm.weight = 'none' must be one of 'size', 'one'")
 
 
 @pytest.mark.parametrize(
@@ -405,7 +399,7 @@ def test_a_device_that_is_not_there(tmp_path: Path, device: str) -> None:
 @pytest.mark.parametrize(
     ("second", "code", "words"),
     [
-        ({"algorithm": {"name": "fedavg"}}, CONFIG, "fedavg keeps one model everywhere"),
+        ({"algorithm": {"steps": [3, 1]}}, CONFIG, "steps=[3, 1]"),
         ({"run": {"rounds": 0}}, CONFIG, "run.rounds = 0"),
         ({"data": {"samples": 5000}}, DATA, "should own 5000 samples"),
     ],

@@ -77,3 +77,12 @@ def test_the_first_line_says_which_fedbcd() -> None:
     first = (ROOT / "README.md").read_text().splitlines()[0]
     assert "AAAI 2021" in first
     assert "2019" in first
+
+
+def test_the_reading_tour_takes_half_an_hour() -> None:
+    """ "Under 1,000 lines": the files that the README's table names."""
+    tour = (ROOT / "README.md").read_text().partition("## Read the code")[2].partition("For who")[0]
+    files = re.findall(r"\]\((src/[^)]+)\)", tour)
+    lines = {name: len((ROOT / name).read_text().splitlines()) for name in files}
+    assert len(files) >= 5
+    assert sum(lines.values()) < 1000, lines

@@ -127,12 +127,6 @@ def test_an_interrupted_pilot_leaves_the_plan(
     assert json.loads((tmp_path / "plan.json").read_text()) == answer.summary
 
 
-def test_a_baseline_has_no_b_to_try() -> None:
-    answer = fedbcd("plan", "--run", "FedProx, sync cloud", "--first", "10")
-    assert answer.code == 0
-    assert "no pilots: fedprox keeps one model everywhere" in answer.out
-
-
 def test_pilots_follow_the_cloud_that_is_named_and_a_matrix_is_not_replaced_unasked(
     tmp_path: Path,
 ) -> None:

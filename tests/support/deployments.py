@@ -63,6 +63,7 @@ CASES: dict[str, tuple[fb.Algorithm, fb.Cloud]] = {
     "fedbcd-i-rigorous": (BCDI, fb.RigorousCloud(first=2)),
     "fedavg-sync": (fb.FedAvg(device_step=0.05, batch=4), fb.SyncCloud()),
     "fedprox-sync": (fb.FedProx(device_step=0.05, batch=4), fb.SyncCloud()),
+    "fedprox-rigorous": (fb.FedProx(device_step=0.05, batch=4), fb.RigorousCloud(first=2)),
     "twice-sync": (TWICE, fb.SyncCloud()),
     "twice-async": (TWICE, fb.AsyncCloud(first=2)),
     "twice-rigorous": (TWICE, fb.RigorousCloud(first=2)),

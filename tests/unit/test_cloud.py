@@ -341,6 +341,19 @@ def test_training_gives_the_same_models_in_both_forms() -> None:
     torch.testing.assert_close(one.personal_NF, other.personal_NF, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("cloud", [fb.AsyncCloud(first=2), fb.RigorousCloud(first=2)])
+def test_the_papers_step_as_printed_is_a_relative_one_of_three_tenths(cloud: fb.Cloud) -> None:
+    """FedBCD-I with eta_z 0.5, gamma 0.2 and three active devices, in eq. (6b) as it is printed."""
+    absolute = fb.FedBCDI(server_step=0.5, server_step_form="absolute", batch=2, device_step=1e-3)
+    relative = fb.FedBCDI(server_step=0.3, batch=2, device_step=1e-3)
+    one, other = (
+        fb.train(ten_devices_per_server(3), a, cloud=cloud, active=3, rounds=8, dtype=torch.float64)
+        for a in (relative, absolute)
+    )
+    torch.testing.assert_close(one.global_VF, other.global_VF, rtol=0, atol=1e-12)
+    torch.testing.assert_close(one.personal_NF, other.personal_NF, rtol=0, atol=1e-12)
+
+
 def test_training_refuses_a_graph_that_is_not_doubly_stochastic() -> None:
     graph = fb.GraphCloud([[0.5, 0.5], [0.2, 0.8]])
     with pytest.raises(ConfigError, match=r"column 0 of the mixing matrix sums to 0\.7"):

@@ -25,7 +25,7 @@ COLUMNS, LINES, PARAMETERS, METHODS = 100, 40, 12, 20
 # A protocol machine has a method for each event that it handles.
 MACHINES = {"protocol/server:Server"}
 # These are still to be taken apart.
-MACHINES |= {"compute/devices:StackedDevices", "compute/numbers:Numbers"}
+MACHINES |= {"compute/devices:StackedDevices"}
 MACHINES |= {"engines/deploy/roles/device:DeviceRole", "engines/deploy/roles/server:ServerRole"}
 # Commands have a parameter for each option, and `train` one for each option of a run.
 WITH_OPTIONS = {"engines/run:train"}
@@ -48,6 +48,7 @@ ELSEWHERE = {
     "compute/rows": "engines/test_state_store.py",
     "compute/smoothness": "scenarios/test_check.py",
     "compute/steps": "engines/test_against_oracle.py",
+    "compute/tally": "engines/test_membership.py",
     "deploy": "scenarios/test_own_processes.py",
     "describe": "unit/test_config.py",
     "engines/deploy/local/account": "deploy/test_pace.py",

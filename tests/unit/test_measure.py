@@ -19,14 +19,14 @@ from fedbcd.compute.workers import OneWorker
 from fedbcd.data.measure import Measure
 from fedbcd.data.partition import Dirichlet, Diversity, Partition, Partitioner
 from fedbcd.data.samples import Samples
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.errors import ConfigError, DataError, RecordError
 from fedbcd.experiments.job import default_table, parse
 from fedbcd.experiments.paper import PANELS, Setting, panels
 from fedbcd.experiments.pool import job_key
 from fedbcd.report.advice import advice
 from fedbcd.report.view import read_run, run_view
 
-MEASURES = get_args(Measure)
+MEASURES = tuple(name for name in get_args(Measure) if name != "own-tests")
 SPLITS = [Dirichlet(alpha=0.3), Dirichlet(alpha=0.3, samples=30), Diversity(3, 30)]
 DIGITS = fb.load_dataset("digits")
 
@@ -245,9 +245,106 @@ def test_the_papers_measure_has_the_same_models_look_worse(tmp_path: Path) -> No
 
 # ------------------------------------------------------------------------------------------------
 # its name
+def words(devices: int, length: int = 6) -> list[tuple[fb.Samples, fb.Samples]]:
+    """Sequences of numbers that go on by a step of the device's own; what a device learns from, and
+    what it is tested on.
+    """
+    found = []
+    for device in range(devices):
+        starts = torch.arange(12 + device)[:, None]
+        text = (starts + (device + 1) * torch.arange(length + 1)) % 7
+        own = fb.Samples(text[:, :-1], text[:, 1:])
+        found.append((fb.Samples(own.inputs[:8], own.targets[:8]), own))
+    return found
+
+
+def tokens(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+def guesser() -> nn.Module:
+    return nn.Sequential(nn.Embedding(7, 5), nn.Tanh(), nn.Linear(5, 7))
+
+
+def guessed(module: nn.Module, own: fb.Samples) -> float:
+    return float((module(own.inputs).argmax(-1) == own.targets).double().mean())
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_devices_that_bring_tests_are_tested_on_them_and_on_every_token(together: bool) -> None:
+    """Targets of shape (N, T) give accuracy per token; without a test set for all, global models
+    are tested on all of theirs.
+    """
+    given = words(6)
+    federation = fb.Federation(guesser, tokens, given, 2)
+    run = fb.train(federation, fb.FedBCD(device_step=0.5), rounds=6, active=2)
+    assert run.summary["measure"] == "own-tests"
+    for device, (_, own) in enumerate(given):
+        mine, theirs = guessed(run.personal_model(device), own), guessed(run.global_model, own)
+        assert run.personal_scores[device] == pytest.approx(mine, abs=1e-12)
+        assert run.global_scores[device] == pytest.approx(theirs, abs=1e-12)
+    everything = fb.Samples(
+        torch.cat([own.inputs for _, own in given]), torch.cat([own.targets for _, own in given])
+    )
+    last = run.history.last
+    assert last.global_accuracy == pytest.approx(guessed(run.global_model, everything), abs=1e-12)
+    assert last.personal_accuracy == pytest.approx(np.mean([*run.personal_scores.values()]))
+    objective = Objective(guesser(), tokens)
+    evaluator = Evaluator(federation, objective, torch.device("cpu"), together, "own-tests")
+    models = {device: run.personal_NF[device] for device in range(6)}
+    found = evaluator.scores(run.global_VF, models, OneWorker())
+    assert found.devices == pytest.approx(run.personal_scores)
+    assert found.servers == pytest.approx([last.global_accuracy] * 2)
+
+
+def test_who_has_no_test_of_its_own_is_left_out_and_what_is_for_all_is_for_global_models(
+    tmp_path: Path,
+) -> None:
+    given: list[Any] = [*words(4)]
+    for_all = given[0][1]
+    given[3] = (given[3][0], None)
+    said: list[str] = []
+    federation = fb.Federation(guesser, tokens, given, 2, test=for_all)
+    for rounds in (1, 2):  # also of a run that goes on
+        how = {"rounds": rounds, "resume": rounds > 1, "on_notice": said.append}
+        run = fb.train(federation, fb.FedBCD(device_step=0.5), active=1, out=tmp_path, **how)
+    assert fb.replay(tmp_path, federation)["digest"] == run.summary["digest"]
+    assert sorted(run.personal_scores) == [0, 1, 2]
+    assert run.history.last.global_accuracy == pytest.approx(guessed(run.global_model, for_all))
+    assert any("1 of 4 devices have no test samples of their own" in line for line in said)
+    view = run_view(read_run(tmp_path), "0")
+    assert view["summary"]["measure"] == "own-tests"
+
+
+@pytest.mark.parametrize(
+    ("test", "sentence"),
+    [
+        ((torch.zeros(3, 5).long(), torch.zeros(3, 6).long()), r"device 1 has inputs of shape"),
+        ((torch.zeros(3, 6), torch.zeros(3, 6).long()), "torch.float32.*bring them to that"),
+        ((torch.zeros(0, 6).long(), torch.zeros(0, 6).long()), "device 1 is empty; give None"),
+        ((torch.zeros(3, 6).long(), torch.zeros(2, 6).long()), "the test set of device 1"),
+    ],
+)
+def test_a_test_set_of_another_kind_is_refused(test: Any, sentence: str) -> None:
+    first, second = words(2)
+    with pytest.raises(DataError, match=sentence):
+        fb.Federation(guesser, tokens, [first, (second[0], test)], 1)
+
+
+@pytest.mark.parametrize(
+    ("own", "measure"), [(True, "own-shares"), (True, "pooled-labels"), (False, "own-tests")]
+)
+def test_a_measure_without_its_tests_is_refused(own: bool, measure: Measure) -> None:
+    devices = [pair if own else pair[0] for pair in words(2)]
+    federation = fb.Federation(guesser, tokens, devices, 1)
+    with pytest.raises(ConfigError, match=f"measure='{measure}', but devices have brought"):
+        fb.train(federation, fb.FedBCD(), rounds=1, measure=measure)
+
+
 def test_a_measure_is_known_by_name() -> None:
     with pytest.raises(
-        ConfigError, match="measure='shares' is unknown; known: own-shares, pooled-labels"
+        ConfigError,
+        match="measure='shares' is unknown; known: own-shares, pooled-labels, own-",
     ):
         fb.train(split_digits(Diversity(3, 30)), fb.FedBCD(), rounds=1, active=1, measure="shares")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"run\.measure"):

@@ -309,8 +309,6 @@ def four_devices() -> fb.Federation:
         (fb.FedBCD(), {"active": 3}, "active=3 must be between 1 and 2"),
         (fb.FedBCD(), {"active": 0}, "active=0 must be between 1 and 2"),
         (fb.FedBCDI(available=1), {"active": 2}, "active=2 exceeds the 1 available"),
-        (fb.FedAvg(), {"cloud": fb.AsyncCloud(first=1)}, "fedavg keeps one model everywhere"),
-        (fb.FedProx(), {"cloud": fb.RigorousCloud(first=1)}, "fedprox keeps one model everywhere"),
         (fb.FedBCD(penalty=[1.0, 2.0]), {}, "penalty has 2 values for 4 devices"),
         (
             fb.FedBCD(),

@@ -38,14 +38,14 @@ from fedbcd.planner.server_time import (
     fits,
     with_losses,
 )
-from fedbcd.planner.slowest import slowest
+from fedbcd.planner.slowest import lonely, slowest
 from fedbcd.record.eventlog import LogWriter
 from fedbcd.record.timeline import read_timeline
 from fedbcd.report.advice import advice
 from fedbcd.report.view import read_run, run_view
 from fedbcd.schedule.delays import Delay
 from support.planner import CLOCK, DELAYS, recorded, recorded_times, simulation
-from support.runs import job_table, train
+from support.runs import BCD, federation, job_table, train
 
 
 def test_staleness_is_the_rounds_since_the_last_mix_of_those_left_out() -> None:
@@ -399,7 +399,6 @@ def test_pilots_try_few_b() -> None:
         ({}, {"firsts": [5]}, "B=5 of 4 servers cannot be waited for"),
         ({}, {"seeds": 0}, "seeds=0 must be 1 or more"),
         ({}, {"until_clock": 0}, "until_clock=0 must be a finite number above 0"),
-        ({"algorithm": {"name": "fedavg"}}, {}, "fedavg keeps one model everywhere"),
     ],
 )
 def test_pilots_that_cannot_be_are_named(
@@ -467,6 +466,18 @@ def test_a_log_tells_who_was_slow_and_why(tmp_path: Path) -> None:
     assert story.last.server == 2
     assert "It differs from others by its class (step x 8)" in story.sentences[1]
     assert said in advice(run_view(read_run(tmp_path / "run"), "a"))
+
+
+def test_servers_without_a_link_in_a_mix_are_named(tmp_path: Path) -> None:
+    """Of a star only the middle has links: who meets without it steps alone."""
+    cloud = fb.DynamicGraph([(0, 1), (0, 2), (0, 3)], first=2)
+    fb.train(federation(), BCD, cloud=cloud, rounds=12, out=tmp_path / "run", active=1)
+    timeline, _ = read_timeline(tmp_path / "run" / "events.jsonl")
+    apart = [k for k in range(12) if 0 not in timeline.mixes.members(k)]
+    assert 0 < len(apart) < 12
+    said = explain(tmp_path / "run", apart[0]).sentences[-1]
+    assert said.startswith("without a link to the others of this mix")
+    assert lonely(timeline).startswith(f"{len(apart) / 12:.0%} of the servers that were mixed")
 
 
 def test_servers_that_differ_are_planned_and_the_slowest_named() -> None:

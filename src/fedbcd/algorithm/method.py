@@ -635,7 +635,9 @@ class Bound:
         return Sender(device, activation, self.weights[device])
 
     def uploaded(self, registers: Model) -> Tensor:
-        """What travels. Of private tensors what came from the server goes back."""
+        """What is to be sent. Of private tensors what came from the server goes back; or x(0), if
+        the server has a contribution that this is compared with.
+        """
         sent = {
             name: registers[name][..., : place.stop - place.start]
             for name, place in self.upload.places.items()
@@ -643,8 +645,11 @@ class Bound:
         if self.private_F is not None:
             for vector in self.method.sends:
                 if not vector.difference and vector.width != "parameters":
-                    private_F = self.private_F.to(registers["z"].device)
-                    sent[vector.name] = torch.where(private_F, registers["z"], sent[vector.name])
+                    known = registers["z"]
+                    private_F = self.private_F.to(known.device)
+                    if self.wire is not None and self.method.counts == "members":
+                        known = self.upload.views(self.wire.start)[vector.name].to(known)
+                    sent[vector.name] = torch.where(private_F, known, sent[vector.name])
         return self.upload.joined(sent) if sent else next(iter(registers.values()))[:, :0]
 
     def first_model(self, start: Tensor) -> Tensor:
@@ -667,7 +672,7 @@ class Bound:
 
 def _wire(bound: Bound, layers: Sequence[Layer], start: Tensor, most: int) -> Wire:
     check_layers(layers, discount=bound.method.discount is not None)
-    return Wire(layers, bound.first_upload(start), most)
+    return Wire(layers, bound.first_upload(start), most, len(bound.weights))
 
 
 def pulls_only(plan: Plan) -> bool:

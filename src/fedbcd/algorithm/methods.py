@@ -193,7 +193,23 @@ class FedBCDI(_PersonalSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProx(_DeviceSettings):
+class _SharedSettings(_DeviceSettings):
+    """Settings that FedAvg and FedProx share: one model for all devices of a server."""
+
+    weight: Literal["size", "one"] = "size"  # of a device in the average: its samples, or equal
+
+    def _check(self) -> None:
+        if self.weight not in ("size", "one"):
+            raise ConfigError(f"weight={self.weight!r} must be 'size' or 'one'")
+
+    def _made(self, facts: Facts, plan: Plan, **more: Any) -> Method:
+        """Servers average their devices before they mix, or the mix would have no effect."""
+        given = {"slots": (), "weight": self.weight, "personal": "z", "order": "step, mix"}
+        return super()._made(facts, plan, **given, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(_SharedSettings):
     """FedProx with ASPG on the devices: start from z with no momentum, stay near it by a penalty,
     average the models.
     """
@@ -204,6 +220,7 @@ class FedProx(_DeviceSettings):
     momentum: float = 0.9
 
     def _check(self) -> None:
+        super()._check()
         _check_penalty(self.penalty)
         _check_momentum(self.momentum)
 
@@ -211,18 +228,18 @@ class FedProx(_DeviceSettings):
         """K_i ASPG steps from x = x_prev = z."""
         steps = self._steps(prev="x_prev", momentum=self.momentum, pulls=(Toward(),))
         plan = (FROM_Z, Set("x_prev", ((1.0, "z"),)), steps)
-        return self._made(facts, plan, slots=(), weight="size", personal="z", penalty=self.penalty)
+        return self._made(facts, plan, penalty=self.penalty)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(_DeviceSettings):
+class FedAvg(_SharedSettings):
     """FedAvg: start from z, plain stochastic gradient steps, average the models."""
 
     name: ClassVar[str] = "fedavg"
 
     def method(self, facts: Facts) -> Method:
         """K_i plain steps from z."""
-        return self._made(facts, (FROM_Z, self._steps()), slots=(), weight="size", personal="z")
+        return self._made(facts, (FROM_Z, self._steps()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +254,7 @@ class FineTuned(FedAvg):
     tuning_step: float | None = None  # their eta_x; by default as in training
 
     def _check(self) -> None:
+        super()._check()
         if self.tuning_steps < 1:
             raise ConfigError(
                 f"tuning_steps={self.tuning_steps} must be 1 or more; FedAvg does without"

@@ -19,7 +19,17 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from fedbcd.cli.output import Data, Json, Trust, console, note, print_json, say, screen_for
+from fedbcd.cli.output import (
+    Data,
+    Json,
+    Trust,
+    console,
+    note,
+    print_json,
+    say,
+    say_how_to_go_on,
+    screen_for,
+)
 from fedbcd.cli.overrides import new_folder, override
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.federation import Federation
@@ -335,7 +345,7 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     if bad:
         say(f"did not end well (docs/operations.md explains the codes): {bad}")
     if not finished:
-        say(f"stopped. Go on with: fedbcd up --resume --out {out}")
+        say_how_to_go_on("fedbcd up", out, [job.to_table()])
         sys.exit(next(iter(bad.values()), 130))
     facts["cpu_seconds"] = round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), 3)
     _conclude(job, federation, deployment, out, facts, as_json)

@@ -3,6 +3,8 @@ one object that `--json` asks for.
 """
 
 import json
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +12,8 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from fedbcd.own import names_code
 
 console = Console(stderr=True)
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -32,6 +36,12 @@ def screen_for(as_json: bool) -> Console:
 def say(sentence: str, screen: Console = console) -> None:
     """Print a sentence to the letter: whatever it quotes is no markup."""
     screen.print(sentence, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def say_how_to_go_on(command: str, folder: Path, jobs: Sequence[dict[str, Any]]) -> None:
+    """Who began a run trusts the code that its record names."""
+    trust = "--trust " if names_code(jobs) else ""
+    say(f"stopped. Go on with: {command} --resume {trust}--out {shlex.quote(str(folder))}")
 
 
 def note(text: str) -> None:

@@ -245,6 +245,11 @@ def _cloud(screen: Console, job: Job | None, named: str | None) -> str:
 def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[int, ServerTime]":
     from fedbcd.planner.server_time import device_model
 
+    if job.method.takes_time_offline:
+        note(
+            f"{job.name}: devices cannot ask while they train offline, which this plan leaves out:"
+            " rounds will last longer; pilots, or --log of a run, have it in them"
+        )
     return {active: device_model(job, active) for active in actives or [job.active]}
 
 
@@ -354,7 +359,7 @@ def _pilots(
 
     if job.method.is_only_sync:
         say(
-            f"no pilots: {job.method.name} keeps one model everywhere and waits for all servers",
+            f"no pilots: {job.method.name} is for the sync cloud, which waits for all servers",
             screen,
         )
         return None

@@ -3,7 +3,6 @@
 import contextlib
 import math
 import re
-import shlex
 import signal
 import sys
 import warnings
@@ -52,6 +51,7 @@ from fedbcd.cli.output import (
     note,
     print_json,
     say,
+    say_how_to_go_on,
     say_where,
     screen_for,
     table_of,
@@ -393,8 +393,7 @@ def _train_all(jobs: list[Job], folder: Path, resume: bool, track: list[str]) ->
             if not runs[-1].finished:
                 break
     if stopped() and not all(run.finished for run in runs):
-        command = f"fedbcd run --resume --out {shlex.quote(str(folder))}"
-        say(f"stopped. Go on with: {command}")
+        say_how_to_go_on("fedbcd run", folder, [job.to_table() for job in jobs])
         sys.exit(INTERRUPTED)
     return runs
 

@@ -446,8 +446,11 @@ class Ahead:
             total, weight = total_VU.index_select(0, servers), self._weight_V[servers][:, None]
             z = self._z_VF.index_select(0, servers)
             for _ in range(self._method.cloud_iterations):
-                mixed = cloud_step.mean(z.double()).to(dtype).double().expand(len(servers), -1)
-                z = self._stepped(mixed, total, weight).to(dtype)
+                if self._method.order == "step, mix":
+                    z = self._stepped(z.double(), total, weight).to(dtype)
+                z = cloud_step.mean(z.double()).to(dtype).expand(len(servers), -1)
+                if self._method.order == "mix, step":
+                    z = self._stepped(z.double(), total, weight).to(dtype)
             self._z_VF.index_copy_(0, servers, z)
         if self._method.counts == "active":
             total_VU.index_fill_(0, servers, 0.0)

@@ -213,8 +213,8 @@ class StackedDevices:
         by_mean = self.bound.by_value and not self.bound.needs_counts
         if not by_mean or [*self.bound.upload.places] != ["x"]:
             return "its server step needs more than the mean of x"
-        if self.method.order != "mix, step" or self.method.discount is not None:
-            return "its servers step before they are mixed, or weigh uploads by their age"
+        if self.method.discount is not None:
+            return "its servers weigh uploads by their age"
         if self.method.batch == "all":
             return "exact gradients need batches of different sizes"
         layers = () if self.bound.wire is None else self.bound.wire.layers

@@ -15,7 +15,7 @@ from fedbcd.algorithm.fused.library import ChainTester
 from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.fused import tester_for
 from fedbcd.compute.workers import OneWorker, Workers
-from fedbcd.data.federation import Federation
+from fedbcd.data.federation import FOR_ALL, Federation
 from fedbcd.data.measure import DEFAULT, Measure, sample_weights
 
 AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
@@ -74,7 +74,7 @@ class Evaluator:
         if self._test is not None:
             order = (
                 torch.arange(len(self._test))
-                if federation.labels is None
+                if federation.labels is None or federation.own_tests is not None
                 else self._test.targets.argsort(stable=True)
             )
             self._inputs, self._targets = (
@@ -84,7 +84,11 @@ class Evaluator:
             self._spans = self._spans_of_labels()
 
     def _spans_of_labels(self) -> dict[int, tuple[int, int]]:
-        """Where each label's samples begin and end; without labels, one span for all."""
+        """Where each label's samples begin and end, or each owner's; without either, one span for
+        all.
+        """
+        if self._federation.own_tests is not None:
+            return self._federation.own_tests
         if self._federation.labels is None:
             return {0: (0, len(self._targets))}
         labels, counts = torch.unique_consecutive(self._targets, return_counts=True)
@@ -156,7 +160,9 @@ class Evaluator:
 
     @property
     def _everything(self) -> Weights:
-        return dict.fromkeys(self._spans, 1.0)
+        """What global models are tested on: what is for all, where something is."""
+        for_all = self._federation.own_tests is not None and FOR_ALL in self._spans
+        return dict.fromkeys([FOR_ALL] if for_all else self._spans, 1.0)
 
     def _score_all(self, asked: list[tuple[Tensor, Weights]], workers: Workers) -> list[float]:
         """The mean metric of each model, by the weights of its samples."""
@@ -227,7 +233,7 @@ class Evaluator:
             metric = self._federation.metric(
                 outputs.flatten(0, 1), targets.repeat(len(models_MF), *[1] * (targets.ndim - 1))
             )
-            total += metric.double().view(len(models_MF), -1).sum(1)
+            total += per_sample(metric, len(outputs.flatten(0, 1))).view(len(models_MF), -1).sum(1)
         return total
 
     def _mean(self, sums: dict[int, float], weights: Weights) -> float:
@@ -252,7 +258,7 @@ class Evaluator:
                 if self._tester is None
                 else self._fused_outputs(self._tester, flat, labels)
             )
-            metric = self._federation.metric(outputs, targets).double()
+            metric = per_sample(self._federation.metric(outputs, targets), len(targets))
         sizes = [stop - start for start, stop in (self._spans[label] for label in labels)]
         return {
             label: float(part.sum())
@@ -329,6 +335,11 @@ class Evaluator:
         if self._ready is not None and self._ready.dtype in (dtype, self._inputs.dtype):
             return self._ready[start:stop]
         return self._federation.transform(self._inputs[start:stop], dtype)
+
+
+def per_sample(metric: Tensor, samples: int) -> Tensor:
+    """Float64; a sample with a score per token has their mean."""
+    return metric.double().reshape(samples, -1).mean(1)
 
 
 def _all_equal(stack: Tensor) -> bool:

@@ -8,17 +8,14 @@ a round's cost follows the active devices, not the population.
 Shapes: V servers, N devices, F values of a model: P parameters and its buffers.
 """
 
-import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.compute.batch import Trainer
-from fedbcd.compute.devices import Devices, Sums, Wait
+from fedbcd.compute.devices import Devices, Wait
 from fedbcd.compute.rows import (
     TOGETHER,
     ManyModels,
@@ -28,6 +25,7 @@ from fedbcd.compute.rows import (
     total_distance,
 )
 from fedbcd.compute.steps import mixed_models, stepped_globally
+from fedbcd.compute.tally import Tally
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Federation
 from fedbcd.protocol.messages import ModelRef
@@ -77,26 +75,12 @@ class Numbers:
         self.held = list(held)
         first = self.bound.first_model(start)
         self.models: dict[ModelRef, Tensor] = {handle: first.clone() for handle in self.held}
-        self._homes = federation.servers
-        self._absent = set(late)  # devices that are no members now
-        self.sums = self._first_sums(start.to(devices.storage))
-        self._stale: set[int] = set()  # servers whose sums are formed anew before they are used
-        # Sync-cloud: servers whose sums are on their way; those that have changed since, as sent
-        self._reported: dict[int, tuple[Tensor, float, int] | None] = {}
+        self.tally = Tally(
+            self.bound, devices, federation.servers, set(late), start.to(devices.storage)
+        )
+        self.sums = self.tally.sums
         self._later: deque[Instruction] = deque()  # what waits for devices that are at work
         self._wait: Wait | None = None
-
-    def _first_sums(self, start: Tensor) -> Sums:
-        """Where members count, all of them do, by what they would send at x(0)."""
-        sums = Sums.of(len(self._homes), self.bound.upload.size, start.device)
-        if self.method.counts == "members":
-            first = self.bound.known(0, start).double()
-            for n, members in enumerate(self._homes):
-                present = [i for i in members if i not in self._absent]
-                sums.weight_V[n] = sum(self.weights[i] for i in present)
-                sums.count_V[n] = len(present)
-                sums.total_VU[n] = sums.weight_V[n] * first
-        return sums
 
     def use(self, workers: Workers) -> None:
         """Who computes, from here on."""
@@ -107,22 +91,19 @@ class Numbers:
         """These models in place of x(0), in X and without momentum: for a device each, and for a
         server each or, where they were others or there is one z for all, their mean.
         """
-        where = self.sums.total_VU.device
-        x_NF, z_VF = (self._in_set(models.to(where, self.dtype)) for models in (x_NF, z_VF))
-        if len(z_VF) != len(self._homes) or len({*self.held}) == 1:
-            z_VF = z_VF.double().mean(0).to(self.dtype).expand(len(self._homes), -1)
+        where, p = self.sums.total_VU.device, self.size_P
+
+        def in_set(models: Tensor) -> Tensor:
+            models = models.to(where, self.dtype)
+            inside = self.method.projection.project(models[:, :p])
+            return torch.cat((inside, models[:, p:]), dim=1)
+
+        x_NF, z_VF = in_set(x_NF), in_set(z_VF)
+        if len(z_VF) != len(self.held) or len({*self.held}) == 1:
+            z_VF = z_VF.double().mean(0).to(self.dtype).expand(len(self.held), -1)
         for handle, z in zip(self.held, z_VF, strict=True):
             self.models[handle] = self.bound.first_model(z)
-        self.sums.clear(range(len(self._homes)))
-        for server, members in enumerate(self._homes):
-            for device in members:
-                first = self.devices.start_over(device, x_NF[device])
-                if self.method.counts == "members" and device not in self._absent:
-                    self._count(server, device, first, 1)
-
-    def _in_set(self, models: Tensor) -> Tensor:
-        p = self.size_P
-        return torch.cat((self.method.projection.project(models[:, :p]), models[:, p:]), dim=1)
+        self.tally.begin_with(x_NF)
 
     # ---------------------------------------------------------------------------------------------
     # the fold
@@ -146,7 +127,7 @@ class Numbers:
             if not isinstance(self._later[0], Sessions | Count):
                 self._play(self._later.popleft())
                 continue
-            self._form_anew()
+            self.tally.form_anew()
             work: list[Sessions | Count] = []
             while self._later and isinstance(part := self._later[0], Sessions | Count):
                 work.append(part)
@@ -155,13 +136,12 @@ class Numbers:
 
     def _play(self, part: Instruction) -> None:
         if not isinstance(part, LEAVES_SUMS):
-            self._form_anew()
+            self.tally.form_anew()
         match part:
             case Open(server):
-                if self.method.counts == "active":
-                    self.sums.clear([server])
+                self.tally.open(server)
             case Report(server):
-                self._reported.setdefault(server, None)
+                self.tally.report(server)
             case Mix():
                 self._mix(part)
             case Step():
@@ -171,9 +151,9 @@ class Numbers:
             case Adopt(server, model):
                 self.held[server] = model
             case Admit():
-                self._admit(part)
+                self.tally.admit(part, self.models[part.model])
             case Dismiss():
-                self._dismiss(part)
+                self.tally.dismiss(part)
             case Accept(device):
                 self.devices.accept(device)
             case Restore(device, model):
@@ -197,87 +177,22 @@ class Numbers:
     def _step(self, part: Step) -> None:
         """Eq. (6b)."""
         mixed = z = self.models[part.mixed]
-        if self.method.order == "mix, step":
+        if self.method.order == "mix, step" or part.alone:
             z = self._stepped(part.server, mixed)
         self.models[part.result] = z.clone() if z is mixed else z  # others may have it too
         self.held[part.server] = part.result
 
     def _stepped(self, server: int, z: Tensor) -> Tensor:
-        sums, members = self.sums, len(self._members_of(server))
+        sums, members = self.sums, len(self.tally.members_of(server))
         total, weight, count = sums.total_VU[server], sums.weight_V[server], sums.count_V[server]
         return self.bound.stepped(z.double(), total, weight, count, members).to(self.dtype)
 
     def _step_global(self, part: StepGlobal) -> None:
         """Eq. (5), from the sums as they were reported."""
-        total_VU, weights, counts = self.sums.total_VU, self.sums.weight_V, self.sums.count_V
-        sent = {n: kept for n, kept in self._reported.items() if kept is not None}
-        if sent:
-            rows = enumerate(total_VU)
-            total_VU = torch.stack([sent[n][0] if n in sent else row for n, row in rows])
-            weights = [sent[n][1] if n in sent else w for n, w in enumerate(weights)]
-            counts = [sent[n][2] if n in sent else c for n, c in enumerate(counts)]
-        members = sum(len(self._members_of(n)) for n in range(len(self._homes)))
+        total_VU, counted = self.tally.take_reported()
         self.models[part.result] = stepped_globally(
-            self.bound,
-            self.models[part.model],
-            total_VU,
-            (sum(weights), sum(counts), members),
-            part.iterations,
+            self.bound, self.models[part.model], total_VU, counted, part.iterations
         )
-        self._reported.clear()
-
-    # ---------------------------------------------------------------------------------------------
-    # membership
-    def _members_of(self, server: int) -> list[int]:
-        return [device for device in self._homes[server] if device not in self._absent]
-
-    def _admit(self, part: Admit) -> None:
-        self._absent.discard(part.device)
-        if self.bound.keeps_last:
-            # with a baseline, one who comes back may finish what it was at
-            self.devices.forget_upload(part.device)
-        first = self.devices.start_over(part.device, self.models[part.model])
-        if self.method.counts == "members":
-            self._count(part.server, part.device, first, 1)
-
-    def _dismiss(self, part: Dismiss) -> None:
-        self._absent.add(part.device)
-        if self.method.counts != "members":
-            return
-        last = self.devices.last_counted(part.device)
-        if part.anew:
-            self._keep_report(part.server)
-            self._stale.add(part.server)  # several may leave at once
-        else:
-            self._count(part.server, part.device, last, -1)
-
-    def _form_anew(self) -> None:
-        """Sums from the contributions of those who are members, in order, whatever was lost by
-        rounding before.
-        """
-        if self._stale and self.devices.one_sum:
-            self._stale = {*range(len(self._homes))}
-        for server in sorted(self._stale):
-            members = sorted(self._members_of(server))
-            self.sums.total_VU[server] = self.devices.sum_of(members)
-            weights = (self.weights[device] for device in members)
-            self.sums.weight_V[server] = reduce(operator.add, weights, 0.0)  # one by one
-            self.sums.count_V[server] = len(members)
-        self._stale.clear()
-
-    def _count(self, server: int, device: int, contribution: Tensor, sign: int) -> None:
-        weight = sign * self.weights[device]
-        self._keep_report(server)
-        cloud_step.absorb(self.sums.total_VU[server], self.bound.factor(weight), contribution, None)
-        self.sums.weight_V[server] += weight
-        self.sums.count_V[server] += sign
-
-    def _keep_report(self, server: int) -> None:
-        """What it has reported stays as it was."""
-        sums = self.sums
-        if server in self._reported and self._reported[server] is None:
-            kept = sums.total_VU[server].clone(), sums.weight_V[server], sums.count_V[server]
-            self._reported[server] = kept
 
     # ---------------------------------------------------------------------------------------------
     # the state
@@ -314,11 +229,7 @@ class Numbers:
     def state(self) -> dict[str, Tensor | SomeRows]:
         """Everything that a checkpoint needs. Only valid between rounds."""
         self.settle()
-        state = dict(self.devices.state())
-        state |= {"total": self.sums.total_VU}
-        state |= {"weight": torch.tensor(self.sums.weight_V, dtype=torch.float64)}
-        if self.bound.needs_counts:
-            state |= {"count": torch.tensor(self.sums.count_V)}
+        state = {**self.devices.state(), **self.tally.state()}
         return state | {f"model:{handle}": model for handle, model in self.models.items()}
 
     def load_state(
@@ -329,13 +240,10 @@ class Numbers:
         """
         where = self.sums.total_VU.device
         self.devices.load_state(state)
-        self.sums.total_VU.copy_(state["total"])
-        self.sums.weight_V[:] = [float(w) for w in state["weight"]]
-        if "count" in state:
-            self.sums.count_V[:] = state["count"].tolist()
+        self.tally.load_state(state, absent)
         named = {k.removeprefix("model:"): v for k, v in state.items() if k.startswith("model:")}
         self.models = {handle: model.to(where) for handle, model in named.items()}
-        self.held, self._absent = list(held), set(absent)
+        self.held = list(held)
 
     def rename_models(self, held: Sequence[ModelRef]) -> None:
         """The same z_n under other handles, one for each server; others are forgotten."""

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +20,9 @@ from fedbcd.errors import ConfigError, DataError
 Transform = Callable[[Tensor, torch.dtype], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor]
 DeviceData = Samples | tuple[Any, Any] | Dataset[Any]
+
+
+FOR_ALL = -1  # whose test samples are nobody's own
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -45,10 +48,11 @@ class Federation:
     to start from
     loss      loss(outputs, targets) -> scalar, the mean over the batch
     devices   per device: (inputs, targets) as tensors or arrays, or a torch Dataset of (input,
-    target)
+    target); or a pair (train, test) of such data, test None where a device has none of its own
     servers   how many servers share the devices evenly, or a list of device numbers per server
-    test      (inputs, targets) or a Dataset; a personal model is tested on the samples whose label
-    its device owns (`data.measure`)
+    test      (inputs, targets) or a Dataset; a personal model is tested on its device's own test
+    samples, or else on those of these whose label its device owns (`data.measure`). Without it
+    global models are tested on all that devices have
     metric    per-sample score, higher is better; accuracy by default
     transform applied to each batch of inputs on its way to the model
     augment   changes training batches before that, by addressed draws, e.g. FlipCrop()
@@ -58,7 +62,7 @@ class Federation:
         self,
         model: Callable[[], nn.Module] | nn.Module,
         loss: Loss,
-        devices: Sequence[DeviceData],
+        devices: Sequence[DeviceData | tuple[DeviceData, DeviceData | None]],
         servers: int | Sequence[Sequence[int]],
         *,
         test: DeviceData | None = None,
@@ -66,18 +70,16 @@ class Federation:
         transform: Transform = as_dtype,
         augment: Augment | None = None,
     ) -> None:
-        parts = [as_samples(f"device {i}", data) for i, data in enumerate(devices)]
+        pairs = [_with_test(data) for data in devices]
+        parts = [as_samples(f"device {i}", data) for i, (data, _) in enumerate(pairs)]
         _check_parts(parts)
         pool = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
         bounds = torch.tensor([0, *(len(p) for p in parts)]).cumsum(0)
         self._set(model, loss, pool, [torch.arange(a, b) for a, b in pairwise(bounds)], servers)
-        self._set_evaluation(
-            None if test is None else as_samples("the test set", test),
-            metric,
-            transform,
-            None,
-            augment,
-        )
+        tests = {FOR_ALL: test} | {i: own for i, (_, own) in enumerate(pairs)}
+        found, spans = _joined(tests, parts[0])
+        own_tests = spans if set(spans) - {FOR_ALL} else None
+        self._set_evaluation(found, metric, transform, None, augment, own_tests)
 
     @classmethod
     def from_partition(
@@ -133,8 +135,11 @@ class Federation:
         transform: Transform,
         labels: Sequence[tuple[int, ...]] | None,
         augment: Augment | None,
+        own_tests: dict[int, tuple[int, int]] | None = None,
     ) -> None:
         self.test = test
+        # where in it each device's own test samples are, and those for all
+        self.own_tests = own_tests
         self.metric = metric
         self.transform = transform
         self.augment = augment
@@ -184,6 +189,46 @@ class Federation:
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def _with_test(data: Any) -> tuple[DeviceData, DeviceData | None]:
+    """(train, test) of a device; the parts of (inputs, targets) are tensors, arrays or lists."""
+    if isinstance(data, tuple) and len(data) == 2:
+        train, test = data
+        kinds = (Samples, tuple, Dataset)
+        if isinstance(train, kinds) and (test is None or isinstance(test, kinds)):
+            return train, test
+    return data, None
+
+
+def _joined(
+    tests: Mapping[int, DeviceData | None], like: Samples
+) -> tuple[Samples | None, dict[int, tuple[int, int]]]:
+    """All test samples one after another, and where each one's begin and end."""
+    found: list[Samples] = []
+    spans: dict[int, tuple[int, int]] = {}
+    for owner, data in tests.items():
+        if data is None:
+            continue
+        name = "the test set" if owner == FOR_ALL else f"the test set of device {owner}"
+        found.append(as_samples(name, data))
+        start = max((end for _, end in spans.values()), default=0)
+        spans[owner] = start, start + len(found[-1])
+        if owner == FOR_ALL:
+            continue
+        if len(found[-1]) == 0:
+            raise DataError(f"{name} is empty; give None, or samples")
+        for kind in ("inputs", "targets"):
+            mine, theirs = getattr(found[-1], kind), getattr(like, kind)
+            if (mine.dtype, mine.shape[1:]) != (theirs.dtype, theirs.shape[1:]):
+                raise DataError(
+                    f"{name} has {kind} of shape {tuple(mine.shape[1:])} ({mine.dtype}), the"
+                    f" devices' are {tuple(theirs.shape[1:])} ({theirs.dtype}); bring them to that"
+                )
+    if len(found) < 2:
+        return (found[0] if found else None), spans
+    inputs, targets = ([getattr(one, kind) for one in found] for kind in ("inputs", "targets"))
+    return Samples(torch.cat(inputs), torch.cat(targets)), spans
 
 
 def as_samples(name: str, data: DeviceData) -> Samples:

@@ -9,8 +9,14 @@ from fedbcd.data.federation import Federation
 from fedbcd.errors import ConfigError
 from fedbcd.recorded import completed
 
-Measure = Literal["own-shares", "pooled-labels"]
+Measure = Literal["own-shares", "pooled-labels", "own-tests"]
 DEFAULT: Measure = "own-shares"
+OWN_TESTS: Measure = "own-tests"  # of devices that have brought their own
+
+
+def measure_for(federation: Federation, chosen: Measure | None) -> Measure:
+    """As chosen; own test samples where devices have brought them; else the default."""
+    return chosen or (DEFAULT if federation.own_tests is None else OWN_TESTS)
 
 
 def sample_weights(
@@ -21,12 +27,15 @@ def sample_weights(
 
     own-shares     a label counts by its share of the device's training samples, whatever its share
     of the test set
+    own-tests      the device's own test samples and no others: `tested` is by device
     pooled-labels  the paper's: every test sample of a label that the device owns counts alike,
     however few it has of it
 
     Labels of which there is no test sample are left out: the shares of the others are then of the
     rest. No label left: no score.
     """
+    if measure == OWN_TESTS:
+        return {device: 1.0} if device in tested else {}
     if federation.labels is None:
         return {}
     if measure == "pooled-labels":
@@ -42,6 +51,14 @@ def untested(federation: Federation) -> str | None:
     """A sentence on the labels that devices own and of which there is no test sample, if there are
     such.
     """
+    if federation.own_tests is not None:
+        without = set(range(federation.devices)) - set(federation.own_tests)
+        return (
+            f"{len(without)} of {federation.devices} devices have no test samples of their own:"
+            " personal accuracy is about the others"
+            if without
+            else None
+        )
     if federation.test is None or federation.labels is None:
         return None
     tested = set(torch.unique(federation.test.targets).tolist())
@@ -69,3 +86,13 @@ def measure_in(record: Mapping[str, Any]) -> Any:
 def check_measure(measure: str) -> None:
     if measure not in get_args(Measure):
         raise ConfigError(f"measure={measure!r} is unknown; known: {', '.join(get_args(Measure))}")
+
+
+def check_tests(federation: Federation, measure: Measure | None) -> None:
+    """Refuse a measure for which there are no tests."""
+    if measure is not None and (measure == OWN_TESTS) != (federation.own_tests is not None):
+        has = "no test samples" if federation.own_tests is None else "test samples"
+        raise ConfigError(
+            f"measure={measure!r}, but devices have brought {has} of their own"
+            " (devices=[(train, test), ...]); leave measure out"
+        )

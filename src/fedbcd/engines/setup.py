@@ -16,7 +16,7 @@ from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import Devices, StackedDevices
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import MakeRows
-from fedbcd.data.federation import Federation
+from fedbcd.data.federation import FOR_ALL, Federation
 from fedbcd.errors import ConfigError
 from fedbcd.record.start import models_of
 from fedbcd.schedule.driver import Machines
@@ -131,7 +131,11 @@ def rounds_between_looks(federation: Federation, spec: RunSpec, longer: float = 
         return 1
     servers = len(federation.servers)
     tested = len(federation.test) * (1 if spec.cloud.sync else servers)
-    if federation.labels is not None and spec.method_of(federation).has_personal:
+    personal = spec.method_of(federation).has_personal
+    if personal and federation.own_tests is not None:
+        spans = federation.own_tests.items()
+        tested += sum(end - start for owner, (start, end) in spans if owner != FOR_ALL)
+    elif personal and federation.labels is not None:
         found = torch.unique(federation.test.targets, return_counts=True)
         count = dict(zip(*(values.tolist() for values in found), strict=True))
         tested += sum(count.get(label, 0) for labels in federation.labels for label in labels)

@@ -13,6 +13,7 @@ from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.players import Player
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import measure_for
 from fedbcd.engines.look import members_of, row_of, scores_of
 from fedbcd.engines.setup import rounds_between_looks, samples_per_round
 from fedbcd.record.history import History
@@ -72,9 +73,8 @@ class Watcher:
         slower = () if where.type == "cpu" else (ON_GPU,)
         self.looks = Looks(spec, rounds_between_looks(federation, spec, *slower))
         together = where.type != "cpu" and not trainer.one_by_one
-        self.evaluator = Evaluator(
-            federation, trainer.objective, where, together, spec.chosen_measure
-        )
+        self.measure = measure_for(federation, spec.measure)
+        self.evaluator = Evaluator(federation, trainer.objective, where, together, self.measure)
         self.certifier = Certifier(numbers, federation.sizes)
         longest = numbers.method.lengths(offline=bool(numbers.method.offline))[1]
         work = longest * CALL + samples_per_round(federation, spec)
@@ -133,7 +133,7 @@ class Watcher:
         return {
             "global_accuracy": last.global_accuracy,
             "personal_accuracy": last.personal_accuracy,
-            "measure": self.spec.chosen_measure,
+            "measure": self.measure,
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self.evaluator.score(mean),
             "evaluation_share": share(self.seconds),

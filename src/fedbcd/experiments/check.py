@@ -114,7 +114,7 @@ def check_job(
             " none"
         )
     method = spec.method_of(federation)
-    findings = [_scope(method)]
+    findings = [_scope(method, any(spec.changes(federation)))]
     promise: Promise | str = ""
     if _is_coupled(method):
         seen = (
@@ -145,10 +145,10 @@ def _why_no_bounds(findings: Sequence[Finding], total: int | None) -> str:
     if fails:
         names = ", ".join("the scope" if name == "-" else name for name in fails)
         return f"no bounds: {names} {'fails' if len(fails) == 1 else 'fail'}"
-    of = {finding.assumption: finding.verdict for finding in findings}
-    if of["-"] is not Verdict.HOLDS:
-        return "no bounds: they are for steps = [1, 1], cloud_iterations = 1"
-    if of["2(i)"] is not Verdict.HOLDS:
+    of = {finding.assumption: finding for finding in findings}
+    if of["-"].verdict is not Verdict.HOLDS:
+        return f"no bounds: they ask for {of['-'].remedy}"
+    if of["2(i)"].verdict is not Verdict.HOLDS:
         return "no bounds: they all hold the diameter D_X of a compact X"
     if total is None:
         return "no bounds: T is not known; --rounds that reaches the end of the run"
@@ -169,9 +169,8 @@ def _beyond(job: Job, seen: Participation) -> str:
 
 def _is_random(spec: RunSpec, method: Method) -> bool:
     low, high = method.steps
-    return low < high or not all(
-        isinstance(delay, Constant) for delay in (spec.clock.arrival, spec.clock.step)
-    )
+    fixed = all(isinstance(law, Constant) for law in (spec.clock.arrival, spec.clock.step))
+    return low < high or not (fixed and spec.clock.is_alike)
 
 
 def recorded_jobs(jobs: Sequence[Job], log: Path, made: Federations) -> tuple[list[Job], list[str]]:
@@ -215,7 +214,7 @@ def _is_coupled(method: Method) -> bool:
     return method.keeps_personal and is_drawn and isinstance(method.step, Relative | Absolute)
 
 
-def _scope(method: Method) -> Finding:
+def _scope(method: Method, moves: bool) -> Finding:
     says = "Theorem 1 is about FedBCD with K_i = K_z = 1"
     if not _is_algorithm_1(method):
         found = f"{method.name} is another algorithm; the theorem says nothing about it"
@@ -228,6 +227,9 @@ def _scope(method: Method) -> Finding:
             remedy,
         )
     steps = (*method.lengths(offline=False), method.cloud_iterations)
+    if steps == (1, 1, 1) and moves:
+        found = "devices join or leave; the theorem's Q_n are the same in every round"
+        return Finding("-", says, Verdict.UNKNOWN, found, "no joins, leaves or churn")
     if steps == (1, 1, 1):
         return Finding("-", says, Verdict.HOLDS, "FedBCD, one step on devices and servers")
     found = (

@@ -8,7 +8,7 @@ from statistics import median
 
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.planner.record import Record, RecordedMix, RecordedPhase, RecordedVisit, read_record
-from fedbcd.planner.slowest import recorded_times
+from fedbcd.planner.slowest import alone, recorded_times
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class ExplainedRound:
     typical: float  # median length of the rounds of this log
     mixed: tuple[ServerPart, ...]  # in the order in which they were ready
     left_out: tuple[ServerPart, ...]
+    alone: tuple[int, ...] = ()  # servers of the mix without a link to the others
     why_slow: str = ""  # what the clock says of the last device, where devices differ
 
     @property
@@ -50,7 +51,7 @@ class ExplainedRound:
 
     @property
     def sentences(self) -> list[str]:
-        return [_length(self), _critical(self), *_waits(self), *_rest(self)]
+        return [_length(self), _critical(self), *_waits(self), *_rest(self), *_alone(self)]
 
 
 def explain(
@@ -71,10 +72,11 @@ def explain(
     parts = {server: _part(phase, mix) for server, phase in _phases_at(record, mix).items()}
     mixed = sorted((parts[server] for server in mix.servers), key=lambda part: part.ready or 0.0)
     left_out = tuple(part for server, part in sorted(parts.items()) if server not in mix.servers)
+    lone = tuple(alone(record.header, mix.round, mix.servers))
     times, device = recorded_times(record.header), mixed[-1].last_device
     why = "" if times is None or device is None else times.why_slow(device)
     return ExplainedRound(
-        mix.round, ends[chosen], mix.time, median(lengths), tuple(mixed), left_out, why
+        mix.round, ends[chosen], mix.time, median(lengths), tuple(mixed), left_out, lone, why
     )
 
 
@@ -155,6 +157,13 @@ def _waits(story: ExplainedRound) -> list[str]:
     longest = max(waits, key=lambda part: part.waited or 0.0)
     who = f"server {longest.server} longest, {longest.waited:.2f}"
     return [f"{len(waits)} of the others waited for it, {total:.2f} in all, {who}"]
+
+
+def _alone(story: ExplainedRound) -> list[str]:
+    if not story.alone:
+        return []
+    who = ", ".join(map(str, story.alone))
+    return [f"without a link to the others of this mix, from their own model: servers {who}"]
 
 
 def _rest(story: ExplainedRound) -> list[str]:

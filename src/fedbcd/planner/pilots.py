@@ -184,8 +184,8 @@ def _check(job: Job, firsts: Sequence[int], seeds: int, until_clock: float | Non
         raise ConfigError(f"until_clock={until_clock} must be a finite number above 0")
     if job.method.is_only_sync:
         raise ConfigError(
-            f"{job.method.name} keeps one model everywhere and waits for all servers; there"
-            " is no B to try"
+            f"{job.method.name} is for the sync cloud, which waits for all servers; there is no B"
+            " to try"
         )
 
 

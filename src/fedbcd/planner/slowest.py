@@ -1,7 +1,9 @@
-"""Who was the slowest in a recorded run, and why: what its clock says of that server's devices."""
+"""Who was the slowest in a recorded run, and why: what its clock says of that server's devices. And
+which servers had no link to the others of a mix.
+"""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,33 @@ def recorded_times(header: Mapping[str, Any]) -> Times | None:
         return Times(spec.clock, spec.seed, identity["servers"])
     except (KeyError, TypeError, ValueError, IndexError, ConfigError):
         return None
+
+
+LOOKED_AT = 200  # mixes, the last ones
+
+
+def alone(header: Mapping[str, Any], round_: int, servers: Sequence[int]) -> list[int]:
+    """The servers that had no link to the others of this mix, where the log's cloud has links."""
+    try:
+        rows = RunSpec.from_identity(header["identity"]).cloud.weights(round_, servers)
+    except (KeyError, TypeError, ValueError, IndexError, ConfigError):
+        return []
+    return [n for n, row in zip(servers, rows or (), strict=False) if sum(a > 0 for a in row) < 2]
+
+
+def lonely(timeline: Timeline) -> str:
+    """How often servers of a mix had nobody to mix with; empty where they always had."""
+    mixes = timeline.mixes
+    last = range(max(0, len(mixes) - LOOKED_AT), len(mixes))
+    groups = [(k, [*mixes.members(k)]) for k in last]
+    count = sum(len(alone(timeline.header, k, servers)) for k, servers in groups)
+    if not count:
+        return ""
+    return (
+        f"{count / sum(len(servers) for _, servers in groups):.0%} of the servers that were mixed"
+        " had no link to the others who were there: they stepped from their own model; more links,"
+        " or a larger first, lets them meet more often"
+    )
 
 
 def slowest(timeline: Timeline) -> str:

@@ -173,8 +173,7 @@ def _slow_devices(view: View) -> Iterator[str]:
 
 
 def _slowest(view: View) -> Iterator[str]:
-    if view.get("slowest"):
-        yield view["slowest"]
+    yield from (view[key] for key in ("slowest", "lonely") if view.get(key))
 
 
 def _losers(view: View) -> Iterator[str]:

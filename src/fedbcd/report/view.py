@@ -13,7 +13,7 @@ import numpy as np
 
 from fedbcd.data.measure import measure_in
 from fedbcd.describe import flat
-from fedbcd.planner.slowest import slowest
+from fedbcd.planner.slowest import lonely, slowest
 from fedbcd.record.history import COLUMNS, History
 from fedbcd.record.tensorfile import FLOATS
 from fedbcd.record.timeline import Timeline
@@ -160,6 +160,7 @@ def run_view(
             "devices": device_summary(timeline, len(record.homes)),
             "events": dict(timeline.events),
             "slowest": slowest(timeline),
+            "lonely": lonely(timeline),
         }
     return view
 

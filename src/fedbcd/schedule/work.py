@@ -66,11 +66,12 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Eq. (6b)."""
+    """Eq. (6b); `alone`: from the server's own z, of which there has been no mix."""
 
     server: int
     mixed: ModelRef
     result: ModelRef
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +275,13 @@ class Reader:
             case m.MixModels():
                 self._check(*command.models)
                 weights = self._cloud.weights(command.round, command.servers)
-                self._work.append(Mix(command.models, command.results, weights))
+                self._due(Mix(command.models, command.results, weights))
                 self._awaited.update(command.results)
                 self._models.update(command.results)
             case m.StepModel():
                 self._check(command.mixed)
-                self._due(Step(number, command.mixed, command.result))
+                alone = command.mixed not in self._awaited
+                self._due(Step(number, command.mixed, command.result, alone))
                 self._models.add(command.result)
                 self._stepped_from(command.mixed)
                 self._hold(number, command.result)

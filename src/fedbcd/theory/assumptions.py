@@ -73,6 +73,9 @@ def activation(
     be known.
     """
     says = "each device is active at least once in p rounds"
+    if not rounds:
+        why = "every device joins or leaves, so that their waits say nothing"
+        return Finding("1(i)", says, Verdict.UNKNOWN, why)
     periods = {
         device: activation_period(rounds_active.get(device, ()), rounds[device])
         for device in rounds

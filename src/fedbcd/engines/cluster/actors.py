@@ -22,6 +22,7 @@ from fedbcd.compute.evaluate import Evaluator
 from fedbcd.compute.rows import MakeRows, Rows
 from fedbcd.compute.store import stored_in
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import measure_for
 from fedbcd.data.samples import Samples
 from fedbcd.engines.cluster.options import import_ray
 from fedbcd.engines.setup import find_torch_device, make_devices, make_trainer, products_in
@@ -119,7 +120,8 @@ class Shard:
         trainer.check_vectorised(start)
         self._devices = make_devices(spec, part, trainer, start, make_rows)
         self._sums = Sums.of(len(part.servers), trainer.bound.upload.size, device)
-        self._evaluator = Evaluator(part, trainer.objective, device, measure=spec.chosen_measure)
+        measure = measure_for(part, spec.measure)
+        self._evaluator = Evaluator(part, trainer.objective, device, measure=measure)
 
     def node(self) -> str:
         return str(import_ray().get_runtime_context().get_node_id())

@@ -12,6 +12,7 @@ import torch
 from fedbcd.compute.certify import Certificates
 from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import measure_for
 from fedbcd.engines.deploy.local.account import account
 from fedbcd.engines.deploy.local.growing_log import GrowingLog
 from fedbcd.engines.deploy.local.merged_log import header_of
@@ -101,7 +102,7 @@ class _Looks:
                 self._federation,
                 numbers.trainer.objective,
                 torch.device("cpu"),
-                measure=self._spec.chosen_measure,
+                measure=measure_for(self._federation, self._spec.measure),
             )
         self.scores = scores_of(numbers, machines, self._evaluator)
         self.history.append(row_of(numbers, machines, self.scores, clock, Certificates()))
@@ -122,7 +123,7 @@ class _Looks:
             "clock": end["clock"],
             "global_accuracy": last.global_accuracy,
             "personal_accuracy": last.personal_accuracy,
-            "measure": self._spec.chosen_measure,
+            "measure": measure_for(self._federation, self._spec.measure),
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self._evaluator.score(
                 z_VF.double().mean(0).to(self._spec.dtype)

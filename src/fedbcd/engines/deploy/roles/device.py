@@ -3,7 +3,7 @@ thread; what it gave is then told.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.roles.base import Letter, Role
 from fedbcd.engines.deploy.roles.blueprint import CONTRIBUTION, DTYPE, Blueprint, OwnData
-from fedbcd.engines.deploy.roles.checks import TrustLimits, first_not_finite
+from fedbcd.engines.deploy.roles.checks import TrustLimits, check_model, first_not_finite
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import DataError, LocalProtocolError, NumericalError, Refused
@@ -230,7 +230,13 @@ class DeviceRole(Role):
                 f" an old one. {self.actor} keeps its model; put the newest store of"
                 f" {letter.sender} back",
             )
-        return super()._check(letter)
+        size = self._size_of(event)
+        if size is None or size[1] != CONTRIBUTION:
+            return super()._check(letter)
+        check_model(letter.model, *size, replace(self.limits, norm=None))
+        assert letter.model is not None
+        sent = self.blueprint.bound.sent_by(self.device, letter.model).to(DTYPE)
+        return check_model(sent, len(sent), DTYPE, self.limits)
 
     def _size_of(self, event: Event) -> tuple[int, torch.dtype] | None:
         bound = self.blueprint.bound

@@ -20,7 +20,6 @@ from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.checks import (
     TrustLimits,
     check_model,
-    check_norm,
     check_run,
     check_sent,
     finite,
@@ -204,20 +203,16 @@ class ServerRole(Role):
         bound, limits = self.blueprint.bound, self.limits
         check_model(message, bound.upload.size, wire.dtype, replace(limits, norm=None))
         assert message is not None
-        place = wire.beyond(message)
-        if place is not None:
-            raise Refused(
-                "range",
-                f"value {place} of the upload is {int(message[place])}; integers are at most"
-                f" {wire.limit}, so that the sum of a phase has room for all",
-            )
+        _check_range(wire, message, wire.limit)
         granted = self._granted.get(event.device)
         if granted is None or granted.activation != event.activation:
             return None  # it was answered before
         contribution = self._contribution(event.device, granted, message)
+        _check_range(wire, contribution, wire.exact)
         sent = bound.sent_by(event.device, contribution).to(DTYPE)
+        remark = check_model(sent, len(sent), DTYPE, limits)
         check_sent(sent, bound, self.z, limits)
-        return check_norm(sent, limits)
+        return remark
 
     def _contribution(self, device: int, granted: Activated, message: Tensor) -> Tensor:
         """What a device contributes with this upload."""
@@ -289,7 +284,7 @@ class ServerRole(Role):
                 mixed = model if is_mixed else self.z
                 assert mixed is not None
                 stepped = self.blueprint.method.order == "step, mix"
-                self.z = mixed if stepped else self._sum.step(mixed)
+                self.z = mixed if stepped and is_mixed else self._sum.step(mixed)
             case AdoptModel():
                 assert model is not None
                 self.z = model
@@ -443,6 +438,16 @@ class _DeviceProgress:
             return self.activation == here.activation == 0
         return self.activation == here.activation or (
             self.activation == here.activation - 1 and self.uploading
+        )
+
+
+def _check_range(wire: Wire, integers: Tensor, limit: int) -> None:
+    place = wire.beyond(integers, limit)
+    if place is not None:
+        raise Refused(
+            "range",
+            f"value {place} of the upload is {int(integers[place])}; integers are at most {limit},"
+            " so that the sum has room for all",
         )
 
 
