@@ -141,10 +141,10 @@ class Made:
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
-        (NoDataclass(), "NoDataclass object.* is no settings: give a value such as"),
-        (NoMethod(), r"NoMethod\(step=0.1\) is no settings"),
-        (NoMethod, "is no settings"),
-        ("scaffold:Scaffold", "is no settings"),
+        (NoDataclass(), "NoDataclass object.* is no frozen dataclass"),
+        (NoMethod(), r"NoMethod\(step=0.1\) has no method\(facts\); give a value of fb.FedBCD"),
+        (NoMethod, "NoMethod is a class; give a value of it"),
+        ("scaffold:Scaffold", "has no method"),
         (AnotherThing(), "AnotherThing.method returns {'plan': 8}; it must return a"),
         (Made({"plan": (Steps(0.1, of="y"),)}), "plan reads 'y', which is nothing that a device"),
         (Made({"plan": [Steps(0.1)]}), "must be a tuple of operations"),

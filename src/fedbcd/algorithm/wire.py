@@ -20,6 +20,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from fedbcd.config import fit
 from fedbcd.errors import ConfigError, NumericalError
 
 RING = 2**32  # of integers: the sum of a phase's messages is less than half of it
@@ -59,6 +60,7 @@ class Clip:
     whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        fit(self, "clip ")
         if not 0 < self.norm < math.inf:
             raise ConfigError(f"norm={self.norm} of a clip must be a finite number above 0")
 
@@ -82,6 +84,7 @@ class Integers:
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        fit(self, "integers ")
         if not (0 < self.scale < math.inf and math.frexp(self.scale)[0] == 0.5):
             near = 2.0 ** round(math.log2(self.scale)) if 0 < self.scale < math.inf else 2.0**-20
             raise ConfigError(
