@@ -58,7 +58,9 @@ def _deepest(text: str) -> int:
 
 
 def choose(kinds: Mapping[str, type[T]], table: Any, where: str) -> T:
-    """The value described by `table`; its key `name` says of which kind it is."""
+    """The value described by `table`; its key `name` says of which kind it is. Values stay."""
+    if is_dataclass(table):
+        return offered(table, where)  # type: ignore[no-any-return]
     if not isinstance(table, Mapping) or "name" not in table:
         raise ConfigError(f"[{where}] needs a name; known: {', '.join(kinds)}")
     name = table["name"]
@@ -81,8 +83,12 @@ def build(
     nested: Mapping[str, Mapping[str, type[Any]]] | None = None,
 ) -> T:
     """A dataclass from a table. `nested` says which fields are themselves chosen by name."""
+    if isinstance(table, kind):
+        return table
     if not isinstance(table, Mapping):
-        raise ConfigError(f"[{where}] must be a table, not {table!r}")
+        raise ConfigError(
+            f"[{where}] must be a table, not {table!r:.80}; in Python, {_a(kind.__name__)}"
+        )
     known = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
     check_keys(table, known, where)
     missing = [
@@ -125,6 +131,13 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> 
             )
 
 
+def check_given(kind: Any, name: str, values: Sequence[Any], given: Mapping[str, Any]) -> None:
+    """Refuse what is given to a dataclass without a name, or by one that it does not know."""
+    if values:
+        raise ConfigError(f"{name} takes settings by their names, not {values[0]!r:.80}")
+    check_keys(given, {f.name for f in fields(kind) if f.init}, name)
+
+
 def follow_renamed(
     given: Mapping[str, Any], names: Mapping[str, str], before: str = "", calls: int = 2
 ) -> dict[str, Any]:
@@ -158,84 +171,177 @@ def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
+# What others call it.
+ELSEWHERE = {
+    "lr": "device_step",
+    "learning_rate": "device_step",
+    "gamma": "penalty",
+    "mu": "penalty",
+    "batch_size": "batch",
+    "local_steps": "steps",
+}
+
+
 def nearest(word: str, known: Collection[str]) -> str:
     """A hint at the nearest known word, if one is near."""
-    close = difflib.get_close_matches(word, known, n=1)
+    meant = ELSEWHERE.get(word)
+    close = [meant] if meant in known else difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def convert(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type that `hint` asks for; whole numbers pass as floats, lists as tuples."""
+def fit(value: Any, where: str = "", **offers: str) -> None:
+    """Let every field of a frozen dataclass be as its type asks, or refuse it; `where` goes before
+    names. `offers`: for fields that take values of other people, the method that these must have,
+    "this or that" where one will do.
+    """
+    kind: Any = type(value)
+    for name, hint in _hints_of(kind).items():
+        given, place = getattr(value, name), f"{where}{name}"
+        if name in offers:
+            optional = given is None and type(None) in typing.get_args(hint)
+            kinds = NESTED.get(name, {})
+            found = None if optional else offered(given, place, offers[name], kinds=kinds)
+        else:
+            found = convert(given, hint, place, whole=True)
+        if found is not given:
+            object.__setattr__(value, name, found)
+
+
+@functools.cache
+def _hints_of(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind) if f.init}
+
+
+def offered(
+    value: Any, where: str, *needs: str, kinds: Mapping[str, type[Any]] = types.MappingProxyType({})
+) -> Any:
+    """A value of anybody's, which has these methods; `kinds` are those of fedbcd."""
+    if isinstance(value, type):
+        name = value.__name__
+        raise ConfigError(f"{where} = {name} is a class; give a value of it, {name}(...)")
+    for need in needs:
+        if not any(hasattr(value, name.partition("(")[0]) for name in need.split(" or ")):
+            ours = ", ".join(f"fb.{kind.__name__}" for kind in kinds.values()) or "fedbcd's kinds"
+            raise ConfigError(
+                f"{where} = {value!r:.80} has no {need}; give a value of {ours}, or of a frozen"
+                f" dataclass of your own with {', '.join(needs)}"
+            )
+    return value
+
+
+def convert(value: Any, hint: Any, where: str, whole: bool = False) -> Any:
+    """`value` as the type that `hint` asks for; lists and arrays pass as tuples, whole numbers as
+    floats (`whole`: they stay, outside of lists, as records of what was made in Python have them).
+    """
+    if hasattr(value, "tolist") and not isinstance(value, type):  # an array, or a number of one
+        value = value.tolist()
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
     if origin in (typing.Union, types.UnionType):
-        return _first_fit(value, arguments, hint, where)
+        return _first_fit(value, arguments, hint, where, whole)
     if origin is typing.Literal:
         if value not in arguments:
             raise ConfigError(
                 f"{where} = {value!r} must be one of {', '.join(map(repr, arguments))}"
             )
         return value
-    if origin is not None and issubclass(origin, Sequence) and isinstance(value, list | tuple):
-        return _items(value, origin, arguments, where)
+    if origin is not None and isinstance(value, origin) and issubclass(origin, Mapping):
+        return {
+            convert(k, arguments[0], f"{where}: {k!r}"): convert(
+                v, arguments[1], f"{where}[{k!r}]", whole
+            )
+            for k, v in value.items()
+        }
+    if _is_list(hint) and isinstance(value, list | tuple):
+        return _items(value, origin, arguments, where, whole)
     if is_dataclass(hint) and isinstance(value, Mapping):
         assert isinstance(hint, type)
         return build(hint, value, where)
     if hint is float and type(value) is int:
         try:
-            return float(value)
+            number = float(value)
         except OverflowError:
             raise ConfigError(
                 f"{where} has {len(str(abs(value)))} digits; a number must be below 1.8e308"
             ) from None
-    if type(value) is not hint:
-        raise ConfigError(f"{where} = {value!r} must be {_in_words(hint)}")
+        return value if whole else number
+    if not _is_a(value, hint, origin):
+        raise ConfigError(f"{where} = {value!r:.80} must be {_in_words(hint)}")
     return value
 
 
+def _is_list(hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, Sequence)
+
+
+def _is_a(value: Any, hint: Any, origin: Any) -> bool:
+    if hint in WORDS:  # true is no number here
+        return type(value) is hint
+    return callable(value) if origin is Callable else origin is None and isinstance(value, hint)
+
+
 def _items(
-    value: Sequence[Any], origin: type, arguments: tuple[Any, ...], where: str
+    value: Sequence[Any], origin: type, arguments: tuple[Any, ...], where: str, whole: bool
 ) -> tuple[Any, ...]:
     if origin is tuple and Ellipsis not in arguments:
         if len(arguments) != len(value):
             raise ConfigError(f"{where} = {list(value)!r} must have {len(arguments)} values")
-        return tuple(
-            convert(v, hint, f"{where}[{k}]")
-            for k, (v, hint) in enumerate(zip(value, arguments, strict=True))
-        )
-    return tuple(convert(v, arguments[0], f"{where}[{k}]") for k, v in enumerate(value))
+        hints = arguments
+    else:
+        hints = arguments[:1] * len(value)
+    whole = whole and isinstance(value, tuple)
+    return tuple(
+        convert(v, hint, f"{where}[{k}]", whole)
+        for k, (v, hint) in enumerate(zip(value, hints, strict=True))
+    )
 
 
-def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str) -> Any:
+def _first_fit(value: Any, hints: tuple[Any, ...], hint: Any, where: str, whole: bool) -> Any:
+    if value is None and type(None) in hints:
+        return None
     tables = [option for option in hints if is_dataclass(option)]
     if tables and isinstance(value, Mapping):
         return convert(value, tables[0], where)
     others = [option for option in hints if option is not type(None)]
-    if len(others) == 1 and value is not None:
-        return convert(value, others[0], where)
+    if isinstance(value, list | tuple):
+        others = [option for option in others if _is_list(option)] or others
+    if len(others) == 1:
+        return convert(value, others[0], where, whole)
     for option in hints:
         try:
-            return convert(value, option, where)
+            return convert(value, option, where, whole)
         except ConfigError:
             continue
-    raise ConfigError(f"{where} = {value!r} must be {_in_words(hint)}")
+    raise ConfigError(f"{where} = {value!r:.80} must be {_in_words(hint)}")
+
+
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "left out",
+}
 
 
 def _in_words(hint: Any) -> str:
-    words = {
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        bool: "true or false",
-        type(None): "left out",
-    }
-    if hint in words:
-        return words[hint]
+    if hint in WORDS:
+        return WORDS[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_in_words(option) for option in arguments if option is not type(None))
     if origin is typing.Literal:
         return " or ".join(map(repr, arguments))
-    return "a list" if origin is not None else str(hint)
+    if origin is None:
+        return _a(hint.__name__)
+    return "a function" if origin is Callable else "a list"
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[0] in "AEIO" else f"a {name}"
 
 
 def dump_toml(table: Mapping[str, Any]) -> str:

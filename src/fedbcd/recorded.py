@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
-from fedbcd.config import choose
+from fedbcd.config import check_given, choose
 from fedbcd.describe import describe
 
 ALGORITHMS = ("fedbcd", "fedbcd-i", "fedprox", "fedavg")
@@ -58,7 +58,8 @@ class Said:
     name: ClassVar[str]
     said: frozenset[str]
 
-    def __new__(cls, **given: Any) -> Self:
+    def __new__(cls, *values: Any, **given: Any) -> Self:
+        check_given(cls, cls.name, values, given)
         value = super().__new__(cls)
         object.__setattr__(value, "said", frozenset(given))
         return value

@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from itertools import chain
+from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
 import numpy as np
 import torch
@@ -24,16 +25,9 @@ from fedbcd.algorithm.method import Absolute, Bound, Facts, Method
 from fedbcd.algorithm.methods import ALGORITHMS, Algorithm, FedBCD
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
-from fedbcd.config import HOMES, build, check_keys, choose, convert, follow_renamed
+from fedbcd.config import HOMES, build, check_keys, choose, convert, fit, follow_renamed, offered
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import (
-    DEFAULT,
-    Measure,
-    check_measure,
-    check_tests,
-    measure_for,
-    measure_in,
-)
+from fedbcd.data.measure import DEFAULT, Measure, check_tests, measure_for, measure_in
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 from fedbcd.own import is_own, path_of
@@ -48,10 +42,19 @@ from fedbcd.theory.mixing import cut_off
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 MOST_THREADS = 4096
+CLOUD = ("name", "sync", "coordinator(servers, iterations)", "weights(round, servers)")  # it needs
+LOOKED_AT = 4  # rounds whose mixing weights are checked beforehand, of a cloud of one's own
 FLOATS = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 A_FLOAT = (
     lambda dtype: dtype.is_floating_point,
     "be a floating-point dtype, such as torch.float32",
+)
+ROUNDS = (
+    lambda value: (
+        isinstance(value, Mapping)
+        and all(isinstance(number, Integral) for pair in value.items() for number in pair)
+    ),
+    "be a mapping of device to round, such as {4: 5}",
 )
 RENAMED = {"device": "torch_device"}  # options, each with its name of today
 
@@ -91,6 +94,7 @@ class Cluster:
     name: ClassVar[str] = "cluster"
 
     def __post_init__(self) -> None:
+        fit(self, "engine: ")
         if self.actors is not None and self.actors < 1:
             raise ConfigError(f"actors={self.actors} must be 1 or more")
         if self.cpus < 0 or self.gpus < 0 or self.cpus + self.gpus == 0:
@@ -116,16 +120,26 @@ def _as_text(value: Any) -> Any:
 
 
 def _dtype(value: Any, where: str) -> torch.dtype:
+    if isinstance(value, torch.dtype):
+        return value
     name = convert(value, Literal[tuple(FLOATS)], where)
     return FLOATS[name]  # type: ignore[no-any-return]
 
 
 def _changes(value: Any, where: str) -> dict[int, int]:
     """Of members: pairs of device and round."""
+    if isinstance(value, Mapping) and all(type(n) is int for pair in value.items() for n in pair):
+        return value  # type: ignore[return-value]
     try:
-        pairs = convert(value, tuple[tuple[int, int], ...], where)
+        pairs = convert(
+            [*value.items()] if isinstance(value, Mapping) else value,
+            tuple[tuple[int, int], ...],
+            where,
+        )
     except ConfigError as error:
-        raise ConfigError(f"{error}; write pairs of device and round, such as [[4, 5]]") from None
+        raise ConfigError(
+            f"{error}; write pairs of device and round, such as [[4, 5]], in Python also {{4: 5}}"
+        ) from None
     changes = dict(pairs)
     if len(changes) < len(pairs):
         devices = [device for device, _ in pairs]
@@ -134,13 +148,22 @@ def _changes(value: Any, where: str) -> dict[int, int]:
     return changes
 
 
+def _of(kinds: Mapping[str, type[Any]], value: Any, where: str, *needs: str) -> Any:
+    """A value of one of these kinds, or of somebody else's that has what they need."""
+    if isinstance(value, str) and ":" not in value:
+        value = {"name": value}
+    if isinstance(value, Mapping):
+        return choose(kinds, value, where)
+    return offered(value, where, *needs, kinds=kinds)
+
+
 def _clock(value: Any, where: str) -> Clock:
     parts = {"arrival": DELAYS, "step": DELAYS, "speeds": DELAYS}
     return build(Clock, value, where.removeprefix("run."), parts)
 
 
 def _availability(value: Any, where: str) -> Availability:
-    return choose(RULES, value, where)
+    return _of(RULES, value, where, "available(members, round_, u)")  # type: ignore[no-any-return]
 
 
 def _churn(value: Any, where: str) -> Churn:
@@ -149,14 +172,15 @@ def _churn(value: Any, where: str) -> Churn:
 
 def _layers(value: Any, where: str) -> tuple[Layer, ...]:
     if not isinstance(value, list | tuple):
-        raise ConfigError(f'{where} = {value!r} must be a list, such as [{{name = "integers"}}]')
-    return tuple(choose(LAYERS, each, f"{where}[{k}]") for k, each in enumerate(value))
+        says = 'must be a list of layers, such as [{name = "integers"}]'
+        raise ConfigError(f"{where} = {value!r:.80} {says}")
+    return tuple(_of(LAYERS, each, f"{where}[{k}]") for k, each in enumerate(value))
 
 
 def _engine(value: Any, where: str) -> str | Cluster:
     if isinstance(value, Mapping):
         return choose({Cluster.name: Cluster}, value, where)
-    return convert(value, str, where)  # type: ignore[no-any-return]
+    return convert(value, str | Cluster, where)  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -187,11 +211,16 @@ class Timing:
     joins: Mapping[int, int] = option(
         dict,
         "device -> round: a new device starts from its server's z",
+        must=[ROUNDS],
         read=_changes,
         always=True,
     )
     leaves: Mapping[int, int] = option(
-        dict, "device -> round: it is no longer counted from then on", read=_changes, always=True
+        dict,
+        "device -> round: it is no longer counted from then on",
+        must=[ROUNDS],
+        read=_changes,
+        always=True,
     )
     availability: Availability | None = option(
         None,
@@ -204,6 +233,7 @@ class Timing:
         "a share of the devices that joins, and one that leaves, in each round, by draws:"
         " Churn(joins=0.02, leaves=0.01, rounds=50); devices that `joins` or `leaves` name are"
         " left to these",
+        must=[(lambda value: isinstance(value, Churn), "be a Churn(joins=..., leaves=...)")],
         read=_churn,
     )
 
@@ -237,6 +267,12 @@ class Numerics:
         None,
         "the folder of an earlier run, with whose personal and global models this one begins,"
         " without momentum",
+        must=[
+            (
+                lambda value: isinstance(value, str | Path),
+                "be the folder of a run, such as run.save(folder) makes",
+            )
+        ],
     )
     uploads: Sequence[Layer] = option(
         (),
@@ -245,11 +281,6 @@ class Numerics:
         " any order",
         read=_layers,
     )
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.uploads, list | tuple):
-            raise ConfigError(f"uploads={self.uploads!r} must be a list of layers: [fb.Clip(1.0)]")
-        object.__setattr__(self, "uploads", tuple(self.uploads))
 
     @property
     def kept_as(self) -> torch.dtype:
@@ -388,6 +419,16 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     algorithm: Algorithm
     cloud: Cloud = field(default_factory=SyncCloud)
+
+    def __post_init__(self) -> None:
+        """Everything as its type asks; kinds without settings may be given by their names."""
+        for name in OPTIONS:
+            object.__setattr__(self, name, _read(name, getattr(self, name), name))
+        for name, kinds, needs in (
+            ("algorithm", ALGORITHMS, ("method(facts)",)),
+            ("cloud", CLOUDS, CLOUD),
+        ):
+            object.__setattr__(self, name, _of(kinds, getattr(self, name), name, *needs))
 
     # ---------------------------------------------------------------------------------------------
     # changes
@@ -541,27 +582,20 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             value = getattr(self, name)
             for holds, what in OPTIONS[name].metadata.get("must", ()):
                 if value is not None and not holds(value):
-                    said = f"{section}{name} = {value}" if section else f"{name}={value}"
+                    shown = f"{value!s:.80}"
+                    said = f"{section}{name} = {shown}" if section else f"{name}={shown}"
                     raise ConfigError(f"{said} must {what}")
-        if self.precision not in get_args(Precision):
-            raise ConfigError(
-                f"precision={self.precision!r} is unknown; known: {', '.join(get_args(Precision))}"
-            )
         if self.precision != "float32" and self.dtype != torch.float32:
             raise ConfigError(
                 f"precision={self.precision!r} is about products of float32 numbers; leave"
                 f" dtype={self.dtype} out"
             )
-        algorithm: Any = self.algorithm
-        if not is_dataclass(algorithm) or not hasattr(algorithm, "method"):
+        if not is_dataclass(self.algorithm):
             raise ConfigError(
-                f"algorithm={algorithm!r:.80} is no settings: give a value such as fb.FedBCD(), or"
-                " one of a frozen dataclass of your own with method(facts) (docs/api.md)"
+                f"algorithm={self.algorithm!r:.80} is no frozen dataclass, whose fields are what"
+                " records say of it; make it one (docs/api.md)"
             )
-        check_measure(self.chosen_measure)
         check_layers(self.uploads)
-        if is_own(type(self.cloud)):
-            self._check_own_cloud()
 
     def check(self, federation: Federation) -> None:
         """Refuse what cannot be, before anything is written."""
@@ -583,9 +617,10 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                     " add a link between them"
                 )
         elif is_own(type(self.cloud)):
-            weights = self.cloud.weights(0, range(len(federation.servers)))
-            if weights is not None:
-                check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
+            for round_ in range(LOOKED_AT):
+                weights = self.cloud.weights(round_, range(len(federation.servers)))
+                if weights is not None:
+                    check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
 
     def _check_method(self, federation: Federation) -> None:
         method, sync = self.method_of(federation), self.cloud.sync
@@ -610,16 +645,6 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         if isinstance(method.step, Absolute):
             sizes = [len(members) for members in federation.servers]  # with those that join late
             check_absolute_step(method.step.step, largest, sum(sizes) if sync else max(sizes))
-
-    def _check_own_cloud(self) -> None:
-        """A cloud of somebody else has what those of fedbcd have."""
-        path = path_of(type(self.cloud))
-        for name in ("name", "sync", "coordinator", "weights"):
-            if not hasattr(self.cloud, name):
-                raise ConfigError(
-                    f"the cloud {path} has no {name}; it needs name, sync, coordinator(servers,"
-                    " iterations) and weights(round, servers), as fb.GraphCloud has them"
-                )
 
     def _check_active(self, federation: Federation) -> None:
         members, active = self._members(federation), self.active_of(federation)
@@ -646,11 +671,6 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
     def _check_availability(self, federation: Federation) -> None:
         if self.availability is None:
             return
-        if not callable(getattr(self.availability, "available", None)):
-            raise ConfigError(
-                f"availability={self.availability!r:.80} must have a method available(members,"
-                " round_, u), as fb.Chance has"
-            )
         pool = Pool(
             self.method_of(federation), self.active_of(federation), self.seed, self.availability
         )
@@ -706,7 +726,7 @@ HINTS = get_type_hints(RunSpec)
 def _read(name: str, value: Any, where: str) -> Any:
     """An option from plain data."""
     read = OPTIONS[name].metadata.get("read")
-    if read is None or value is None:
+    if read is None or (value is None and OPTIONS[name].default is None):
         return convert(value, HINTS[name], where)
     return read(value, where)
 

@@ -20,7 +20,7 @@ from fedbcd.engines.deploy.processes.device import DeviceProcess
 from fedbcd.engines.deploy.processes.metrics import Metrics, Mixing
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.server import ServerProcess
-from fedbcd.engines.deploy.roles.device import WorkDone
+from fedbcd.engines.deploy.roles.local_work import WorkDone
 from fedbcd.errors import ConfigError, RecordError, Refused
 from fedbcd.protocol.messages import (
     COORDINATOR,

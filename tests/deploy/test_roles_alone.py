@@ -73,15 +73,16 @@ def test_roles_start_answer_keep_to_the_rules_of_identity_and_stop_cleanly(
 
 def check_answers(file: Path, out: Path) -> None:
     wait_for(lambda: status_of(out, "coordinator").get("round", 0) >= 3, "no third round")
+    wait_for(lambda: status_of(out, "server/0").get("devices") == 2, "a device is not connected")
     told = run("status", file, "--json")
     assert told.returncode == 0, told.stderr
     coordinator, server = map(json.loads, told.stdout.splitlines())
     assert coordinator["actor"] == "coordinator"
     assert coordinator["round"] >= 3
     assert (server["members"], server["devices"]) == (2, 2)
-    assert "waits for" in run("status", file).stdout
+    wait_for(lambda: "waits for" in run("status", file).stdout, "nobody waits")
     assert 'fedbcd_letters_total{direction="in",event="Uploaded"}' in metrics_of(out, "server/0")
-    assert "fedbcd_waiting_seconds_total{" in metrics_of(out, "device/0")
+    wait_for(lambda: "fedbcd_waiting_seconds_total{" in metrics_of(out, "device/0"), "no metric")
 
 
 def check_identity(file: Path, out: Path, processes: Processes) -> None:

@@ -592,7 +592,7 @@ def test_what_was_computed_and_is_not_finite_is_not_kept(folder: Path, towns: li
 def spoil(town: Town, number: int = 0) -> None:
     """The next computation of this device meets a loss that is not a number."""
     role = device(town, number)
-    inputs, whole = role._trainer._inputs, role._trainer._inputs.clone()
+    inputs, whole = role.local_work.trainer._inputs, role.local_work.trainer._inputs.clone()
     inputs.fill_(float("nan"))
     town.work(f"device/{number}")
     inputs.copy_(whole)
@@ -677,14 +677,14 @@ def test_buffers_that_are_not_finite_are_not_uploaded(folder: Path, towns: list[
     town = town_of(folder, towns, BCD)
     to_training(town)
     role = device(town)
-    whole = role._trainer.run
+    whole = role.local_work.trainer.run
 
     def broken(*arguments: Any) -> Registers:
         after = whole(*arguments)
         after["x"][0, -1] = float("inf")
         return after
 
-    role._trainer.run = broken  # type: ignore[method-assign]
+    role.local_work.trainer.run = broken  # type: ignore[method-assign]
     done = role.compute()
     assert done.event == Failed(session=0)
     assert done.trouble == "value 649 of the model of device/0 is inf after session 0"

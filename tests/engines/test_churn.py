@@ -125,6 +125,20 @@ def test_servers_that_change_hands_need_nobody_who_stays() -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"joins": [[1, 2]]}, r"joins=\[\[1, 2\]\] must be a mapping of device to round, such as"),
+        ({"leaves": {"1": 2}}, "must be a mapping of device to round"),
+        ({"churn": {"joins": 0.1}}, r"churn=.* must be a Churn\(joins="),
+        ({"start": 3}, r"start=3 must be the folder of a run, such as run.save"),
+    ],
+)
+def test_who_comes_and_goes_in_python_is_a_sentence_too(option: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        _train(**option)
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"federation.joins": [[3, 5]]}, r"unknown key 'joins', which belongs in \[run\]; known"),

@@ -4,18 +4,21 @@ whose mixing varies with the round, a delay law, a set to project onto, a partit
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.algorithm.projection import is_within
+from fedbcd.algorithm.fused.library import bounds_of
+from fedbcd.algorithm.projection import diameter, is_within, on_bound, project_
 from fedbcd.cli import main
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, DataError
 from fedbcd.experiments.job import load_job
-from support.runs import federation
+from support.runs import federation, largest_difference
 
 THEIRS = '''
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from fedbcd.data.partition import Partitioner
 from fedbcd.protocol.coordinator import AsyncCoordinator
 
 
@@ -67,6 +71,24 @@ class Halfspace:
         return x - over / x.shape[-1]
 
 
+@dataclass(frozen=True)
+class Turns(Partitioner):
+    """Every so-manyth sample."""
+
+    says: str = ""
+
+    def deal(self, pool, devices, seed):
+        dealt = [np.arange(device, len(pool), devices) for device in range(devices)]
+        wrong = {
+            "": (dealt, None),
+            "one": dealt,
+            "few": (dealt[:3], None),
+            "twice": ([np.array([1, 1])] * devices, None),
+            "halves": ([np.array([0.5])] * devices, None),
+        }
+        return wrong[self.says]
+
+
 def net():
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
@@ -77,7 +99,7 @@ class NotFrozen:
 JOB = """
 [data]
 name = "digits"
-samples = 12
+partition = {name = "theirs:Turns"}
 [federation]
 servers = 4
 devices = 16
@@ -118,6 +140,7 @@ def command(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_a_job_file_may_name_kinds_of_its_own(folder: Path) -> None:
     run = load_job(folder / "job.toml").run(folder / "out")
     assert float(run.personal_NF.sum(-1).max()) <= 0.5 + 1e-12
+    assert run.federation.owned(3)[:3].tolist() == [3, 67, 131]
     head = json.loads((folder / "out" / "events.jsonl").read_text().partition("\n")[0])
     assert head["identity"]["cloud"] == {"name": "theirs:Gossip", "share": 0.25}
     assert head["identity"]["clock"]["step"] == {"name": "theirs:Triangular", "most": 3.0}
@@ -191,7 +214,7 @@ def test_the_model_of_a_record_is_imported_only_where_it_is_trusted(
         ("theirs:Gosip", "cannot be imported .*Gosip"),
         ("thiers:Gossip", "cannot be imported .*thiers"),
         ("theirs:NotFrozen", "must be a dataclass"),
-        ("theirs:Triangular", "has no name; it needs name, sync, coordinator"),
+        ("theirs:Triangular", "has no name; .* with name, sync, coordinator"),
     ],
 )
 def test_what_cannot_be_used_is_named_before_anything_runs(
@@ -204,6 +227,36 @@ def test_what_cannot_be_used_is_named_before_anything_runs(
     assert not (folder / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("partition", "sentence"),
+    [
+        ("Turns', says = 'one", "must return two things"),
+        ("Turns', says = 'halves", "must return two things"),
+        ("Turns', says = 'few", "positions of 3 devices; there are 64"),
+        ("Turns', says = 'twice", "gives device 0 a sample twice"),
+        ("Triangular", "let it extend fedbcd.data.partition.Partitioner"),
+    ],
+)
+def test_a_deal_that_is_none_is_refused(folder: Path, partition: str, sentence: str) -> None:
+    job = JOB.replace('"theirs:Turns"', f"'theirs:{partition}'")
+    (folder / "job.toml").write_text(job)
+    with pytest.raises((ConfigError, DataError), match=sentence):
+        load_job(folder / "job.toml").run(folder / "out")
+
+
+def test_mixing_weights_of_a_later_round_are_looked_at(folder: Path) -> None:
+    """A share beyond 1 is none in any round; one that grows is none from round 2 on."""
+    sys.path.append(str(folder))
+    from theirs import Gossip
+
+    class Growing(Gossip):
+        def weights(self, round_: int, servers: Any) -> Any:
+            return Gossip(0.6 * round_).weights(round_, servers)
+
+    with pytest.raises(ConfigError, match="mixing matrix"):
+        fb.train(federation(), fb.FedBCD(), cloud=Growing(), active=2, rounds=1)
+
+
 def test_a_set_that_only_projects_is_asked_for_the_nearest_point(folder: Path) -> None:
     """Servers check that uploads lie in X."""
     sys.path.append(str(folder))
@@ -213,3 +266,44 @@ def test_a_set_that_only_projects_is_asked_for_the_nearest_point(folder: Path) -
     assert is_within(Halfspace(1.0), inside, 1e-6)
     assert not is_within(Halfspace(1.0), outside, 1e-6)
     assert is_within(Halfspace(1.0), Halfspace(1.0).project(outside), 1e-6)
+
+
+@dataclass(frozen=True)
+class Slack(fb.Box):
+    """Not the box that it extends: half of what is given."""
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+
+@dataclass(frozen=True)
+class Coin:
+    """One of two times, so that events fall together."""
+
+    def quantile(self, u: np.ndarray) -> np.ndarray:
+        return 1.0 + (np.asarray(u) < 0.5)
+
+
+def test_a_set_made_of_one_of_ours_is_another_set() -> None:
+    """Compiled code, certificates and reports know more of a box than its nearest points."""
+    x, own = torch.tensor([[1.0, -4.0]]), Slack(-2, 2)
+    assert project_(own, x).tolist() == [[0.5, -2.0]]
+    assert bounds_of(own) is on_bound(own, x) is diameter(own, 2) is None
+    assert bounds_of(fb.Box(-2, 2)) == (-2.0, 2.0)
+    made = [
+        fb.train(
+            federation(),
+            fb.FedBCD(projection=own, device_step=0.05, batch=8),
+            rounds=2,
+            max_batch=one_by_one,
+        )
+        for one_by_one in (None, 1)
+    ]
+    assert largest_difference(*made) < 1e-6
+
+
+def test_a_law_that_may_repeat_is_not_drawn_ahead() -> None:
+    with pytest.raises(ConfigError, match="repeat"):
+        fb.train(
+            federation(), fb.FedBCD(batch=2), clock=fb.Clock(step=Coin()), rounds=1, ahead=True
+        )

@@ -70,6 +70,15 @@ def test_a_rule_says_who_is_there(tmp_path: Path) -> None:
     assert any(i % 2 != t % 2 for i, t in active)
 
 
+def test_a_phase_ends_whoever_is_lost(tmp_path: Path) -> None:
+    """Where those that a rule names are lost on the way, others make up for them."""
+    rule = own("own_availability").availability
+    clock, cloud = fb.Clock(dropout=0.4), fb.RigorousCloud(first=2)
+    run = trained("fedbuff", 12, availability=rule, clock=clock, cloud=cloud, seed=50, out=tmp_path)
+    assert run.summary["rounds"] == 12
+    assert fb.replay(tmp_path / "events.jsonl", lines(), trust=True)["digest"] == run.digest
+
+
 def test_uploads_that_wait_for_their_phase_are_saved(tmp_path: Path) -> None:
     """After every batch of sessions, whose uploads are then not counted, everything is saved and
     begins again.
@@ -132,10 +141,10 @@ class Made:
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
-        (NoDataclass(), "NoDataclass object.* is no settings: give a value such as"),
-        (NoMethod(), r"NoMethod\(step=0.1\) is no settings"),
-        (NoMethod, "is no settings"),
-        ("scaffold:Scaffold", "is no settings"),
+        (NoDataclass(), "NoDataclass object.* is no frozen dataclass"),
+        (NoMethod(), r"NoMethod\(step=0.1\) has no method\(facts\); give a value of fb.FedBCD"),
+        (NoMethod, "NoMethod is a class; give a value of it"),
+        ("scaffold:Scaffold", "has no method"),
         (AnotherThing(), "AnotherThing.method returns {'plan': 8}; it must return a"),
         (Made({"plan": (Steps(0.1, of="y"),)}), "plan reads 'y', which is nothing that a device"),
         (Made({"plan": [Steps(0.1)]}), "must be a tuple of operations"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.algorithm.wire import Sender, exact_weights
+from fedbcd.algorithm.wire import Sender, Wire, exact_weights
 from fedbcd.compute.numbers import Numbers
 from fedbcd.config import dump_toml
 from fedbcd.engines.run import explain_backend
@@ -241,11 +241,13 @@ def test_layers_and_a_discount_by_staleness_are_refused() -> None:
 
 
 def test_integers_too_large_for_a_phase_name_device_value_and_remedy() -> None:
-    """Four members of a server, of which all may count in a phase."""
-    with pytest.raises(
-        NumericalError, match=r"of device \d+ is .* beyond 5.36871e\+08,.* larger s"
-    ):
+    """Four members of a server, of which all may count in a phase; sixteen devices in all."""
+    words = r"of what device \d+ sends is .* in integers, beyond 5.36871e\+08,.* use a larger scale"
+    with pytest.raises(NumericalError, match=words):
         train("fedbcd-sync", uploads=[fb.Integers(2.0**-40)])
+    wire = Wire(FINE, torch.zeros(2), most=4, devices=16)
+    with pytest.raises(NumericalError, match=r"value 1 of what device 3 .* beyond 5.6295e\+14"):
+        wire.known(torch.tensor([0.0, 2.0**30]), Sender(3, -1, 1.0))
 
 
 def test_a_layer_of_ones_own_by_its_import_path(

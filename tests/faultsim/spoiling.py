@@ -25,8 +25,8 @@ from fedbcd.compute.batch import Trainer
 from fedbcd.engines.deploy.links.operator_client import ask_change
 from fedbcd.engines.deploy.links.tls import Plain
 from fedbcd.engines.deploy.local.status_client import ask_health, ask_status
-from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
 from fedbcd.engines.deploy.roles.filestore import FileStore
+from fedbcd.engines.deploy.roles.local_work import LocalWork, WorkDone
 from fedbcd.errors import NumericalError
 from fedbcd.protocol.messages import Actor
 from fedbcd.record.eventlog import LogReader
@@ -39,13 +39,13 @@ def be_bad(actor: Actor, repaired: Path) -> None:
     `repaired`.
     """
     if actor == f"device/{FAR}":
-        whole = DeviceRole._computed
+        whole = LocalWork._computed
 
-        def far(self: DeviceRole, task: Any) -> WorkDone:
+        def far(self: LocalWork, task: Any) -> WorkDone:
             done = whole(self, task)
             return done if repaired.exists() else spoilt(done, 1e30)
 
-        DeviceRole._computed = far  # type: ignore[method-assign]
+        LocalWork._computed = far  # type: ignore[method-assign]
     elif actor == f"device/{SICK}":
         run, left = Trainer.run, [1]
 

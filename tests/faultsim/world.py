@@ -27,7 +27,8 @@ from fedbcd.engines.deploy.processes.failpoints import Failpoint, Stopped
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.engines.deploy.roles.blueprint import Blueprint, OwnData
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
-from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
+from fedbcd.engines.deploy.roles.device import DeviceRole
+from fedbcd.engines.deploy.roles.local_work import WorkDone
 from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.errors import ProtocolError, RecordError, Refused
 from fedbcd.protocol import DeviceState, ServerState
@@ -104,7 +105,7 @@ def tiny_training() -> Iterator[None]:
     their logs are short.
     """
     with (
-        patch("fedbcd.engines.deploy.roles.device._trainer", lambda *_: TinyTrainer()),
+        patch("fedbcd.engines.deploy.roles.local_work._trainer", lambda *_: TinyTrainer()),
         patch.object(Role, "SNAPSHOT_EVERY", SNAPSHOT_EVERY),
     ):
         yield

@@ -193,3 +193,17 @@ def test_a_request_costs_no_time_and_opens_no_phase() -> None:
         if isinstance(event, UpdateRequested)
         for c in commands
     )
+
+
+def test_a_few_slow_devices_strand_the_servers_that_wait_for_all() -> None:
+    """ "most cloud servers are stranded by a few 'slow' activated edge devices": two of ten
+    servers with steps twenty times as long hold up Sync-cloud, and the Async-cloud of five little.
+    """
+    slow = fb.Clock(classes=(fb.DeviceClass(servers=(8, 9), step=20.0),))
+    last = {
+        (cloud.name, clock == slow): schedule(40, cloud, clock=clock)[1][-1]
+        for cloud in (fb.SyncCloud(), fb.AsyncCloud(first=5))
+        for clock in (fb.Clock(), slow)
+    }
+    assert last["sync", True] > 6 * last["sync", False]
+    assert last["async", True] < 1.7 * last["async", False]

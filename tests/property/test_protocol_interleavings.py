@@ -89,6 +89,7 @@ class Setup:
     servers: int
     devices: int  # per server, at the start
     active: int  # q
+    at_once: int | None  # at work at the same time; None: as many as end a phase
     first: int  # B
     iterations: int  # K_z
     alike: bool
@@ -211,9 +212,9 @@ class Network:
 
     def _make_server(self, n: ServerId) -> Server:
         members = [device for device, home in self.home.items() if home == n]
-        return Server(
-            n, members, self.setup.active, self.setup.iterations, self.setup.cloud is Cloud.SYNC
-        )
+        setup = self.setup
+        sync = setup.cloud is Cloud.SYNC
+        return Server(n, members, setup.active, setup.iterations, sync, setup.at_once)
 
     def _make_device(self, device: DeviceId, start: Fraction) -> None:
         self.devices.setdefault(
@@ -412,6 +413,8 @@ class Network:
             assert not self.books[machine.server].enough(self.setup.active), (
                 "a phase waits for what cannot come"
             )
+            most = self.setup.at_once or self.setup.active
+            assert len(machine.working) <= most, "more at work than may be"
         if self.setup.step == 0:
             assert self._mass() == self.mass, "mixing changed the mean of z"
 
@@ -683,12 +686,14 @@ def setups(draw: st.DrawFn, cloud: Cloud) -> Setup:
     """A small federation under one cloud, of FedBCD devices (no offline limit) or FedBCD-I
     devices.
     """
-    servers = draw(st.integers(1, 4))
+    servers, active = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    more = draw(st.sampled_from([None, 0, 2]))
     return Setup(
         cloud=cloud,
         servers=servers,
         devices=draw(st.integers(1, 3)),
-        active=draw(st.integers(1, 3)),
+        active=active,
+        at_once=None if more is None else active + more,
         first=draw(st.integers(1, servers)),
         iterations=draw(st.integers(1, 2)),
         alike=cloud is not Cloud.ASYNC or draw(st.booleans()),

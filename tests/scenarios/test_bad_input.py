@@ -135,8 +135,9 @@ def test_no_first_server(tmp_path: Path) -> None:
     )
 
 
-def test_first_left_out(tmp_path: Path) -> None:
-    _refuse(tmp_path, CONFIG, {"cloud": {"name": "async"}}, "[cloud] needs first, e.g. first = 1")
+def test_a_setting_left_out(tmp_path: Path) -> None:
+    cloud = {"name": "dynamic-graph", "edges": [[0, 1]]}
+    _refuse(tmp_path, CONFIG, {"cloud": cloud}, "[cloud] needs first, e.g. first = 1")
 
 
 def test_a_weight_that_is_none(tmp_path: Path) -> None:

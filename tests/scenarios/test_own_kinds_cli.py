@@ -82,14 +82,20 @@ def test_checks_plans_and_backends(tmp_path: Path) -> None:
         ({"algorithm": {"name": "scafold:Scaffold"}}, "'scafold:Scaffold' cannot be imported"),
         ({"algorithm": {"name": "broken:Method"}}, "cannot be imported (division by zero)"),
         ({"algorithm": {"name": "scaffold:fb"}}, "must be a dataclass"),
-        ({"algorithm": {"name": "scaffold:Move", "eta": 1.0}}, "is no settings: give a value"),
+        (
+            {"algorithm": {"name": "scaffold:Move", "eta": 1.0}},
+            "has no method(facts); give a value of",
+        ),
         ({"algorithm": SCAFFOLD | {"steep": 1}}, "unknown key 'steep' (did you mean 'step'?)"),
         ({"algorithm": SCAFFOLD, "cloud": {"name": "async", "first": 2}}, "use the sync cloud"),
         (BUFFERED | {"cloud": {"name": "sync"}}, "use the async cloud"),
         (BUFFERED | {"federation.active": 3}, "at_once=2 must be active=3 or more"),
         ({"run.availability": {"name": "chance"}}, "needs probability"),
         ({"run.availability": {"name": "shift"}}, "run.availability.name = 'shift' is unknown"),
-        ({"run.availability": {"name": "scaffold:Scaffold"}}, "must have a method available("),
+        (
+            {"run.availability": {"name": "scaffold:Scaffold"}},
+            "has no available(members, round_, u)",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(

@@ -59,7 +59,7 @@ def test_others_make_up_for_too_few() -> None:
     [
         (Some([True]), r"gives bool of shape \(1,\) for 8 devices"),
         (Some(np.ones(8)), "gives float64 of shape"),
-        (fb.SyncCloud(), r"must have a method available\(members, round_, u\)"),
+        (fb.SyncCloud(), r"has no available\(members, round_, u\); give a value of fb.Chance"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused_before_anything_runs(rule: Any, says: str) -> None:

@@ -26,7 +26,7 @@ COLUMNS, LINES, PARAMETERS, METHODS = 100, 40, 12, 20
 MACHINES = {"protocol/server:Server"}
 # These are still to be taken apart.
 MACHINES |= {"compute/devices:StackedDevices"}
-MACHINES |= {"engines/deploy/roles/device:DeviceRole", "engines/deploy/roles/server:ServerRole"}
+MACHINES |= {"engines/deploy/roles/server:ServerRole"}
 # Commands have a parameter for each option, and `train` one for each option of a run.
 WITH_OPTIONS = {"engines/run:train"}
 

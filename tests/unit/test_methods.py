@@ -136,7 +136,7 @@ def test_a_device_step_must_be_finite_and_above_zero(kind: Kind, value: float) -
 @every_algorithm
 @pytest.mark.parametrize("value", [0, -1, -32, 2.5, "every"])
 def test_a_batch_is_a_whole_number_from_one_on_or_all(kind: Kind, value: float | str) -> None:
-    refused(kind, f"batch={value}|1 or more|'all'", batch=value)
+    refused(kind, "batch|'all'", batch=value)
 
 
 @every_algorithm
@@ -168,7 +168,7 @@ def test_an_epoch_is_a_pass_over_the_data_of_a_device(kind: Kind) -> None:
 
 def test_the_penalty_loop_has_a_length_of_its_own() -> None:
     refused(fb.FedBCDI, "pull_steps=[3, 1]|1 <= low <= high", pull_steps=(3, 1))
-    refused(fb.FedBCDI, "offline_time='none'|'timed' or 'free'", offline_time="none")
+    refused(fb.FedBCDI, "offline_time = 'none'|'timed', 'free'", offline_time="none")
     method = method_of(fb.FedBCDI(pull_steps=(7, 9)))
     drawn = [method.length(0, 0, 0, activation) for activation in range(40)]
     assert {steps for _, steps in drawn} == {7, 8, 9}
@@ -214,7 +214,8 @@ def test_a_relative_server_step_does_not_overshoot_the_mean(kind: Personal) -> N
 
 @personal
 def test_the_form_of_the_server_step_is_one_of_two(kind: Kind) -> None:
-    refused(kind, "server_step_form='literal'|'relative' or 'absolute'", server_step_form="literal")
+    says = "server_step_form = 'literal'|'relative', 'absolute'"
+    refused(kind, says, server_step_form="literal")
 
 
 @personal
@@ -236,7 +237,7 @@ def test_at_least_one_offline_round_is_allowed(value: int) -> None:
 @every_algorithm
 def test_settings_are_given_by_name(kind: Kind) -> None:
     """Ten numbers in a row would be a trap."""
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match="by their names"):
         kind(0.1)  # type: ignore[call-arg]
 
 
@@ -244,7 +245,7 @@ def test_settings_are_given_by_name(kind: Kind) -> None:
     "setting", [{"penalty": 1.0}, {"momentum": 0.5}, {"server_step": 0.5}, {"cloud_iterations": 2}]
 )
 def test_fedavg_has_no_penalty_momentum_or_server_step(setting: dict[str, float]) -> None:
-    with pytest.raises(TypeError, match=next(iter(setting))):
+    with pytest.raises(ConfigError, match=next(iter(setting))):
         fb.FedAvg(**setting)  # type: ignore[arg-type]
 
 
@@ -353,6 +354,6 @@ def test_fedavg_weighs_by_data_size_in_a_run() -> None:
 def test_a_projection_by_its_name_is_refused_with_what_to_write() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"projection='box' must be a set to project onto, such as fb\.Box\(-2, 2\)",
+        match=r"projection = 'box' has no project\(x\); give a value of fb\.NoProjection, fb\.Box,",
     ):
         fb.FedBCD(projection="box")  # type: ignore[arg-type]

@@ -114,6 +114,11 @@ def test_a_law_of_ones_own_may_ask_whose_delay_it_is() -> None:
     assert arrivals.tolist() == [2000 + i + 100 * (i >= 10) for i in range(20)]
 
 
+def test_what_is_no_law_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"has no quantile\(u\) or at\(u, where\)"):
+        fb.Clock(step=object())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("clock", "why"),
     [

@@ -672,7 +672,7 @@ class Bound:
 
 def _wire(bound: Bound, layers: Sequence[Layer], start: Tensor, most: int) -> Wire:
     check_layers(layers, discount=bound.method.discount is not None)
-    return Wire(layers, bound.first_upload(start), most)
+    return Wire(layers, bound.first_upload(start), most, len(bound.weights))
 
 
 def pulls_only(plan: Plan) -> bool:

@@ -25,7 +25,7 @@ from fedbcd.algorithm.method import (
 )
 from fedbcd.algorithm.plan import Plan, Pull, Set, Steps, Toward
 from fedbcd.algorithm.projection import PROJECTIONS, NoProjection, Projection
-from fedbcd.config import NESTED
+from fedbcd.config import NESTED, fit
 from fedbcd.errors import ConfigError
 from fedbcd.recorded import Said
 
@@ -33,6 +33,7 @@ Form = Literal["relative", "absolute"]
 X = (Slot("x", restored="x"), Slot("x_prev", "parameters", restored="x"))
 FROM_Z = Set("x", ((1.0, "z"),))
 STEPS = (1, 5)  # where nothing is said
+Range = tuple[int, int] | int  # from the lowest to the highest; a number is both
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,24 +43,24 @@ class _DeviceSettings(Said):
     device_step: float = 0.005  # eta_x
     batch: Batch = 32  # R; "all" takes exact gradients (Theorem 1(ii))
     # K_i is uniform on low..high; (1, 5) where there are no epochs
-    steps: tuple[int, int] | None = None
+    steps: Range | None = None
     # in place of steps: so many passes over the device's data, of ceil(n / R) steps each
-    epochs: tuple[int, int] | None = None
+    epochs: Range | None = None
     projection: Projection = field(default_factory=NoProjection)  # P_X
 
     def __post_init__(self) -> None:
-        _freeze_penalty(self)
+        fit(self, projection="project(x)")
+        for name in ("steps", "epochs", "pull_steps"):
+            if isinstance(number := getattr(self, name, None), int):
+                object.__setattr__(self, name, (number, number))
         self._check_length()
         _positive("device_step", self.device_step)
-        if not callable(getattr(self.projection, "project", None)):
-            raise ConfigError(
-                f"projection={self.projection!r} must be a set to project onto, such as fb.Box(-2,"
-                " 2) or fb.NoProjection()"
-            )
         self._check()
         self.method(Facts(0, ()))
 
     def _check_length(self) -> None:
+        assert not isinstance(self.steps, int)
+        assert not isinstance(self.epochs, int)
         check_range("epochs", self.epochs)
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "steps", STEPS)
@@ -107,13 +108,10 @@ class _PersonalSettings(_DeviceSettings):
         _check_penalty(self.penalty)
         _check_momentum(self.momentum)
         _positive("server_step", self.server_step)
-        step, form = self.server_step, self.server_step_form
-        if form not in ("relative", "absolute"):
-            raise ConfigError(f"server_step_form={form!r} must be 'relative' or 'absolute'")
-        if form == "relative" and step > 1:
+        if self.server_step_form == "relative" and self.server_step > 1:
             raise ConfigError(
-                f"server_step={step:g} in relative form must be at most 1, where z becomes the"
-                " devices' mean"
+                f"server_step={self.server_step:g} in relative form must be at most 1, where"
+                " z becomes the devices' mean"
             )
         if self.cloud_iterations < 1:
             raise ConfigError(f"cloud_iterations={self.cloud_iterations} must be 1 or more")
@@ -154,7 +152,7 @@ class FedBCDI(_PersonalSettings):
     # offline rounds take the time of their steps, or none and fall on the coordinator's rounds
     offline_time: OfflineTime = "timed"
     # penalty steps of an activation; None: as many as steps or epochs in the latest session
-    pull_steps: tuple[int, int] | None = None
+    pull_steps: Range | None = None
     momentum_after_contact: Contact = (
         "kept"  # x - x_prev after penalty steps: as before, "pull": the last step, "restart": none
     )
@@ -292,14 +290,6 @@ ALGORITHMS: dict[str, type[_DeviceSettings]] = {
     kind.name: kind for kind in (FedBCD, FedBCDI, FedProx, FedAvg, FineTuned, Local)
 }
 NESTED["projection"] = PROJECTIONS
-
-
-def _freeze_penalty(algorithm: Any) -> None:
-    """One penalty per device may come as a list, an array or a tensor; it is kept as a tuple."""
-    values: Any = getattr(algorithm, "penalty", None)
-    values = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(values, list):
-        object.__setattr__(algorithm, "penalty", tuple(float(v) for v in values))
 
 
 def _check_penalty(penalty: float | Sequence[float]) -> None:

@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedbcd.config import fit
 from fedbcd.errors import ConfigError
 
 
@@ -63,6 +64,7 @@ class Box:
     high: float = 2.0
 
     def __post_init__(self) -> None:
+        fit(self, f"{self.name} ")
         if not self.low < self.high:
             raise ConfigError(f"box low={self.low} must be below high={self.high}; swap them")
         _as_floats(self, "low", "high")
@@ -85,6 +87,7 @@ class Ball:
     radius: float
 
     def __post_init__(self) -> None:
+        fit(self, f"{self.name} ")
         if not 0 < self.radius < math.inf:
             raise ConfigError(f"ball radius={self.radius} must be a finite number above 0")
         _as_floats(self, "radius")
@@ -117,6 +120,7 @@ class Simplex:
     total: float = 1.0
 
     def __post_init__(self) -> None:
+        fit(self, f"{self.name} ")
         if not 0 < self.total < math.inf:
             raise ConfigError(f"simplex total={self.total} must be a finite number above 0")
         _as_floats(self, "total")
@@ -155,6 +159,7 @@ class TensorBoxes:
     segments: tuple[tuple[int, float, float], ...]
 
     def __post_init__(self) -> None:
+        fit(self, f"{self.name} ")
         for length, low, high in self.segments:
             if length < 0 or not low < high:
                 raise ConfigError(
@@ -203,21 +208,28 @@ PROJECTIONS: dict[
 ] = {kind.name: kind for kind in (NoProjection, Box, Ball, Simplex, TensorBoxes)}
 
 
+def ours(projection: Projection) -> Projection | None:
+    """A set of which more is known than its nearest points; what somebody else has made of one of
+    these may be another set.
+    """
+    return projection if type(projection) in PROJECTIONS.values() else None
+
+
 def diameter(projection: Projection, size: int) -> float | None:
     """D_X, the diameter of the set in `size` dimensions; infinite without bounds, None for a set
     that is not known here.
     """
-    match projection:
+    match ours(projection):
         case NoProjection():
             return math.inf
-        case Box():
-            return (projection.high - projection.low) * math.sqrt(size)
-        case Ball():
-            return 2 * projection.radius
-        case Simplex():
-            return projection.total * math.sqrt(2)
-        case TensorBoxes():
-            return math.sqrt(sum(n * (high - low) ** 2 for n, low, high in projection.segments))
+        case Box() as known:
+            return (known.high - known.low) * math.sqrt(size)
+        case Ball() as known:
+            return 2 * known.radius
+        case Simplex() as known:
+            return known.total * math.sqrt(2)
+        case TensorBoxes() as known:
+            return math.sqrt(sum(n * (high - low) ** 2 for n, low, high in known.segments))
     return None
 
 
@@ -225,16 +237,16 @@ def on_bound(projection: Projection, x: Tensor) -> Tensor | None:
     """Which entries of a stack of vectors the set may hold back; None for sets of which that says
     nothing, such as a simplex.
     """
-    match projection:
-        case Box():
-            return (x <= projection.low) | (x >= projection.high)
-        case TensorBoxes():
-            low, high = projection.bounds(x)
+    match ours(projection):
+        case Box() as known:
+            return (x <= known.low) | (x >= known.high)
+        case TensorBoxes() as known:
+            low, high = known.bounds(x)
             return (x <= low) | (x >= high)
-        case Ball():
+        case Ball() as known:
             rounding = 1 - 8 * torch.finfo(x.dtype).eps
             norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
-            held: Tensor = norm >= rounding * projection.radius
+            held: Tensor = norm >= rounding * known.radius
             return held.expand(x.shape)
     return None
 
@@ -243,6 +255,6 @@ def project_(projection: Projection, x: Tensor) -> Tensor:
     """The projection of x, in the memory of x where the set allows."""
     return (
         x.clamp_(projection.low, projection.high)
-        if isinstance(projection, Box)
+        if type(projection) is Box
         else projection.project(x)
     )

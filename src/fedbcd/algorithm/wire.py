@@ -20,9 +20,11 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from fedbcd.config import fit
 from fedbcd.errors import ConfigError, NumericalError
 
 RING = 2**32  # of integers: the sum of a phase's messages is less than half of it
+EXACT = 2**53  # up to here float64 holds every whole number
 AT_ONCE = 2**14  # squares that are added up together: so few that no two threads share them
 
 
@@ -58,6 +60,7 @@ class Clip:
     whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        fit(self, "clip ")
         if not 0 < self.norm < math.inf:
             raise ConfigError(f"norm={self.norm} of a clip must be a finite number above 0")
 
@@ -81,6 +84,7 @@ class Integers:
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        fit(self, "integers ")
         if not (0 < self.scale < math.inf and math.frexp(self.scale)[0] == 0.5):
             near = 2.0 ** round(math.log2(self.scale)) if 0 < self.scale < math.inf else 2.0**-20
             raise ConfigError(
@@ -134,12 +138,15 @@ def exact_weights(weights: Sequence[float]) -> list[float]:
 class Wire:
     """The layers of a run."""
 
-    def __init__(self, layers: Sequence[Layer], start: Tensor, most: int) -> None:
-        """`start`: what is sent at x(0), which both sides know; `most` devices count in a phase."""
+    def __init__(self, layers: Sequence[Layer], start: Tensor, most: int, devices: int) -> None:
+        """`start`: what is sent at x(0), which both sides know; `most` of all devices count in a
+        phase.
+        """
         self.layers = tuple(layers)
         self.start = start.double()
         self.whole = self.layers[-1].whole
-        self.limit = (RING // 2 - 1) // most
+        self.limit = (RING // 2 - 1) // most  # of a message
+        self.exact = EXACT // devices  # of a contribution
         self.dtype = torch.int32 if self.whole else torch.float64  # in which messages travel
 
     def message(self, sent: Tensor, base: Tensor, sender: Sender) -> Tensor:
@@ -147,26 +154,33 @@ class Wire:
         message = sender.weight * (sent.double() - self.start) - self.read(base)
         for layer in self.layers:
             message = layer.send(message, sender)
-        place = self.beyond(message)
-        if place is not None:
-            raise NumericalError(
-                f"value {place} of the upload of device {sender.device} is"
-                f" {float(message[place]):g} in integers, beyond {self.limit:g}, which the sum of"
-                " a phase has room for; use a larger scale, or clip before"
-            )
+        self._check(message, self.limit, sender)
+        self._check(base + message, self.exact, sender)
         return message
-
-    def beyond(self, message: Tensor) -> int | None:
-        """The place of the first integer that is too large for a phase's sum, if there is one."""
-        if not self.whole:
-            return None
-        wrong = ~((message >= -self.limit) & (message <= self.limit))  # -2^31 has no absolute value
-        return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
 
     def known(self, sent: Tensor, sender: Sender) -> Tensor:
         """The contribution of one who has sent this, where that needs no message."""
         change = sender.weight * (sent.double() - self.start)
-        return self.layers[-1].send(change, sender) if self.whole else change
+        if self.whole:
+            change = self.layers[-1].send(change, sender)
+            self._check(change, self.exact, sender)
+        return change
+
+    def beyond(self, integers: Tensor, limit: int) -> int | None:
+        """The place of the first integer beyond a limit, if there is one."""
+        if not self.whole:
+            return None
+        wrong = ~((integers >= -limit) & (integers <= limit))  # -2^31 has no absolute value
+        return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
+
+    def _check(self, integers: Tensor, limit: int, sender: Sender) -> None:
+        place = self.beyond(integers, limit)
+        if place is not None:
+            raise NumericalError(
+                f"value {place} of what device {sender.device} sends is"
+                f" {float(integers[place]):g} in integers, beyond {limit:g}, which a server's sum"
+                " has room for; use a larger scale, or clip before"
+            )
 
     def read(self, total: Tensor) -> Tensor:
         """What a sum of contributions, or one of them, means."""

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbcd.algorithm.method import Method
 from fedbcd.algorithm.objective import Objective
-from fedbcd.algorithm.projection import Ball, Box
+from fedbcd.algorithm.projection import Ball, Box, ours
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.certify import sample_of
 from fedbcd.data.federation import Federation
@@ -331,7 +331,7 @@ def _random_point(method: Method, like: Tensor, generator: torch.Generator) -> d
     """A point of X extended to x + zeta (x - y), x and y of X: drawn evenly for a box, from the
     surface for a ball; nothing for other sets.
     """
-    u, projection = torch.rand(like.shape, generator=generator).to(like), method.projection
+    u, projection = torch.rand(like.shape, generator=generator).to(like), ours(method.projection)
     if isinstance(projection, Box) and abs(projection.low) < float("inf") > abs(projection.high):
         beyond = method.momentum * (projection.high - projection.low)
         low, high = projection.low - beyond, projection.high + beyond

@@ -62,11 +62,11 @@ DATASETS: dict[str, Callable[[Path | None], LoadedDataset]] = {
 }
 
 
-def load_dataset(name: str, folder: Path | None = None) -> LoadedDataset:
+def load_dataset(name: str, folder: str | Path | None = None) -> LoadedDataset:
     """A data set by name; `folder`, or else the variable FEDBCD_DATA, says where the files are."""
     if name not in DATASETS:
         raise DataError(
             f"unknown data set {name!r}{nearest(name, DATASETS)}; known:"
             f" {', '.join(sorted(DATASETS))}"
         )
-    return DATASETS[name](folder)
+    return DATASETS[name](None if folder is None else Path(folder))

@@ -13,11 +13,13 @@ from torch.utils.data import Dataset
 
 from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.objective import Loss
+from fedbcd.config import convert
 from fedbcd.data.datasets import Samples
 from fedbcd.data.partition import Partition, labels_of
 from fedbcd.errors import ConfigError, DataError
 
 Transform = Callable[[Tensor, torch.dtype], Tensor]
+Servers = int | Sequence[Sequence[int]] | Mapping[int, int]
 Metric = Callable[[Tensor, Tensor], Tensor]
 DeviceData = Samples | tuple[Any, Any] | Dataset[Any]
 
@@ -49,7 +51,8 @@ class Federation:
     loss      loss(outputs, targets) -> scalar, the mean over the batch
     devices   per device: (inputs, targets) as tensors or arrays, or a torch Dataset of (input,
     target); or a pair (train, test) of such data, test None where a device has none of its own
-    servers   how many servers share the devices evenly, or a list of device numbers per server
+    servers   how many servers share the devices evenly, a list of device numbers per server, or
+    the server of each device, {device: server}
     test      (inputs, targets) or a Dataset; a personal model is tested on its device's own test
     samples, or else on those of these whose label its device owns (`data.measure`). Without it
     global models are tested on all that devices have
@@ -63,7 +66,7 @@ class Federation:
         model: Callable[[], nn.Module] | nn.Module,
         loss: Loss,
         devices: Sequence[DeviceData | tuple[DeviceData, DeviceData | None]],
-        servers: int | Sequence[Sequence[int]],
+        servers: Servers,
         *,
         test: DeviceData | None = None,
         metric: Metric = accuracy,
@@ -88,7 +91,7 @@ class Federation:
         loss: Loss,
         pool: Samples,
         partition: Partition,
-        servers: int | Sequence[Sequence[int]],
+        servers: Servers,
         *,
         test: Samples | None = None,
         metric: Metric = accuracy,
@@ -113,7 +116,7 @@ class Federation:
         loss: Loss,
         pool: Samples,
         owned: list[Tensor],
-        servers: int | Sequence[Sequence[int]],
+        servers: Servers,
     ) -> None:
         if not owned:
             raise DataError("a federation needs at least one device; `devices` is empty")
@@ -292,13 +295,18 @@ def _check_parts(parts: Sequence[Samples]) -> None:
                 )
 
 
-def _servers(servers: int | Sequence[Sequence[int]], devices: int) -> list[list[int]]:
-    if isinstance(servers, int):
+def _servers(servers: Servers, devices: int) -> list[list[int]]:
+    if isinstance(servers, Mapping):
+        home = convert(servers, Mapping[int, int], "servers")
+        servers = [[i for i in home if home[i] == n] for n in sorted({*home.values()})]
+    groups = convert(servers, int | Sequence[Sequence[int]], "servers")
+    if isinstance(groups, int):
+        servers = groups
         if not 1 <= servers <= devices:
             raise ConfigError(f"servers={servers} must be between 1 and the {devices} devices")
         bounds = [round(k * devices / servers) for k in range(servers + 1)]
         return [list(range(a, b)) for a, b in pairwise(bounds)]
-    groups = [list(group) for group in servers]
+    groups = [list(group) for group in groups]
     counts = Counter(device for group in groups for device in group)
     wrong = [f"server {n} is empty" for n, group in enumerate(groups) if not group]
     wrong += [

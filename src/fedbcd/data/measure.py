@@ -1,7 +1,7 @@
 """Personal accuracy: which test samples count for a device, and how much each."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -81,11 +81,6 @@ def measure_in(record: Mapping[str, Any]) -> Any:
     """
     run = record.get("run", record)
     return completed(run, "run")["measure"] if record and isinstance(run, Mapping) else None
-
-
-def check_measure(measure: str) -> None:
-    if measure not in get_args(Measure):
-        raise ConfigError(f"measure={measure!r} is unknown; known: {', '.join(get_args(Measure))}")
 
 
 def check_tests(federation: Federation, measure: Measure | None) -> None:

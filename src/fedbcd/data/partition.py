@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedbcd.algorithm import draws
@@ -58,7 +59,7 @@ class Partitioner(abc.ABC):
 
     def split(
         self,
-        targets: Tensor,
+        targets: Tensor | Sequence[int],
         devices: int,
         seed: int = 0,
         columns: Mapping[str, Tensor] | None = None,
@@ -66,6 +67,10 @@ class Partitioner(abc.ABC):
         """Who owns which of the samples with these labels; `columns` are further numbers per
         sample, for a split by one of them.
         """
+        try:
+            targets = torch.as_tensor(targets)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"targets cannot be used: {error}; give a label per sample") from None
         if targets.is_floating_point() or targets.ndim != 1 or len(targets) == 0:
             raise DataError(
                 f"a split needs one whole-number label per sample, not targets of {targets.dtype}"
@@ -73,9 +78,8 @@ class Partitioner(abc.ABC):
             )
         if devices < 1:
             raise DataError(f"devices={devices} must be 1 or more")
-        samples, labels = self.deal(
-            Pool(targets.numpy().astype(np.int64), columns or {}), devices, seed
-        )
+        pool = Pool(targets.numpy().astype(np.int64), columns or {})
+        samples, labels = self._checked(self.deal(pool, devices, seed), devices)
         for device, positions in enumerate(samples):
             if len(positions) == 0:
                 raise DataError(
@@ -84,11 +88,38 @@ class Partitioner(abc.ABC):
                 )
         return Partition.of(
             targets,
-            [np.sort(positions) for positions in samples],
+            samples,
             labels,
             partitioner=self.recorded(),
             seed=seed,
         )
+
+    def _checked(self, dealt: Any, devices: int) -> tuple[list[Positions], list[Labels] | None]:
+        """What `deal` has returned, sorted; it may be somebody else's."""
+        try:
+            samples, labels = dealt
+            found = [np.sort(np.asarray(positions)) for positions in samples]
+            owned = None if labels is None else [tuple(map(int, mine)) for mine in labels]
+        except (TypeError, ValueError):
+            found, owned = [np.zeros((1, 1))], None
+        if not all(p.ndim == 1 and (p.dtype.kind in "iu" or not len(p)) for p in found):
+            raise DataError(
+                f"deal() of {type(self).__name__} returned {dealt!r:.80}; it must return two"
+                " things: for each device an array of positions, and for each device its labels,"
+                " or None"
+            )
+        if len(found) != devices or (owned is not None and len(owned) != devices):
+            raise DataError(
+                f"deal() of {type(self).__name__} returned positions of {len(found)} devices; there"
+                f" are {devices} to deal to, and each needs its own"
+            )
+        for device, positions in enumerate(found):
+            if bool((positions[1:] == positions[:-1]).any()):
+                raise DataError(
+                    f"deal() of {type(self).__name__} gives device {device} a sample twice; give"
+                    " it once"
+                )
+        return found, owned
 
     def recorded(self) -> dict[str, Any]:
         return dict(describe(self))
@@ -404,7 +435,12 @@ NESTED["partition"] = PARTITIONS
 
 
 def diversity(
-    targets: Tensor, devices: int, labels: int, samples: int, seed: int = 0, dealt: bool = False
+    targets: Tensor | Sequence[int],
+    devices: int,
+    labels: int,
+    samples: int,
+    seed: int = 0,
+    dealt: bool = False,
 ) -> Partition:
     """ "Diversity d": each device has d = `labels` labels, and `samples` samples of those labels.
 

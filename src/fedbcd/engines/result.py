@@ -12,7 +12,7 @@ from fedbcd.algorithm.params import Layout
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.engines.environment import environment
-from fedbcd.errors import RecordError
+from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.history import History, Row
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
@@ -59,10 +59,10 @@ class Run:
         return self.model_of(self.global_VF.double().mean(0))
 
     def server_model(self, server: int) -> nn.Module:
-        return self.model_of(self.global_VF[server])
+        return self.model_of(_row(self.global_VF, server, "server"))
 
     def personal_model(self, device: int) -> nn.Module:
-        return self.model_of(self.personal_NF[device])
+        return self.model_of(_row(self.personal_NF, device, "device"))
 
     def model_of(self, flat: Tensor) -> nn.Module:
         module = self.federation.make_model(
@@ -114,6 +114,12 @@ class Run:
             finished,
             global_scores,
         )
+
+
+def _row(models: ManyModels, number: int, what: str) -> Tensor:
+    if number not in range(len(models)):
+        raise ConfigError(f"there is no {what} {number}; there are {what}s 0 to {len(models) - 1}")
+    return models[number]
 
 
 MOST_COUNTS = 1_000_000  # entries of a table of devices and labels that is kept in a record

@@ -108,6 +108,8 @@ def train(
     """
     said = {name: value for name, value in locals().items() if name in ("cloud", *OPTIONS)}
     spec = (algorithm if isinstance(algorithm, RunSpec) else RunSpec(algorithm)).changed(said)
+    if resume and out is None:
+        raise ConfigError("resume=True goes on with what is in a folder: give it, out=...")
     if out is not None and resume:
         spec = spec.going_on(recorded_in(Path(out)))
     spec.check(federation)

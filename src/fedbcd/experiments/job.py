@@ -60,6 +60,11 @@ class DataPart:
             )
         if self.samples < 1:
             raise ConfigError(f"data.samples = {self.samples} must be 1 or more")
+        if not isinstance(self.partition, Partitioner | None):
+            raise ConfigError(
+                f"data.partition = {self.partition!r:.80} is none; let it extend"
+                " fedbcd.data.partition.Partitioner, with deal(pool, devices, seed)"
+            )
         if self.partition is not None and self.manifest is not None:
             raise ConfigError(
                 f"[data] has both a partition and manifest = {self.manifest!r}; keep one of them"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedbcd.addressed import LINKS, unit_one
+from fedbcd.config import convert, fit
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.coordinator import (
     AsyncCoordinator,
@@ -43,9 +44,12 @@ class SyncCloud(_PlainMean):
 class AsyncCloud(_PlainMean):
     """The first B = `first` servers to finish are mixed; the others go on undisturbed."""
 
-    first: int
+    first: int = 2
     name: ClassVar[str] = "async"
     sync: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        fit(self)
 
     def coordinator(self, servers: int, iterations: int) -> Coordinator:
         _check_first(self.first, servers)
@@ -58,9 +62,12 @@ class RigorousCloud(_PlainMean):
     and step alone.
     """
 
-    first: int
+    first: int = 2
     name: ClassVar[str] = "rigorous"
     sync: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        fit(self)
 
     def coordinator(self, servers: int, iterations: int) -> Coordinator:
         _check_first(self.first, servers)
@@ -83,11 +90,7 @@ class GraphCloud:
     def __init__(
         self, mixing: Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]
     ) -> None:
-        matrices = (
-            mixing if mixing and mixing[0] and isinstance(mixing[0][0], Sequence) else [mixing]
-        )
-        plain = tuple(tuple(tuple(float(a) for a in row) for row in matrix) for matrix in matrices)  # type: ignore[union-attr, arg-type]
-        object.__setattr__(self, "mixing", plain)
+        object.__setattr__(self, "mixing", convert(_several(mixing), tuple[Weights, ...], "mixing"))
 
     def coordinator(self, servers: int, iterations: int) -> Coordinator:
         for matrix in self.mixing:
@@ -130,21 +133,20 @@ class DynamicGraph:
         link_failure: float = 0.0,
         seed: int = 0,
     ) -> None:
-        several = bool(edges) and bool(edges[0]) and isinstance(edges[0][0], Sequence)
-        lists: Any = edges if several else [edges]
+        lists = convert(_several(edges), tuple[tuple[tuple[int, ...], ...], ...], "edges")
         for link in (link for links in lists for link in links):
             if len(link) != 2 or link[0] == link[1]:
                 raise ConfigError(f"edges has {list(link)}; a link is two servers, such as [0, 1]")
+        pairs = tuple(tuple((min(link), max(link)) for link in links) for links in lists)
+        given = {"edges": pairs, "first": first, "link_failure": link_failure, "seed": seed}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+        fit(self)
         if not 0 <= link_failure < 1:
             raise ConfigError(
                 f"link_failure={link_failure} must be 0 or more and below 1, a probability; links"
                 " that always fail are left out of edges"
             )
-        pairs = tuple(tuple((min(link), max(link)) for link in links) for links in lists)
-        object.__setattr__(self, "edges", pairs)
-        object.__setattr__(self, "first", first)
-        object.__setattr__(self, "link_failure", link_failure)
-        object.__setattr__(self, "seed", seed)
 
     def coordinator(self, servers: int, iterations: int) -> Coordinator:
         for n in sorted({n for links in self.edges for link in links for n in link}):
@@ -172,6 +174,17 @@ Cloud = SyncCloud | AsyncCloud | RigorousCloud | GraphCloud | DynamicGraph
 CLOUDS: dict[str, type[Cloud]] = {
     kind.name: kind for kind in (SyncCloud, AsyncCloud, RigorousCloud, GraphCloud, DynamicGraph)
 }
+
+
+def _several(tables: Any) -> Any:
+    """A list of tables, where one is given as well."""
+    plain = tables.tolist() if hasattr(tables, "tolist") else tables
+    try:
+        first = plain[0][0]
+        several = isinstance(first, list | tuple) or len(getattr(first, "shape", ())) > 0
+        return plain if several else [plain]
+    except (IndexError, KeyError, TypeError):  # `convert` says what it is
+        return [plain]
 
 
 def _check_first(first: int, servers: int) -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
+from fedbcd.config import fit
 from fedbcd.errors import ConfigError
 from fedbcd.schedule.delays import Floats
 
@@ -34,6 +35,7 @@ class Chance:
     name: ClassVar[str] = "chance"
 
     def __post_init__(self) -> None:
+        fit(self)
         if not 0 < self.probability <= 1:
             raise ConfigError(f"probability={self.probability} must be above 0 and at most 1")
 

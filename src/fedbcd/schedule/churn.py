@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbcd.algorithm import draws
+from fedbcd.config import fit
 from fedbcd.errors import ConfigError
 
 AT_ONCE = 2**22  # draws in one array
@@ -29,6 +30,7 @@ class Churn:
     rounds: int = 100
 
     def __post_init__(self) -> None:
+        fit(self, "churn.")
         for name in ("joins", "leaves"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(

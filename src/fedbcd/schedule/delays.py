@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedbcd.config import fit
 from fedbcd.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
@@ -50,6 +51,7 @@ class Exponential:
     name: ClassVar[str] = "exponential"
 
     def __post_init__(self) -> None:
+        fit(self, f"{self.name} ")
         _above_zero(self.name, mean=self.mean)
 
     def quantile(self, u: Floats) -> Floats:
@@ -66,6 +68,7 @@ class Weibull:
     name: ClassVar[str] = "weibull"
 
     def __post_init__(self) -> None:
+        fit(self, f"{self.name} ")
         _above_zero(self.name, shape=self.shape, scale=self.scale)
 
     def quantile(self, u: Floats) -> Floats:
@@ -82,6 +85,7 @@ class LogNormal:
     name: ClassVar[str] = "lognormal"
 
     def __post_init__(self) -> None:
+        fit(self, f"{self.name} ")
         _above_zero(self.name, median=self.median, sigma=self.sigma)
 
     def quantile(self, u: Floats) -> Floats:
@@ -103,6 +107,7 @@ class Gamma:
     name: ClassVar[str] = "gamma"
 
     def __post_init__(self) -> None:
+        fit(self, f"{self.name} ")
         _above_zero(self.name, shape=self.shape, scale=self.scale)
 
     def quantile(self, u: Floats) -> Floats:
@@ -121,6 +126,7 @@ class Uniform:
     name: ClassVar[str] = "uniform"
 
     def __post_init__(self) -> None:
+        fit(self, f"{self.name} ")
         if not 0 <= self.low < self.high < math.inf:
             raise ConfigError(
                 f"uniform low={self.low}, high={self.high} must satisfy 0 <= low < high"
@@ -139,6 +145,7 @@ class Constant:
     name: ClassVar[str] = "constant"
 
     def __post_init__(self) -> None:
+        fit(self, f"{self.name} ")
         if not 0 <= self.value < math.inf:
             raise ConfigError(f"constant value={self.value} must be a finite number, 0 or more")
 
@@ -155,7 +162,8 @@ class Trace:
     name: ClassVar[str] = "trace"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", tuple(sorted(float(v) for v in self.values)))
+        fit(self, f"{self.name} ")
+        object.__setattr__(self, "values", tuple(sorted(map(float, self.values))))
         if not self.values:
             raise ConfigError("trace values=[] is empty; give at least one recorded time")
         bad = [value for value in self.values if not 0 <= value < math.inf]
@@ -179,6 +187,7 @@ class Traces:
     name: ClassVar[str] = "traces"
 
     def __post_init__(self) -> None:
+        fit(self, f"{self.name} ")
         Trace(tuple(time for _, time in self.values))  # refuses what are no times
 
     def quantile(self, u: Floats) -> Floats:
@@ -211,8 +220,7 @@ class DeviceClass:
     servers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("devices", "servers"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        fit(self, "clock.classes.")
         for name in ("step", "arrival", "transfer"):
             _above_zero("clock.classes:", **{name: getattr(self, name)})
         if not 0 <= self.share <= 1:
@@ -234,6 +242,7 @@ class Day:
     night: float
 
     def __post_init__(self) -> None:
+        fit(self, "clock.day.")
         _above_zero("clock.day", period=self.period, night=self.night)
 
     def at(self, time: float | Floats) -> float | Floats:
@@ -252,10 +261,9 @@ class Bandwidth:
     up: float | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        fit(self, "clock.bandwidth.")
         for name in ("down", "up"):
             given = getattr(self, name)
-            if isinstance(given, Sequence):
-                object.__setattr__(self, name, tuple(given))
             for rate in given if isinstance(given, Sequence) else [given]:
                 if rate is not None:
                     _above_zero("clock.bandwidth", **{name: rate})
@@ -288,7 +296,8 @@ class Clock:
     dropout: float = field(default=0.0, metadata=BRIEF)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", tuple(self.classes))
+        needs = "quantile(u) or at(u, where)"
+        fit(self, "clock.", arrival=needs, step=needs, speeds=needs)
         shares = sum(each.share for each in self.classes)
         if shares > 1:
             raise ConfigError(
@@ -307,7 +316,8 @@ class Clock:
         return self == plain and not any(hasattr(law, "at") for law in (self.arrival, self.step))
 
 
-KINDS = (Exponential, Weibull, LogNormal, Gamma, Uniform, Constant, Trace, Traces)
+CONTINUOUS = (Exponential, Weibull, LogNormal, Gamma, Uniform)  # no two delays are the same
+KINDS = (*CONTINUOUS, Constant, Trace, Traces)
 DELAYS: dict[str, type[Delay]] = {kind.name: kind for kind in KINDS}
 
 

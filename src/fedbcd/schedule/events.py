@@ -144,7 +144,7 @@ class Simulation:
         goes_on = is_over and server not in self._opened and self.machines.servers[server].places
         if goes_on and self.schedule.method.at_once:
             self._fill(server)  # its place is free
-            if server not in self._expected.values():
+            if isinstance(event, Failed) and not self._arrivals[server].left:
                 self._invite_next(server, len(self._members_of(server)))
         elif goes_on and isinstance(event, Failed):
             self._invite_next(server)
@@ -274,7 +274,9 @@ class Simulation:
         """
         arrivals = self._arrivals[server]
         if not arrivals.left:
-            rest = np.setdiff1d(self._members_of(server), arrivals.devices)
+            busy = np.array([*self._expected], dtype=np.int64)
+            here = np.concatenate([arrivals.devices, busy])
+            rest = np.setdiff1d(self._members_of(server), here)
             phase = np.array([self.machines.servers[server].phase])
             arrivals.add(self.now, self.times.arrivals(rest, phase, self.now), rest)
         for time, other in arrivals.take(number):

@@ -11,13 +11,12 @@ from fedbcd.algorithm.method import Method
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.messages import Pull, Train, TrainOffline
 from fedbcd.schedule.delays import (
+    CONTINUOUS,
     Bandwidth,
     Clock,
-    Constant,
     Delay,
     Floats,
     Ints,
-    Trace,
     Traces,
     Where,
     quantile_at,
@@ -191,10 +190,10 @@ def drawn(law: Delay, u: Floats, where: Where) -> Floats:
 def why_events(clock: Clock) -> str | None:
     """Why a schedule with this clock cannot be drawn ahead of its events; None: it can."""
     laws = (clock.arrival, clock.step)
-    if any(isinstance(law, Constant | Trace | Traces) for law in laws):
-        return "delays that repeat make events fall together"
-    if clock.day is not None or any(hasattr(law, "at") for law in laws):
+    if clock.day is not None or any(hasattr(x, "at") and type(x) is not Traces for x in laws):
         return "delays depend on the time"
+    if any(type(law) not in CONTINUOUS for law in laws):  # of others nobody knows
+        return "delays that repeat make events fall together"
     return "devices are lost during activations" if clock.dropout else None
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedbcd.algorithm.device import Contact
 from fedbcd.algorithm.fused.chain import LinearLayer
-from fedbcd.algorithm.projection import Box, NoProjection, Projection
+from fedbcd.algorithm.projection import Box, NoProjection, Projection, ours
 
 _BUILDS = {
     "AVX512": ("_chain_avx512", "_chain_avx2"),
@@ -158,9 +158,12 @@ class Together(Protocol):
 
 def bounds_of(projection: Projection) -> Bounds | None:
     """The box that is projected onto, if it is one."""
-    if isinstance(projection, NoProjection):
-        return -math.inf, math.inf
-    return (projection.low, projection.high) if isinstance(projection, Box) else None
+    match ours(projection):
+        case NoProjection():
+            return -math.inf, math.inf
+        case Box(low, high):
+            return low, high
+    return None
 
 
 class _OfChain:

@@ -18,7 +18,8 @@ from fedbcd.engines.deploy.processes.base import Process
 from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Pace
-from fedbcd.engines.deploy.roles.device import DeviceRole, WorkDone
+from fedbcd.engines.deploy.roles.device import DeviceRole
+from fedbcd.engines.deploy.roles.local_work import WorkDone
 from fedbcd.protocol.device import DeviceState
 from fedbcd.protocol.messages import (
     DROPOUT,

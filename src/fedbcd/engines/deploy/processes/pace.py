@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbcd.engines.deploy.roles.device import Work
+from fedbcd.engines.deploy.roles.local_work import Work
 from fedbcd.schedule.availability import Pool
 from fedbcd.schedule.delays import Floats
 from fedbcd.schedule.times import Times

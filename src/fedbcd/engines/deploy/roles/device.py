@@ -1,27 +1,22 @@
-"""A device: its machine, its personal model and its own data. Training is pure and may run in a
-thread; what it gave is then told.
+"""A device: its machine, its personal model and its store. Training (`local_work`) is pure and may
+run in a thread; what it gave is then told.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.method import SENT
-from fedbcd.algorithm.objective import Objective
-from fedbcd.algorithm.wire import Wire
-from fedbcd.compute.batch import Trainer
-from fedbcd.data.federation import Transform
-from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.roles.base import Letter, Role
 from fedbcd.engines.deploy.roles.blueprint import CONTRIBUTION, DTYPE, Blueprint, OwnData
-from fedbcd.engines.deploy.roles.checks import TrustLimits, check_model, first_not_finite
+from fedbcd.engines.deploy.roles.checks import TrustLimits, check_model
+from fedbcd.engines.deploy.roles.local_work import DueWork, Kept, LocalWork, Work, WorkDone
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
-from fedbcd.errors import DataError, LocalProtocolError, NumericalError, Refused
+from fedbcd.errors import LocalProtocolError, Refused
 from fedbcd.protocol import Device, DeviceState
 from fedbcd.protocol.messages import (
     Activated,
@@ -44,31 +39,6 @@ from fedbcd.protocol.messages import (
     device_actor,
     is_upload,
 )
-from fedbcd.schedule.work import Session
-
-Work = Train | Pull | TrainOffline
-Kept = dict[str, Tensor]  # what a device keeps, by slot
-
-
-@dataclass(frozen=True)
-class WorkDone:
-    """What a piece of work gave: what is kept, and what is uploaded (nothing after an offline
-    round).
-    """
-
-    work: Work
-    event: Trained | OfflineTrained | Failed
-    kept: Kept
-    upload: Tensor | None = None
-    trouble: str = ""  # why it failed
-
-
-class _DueWork(NamedTuple):
-    """What a piece of work starts from."""
-
-    work: Work
-    kept: Kept
-    z: Tensor | None
 
 
 class DeviceRole(Role):
@@ -98,11 +68,11 @@ class DeviceRole(Role):
         self.upload = bound.first_upload(blueprint.start)  # the latest
         # in the store it is x where it is nothing else
         self._upload_name = "x" if bound.uploads_x else "upload"
-        self._trainer = _trainer(blueprint, device, data)
+        self.local_work = LocalWork(blueprint, device, data)
         self._anchor: tuple[ModelRef, Tensor] | None = None  # z_n of the activation under way
         self._done: WorkDone | None = None  # while it is taken over
         self._incarnation = 0  # of x
-        self._task: _DueWork | None = (
+        self._task: DueWork | None = (
             None  # read once by `compute`, which may run beside a transition
         )
 
@@ -144,65 +114,7 @@ class DeviceRole(Role):
         task = self._task
         if task is None:
             raise LocalProtocolError(f"{self.actor} has nothing to compute")
-        try:
-            return self._computed(task)
-        except NumericalError as error:
-            failed = Failed(session=task.work.session)
-            return WorkDone(task.work, failed, task.kept, trouble=str(error))
-
-    def _computed(self, task: _DueWork) -> WorkDone:
-        work, method = task.work, self.blueprint.method
-        number = None if isinstance(work, TrainOffline) else work.activation
-        _, steps = method.length(self.blueprint.seed, self.device, work.session, number)
-        if isinstance(work, TrainOffline):
-            job = Session(self.device, work.session, steps, None, offline=True)
-            after = self._run(job, task)
-            event: Trained | OfflineTrained = OfflineTrained(session=work.session, steps=steps)
-            return WorkDone(work, event, self._kept_after(task, after))
-        job = Session(
-            self.device, work.session, steps, work.model, offline=False, activation=work.activation
-        )
-        after = self._run(job, task)
-        event = Trained(activation=work.activation, steps=steps)
-        upload = self._finite(self.blueprint.bound.uploaded(after)[0], job)
-        kept = self._kept_after(task, after)
-        if self.blueprint.bound.wire is not None:
-            upload = self._message(self.blueprint.bound.wire, job, task, upload, kept)
-        return WorkDone(work, event, kept, upload)
-
-    def _message(
-        self, wire: Wire, job: Session, task: _DueWork, upload: Tensor, kept: Kept
-    ) -> Tensor:
-        """An upload as it travels; what the device contributes with it is kept."""
-        assert task.z is not None
-        bound = self.blueprint.bound
-        base = bound.base(self.device, kept.get(SENT), task.z)
-        message = wire.message(upload, base, bound.sender(self.device, job.activation))
-        if SENT in kept:
-            kept[SENT] = base + message
-        return message.to(wire.dtype)
-
-    def _run(self, job: Session, task: _DueWork) -> dict[str, Tensor]:
-        """All vectors after a session, one row each."""
-        registers = {name: vector[None] for name, vector in task.kept.items() if name != SENT}
-        if task.z is not None and not job.offline:
-            registers |= self.blueprint.bound.heard.views(task.z[None])
-        after = self._trainer.run([job], registers)
-        for slot in self.blueprint.method.slots:
-            self._finite(after[slot.name][0], job)  # buffers, too
-        return after
-
-    def _finite(self, vector: Tensor, job: Session) -> Tensor:
-        place = first_not_finite(vector)
-        if place is not None:
-            raise NumericalError(
-                f"value {place} of the model of {self.actor} is {float(vector[place])} after"
-                f" session {job.session}"
-            )
-        return vector
-
-    def _kept_after(self, task: _DueWork, after: dict[str, Tensor]) -> Kept:
-        return task.kept | {slot.name: after[slot.name][0] for slot in self.blueprint.method.slots}
+        return self.local_work.done(task)
 
     def finish(self, done: WorkDone, now: float) -> list[Letter]:
         """Take over what `compute` gave; what was overtaken meanwhile is left out."""
@@ -305,7 +217,7 @@ class DeviceRole(Role):
 
     def _set_task(self) -> None:
         z = None if self._anchor is None else self._anchor[1]
-        self._task = None if self.work is None else _DueWork(self.work, self.kept, z)
+        self._task = None if self.work is None else DueWork(self.work, self.kept, z)
 
     def _keep(self, kept: Kept, upload: Tensor | None) -> None:
         self.kept = kept
@@ -360,34 +272,3 @@ class DeviceRole(Role):
 def _before(name: str) -> str:
     """In the store: what was kept under this name before the upload that is unanswered."""
     return f"before/{name}"
-
-
-class _OwnFederation:
-    """One device's data in the shape that `Trainer` asks for: every device's samples are this
-    one's.
-    """
-
-    def __init__(self, devices: int, data: OwnData) -> None:
-        self.devices = devices
-        self.pool: Samples = data.samples
-        self.positions = torch.arange(len(data.samples))
-        self.starts = torch.zeros(1, dtype=torch.int64).expand(devices)
-        self.sizes = [len(data.samples)] * devices
-        self.transform: Transform = data.transform
-        self.augment: Augment | None = data.augment
-
-
-def _trainer(blueprint: Blueprint, device: int, data: OwnData) -> Trainer:
-    declared = blueprint.sizes[device]
-    if len(data.samples) != declared:
-        raise DataError(
-            f"device {device} has {len(data.samples)} samples, but the deployment counts on"
-            f" {declared}; give it those"
-        )
-    objective = Objective(data.module.to(DTYPE), data.loss)
-    own = _OwnFederation(blueprint.devices, data)
-    trainer = Trainer(
-        own, blueprint.method, objective, blueprint.seed, blueprint.start, max_batch=1
-    )
-    trainer.check_vectorised(blueprint.start)
-    return trainer

@@ -203,17 +203,12 @@ class ServerRole(Role):
         bound, limits = self.blueprint.bound, self.limits
         check_model(message, bound.upload.size, wire.dtype, replace(limits, norm=None))
         assert message is not None
-        place = wire.beyond(message)
-        if place is not None:
-            raise Refused(
-                "range",
-                f"value {place} of the upload is {int(message[place])}; integers are at most"
-                f" {wire.limit}, so that the sum of a phase has room for all",
-            )
+        _check_range(wire, message, wire.limit)
         granted = self._granted.get(event.device)
         if granted is None or granted.activation != event.activation:
             return None  # it was answered before
         contribution = self._contribution(event.device, granted, message)
+        _check_range(wire, contribution, wire.exact)
         sent = bound.sent_by(event.device, contribution).to(DTYPE)
         remark = check_model(sent, len(sent), DTYPE, limits)
         check_sent(sent, bound, self.z, limits)
@@ -443,6 +438,16 @@ class _DeviceProgress:
             return self.activation == here.activation == 0
         return self.activation == here.activation or (
             self.activation == here.activation - 1 and self.uploading
+        )
+
+
+def _check_range(wire: Wire, integers: Tensor, limit: int) -> None:
+    place = wire.beyond(integers, limit)
+    if place is not None:
+        raise Refused(
+            "range",
+            f"value {place} of the upload is {int(integers[place])}; integers are at most {limit},"
+            " so that the sum has room for all",
         )
 
 
