@@ -2,6 +2,7 @@
 # make check  lint, format and types                        make clean  remove what make made
 # make torture  the long forms of the tests under fault (docs/reliability.md): about two hours
 # make golden  run version 0.1.0 and the tree side by side on 900 cases, and name those whose bits differ (tests/golden)
+# make evidence DATA=DIR  compute what is stale in docs/results, from the MNIST files in DIR; ARGS=--list says what that is
 # make bench  time ours, a plain loop and a floor on this CPU; writes benchmarks/results/
 # make wheel  the package with its compiled parts, in dist/
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: run test golden check format clean bench torture wheel
+.PHONY: run test golden check format clean bench evidence torture wheel
 BENCHMARKS := round epoch scale evaluate steady timeline
 
 # Each stamp records one finished installation, so that a second `make run` installs nothing.
@@ -57,6 +58,11 @@ format: $(VENV)/dev.stamp
 
 bench: $(VENV)/run.stamp
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --out benchmarks/results/$$name.json $(ARGS) || exit 1; done
+
+# Interrupt it at any time: what is done is kept in runs/evidence, and it goes on from there.
+DATA ?=
+evidence: $(VENV)/run.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/evidence.py $(if $(DATA),--data $(DATA)) $(ARGS)
 
 # Property tests with new examples; failing ones are kept in found/, and tried first the next time.
 SEED ?= $(shell date +%s)
