@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from itertools import chain
-from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_type_hints
 
@@ -48,13 +47,6 @@ FLOATS = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat1
 A_FLOAT = (
     lambda dtype: dtype.is_floating_point,
     "be a floating-point dtype, such as torch.float32",
-)
-ROUNDS = (
-    lambda value: (
-        isinstance(value, Mapping)
-        and all(isinstance(number, Integral) for pair in value.items() for number in pair)
-    ),
-    "be a mapping of device to round, such as {4: 5}",
 )
 RENAMED = {"device": "torch_device"}  # options, each with its name of today
 
@@ -211,14 +203,12 @@ class Timing:
     joins: Mapping[int, int] = option(
         dict,
         "device -> round: a new device starts from its server's z",
-        must=[ROUNDS],
         read=_changes,
         always=True,
     )
     leaves: Mapping[int, int] = option(
         dict,
         "device -> round: it is no longer counted from then on",
-        must=[ROUNDS],
         read=_changes,
         always=True,
     )
@@ -233,7 +223,6 @@ class Timing:
         "a share of the devices that joins, and one that leaves, in each round, by draws:"
         " Churn(joins=0.02, leaves=0.01, rounds=50); devices that `joins` or `leaves` name are"
         " left to these",
-        must=[(lambda value: isinstance(value, Churn), "be a Churn(joins=..., leaves=...)")],
         read=_churn,
     )
 
@@ -267,12 +256,6 @@ class Numerics:
         None,
         "the folder of an earlier run, with whose personal and global models this one begins,"
         " without momentum",
-        must=[
-            (
-                lambda value: isinstance(value, str | Path),
-                "be the folder of a run, such as run.save(folder) makes",
-            )
-        ],
     )
     uploads: Sequence[Layer] = option(
         (),

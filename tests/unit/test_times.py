@@ -115,7 +115,7 @@ def test_a_law_of_ones_own_may_ask_whose_delay_it_is() -> None:
 
 
 def test_what_is_no_law_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"needs quantile\(u\), or at\(u, where\)"):
+    with pytest.raises(ConfigError, match=r"has no quantile\(u\) or at\(u, where\)"):
         fb.Clock(step=object())  # type: ignore[arg-type]
 
 

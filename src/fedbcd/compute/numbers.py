@@ -48,7 +48,7 @@ from fedbcd.schedule.work import (
     StepGlobal,
 )
 
-LEAVES_SUMS = (Open, Report, Mix, Adopt, Forget)  # all others read or change what sums hold
+LEAVES_SUMS = (Open, Report, Adopt, Forget)  # all others read or change what sums hold
 
 
 class Numbers:

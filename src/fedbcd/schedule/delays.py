@@ -296,19 +296,13 @@ class Clock:
     dropout: float = field(default=0.0, metadata=BRIEF)
 
     def __post_init__(self) -> None:
-        law = "quantile(u) or at(u, where)"
-        fit(self, "clock.", arrival=law, step=law, speeds=law)
+        needs = "quantile(u) or at(u, where)"
+        fit(self, "clock.", arrival=needs, step=needs, speeds=needs)
         shares = sum(each.share for each in self.classes)
         if shares > 1:
             raise ConfigError(
                 f"clock.classes: the shares sum to {shares:g}; make them 1 or less together"
             )
-        for law in (self.arrival, self.step, self.speeds):
-            if law is not None and not hasattr(law, "quantile") and not hasattr(law, "at"):
-                raise ConfigError(
-                    f"the delay law {law!r:.80} needs quantile(u), or at(u, where) if it depends on"
-                    " whose delay it is"
-                )
         if not 0 <= self.dropout < 1:
             raise ConfigError(
                 f"clock.dropout={self.dropout} must be 0 or more and below 1, the probability that"
