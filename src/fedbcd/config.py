@@ -141,8 +141,8 @@ def check_given(kind: Any, name: str, values: Sequence[Any], given: Mapping[str,
 def follow_renamed(
     given: Mapping[str, Any], names: Mapping[str, str], before: str = "", calls: int = 2
 ) -> dict[str, Any]:
-    """`given` by the names of today; an old one is told as a `RenamedWarning`, so many calls up.
-    `before` goes before names.
+    """`given` by the names of today; an old one gives a `RenamedWarning` that points `calls` calls
+    up the stack. In the warning, `before` stands in front of both names.
     """
     for old, new in names.items():
         if old in given:

@@ -334,8 +334,8 @@ class Watch:
     )
     certify_every: int | None = option(
         None,
-        "every so many of those rows hold certificates (gap, pull, spread), 0: none; by default as"
-        " many as add under 4 % to the work so far, and the summary at the end",
+        "one row in this number holds certificates (gap, pull, spread), 0: none; by default as many"
+        " as add under 4 % to the work so far, and the summary at the end",
         must=[at_least(0, "; 0 computes none")],
     )
     certify_devices: int | None = option(
@@ -640,8 +640,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         method = self.method_of(federation)
         if method.at_once is not None and method.at_once < active:
             raise ConfigError(
-                f"{method.name}: at_once={method.at_once} must be active={active} or more: so many"
-                " uploads end a phase"
+                f"{method.name}: at_once={method.at_once} must be active={active} or more:"
+                f" {active} uploads end a phase"
             )
         if method.available is not None:
             available = min(method.available_of(n) for n in members)

@@ -76,7 +76,7 @@ class Grid(NamedTuple):
     slot: torch.Tensor
 
     def of(self, steps: int) -> "Grid":
-        """The first so many steps."""
+        """The first `steps` steps."""
         return Grid(self.step[:, :steps], self.slot)
 
 

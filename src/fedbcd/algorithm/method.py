@@ -67,7 +67,7 @@ class Sent:
 @dataclass(frozen=True)
 class Part:
     """A vector of what servers keep, mix and step; `start` as of a slot. Devices hear of the first
-    so many parts (`Method.hears`).
+    `Method.hears` parts.
     """
 
     name: str
@@ -505,7 +505,7 @@ class Bound:
         )
 
     def weight_of(self, device: int, age: int) -> float:
-        """Of an upload in a sum, since whose start so many versions of z were made."""
+        """Of an upload in a sum; `age` versions of z were made since it started."""
         weight, discount = self.weights[device], self.method.discount
         return weight if discount is None else weight * discount(age)
 

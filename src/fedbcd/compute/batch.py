@@ -25,12 +25,12 @@ from fedbcd.data.samples import Samples
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.schedule.work import Session
 
-# parameters of the models that train together on a CPU: few enough for its cache, enough to share
-# the overhead
-IN_CACHE = 2**20
-# the same of compiled code, which has one of them in the cache at a time: so many as memory for the
-# new ones allows
-IN_ONE_CALL = 2**24
+# all models of a batch on a CPU together have at most this number of parameters: few enough for
+# its cache, enough models to share the overhead of a call
+CACHED_PARAMETERS = 2**20
+# the same for compiled code, which keeps one model in the cache at a time: memory for the results
+# is the limit
+COMPILED_CALL_PARAMETERS = 2**24
 
 
 Numbers = npt.NDArray[np.int64]
@@ -98,7 +98,9 @@ class Trainer:
         self.seed = seed
         self.max_batch = max_batch
         self.one_by_one = max_batch == 1
-        self.together = max(1, IN_CACHE // objective.layout.size_P) if where.type == "cpu" else None
+        self.together = (
+            max(1, CACHED_PARAMETERS // objective.layout.size_P) if where.type == "cpu" else None
+        )
         self._transform = federation.transform
         self._augment = federation.augment
         self._inputs, self._targets = (
@@ -156,7 +158,7 @@ class Trainer:
             return
         self.compiled, self.why_not_compiled = found, ""
         if self.works_together:
-            self.together = max(1, IN_ONE_CALL // self.objective.layout.size_P)
+            self.together = max(1, COMPILED_CALL_PARAMETERS // self.objective.layout.size_P)
 
     def _check_fit(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
         p = self.objective.layout.size_P
@@ -270,7 +272,7 @@ class Trainer:
         return self.batches_of(device, session, most)
 
     def batches_of(self, device_N: Tensor, session_N: Tensor, steps: int) -> Batches:
-        """The mini-batches of so many steps of these devices' sessions."""
+        """The mini-batches of the first `steps` steps of these devices' sessions."""
         assert self._grid is not None
         grid = self._grid.of(steps)
         within = draws.batch_positions(self.seed, device_N, session_N, self._sizes[device_N], grid)
@@ -297,9 +299,7 @@ class Trainer:
     def traced_gradients(
         self, jobs: int
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Gradients]:
-        """`gradients` for so many devices at once, as plain operations if the model can be
-        traced.
-        """
+        """`gradients` for `jobs` devices at once; as plain operations if the model is traceable."""
         p, batch = self.objective.layout.size_P, self.method.batch
         assert batch != "all"
         inputs, targets = self._fetch(self._positions[:1].expand(jobs, batch), self._start.dtype)

@@ -18,7 +18,7 @@ from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import FOR_ALL, Federation
 from fedbcd.data.measure import DEFAULT, Measure, sample_weights
 
-AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
+INPUT_VALUES_AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
 
 Weights = Mapping[int, float]  # of one test sample of each label
 
@@ -213,7 +213,7 @@ class Evaluator:
     def _sums_of_label(self, models_MF: Tensor, label: int) -> Tensor:
         start, stop = self._spans[label]
         inputs = self._prepared(start, stop, models_MF.dtype)
-        size = max(1, AT_ONCE // (len(models_MF) * max(1, inputs[0].numel())))
+        size = max(1, INPUT_VALUES_AT_ONCE // (len(models_MF) * max(1, inputs[0].numel())))
         p = self._layout.size_P
 
         def forward(flat: Tensor, part: Tensor) -> Tensor:
