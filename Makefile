@@ -2,14 +2,16 @@
 # make check  lint, format and types                        make clean  remove what make made
 # make torture  the long forms of the tests under fault (docs/reliability.md): about two hours
 # make golden  run version 0.1.0 and the tree side by side on 900 cases, and name those whose bits differ (tests/golden)
+# make evidence DATA=DIR  compute what is stale in docs/results, from the MNIST files in DIR; ARGS=--list says what that is
 # make bench  time ours, a plain loop and a floor on this CPU; writes benchmarks/results/
+# make wheel  the package with its compiled parts, in dist/
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: run test golden check format clean bench torture
+.PHONY: run test golden check format clean bench evidence torture wheel
 BENCHMARKS := round epoch scale evaluate steady timeline
 
 # Each stamp records one finished installation, so that a second `make run` installs nothing.
@@ -57,6 +59,11 @@ format: $(VENV)/dev.stamp
 bench: $(VENV)/run.stamp
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --out benchmarks/results/$$name.json $(ARGS) || exit 1; done
 
+# Interrupt it at any time: what is done is kept in runs/evidence, and it goes on from there.
+DATA ?=
+evidence: $(VENV)/run.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/evidence.py $(if $(DATA),--data $(DATA)) $(ARGS)
+
 # Property tests with new examples; failing ones are kept in found/, and tried first the next time.
 SEED ?= $(shell date +%s)
 torture: $(VENV)/dev.stamp
@@ -73,6 +80,10 @@ torture: $(VENV)/dev.stamp
 	cd tests && ../$(BIN)/python -m faultsim.load --servers 10 --devices 1000 --seconds 90
 	cd tests && ../$(BIN)/python -m faultsim.load --devices 200 --active 200 --values 250000 --seconds 40 --slow-sync 0.1
 	cd tests && ../$(BIN)/python -m faultsim.load --devices 50 --active 10 --seconds 3600 --every 300
+
+# The package with its compiled parts in dist/; where there is no compiler it is as whole, and slower.
+wheel: $(VENV)/python.stamp
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -549,16 +549,16 @@ def agree(known: list[float] | str, now: list[float] | str) -> bool:
 
 
 def take(lines: Lines) -> None:
-    """Write the files of all runs that are there and not stale; the files there are stay in
-    front of what is taken where they are as good.
-    """
+    """Write the files of all runs that are there, here or in a file already, and not stale."""
     have = lines_of_files() | lines
+    kept: set[str] = set()
     for file in dict.fromkeys(run.file for run in wanted()):
         runs = [run for run in wanted() if run.file == file]
         there = [run for run in runs if not is_stale(run, have)]
-        if not there:
+        if kept.issuperset(run.key for run in there):  # nothing that is not in another panel
             tables.path_of(file).unlink(missing_ok=True)
             continue
+        kept.update(run.key for run in there)
         tables.write(file, _content(file, there, have))
         missing = len(runs) - len(there)
         print(f"{file}: {len(there)} runs" + (f", {missing} missing" if missing else ""))

@@ -19,9 +19,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fedbcd.experiments.claims import ClaimVerdict, judge
+from fedbcd.experiments.claims import ClaimVerdict, diversity_smooths_the_curve, judge
 from fedbcd.experiments.figures import draw_panel
 from fedbcd.experiments.paper import PANELS, Setting
+from fedbcd.experiments.readings import READINGS as ANSWERS, read_as
 from fedbcd.record.history import History, Row
 
 ROOT = Path(__file__).parents[1]
@@ -89,6 +90,13 @@ READINGS = ("", "dealt", "epochs", "timed", "pull", "restart", "absolute", "as-p
 NAMES = {"": "the recipes", "as-published": "as published"}
 
 
+def unchanged(panel: str, reading: str) -> list[str]:
+    """The runs of a panel that a reading leaves as they are."""
+    if reading not in ANSWERS:
+        return []
+    return [job.title for job in PANELS[panel](Setting()).jobs if read_as((reading,), job) == job]
+
+
 def curves_of(reading: str) -> dict[str, dict[str, list[History]]]:
     """Panel -> run -> a history per seed. Runs that a reading leaves as they are come from the
     recipes' file; of each panel, those seeds that all of its runs have.
@@ -96,7 +104,9 @@ def curves_of(reading: str) -> dict[str, dict[str, list[History]]]:
     found = {}
     for panel in PANELS:
         own = runs_of(f"{panel}-{reading}" if reading else panel)
-        runs = {**({} if reading == "as-published" else runs_of(panel)), **own}
+        recipes = runs_of(panel)
+        same = {title: recipes[title] for title in unchanged(panel, reading) if title in recipes}
+        runs = {**same, **own}
         seeds = set.intersection(*(set(seeds) for seeds in runs.values())) if own else set()
         if seeds and len(runs) == len(PANELS[panel](Setting()).jobs):
             cut = min(h.last.round for seeds in own.values() for h in seeds.values())
@@ -145,29 +155,35 @@ def _mean(values: Iterable[float]) -> str:
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(head)
     lines = [head, ["---"] * len(head), *map(list, rows)]
-    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+    return "\n".join(f"| {' | '.join(text or '-' for text in line)} |" for line in lines)
 
 
-def final_accuracy(reading: str, panels: Iterable[str]) -> str:
+def final_accuracy(*asked: tuple[str, Iterable[str]]) -> str:
+    """At the last look, of some panels of some readings."""
     rows = []
-    for panel in panels:
-        file = f"{panel}-{reading}" if reading else panel
-        for title in _in_order(panel, runs_of(file)):
-            last = [h.last for h in runs_of(file)[title].values()]
-            columns = ([getattr(row, name) for row in last] for name in COLUMNS[2:])
-            rows.append([panel, title, *map(_mean, columns), str(last[0].round), str(len(last))])
-    return table(("panel", "run", "global", "personal", "worst tenth", "rounds", "seeds"), rows)
+    for reading, panels in asked:
+        for panel in panels:
+            runs = runs_of(f"{panel}-{reading}" if reading else panel)
+            for title in _in_order(panel, runs):
+                last = [h.last for h in runs[title].values()]
+                columns = ([getattr(row, name) for row in last] for name in COLUMNS[2:])
+                about = [panel, NAMES.get(reading, reading), title]
+                rows.append([*about, *map(_mean, columns), str(last[0].round), str(len(last))])
+    head = ("panel", "reading", "run", "global", "personal", "worst tenth", "rounds", "seeds")
+    return table(head, rows)
 
 
-def cell(verdict: ClaimVerdict | None, default: ClaimVerdict | None) -> str:
+def cell(verdict: ClaimVerdict | None) -> str:
     if verdict is None:
         return ""
-    if default is not None and verdict != default and abs(verdict.effect - default.effect) < 1e-12:
-        default = verdict
-    if verdict is not default and verdict == default:
-        return "="
-    word = ("holds" if verdict.holds else "**does not**") if verdict.clear else "within noise"
-    return f"{word} {verdict.effect:+.3f} ({verdict.spread:.3f})"
+    spread = f" ({verdict.spread:.3f}; {verdict.seeds})" if verdict.seeds > 1 else ""
+    return f"{_word(verdict)} {verdict.effect:+.3f}{spread}"
+
+
+def _word(verdict: ClaimVerdict) -> str:
+    if verdict.seeds == 1:
+        return "one seed"
+    return ("holds" if verdict.holds else "**does not**") if verdict.clear else "within noise"
 
 
 def claims_by_reading() -> str:
@@ -175,15 +191,24 @@ def claims_by_reading() -> str:
     keys = list(dict.fromkeys(key for reading in READINGS for key in found[reading]))
     shown = [reading for reading in READINGS if found[reading]]
     rows = [
-        [str(key[0]), key[1]]
-        + [cell(found[r].get(key), found[""].get(key) if r else None) for r in shown]
+        [str(key[0]), key[1], *(cell(found[reading].get(key)) for reading in shown)]
         for key in sorted(keys, key=lambda key: key[0])
     ]
     return table(("claim", "on", *(NAMES.get(r, r) for r in shown)), rows)
 
 
+def verdicts_of_recipes() -> str:
+    """Of each claim, under the recipes as they are."""
+    rows = []
+    for verdict in sorted(verdicts_of("").values(), key=lambda v: v.claim):
+        spread = f"{verdict.spread:.3f}" if verdict.seeds > 1 else ""
+        numbers = (f"{verdict.effect:+.3f}", spread, str(verdict.seeds), verdict.meaning)
+        rows.append([str(verdict.claim), verdict.part, _word(verdict), *numbers])
+    return table(("claim", "on", "verdict", "effect", "spread", "seeds", "the effect is"), rows)
+
+
 def summary_by_reading() -> str:
-    """Of each claim: in how many comparisons it holds, is within noise, does not."""
+    """Of each claim: in how many comparisons it holds, cannot be told, does not hold."""
     found = {reading: verdicts_of(reading) for reading in READINGS}
     shown = [reading for reading in READINGS if found[reading]]
 
@@ -198,6 +223,18 @@ def summary_by_reading() -> str:
     claims = sorted({claim for reading in shown for claim, _ in found[reading]})
     rows = [[f"{c}. {CLAIMS[c]}", *(counted(r, c) for r in shown)] for c in claims]
     return table(("claim", *(NAMES.get(r, r) for r in shown)), rows)
+
+
+def smoothness() -> str:
+    """Claim 7 between the looks of Figure 4, where no run has recorded every round."""
+    curves = curves_of("")
+    rows = []
+    for low, high in (("fig4a", "fig4c"), ("fig4b", "fig4d")):
+        if low in curves and high in curves:
+            pair = {"smooth3": curves[low], "smooth6": curves[high]}
+            for verdict in diversity_smooths_the_curve(pair):
+                rows.append([f"{low}, {high}", verdict.part.split(", smooth")[0], cell(verdict)])
+    return table(("panels", "run", "diversity 3 minus 6"), rows)
 
 
 CLAIMS = {
@@ -240,10 +277,15 @@ def where_made() -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "final": lambda: final_accuracy("", ("fig3a", "fig3b", "fig3c", "fig3d")),
-    "published": lambda: final_accuracy("as-published", ("fig3a", "fig3b", "fig4d")),
+    "final": lambda: final_accuracy(("", ("fig3a", "fig3b", "fig3c"))),
+    "cifar10": lambda: final_accuracy(("", ("fig3d",)), ("pull", ("fig3d",))),
+    "readings": lambda: final_accuracy(*((r, ("fig3a", "fig3b")) for r in READINGS[1:-1])),
+    "published": lambda: final_accuracy(("as-published", ("fig3a", "fig3b", "fig4d"))),
     "claims": claims_by_reading,
     "summary": summary_by_reading,
+    "smoothness": smoothness,
+    "verdicts": verdicts_of_recipes,
+    "claimed": lambda: "\n".join(f"{number}. {claim}" for number, claim in CLAIMS.items()),
     "made": where_made,
 }
 MARKED = re.compile(r"(<!-- evidence: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
@@ -256,10 +298,29 @@ def filled(text: str) -> str:
 
 # ------------------------------------------------------------------------------------------------
 # figures
+# reading -> what is added to a panel's title; FedBCD-I on CIFAR-10 is there as of 0.1.0 only
+DRAWN = {"": "", "as-published": ", as published", "pull": ", FedBCD-I as of 0.1.0 (pull)"}
+
+
+def pictures() -> list[str]:
+    """The files that have a picture."""
+    return [
+        file
+        for file in files()
+        for panel, _, reading in [file.partition("-")]
+        if ((reading in DRAWN and reading != "pull") or file == "fig3d-pull")
+        and panel in curves_of(reading)
+    ]
+
+
 def fingerprint(file: str) -> str:
-    """Of the curves of a file; its picture is drawn from them."""
-    columns = [[run["title"], run["seeds"]] for run in read(file)["runs"]]
-    return hashlib.sha256(json.dumps(columns).encode()).hexdigest()[:16]
+    """Of the curves that the picture of a file is drawn from."""
+    panel, _, reading = file.partition("-")
+    curves = {
+        title: [[h.column(name) for name in COLUMNS] for h in histories]
+        for title, histories in curves_of(reading)[panel].items()
+    }
+    return hashlib.sha256(json.dumps(curves).encode()).hexdigest()[:16]
 
 
 def drawn_from() -> dict[str, str]:
@@ -270,15 +331,13 @@ def drawn_from() -> dict[str, str]:
 def draw() -> None:
     """Pictures of what has changed since they were drawn."""
     known = drawn_from()
-    for file in files():
+    for file in pictures():
         panel, _, reading = file.partition("-")
-        if known.get(file) == fingerprint(file) or panel not in curves_of(reading):
-            continue
-        if reading not in ("", "as-published"):
+        if known.get(file) == fingerprint(file):
             continue
         shown = PANELS[panel](Setting())
-        title = f"{shown.title}, as published" if reading else shown.title
-        if draw_panel(replace(shown, title=title), curves_of(reading)[panel], path_of(file)):
+        shown = replace(shown, title=shown.title + DRAWN[reading])
+        if draw_panel(shown, curves_of(reading)[panel], path_of(file)):
             known[file] = fingerprint(file)
     (RESULTS / "drawn_from.json").write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 

@@ -53,6 +53,7 @@ ROWS = {
     "engines": 4,
     **dict.fromkeys(("experiments", "planner", "report", "export", "newcomers", "trackers"), 5),
     **dict.fromkeys(("cli", "dashboard", "deploy"), 6),
+    "__main__": 7,
     "": 7,  # fedbcd/__init__.py, the public API
 }
 SIDEWAYS = {

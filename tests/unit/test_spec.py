@@ -23,7 +23,6 @@ from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.errors import ConfigError, RecordError, RenamedWarning
 from fedbcd.experiments.deployed import one_job, spec_of as deployed_spec
 from fedbcd.experiments.job import Job, parse
-from fedbcd.experiments.paper import PANELS, Setting
 from fedbcd.experiments.pool import job_key, without_none
 from fedbcd.planner.pilots import pilot_spec
 from fedbcd.record.eventlog import LogReader
@@ -277,23 +276,6 @@ def test_the_command_line_says_where_torch_computes_and_notes_old_names(tmp_path
 
 # ------------------------------------------------------------------------------------------------
 # results, jobs, data
-@pytest.mark.parametrize(("folder", "rounds"), [("mnist", None), ("cifar10", 250)])
-def test_results_that_were_kept_are_found(folder: str, rounds: int | None) -> None:
-    """But for FedBCD-I, whose default has changed."""
-    kept = {path.stem for path in (ROOT / "docs" / "results" / folder / "cache").glob("*.json")}
-    figures = [name for name in PANELS if name.startswith("fig")]
-    names = [name for name in figures if (name == "fig3d") == (folder == "cifar10")]
-    seeds = range(2) if folder == "cifar10" else range(5)
-    asked = {
-        job_key(job.changed(seed=seed))
-        for name in names
-        for job in PANELS[name](Setting(rounds=rounds)).jobs
-        for seed in seeds
-        if job.spec.algorithm.name != "fedbcd-i"
-    }
-    assert asked <= kept
-
-
 def test_a_job_file_runs_from_python(tmp_path: Path) -> None:
     path = write_job(tmp_path / "job.toml")
     run = fb.load_job(path).run(tmp_path / "run", rounds=2, on_notice=lambda _: None)

@@ -64,6 +64,7 @@ from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.datasets import DATASETS
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT
+from fedbcd.engines.environment import environment
 from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress as RunProgress, Run
 from fedbcd.engines.run import explain_backend
@@ -293,7 +294,9 @@ def _version(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        print(__version__)
+        about = environment()
+        of = f"torch {about['torch']}, Python {about['python']}, {about['system']}"
+        print(f"{__version__} ({of})")
         raise typer.Exit
 
 

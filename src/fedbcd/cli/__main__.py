@@ -1,6 +1,0 @@
-"""`python -m fedbcd.cli`, where the script is not on the path."""
-
-from fedbcd.cli import main
-
-if __name__ == "__main__":
-    main()
