@@ -128,6 +128,14 @@ def batches_of(plan: Plan, k: int) -> int:
     return total
 
 
+def flat(plan: Plan) -> Iterator[Operation]:
+    """All operations, also those that are repeated."""
+    for operation in plan:
+        yield operation
+        if isinstance(operation, Repeat):
+            yield from flat(operation.body)
+
+
 def count(times: Times, k: int) -> int:
     """Of repetitions."""
     return k if times == "K" else times

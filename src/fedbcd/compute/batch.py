@@ -17,12 +17,13 @@ from fedbcd.algorithm.fused.library import Models, Pool, Sessions
 from fedbcd.algorithm.interpret import Interpreter, Registers
 from fedbcd.algorithm.method import Bound, Method
 from fedbcd.algorithm.objective import Gradients, Objective
-from fedbcd.algorithm.plan import Plan, batches_of
+from fedbcd.algorithm.plan import Custom, Plan, batches_of, flat
 from fedbcd.compute.fused import Compiled, compiled_for, pool_of
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.errors import ConfigError, NumericalError
+from fedbcd.own import is_own
 from fedbcd.schedule.work import Session
 
 # all models of a batch on a CPU together have at most this number of parameters: few enough for
@@ -129,9 +130,14 @@ class Trainer:
         """Try a gradient. Fall back to one device at a time when the model cannot be vectorised;
         returns the reason, if so.
         """
-        inputs, targets = self._fetch(
-            self._positions[[0, min(1, self._size_list[0] - 1)]], start.dtype
-        )
+        first = self._positions[[0, min(1, self._size_list[0] - 1)]]
+        try:
+            inputs, targets = self._fetch(first, start.dtype)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"the transform fails on inputs of shape {tuple(self._inputs.shape[1:])} ({error});"
+                " it takes inputs and a dtype, and returns inputs"
+            ) from error
         self._check_fit(start, inputs, targets)
         if self.one_by_one:
             self.why_not_compiled = self.why_one_by_one = "max_batch = 1: no device with another"
@@ -172,6 +178,24 @@ class Trainer:
             raise ConfigError(
                 f"model or loss fail on inputs of shape {tuple(inputs.shape)} and targets of"
                 f" {targets.dtype} ({reason}); use a model and a loss that fit the data"
+            ) from error
+
+    def rehearse(self) -> None:
+        """Carry out what somebody else has written for devices and servers once, for nothing."""
+        bound, method = self.bound, self.method
+        model = bound.first_model(self._start)
+        kept = {name: x[None] for name, x in bound.tables(self._start).items()}
+        heard = {name: z[None] for name, z in bound.heard.views(model[: bound.heard.size]).items()}
+        try:
+            if any(isinstance(operation, Custom) for operation in flat(method.plan)):
+                self.interpreted(method.plan, [Session(0, 0, 1, None, False)], {**kept, **heard})
+            if is_own(type(method.step)):
+                nothing = torch.zeros(bound.upload.size, dtype=torch.float64, device=model.device)
+                bound.stepped(model.double(), nothing, 1.0, 1, 1)
+        except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise ConfigError(
+                f"{method.name}: its plan or its server step fails ({type(error).__name__}:"
+                f" {error}); they get tensors by name, of devices with a row for each"
             ) from error
 
     @property

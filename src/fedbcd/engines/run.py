@@ -180,6 +180,7 @@ class _Training:
         self.federation, self.spec, self.numbers = federation, spec, numbers
         self.method, self.notice = numbers.method, notice
         reason = numbers.trainer.check_vectorised(numbers.global_VF()[0])
+        numbers.trainer.rehearse()
         if reason is not None and notice is not None:
             notice(
                 f"this model cannot be vectorised, so devices train one after another ({reason})"
@@ -190,6 +191,7 @@ class _Training:
         self.events = Simulation(self.driver, self._schedule())
         self.player: Player = EventPlayer(numbers, self.events)
         self.watcher = Watcher(federation, spec, numbers, self.machines)
+        self.watcher.evaluator.check(numbers.global_VF()[0])
         self.next_devices: Iterator[Collection[int]] = iter(())
         self.ahead = self.compile = False
         self.resumed_engine = ""
