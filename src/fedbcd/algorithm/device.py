@@ -2,6 +2,8 @@
 penalty steps of FedBCD-I.
 
 Every function takes one model (P,) or a stack of models (N, P) alike.
+
+Shapes: N devices, P parameters.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,6 +3,8 @@ compute a plan is compared with. The equations are in `algorithm.device`.
 
 Rows are devices, in descending order of K: those still at work are the first n, so fewer steps cost
 less.
+
+Shapes: N devices, F values of a model: P parameters, then B values of buffers.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,6 +3,8 @@ it keeps and sends, what a server keeps, who counts with which weight, and how t
 
 A settings dataclass builds it (`Settings.method`): settings are what people write, and what records
 hold. The four of the paper are in `algorithm.methods`; anybody's own are used in the same way.
+
+Shapes: N devices, P parameters, F values of a model (parameters and buffers).
 """
 
 import math

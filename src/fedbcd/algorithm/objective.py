@@ -1,5 +1,7 @@
 """g_i and its mini-batch gradient, for any `nn.Module` and any differentiable loss; many devices at
 once or one at a time.
+
+Shapes: N devices, P parameters, B values of buffers.
 """
 
 import copy

@@ -7,6 +7,9 @@ finished masked out; or, where there are thousands, in groups of equal steps. Fi
 recorded once as a CUDA graph and replayed; `compile=True` also fuses the operations in between.
 Everything works without either, on any device, which is how it is compared with the event loop in
 the tests.
+
+Shapes: N jobs of a round (in tables of all: N devices), V servers, B blocks of R jobs of one server
+each, F values of a model (P parameters and its buffers), U values of an upload.
 """
 
 import functools

@@ -1,5 +1,7 @@
 """Training many devices at once: gather their mini-batches, run the algorithm on the stack, one
 vectorised gradient per step.
+
+Shapes: N devices, F values of a model: P parameters, then B values of buffers; K steps.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -4,6 +4,8 @@
 The pull and the spread follow from sums that the servers keep anyway. The first-order gap needs
 exact gradients, so it is taken on a sample of devices, always the same ones, evenly spaced over
 all. The present zbar is used, one cloud step newer than in the theorem.
+
+Shapes: V servers, N devices, P parameters, F values of a model, U values of an upload.
 """
 
 import math

@@ -1,5 +1,7 @@
 """How good the models are: global models on the whole test set, personal models on the labels of
 their devices (`data.measure`).
+
+Shapes: M models, V servers, P parameters, F values of a model.
 """
 
 import copy

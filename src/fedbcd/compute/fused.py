@@ -1,5 +1,7 @@
 """Sessions in compiled code, where there is some for model and plan: what of the engine's it
 takes, and where it leaves the models.
+
+Shapes: N devices, P parameters, F values of a model.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,8 @@ A server needs sums, not models. It keeps sum gamma_i x_i over its members (FedB
 active ones (FedBCD-I and the baselines); an upload replaces the device's own last contribution. So
 a round's cost follows the active devices, not the population.
 
-Shapes: V servers, N devices, F values of a model: P parameters and its buffers.
+Shapes: V servers, N devices, F values of a model (P parameters and its buffers), U values of an
+upload.
 """
 
 from collections import deque

@@ -3,6 +3,8 @@
 
 `Rows` speaks the few words of `Tensor` that the numbers of a run need, so that the same code runs
 on either.
+
+Shapes: V servers, F values of a model.
 """
 
 from abc import ABC, abstractmethod

@@ -5,6 +5,8 @@ A row that nobody has written is x(0), and takes no room: shards are sparse file
 space without a name, which the system frees when the run ends, however it ends; what lasts is the
 checkpoint. Who works next is known ahead (time does not depend on numbers), so the rows of the next
 round are read from disk while the present one is computed.
+
+Shapes: V servers, N devices, F values of a model.
 """
 
 import mmap

@@ -7,6 +7,8 @@ otherwise V + A - 1 vectors at most, for V servers. Personal models cross the ne
 somebody asks for them: certificates, checkpoints, the end. While actors work, the driver plays on
 to where their sums are needed. An actor that dies is made anew from the last checkpoint, and what
 it had been asked since is asked again: the same bits.
+
+Shapes: V servers, N devices, F values of a model, U values of an upload.
 """
 
 import math
