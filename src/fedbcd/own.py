@@ -92,14 +92,10 @@ def imported_object(path: str, where: str) -> Any:
 
 def _check_place(module: str, said: str) -> None:
     """Refuse another module than the one that lies beside the job file, or a copy of it."""
-    loaded, folder = getattr(sys.modules[module], "__file__", None), _folder.get()
+    loaded, folder = Path(getattr(sys.modules[module], "__file__", None) or ""), _folder.get()
     for meant in (Path(folder, f"{module}.py"), Path(folder, module, "__init__.py")):
-        if (
-            folder
-            and loaded
-            and meant.is_file()
-            and meant.read_bytes() != Path(loaded).read_bytes()
-        ):
+        both = folder and loaded.is_file() and meant.is_file()
+        if both and meant.read_bytes() != loaded.read_bytes():
             raise ConfigError(
                 f"{said}: {meant} is hidden by another module of that name, {loaded}; give it"
                 " another name"

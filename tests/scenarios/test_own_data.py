@@ -157,7 +157,10 @@ def test_the_worst_tenth_has_the_largest_errors(tmp_path: Path) -> None:
         ({"data": {"name": "digit"}}, "did you mean 'digits'?"),
         ({"model": {"name": "logistic", "loss": "mae"}}, "known: cross_entropy, mse, or your own"),
         ({"model": {"name": "logistic", "metric": "f1"}}, "known: accuracy, mse, or your own"),
-        ({"model": {"name": "logistic", "metric": "NAME:mean_absolute"}}, "not their mean"),
+        (
+            {"model": {"name": "logistic", "metric": "NAME:mean_absolute"}},
+            "must give a number for each",
+        ),
         ({"model": {"name": "logistic", "metric": "NAME:sideways"}}, "better = 'left'"),
         ({"model": {"name": "logistic", "metric": "math:hypot"}}, "fails on outputs of shape"),
         ({"model": {"name": "logistic", "loss": "NAME:absolute"}}, "model or loss fail"),
