@@ -546,7 +546,9 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
 
 def _table(jobs: list[Job], runs: list[Run]) -> Table:
     others = sorted({run.summary["measure"] for run in runs} - {DEFAULT})
-    title = "test accuracy at the end" + (f" (personal: {', '.join(others)})" if others else "")
+    scored = [run.summary.get("metric", {}).get("name", "accuracy") for run in runs]
+    title = f"test {', '.join(dict.fromkeys(scored))} at the end"
+    title += f" (personal: {', '.join(others)})" if others else ""
     table = table_of("run", title=title, no_wrap=True)
     for name in ("rounds", "clock", "global", "personal", "worst", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
