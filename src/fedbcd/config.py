@@ -141,8 +141,8 @@ def check_given(kind: Any, name: str, values: Sequence[Any], given: Mapping[str,
 def follow_renamed(
     given: Mapping[str, Any], names: Mapping[str, str], before: str = "", calls: int = 2
 ) -> dict[str, Any]:
-    """`given` by the names of today; an old one is told as a `RenamedWarning`, so many calls up.
-    `before` goes before names.
+    """`given` by the names of today; an old one gives a `RenamedWarning` that points `calls` calls
+    up the stack. In the warning, `before` stands in front of both names.
     """
     for old, new in names.items():
         if old in given:
@@ -189,13 +189,15 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def fit(value: Any, where: str = "", **offers: str) -> None:
+def fit(value: Any, where: str = "", but: Collection[str] = (), **offers: str) -> None:
     """Let every field of a frozen dataclass be as its type asks, or refuse it; `where` goes before
-    names. `offers`: for fields that take values of other people, the method that these must have,
-    "this or that" where one will do.
+    names. `but`: fields that others look at. `offers`: for fields that take values of other people,
+    the method that these must have, "this or that" where one will do.
     """
     kind: Any = type(value)
     for name, hint in _hints_of(kind).items():
+        if name in but:
+            continue
         given, place = getattr(value, name), f"{where}{name}"
         if name in offers:
             optional = given is None and type(None) in typing.get_args(hint)

@@ -31,7 +31,7 @@ from fedbcd.spec import RunSpec
 
 STEPS = 100  # of a newcomer, where nobody says
 HELD_OUT = 0.25  # of its samples, where there are no others to test on
-TOGETHER = 1000  # samples in one forward pass
+SAMPLES_AT_ONCE = 1000  # samples in one forward pass
 HINT = "give the federation that it was trained with: personalise(folder, data, federation=...)"
 
 
@@ -240,7 +240,7 @@ def _trained(
     own: Samples,
     steps: int,
 ) -> Tensor:
-    """x after so many steps from z, of a device that begins as one who joins late does."""
+    """x after `steps` steps from z, of a device that begins as one who joins late does."""
     home = Federation(
         federation.make_model(spec.seed),
         federation.loss,
@@ -274,8 +274,8 @@ def _scores(run: Run, flat: Tensor, data: Samples) -> Tensor:
     """The metric of a model on each sample, float64."""
     federation, module = run.federation, run.model_of(flat)
     found = []
-    for start in range(0, len(data), TOGETHER):
-        part = slice(start, start + TOGETHER)
+    for start in range(0, len(data), SAMPLES_AT_ONCE):
+        part = slice(start, start + SAMPLES_AT_ONCE)
         inputs, targets = data.inputs[part], data.targets[part]
         with torch.no_grad():
             outputs = module(federation.transform(inputs, flat.dtype))

@@ -31,12 +31,18 @@ from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 from fedbcd.own import is_own, path_of
 from fedbcd.protocol.clouds import CLOUDS, Cloud, DynamicGraph, GraphCloud, SyncCloud
+from fedbcd.protocol.coordinator import (
+    AsyncCoordinator,
+    RigorousCoordinator,
+    SyncCoordinator,
+)
 from fedbcd.record.start import named
 from fedbcd.recorded import completed, going_on, in_record, shortened
 from fedbcd.schedule.availability import RULES, Availability, Pool
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
 from fedbcd.schedule.times import Times
+from fedbcd.schedule.work import weights_of
 from fedbcd.theory.mixing import cut_off
 
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -334,8 +340,8 @@ class Watch:
     )
     certify_every: int | None = option(
         None,
-        "every so many of those rows hold certificates (gap, pull, spread), 0: none; by default as"
-        " many as add under 4 % to the work so far, and the summary at the end",
+        "one row in this number holds certificates (gap, pull, spread), 0: none; by default as many"
+        " as add under 4 % to the work so far, and the summary at the end",
         must=[at_least(0, "; 0 computes none")],
     )
     certify_devices: int | None = option(
@@ -589,6 +595,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         self._check_method(federation)
         check_tests(federation, self.measure)
         self.times(federation)  # refuses whom nobody knows
+        self._check_coordinator(len(federation.servers))
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:
                 check_doubly_stochastic(torch.tensor(matrix, dtype=torch.float64))
@@ -601,9 +608,26 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 )
         elif is_own(type(self.cloud)):
             for round_ in range(LOOKED_AT):
-                weights = self.cloud.weights(round_, range(len(federation.servers)))
-                if weights is not None:
-                    check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
+                weights_of(self.cloud, round_, range(len(federation.servers)))
+
+    def _check_coordinator(self, servers: int) -> None:
+        """What a cloud of somebody's own makes must be one, and of the kind that it says."""
+        try:
+            found: Any = self.cloud.coordinator(servers, 1)
+        except TypeError as error:
+            raise ConfigError(f"cloud={self.cloud!r:.80}: {error}; it needs {CLOUD[2]}") from error
+        if not all(hasattr(found, name) for name in ("round", "handle", "ends_round")):
+            raise ConfigError(
+                f"cloud={self.cloud!r:.80}: its coordinator is {found!r:.80}; it must have round,"
+                " handle(event) and ends_round(ready), as those of fedbcd.protocol.coordinator have"
+            )
+        known = isinstance(found, SyncCoordinator | AsyncCoordinator | RigorousCoordinator)
+        if known and isinstance(found, SyncCoordinator) != self.cloud.sync:
+            raise ConfigError(
+                f"cloud={self.cloud!r:.80} has sync={self.cloud.sync}, but its coordinator is"
+                f" {type(found).__name__}: one z for all servers needs sync=True and"
+                " SyncCoordinator, others sync=False and another"
+            )
 
     def _check_method(self, federation: Federation) -> None:
         method, sync = self.method_of(federation), self.cloud.sync
@@ -640,8 +664,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         method = self.method_of(federation)
         if method.at_once is not None and method.at_once < active:
             raise ConfigError(
-                f"{method.name}: at_once={method.at_once} must be active={active} or more: so many"
-                " uploads end a phase"
+                f"{method.name}: at_once={method.at_once} must be active={active} or more:"
+                f" {active} uploads end a phase"
             )
         if method.available is not None:
             available = min(method.available_of(n) for n in members)

@@ -148,7 +148,7 @@ def test_what_the_driver_moves_in_a_round_does_not_depend_on_the_number_of_devic
         # a session is six numbers, an upload three
         assert found["work"] <= rounds * SERVERS * 2 * (6 + 3) * 8, "of each active device"
     assert few["work"] == many["work"]
-    monkeypatch.setattr(engine, "WITH_THE_CALL", 0)
+    monkeypatch.setattr(engine, "LARGEST_ARGUMENT_BYTES", 0)
     large = moved_in(rounds, fb.SyncCloud())
     assert large["models"] == rounds * size * 4, "once into the object store"
     mixed = moved_in(rounds, fb.AsyncCloud(first=2))

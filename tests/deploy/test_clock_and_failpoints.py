@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from fedbcd.engines.deploy.processes import failpoints
-from fedbcd.engines.deploy.processes.clock import AHEAD_S, TICK, HybridClock
+from fedbcd.engines.deploy.processes.clock import AHEAD_S, TICK_S, HybridClock
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, Stopped
 from fedbcd.errors import ConfigError
 
@@ -35,7 +35,7 @@ def test_an_effect_is_later_than_its_cause_where_clocks_are_right_within_seconds
     for now in range(1000):
         a, b = chance.sample(range(4), 2)
         sent = tick(clocks[a], now + skew[a])
-        assert tick(clocks[b], now + skew[b], sent) >= sent + TICK
+        assert tick(clocks[b], now + skew[b], sent) >= sent + TICK_S
 
 
 def test_off_a_place_does_nothing() -> None:

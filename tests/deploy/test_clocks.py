@@ -20,7 +20,7 @@ from fedbcd.engines.deploy.processes.clock import (
     FALSE_CLOCKS,
     LASTING_S,
     OFF_S,
-    TICK,
+    TICK_S,
     HybridClock,
     SteadyClock,
     said_at,
@@ -66,9 +66,9 @@ JUMPS = [sign * jump for jump in (MINUTES, DAYS, YEARS) for sign in (1, -1)]
 @pytest.mark.parametrize("ahead", [MINUTES, 80_000.0, DAYS, YEARS, 1e18])
 def test_what_arrives_carries_time_ahead_by_seconds_at_most(ahead: float) -> None:
     clock = HybridClock(100.0)
-    assert clock.after(100.0 + ahead, 100.0) <= 100.0 + AHEAD_S + TICK
-    assert clock.after(98.0, 100.0) == 100.0 + TICK
-    assert clock.after(103.0, 100.0) == 103.0 + TICK
+    assert clock.after(100.0 + ahead, 100.0) <= 100.0 + AHEAD_S + TICK_S
+    assert clock.after(98.0, 100.0) == 100.0 + TICK_S
+    assert clock.after(103.0, 100.0) == 103.0 + TICK_S
 
 
 @pytest.mark.parametrize("ahead", [MINUTES, DAYS, YEARS, 1e15])
@@ -86,7 +86,7 @@ def test_a_role_whose_time_is_far_ahead_counts_until_its_clock_has_caught_up(ahe
 def test_a_role_that_counts_tells_its_peers_the_time_by_its_clock() -> None:
     assert said_at(100.0 + DAYS, 100.0) == 100.0 + AHEAD_S
     assert said_at(99.0, 100.0) == 99.0
-    assert said_at(TICK, -YEARS) == 0.0
+    assert said_at(TICK_S, -YEARS) == 0.0
 
 
 class Machine:
@@ -395,7 +395,7 @@ def test_a_letter_of_0_1_0_from_a_clock_that_is_days_ahead_is_taken(
         town.now,
     )
     assert [type(letter.event) for letter in answers] == [Activated]
-    assert answers[0].clock <= town.now + AHEAD_S + TICK
+    assert answers[0].clock <= town.now + AHEAD_S + TICK_S
 
 
 # ------------------------------------------------------------------------------------------------

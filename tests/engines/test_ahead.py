@@ -113,7 +113,7 @@ CASES = [
 @pytest.mark.parametrize("grouped", [False, True], ids=["together", "grouped by steps"])
 def test_numbers_of_the_event_loop(digits, algorithm, cloud, grouped, monkeypatch) -> None:
     if grouped:
-        monkeypatch.setattr(module, "TOGETHER", 1)
+        monkeypatch.setattr(module, "MASKED_JOBS", 1)
         monkeypatch.setattr(module, "GROUP", 6)
         monkeypatch.setattr(module, "BLOCK", 3)
     assert_alike(*both(digits, algorithm, cloud=cloud))
@@ -344,7 +344,9 @@ def test_precision_is_part_of_what_a_run_is(digits, tmp_path) -> None:
 
 @pytest.mark.parametrize("which", ["digits", "pictures"])
 def test_all_models_tested_together_score_as_one_by_one(which, request, monkeypatch) -> None:
-    monkeypatch.setattr("fedbcd.compute.evaluate.AT_ONCE", 5_000)  # several calls per label
+    monkeypatch.setattr(
+        "fedbcd.compute.evaluate.INPUT_VALUES_AT_ONCE", 5_000
+    )  # several calls per label
     federation = request.getfixturevalue(which)
     objective = Objective(federation.make_model(0), federation.loss)
     flat = objective.layout.flatten(federation.make_model(1), torch.float32)

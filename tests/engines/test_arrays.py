@@ -1,9 +1,9 @@
-"""The schedule as arrays is the event loop's schedule: same devices, sessions, steps, servers and
-clock, round by round.
+"""The schedule as arrays is the event loop's: as values, planned rounds are the rounds of events
+whose work is put off until its server steps.
 """
 
-from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,61 +11,84 @@ import pytest
 import fedbcd as fb
 from fedbcd.algorithm.methods import Algorithm
 from fedbcd.protocol.clouds import Cloud
-from fedbcd.protocol.messages import (
-    OfflineTrained,
-    Pull,
-    StepGlobal,
-    StepModel,
-    Train,
-    Trained,
-    number_of,
-)
-from fedbcd.schedule.arrays import Jobs, Outline, why_not_ahead
+from fedbcd.protocol.messages import ref, version_of
+from fedbcd.schedule.arrays import Jobs, Outline, PlannedRound, why_not_ahead
 from fedbcd.schedule.delays import Clock, Exponential, Gamma, LogNormal, Uniform, Weibull
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.schedule.work import (
+    Count,
+    Mix,
+    Reader,
+    Round,
+    Sessions,
+    Step,
+    StepGlobal,
+    first_models,
+)
 from support.methods import method_of
+from support.put_off import PutOff
 
 FREE = fb.FedBCDI(offline_time="free")
 SERVERS = [[n + 4 * k for k in range(7)] for n in range(4)]
 
 
-class Recorder:
-    """What the event loop asks for: (device, session, steps) of activations and of offline rounds,
-    and who stepped.
-    """
-
-    def __init__(self) -> None:
-        self.work: Counter[tuple[int, int, int]] = Counter()
-        self.offline: Counter[tuple[int, int, int]] = Counter()
-        self.stepped: list[int] = []
-        self._at_work: dict[int, Train | Pull] = {}
-
-    def apply(self, actor, event, commands) -> None:
-        if isinstance(event, Trained):
-            device = number_of(actor)
-            self.work[(device, self._at_work.pop(device).session, event.steps)] += 1
-        if isinstance(event, OfflineTrained):
-            self.offline[(number_of(actor), event.session, event.steps)] += 1
-        for command in commands:
-            if isinstance(command, Train | Pull):
-                self._at_work[number_of(actor)] = command
-            if isinstance(command, StepModel):
-                self.stepped.append(number_of(actor))
-            if isinstance(command, StepGlobal):
-                self.stepped += range(len(SERVERS))
+def events(schedule: Schedule, cloud: Cloud, limit: int | None, iterations: int = 1) -> PutOff:
+    """The event loop, its work put off until its server steps."""
+    machines = Machines(SERVERS, cloud, schedule.active, iterations, limit)
+    driver = Driver(machines, Reader(cloud, len(SERVERS)))
+    return PutOff(Simulation(driver, schedule))
 
 
-def counted(jobs: Jobs | None) -> Counter[tuple[int, int, int]]:
-    if jobs is None:
-        return Counter()
-    return Counter(
-        (d, s, k)
-        for d, s, k in zip(
-            jobs.device.tolist(), jobs.session.tolist(), jobs.steps.tolist(), strict=True
-        )
-        if k
-    )
+def values(round_: Round) -> tuple[Any, ...]:
+    """What a round asks for, in any order of devices: sessions, uploads, and the cloud's steps."""
+    sessions = [
+        (s.offline, s.device, s.session, s.steps, s.model)
+        for part in round_.work
+        if isinstance(part, Sessions)
+        for s in part.sessions
+    ]
+    uploads = [each for part in round_.work if isinstance(part, Count) for each in part.uploads]
+    steps = [part for part in round_.work if isinstance(part, Mix | Step | StepGlobal)]
+    return sorted(sessions), sorted(uploads), steps
+
+
+class Planned:
+    """Planned rounds in the same words: they say which servers step, and that names the models."""
+
+    def __init__(self, cloud: Cloud, iterations: int = 1) -> None:
+        self.held = first_models(cloud, len(SERVERS))
+        self._sync, self._iterations, self._round = cloud.sync, iterations, 0
+
+    def round_(self, planned: PlannedRound) -> tuple[Any, ...]:
+        sessions, uploads, _ = self.jobs(planned.jobs)
+        if planned.offline is not None:
+            for device, session, steps, _ in planned.offline.packed.T.tolist():
+                sessions.append((True, device, session, steps, None))
+        steps = self._stepped_globally() if self._sync else self._mixed(planned.servers.tolist())
+        self._round += 1
+        return sorted(sessions), uploads, steps
+
+    def jobs(self, jobs: Jobs | None) -> tuple[Any, ...]:
+        rows = [] if jobs is None else [row for row in jobs.packed.T.tolist() if row[2]]
+        sessions = [(False, *row[:3], self.held[row[3]]) for row in rows]
+        return sorted(sessions), sorted((row[3], row[0], 0) for row in rows), []
+
+    def _stepped_globally(self) -> list[Any]:
+        before, after = self.held[0], ref("z", self._round + 1)
+        self.held = [after] * len(SERVERS)
+        return [StepGlobal(self._iterations, before, after)]
+
+    def _mixed(self, servers: list[int]) -> list[Any]:
+        found: list[Any] = []
+        for k in range(self._iterations):
+            mixed = ref("w", self._round, k)
+            models = tuple(self.held[n] for n in servers)
+            found.append(Mix(models, (mixed,) * len(servers), None))
+            for n in servers:
+                self.held[n] = ref("z", n, version_of(self.held[n]) + 1)
+                found.append(Step(n, mixed, self.held[n]))
+        return found
 
 
 CLOUDS = [fb.SyncCloud(), fb.AsyncCloud(first=1), fb.AsyncCloud(first=3), fb.AsyncCloud(first=4)]
@@ -93,7 +116,8 @@ CLOCKS = [
         (FREE, fb.SyncCloud()),
         (replace(FREE, available=3, offline_limit=2, pull_steps=(2, 3)), fb.SyncCloud()),
         (fb.FedProx(steps=(4, 4)), fb.SyncCloud()),
-        (fb.FedBCD(epochs=(1, 3), batch=4), fb.AsyncCloud(first=2)),
+        (fb.FedAvg(), fb.SyncCloud()),
+        (fb.FedBCD(epochs=(1, 3), batch=4, cloud_iterations=2), fb.AsyncCloud(first=2)),
     ],
     ids=str,
 )
@@ -103,34 +127,20 @@ def test_same_rounds_as_the_event_loop(
 ) -> None:
     schedule = Schedule(method_of(algorithm, range(1, 29)), clock, 11, active, sent=(8.0, 8.0))
     assert why_not_ahead(SERVERS, schedule, cloud) is None
-    recorder = Recorder()
     limit = algorithm.offline_limit if isinstance(algorithm, fb.FedBCDI) else None
-    machines = Machines(SERVERS, cloud, active, 1, limit)
-    simulation = Simulation(Driver(machines, recorder), schedule)
-    outline = Outline(SERVERS, schedule, cloud)
+    iterations = schedule.method.cloud_iterations
+    played = events(schedule, cloud, limit, iterations)
+    outline, arrays = Outline(SERVERS, schedule, cloud), Planned(cloud, iterations)
     outline._ahead = 5  # several blocks
-    work: Counter[tuple[int, int, int]] = Counter()
-    offline: Counter[tuple[int, int, int]] = Counter()
-    stepped: list[int] = []
-    for round_ in range(40):
-        simulation.play_round()
-        planned = outline.next_round()
-        work += counted(planned.jobs)
-        offline += counted(planned.offline)
-        stepped += planned.servers.tolist()
-        assert outline.now == pytest.approx(simulation.now, rel=1e-15)
-        assert outline.round == simulation.round == round_ + 1
-        if round_ % 3 == 0:  # a look: also what was uploaded since
-            work += counted(outline.settle())
-            assert work == recorder.work
-            assert outline.activations == sum(
-                device.activation for device in machines.devices.values()
-            )
-    work += counted(outline.settle())
-    assert work == recorder.work
-    assert offline == recorder.offline
-    if not cloud.sync:
-        assert stepped == recorder.stepped
+    for number in range(1, 41):
+        round_, planned = next(played), outline.next_round()
+        assert values(round_) == arrays.round_(planned)
+        assert outline.now == planned.clock == pytest.approx(round_.clock, rel=1e-15)
+        assert (outline.round, outline.activations) == (number, round_.activations)
+        if number % 3 == 1:  # a look: also what was uploaded since
+            late = played.settled()
+            assert values(late) == arrays.jobs(outline.settle())
+            assert outline.activations == late.activations
 
 
 def test_jobs_come_server_by_server() -> None:
@@ -145,15 +155,13 @@ def test_jobs_come_server_by_server() -> None:
 def test_large_servers_are_not_sorted_whole() -> None:
     servers = [list(range(n * 300, (n + 1) * 300)) for n in range(2)]
     schedule = Schedule(method_of(fb.FedBCD()), Clock(), 3, 5)
-    simulation = Simulation(
-        Driver(Machines(servers, fb.SyncCloud(), 5, 1, None), recorder := Recorder()), schedule
-    )
+    machines = Machines(servers, fb.SyncCloud(), 5, 1, None)
+    simulation = Simulation(Driver(machines, Reader(fb.SyncCloud(), 2)), schedule)
     outline = Outline(servers, schedule, fb.SyncCloud())
     for _ in range(5):
-        simulation.play_round()
-        work = counted(outline.next_round().jobs)
-        assert work == recorder.work
-        recorder.work.clear()
+        jobs = outline.next_round().jobs.packed.T.tolist()
+        sessions = (row[1:4] for row in values(next(simulation))[0])
+        assert [*sessions] == sorted(tuple(row[:3]) for row in jobs)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,15 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.algorithm.projection import on_bound
-from fedbcd.compute.certify import CALL, DEVICES, SHARE, Certifier, Ration, gap, sample_of
+from fedbcd.compute.certify import (
+    CALL_COST_SAMPLES,
+    DEVICES,
+    SHARE_OF_TRAINING,
+    CertificateBudget,
+    Certifier,
+    gap,
+    sample_of,
+)
 from fedbcd.engines.setup import make_numbers
 from fedbcd.errors import BorderWarning, ConfigError, DivergenceWarning
 from fedbcd.record.history import COLUMNS, OPTIONAL, History, Row
@@ -134,13 +142,13 @@ def test_the_interval_counts_evaluations_and_certificates_change_nothing() -> No
 @pytest.mark.parametrize("per_round", [500.0, 4000.0, 1e6])
 @pytest.mark.parametrize("rounds", [20, 200, 2000])
 def test_by_default_the_counted_work_stays_under_its_share(per_round: float, rounds: int) -> None:
-    ration = Ration([60] * 100, per_round)
+    ration = CertificateBudget([60] * 100, per_round)
     taken: list[int] = []
     for round_ in range(0, rounds + 1, rounds // 20):
         taken.append(ration.devices(range(100), round_, sum(map(bool, taken))))
         assert (
             sum(ration.cost(range(100), count) for count in taken if count)
-            <= SHARE * round_ * per_round
+            <= SHARE_OF_TRAINING * round_ * per_round
         )
     assert set(taken) <= {0, DEVICES}
     assert ration.devices_at_the_end(range(100), rounds, sum(map(bool, taken))) >= 1
@@ -154,8 +162,8 @@ def test_a_short_run_has_them_in_its_summary_and_a_long_one_in_rows() -> None:
     found, expected = short.summary["certificates"], direct(short, sample_of(range(16), 1))
     for name in NAMES:
         assert math.isclose(found[name], expected[name], rel_tol=1e-9), name
-    per_round = 5 * CALL + 3 * 8 * 8
-    rounds = math.ceil(4.5 * DEVICES * (CALL + 30) / SHARE / per_round)
+    per_round = 5 * CALL_COST_SAMPLES + 3 * 8 * 8
+    rounds = math.ceil(4.5 * DEVICES * (CALL_COST_SAMPLES + 30) / SHARE_OF_TRAINING / per_round)
     long = train("fedbcd-sync", rounds=rounds, evaluate_every=rounds // 8)
     certified = [math.isfinite(row.gap) for row in long.history]
     assert not certified[0]

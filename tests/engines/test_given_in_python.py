@@ -3,6 +3,8 @@ that names it, before anything runs or is written.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,10 @@ import torch
 from torch import nn
 
 import fedbcd as fb
+from fedbcd.algorithm.method import Facts, Method, Relative, Slot
+from fedbcd.algorithm.plan import Custom, Steps
 from fedbcd.errors import ConfigError, FedBCDError
+from fedbcd.protocol.coordinator import AsyncCoordinator
 from support.runs import federation
 
 RING = [[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0, 0, 0.5, 0.5]]
@@ -145,7 +150,9 @@ def test_whole_numbers_stay_as_they_are_recorded() -> None:
 # ------------------------------------------------------------------------------------------------
 # a federation
 def small(**changes: Any) -> fb.Federation:
-    data = [(torch.rand(4, 3), torch.tensor([0, 1, 0, 1])) for _ in range(4)]
+    data = [
+        ((torch.arange(12.0).reshape(4, 3) + i) / 15, torch.tensor([0, 1, 0, 1])) for i in range(4)
+    ]
     given = {"servers": 2, "test": data[0]} | changes
     return fb.Federation(lambda: nn.Linear(3, 2), nn.functional.cross_entropy, data, **given)
 
@@ -184,3 +191,185 @@ def test_data_by_plain_values() -> None:
     assert [p.tolist() for p in split.samples] == [p.tolist() for p in meant.samples]
     with pytest.raises(FedBCDError, match=r"nowhere"):
         fb.load_dataset("mnist", "nowhere")
+
+
+# ------------------------------------------------------------------------------------------------
+# what others have written
+@dataclass(frozen=True)
+class Made:
+    """A method with this in it."""
+
+    changes: dict[str, Any]
+
+    def method(self, facts: Facts) -> Method:
+        return Method(**{"name": "made", "plan": (Steps(0.1),), "batch": 2, **self.changes})
+
+
+def gives(found: Any) -> Callable[..., Any]:
+    """A function that returns it, whatever it is given."""
+    return lambda *_: found
+
+
+def custom(found: Any) -> dict[str, Any]:
+    return {"plan": (Steps(0.1), Custom(gives(found), reads=("x",), writes=("y",)))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"plan": ()}, r"plan=\(\) does nothing in an activation"),
+        ({"slots": ("x",)}, r"made: slots\[0\] = 'x' must be a Slot"),
+        ({"by_tensor": [1]}, "made: by_tensor = .* must be a list"),
+        ({"by_tensor": {"a": "b"}}, r"made: by_tensor\['a'\] = 'b' must be a number"),
+        ({"step": None}, "made: step = None has no __call__"),
+        ({"step": Relative}, "made: step = Relative is a class"),
+        ({"step": Relative(of="dd")}, "server step is of 'dd', which is not sent; there is x"),
+        ({"weight": "sizee"}, "made: weight = 'sizee' must be 'one' or 'size' or 'penalty'"),
+        ({"weight": [1.0, 2.0]}, "weight has 2 values for 4 devices"),
+        ({"weight": [1.0, 1.0, 1.0, -1.0]}, "weight of device 3 is -1.0; it must be .* above 0"),
+        ({"weight": [1.0, 1.0, 0.0, 1.0]}, "weight of device 2 is 0.0"),
+        ({"weight": [1.0, float("nan"), 1.0, 1.0]}, "weight of device 1 is nan"),
+        ({"weight": "penalty"}, "weight of device 0 is 0.0"),
+        ({"penalty": -1.0}, "penalty of device 0 is -1.0; it must be a finite number, 0 or more"),
+        ({"penalty": float("nan")}, "penalty of device 0 is nan"),
+        ({"penalty": "1"}, "made: penalty = '1' must be a number"),
+        ({"cloud_iterations": 0}, "cloud_iterations=0 must be 1 or more"),
+        ({"available": -1}, "available=-1 must be a number of members"),
+        ({"step": gives({"zz": torch.zeros(8)})}, r"server step returns {'zz'"),
+        ({"step": gives(None)}, "server step returns None; it must return a mapping of z"),
+        ({"step": gives({"z": torch.zeros(3)})}, "to tensors as wide as before"),
+        ({"step": lambda w, sums: {"z": sums.totals["q"]}}, "server step fails .KeyError: 'q'"),
+        (custom(None), "its function returns None; it must return a mapping of y"),
+        (custom({"q": torch.zeros(1, 8)}), "must return a mapping of y, as `writes` says"),
+        (custom({"y": torch.zeros(7, 8)}), "a row for each of the 1 devices"),
+    ],
+)
+def test_a_method_that_cannot_be_played(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        train(Made(changes), small(), active=1)
+
+
+def test_weights_may_come_as_an_array() -> None:
+    run = train(Made({"weight": np.array([1, 2, 3, 4])}), small(), active=1)
+    assert run.digest == train(Made({"weight": (1.0, 2.0, 3.0, 4.0)}), small(), active=1).digest
+
+
+def test_a_vector_of_an_unknown_width() -> None:
+    with pytest.raises(ConfigError, match="Slot width = 'modell' must be 'model'"):
+        Slot("x", "modell")  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Law:
+    """A delay law that gives this."""
+
+    gives: Callable[[np.ndarray], Any] = field(repr=False)
+
+    def quantile(self, u: np.ndarray) -> Any:
+        return self.gives(u)
+
+
+@dataclass(frozen=True)
+class Within:
+    """A set that gives this."""
+
+    gives: Callable[[torch.Tensor], Any] = field(repr=False)
+
+    def project(self, x: torch.Tensor) -> Any:
+        return self.gives(x)
+
+
+@pytest.mark.parametrize("found", [None, 1.0, "x", np.zeros(3)])
+def test_a_delay_law_that_gives_no_delays(found: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the delay law Law\(\)"):
+        train(fed=small(), active=1, clock=fb.Clock(step=Law(lambda _: found)))
+
+
+@pytest.mark.parametrize("factor", [-1.0, float("nan"), float("inf")])
+def test_delays_that_are_none(factor: float) -> None:
+    """Also those that come up only for some draws, in a run: here below a quarter."""
+    for least, law in ((0.25, "step"), (1.0, "arrival")):
+        wrong = Law(lambda u, least=least: np.where(u < least, factor, 1.0))  # type: ignore[misc]
+        with pytest.raises(ConfigError, match=r"Law\(\) gives .*; it must give a finite time"):
+            train(fed=small(), active=1, rounds=20, clock=fb.Clock(**{law: wrong}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (lambda _: None, r"Within\(\) gives NoneType for two rows of 8 numbers"),
+        (lambda x: x.numpy(), "gives ndarray for two rows"),
+        (lambda x: x[0], r"gives shape \(8,\) for two rows"),
+        (lambda x: x @ x, "fails on two rows of 8 numbers"),
+    ],
+)
+def test_a_set_that_gives_no_points(found: Callable[[Any], Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        train(fb.FedBCD(projection=Within(found)), small(), active=1)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A cloud for all servers, with these weights and this coordinator."""
+
+    weighs: Any = None
+    sync: bool = False
+    name: str = "mixed"
+
+    def coordinator(self, servers: int, iterations: int) -> Any:
+        return AsyncCoordinator(range(servers), servers, iterations, alike=False)
+
+    def weights(self, round_: int, servers: Any) -> Any:
+        return self.weighs(round_) if callable(self.weighs) else self.weighs
+
+
+def late(round_: int) -> Any:
+    """Doubly stochastic, but for round 6."""
+    return [[1.0, 0.0], [0.0, 1.0]] if round_ != 6 else [[2.0, -1.0], [-1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("cloud", "sentence"),
+    [
+        (Mixed(weighs=[[1.0]]), r"has rows of \[1\] numbers; 2 servers need 2 rows of 2"),
+        (Mixed(weighs=[[1.0, 1.0], [0.0, 0.0]]), "row 0 of the mixing matrix sums to 2"),
+        (Mixed(weighs=late), "the mixing matrix has a negative entry"),
+        (Mixed(weighs="x"), "= 'x' must be a list"),
+        (Mixed(sync=True), "has sync=True, but its coordinator is AsyncCoordinator"),
+    ],
+)
+def test_a_cloud_of_ones_own_that_is_none(cloud: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        train(fed=small(), active=1, rounds=8, cloud=cloud)
+
+
+def test_a_coordinator_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for coordinates, sentence in (
+        (lambda *_: None, "its coordinator is None; it must have round, handle"),
+        (lambda _: None, r"it needs coordinator\(servers, iterations\)"),
+    ):
+        monkeypatch.setattr(Mixed, "coordinator", staticmethod(coordinates))
+        with pytest.raises(ConfigError, match=sentence):
+            train(fed=small(), active=1, cloud=Mixed())
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "sentence"),
+    [
+        ({"test": (torch.rand(4, 5), torch.zeros(4, dtype=torch.int64))}, {}, "on test inputs of"),
+        ({"transform": lambda x: x / 255}, {}, "the transform fails on inputs of shape"),
+        ({"metric": lambda _, __: torch.tensor(1.0)}, {}, r"the metric gives shape \(\)"),
+        ({"metric": lambda _: 1}, {}, "the metric fails on outputs of shape"),
+        ({}, {"cloud": Mixed(weighs=gives(None))}, "cannot be written down"),
+        ({}, {"record": {"by": gives(None)}}, "cannot be written down"),
+    ],
+)
+def test_a_folder_is_begun_only_when_all_fits(
+    given: dict[str, Any], options: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    """The corrected call is then not refused."""
+    out = tmp_path / "out"
+    with pytest.raises(FedBCDError, match=sentence):
+        train(fed=small(**given), active=1, out=out, **options)
+    assert not out.exists()
+    train(fed=small(), active=1, out=out)

@@ -153,7 +153,7 @@ class Made:
         (Made({"result": "c"}), "result='c' is none of z"),
         (Made({"model": (Part("c"),)}), "must begin with z"),
         (Made({"hears": 2}), "hears=2 must be between 1 and 1"),
-        (Made({"cloud": "graph"}), "cloud='graph' must be 'any', 'sync' or 'async'"),
+        (Made({"cloud": "graph"}), "cloud = 'graph' must be one of 'any', 'sync', 'async'"),
         (Made({"at_once": 0}), "at_once=0 must be 1 or more"),
         (Made({"discount": lambda age: 2.0 - age}), "above 0 and at most 1"),
         (Made({"discount": lambda _: 0.5, "counts": "members"}), "let only the active ones count"),

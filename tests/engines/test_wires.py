@@ -24,6 +24,7 @@ from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Simulation
 from fedbcd.schedule.work import Count, Round
 from fedbcd.spec import RunSpec
+from support.put_off import PutOff
 from support.runs import CASES, LOGISTIC, federation, job_table, train
 
 FINE = (fb.Integers(),)
@@ -106,6 +107,19 @@ def test_the_order_of_arrival_leaves_no_bit_of_any_model(case: str) -> None:
     assert len(digests) == 1
     plain = {played(replace(spec, uploads=()), seed=seed).digest() for seed in (None, 0, 1)}
     assert len(plain) > 1, "float64 sums see the order"
+
+
+@pytest.mark.parametrize("case", ["fedbcd-async", "fedbcd-i-sync", "fedbcd-i-async"])
+def test_work_put_off_until_its_server_steps_leaves_all_bits_at_every_look(case: str) -> None:
+    spec = spec_of(case, uploads=FINE)
+    late = PutOff(rounds_of(spec, 6))
+    numbers = make_numbers(spec, federation(LOGISTIC), torch.device("cpu"))
+    numbers.trainer.check_vectorised(numbers.global_VF()[0])
+    for round_ in late:
+        numbers.play(round_)
+        if round_.number % 3 == 0:
+            numbers.play(late.settled())
+            assert numbers.digest() == played(spec, round_.number).digest()
 
 
 def test_with_compiled_code_the_sum_is_the_same_as_device_by_device() -> None:

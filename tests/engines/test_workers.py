@@ -26,7 +26,7 @@ def _threads() -> Iterator[None]:
 @pytest.fixture
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models of this size at a time, so that there are many parts to share."""
-    monkeypatch.setattr(batch, "IN_CACHE", 2 * 910)
+    monkeypatch.setattr(batch, "CACHED_PARAMETERS", 2 * 910)
 
 
 @both_ways

@@ -277,7 +277,7 @@ def clock_is_forgotten() -> Any:
 def peers_carry_the_clock() -> Any:
     """A letter from the far future takes its receiver along."""
     return patch.object(
-        clock.HybridClock, "after", lambda self, sent, now: self.at(max(now, sent + clock.TICK))
+        clock.HybridClock, "after", lambda self, sent, now: self.at(max(now, sent + clock.TICK_S))
     )
 
 

@@ -214,13 +214,7 @@ def _matrix() -> Iterator[Case | None]:
                     or (number % 3 == 0 and engine != "cluster")
                 )
             }
-            for dtype in (
-                ("float32",)
-                if "chain" in engine
-                else ("float64",)
-                if engine == "cluster"
-                else ("float64", "float32")
-            ):
+            for dtype in ("float32",) if "chain" in engine else ("float64", "float32"):
                 name = f"{method}/{cloud}/{engine}/{dtype}"
                 yield case(
                     name,

@@ -55,7 +55,11 @@ DEPLOYMENTS: dict[
     "offline": ("fedbcd-i-kept", "sync", 0.02),
     "graph": ("fedbcd", "graph", None),
     "prox": ("fedprox", "sync", None),
+    "rigorous": ("fedbcd", "rigorous", None),
+    "offline-async": ("fedbcd-i-pull", "async", 0.02),
+    "offline-rigorous": ("fedbcd-i-kept", "rigorous", 0.02),
 }
+FIRST = ("async", "rigorous")
 
 
 def _command(name: str) -> Case:
@@ -74,7 +78,7 @@ def _command(name: str) -> Case:
 def _deployment(name: str) -> Case:
     method, cloud, scale = DEPLOYMENTS[name]
     mixing = {"name": "graph", "mixing": [[0.5, 0.5], [0.5, 0.5]]}
-    clouds = CLOUDS | {"graph": mixing, "async": {"name": "async", "first": 1}}
+    clouds = CLOUDS | {"graph": mixing} | {c: CLOUDS[c] | {"first": 1} for c in FIRST}
     run = {"rounds": 4, "seed": 3, "evaluate_every": 2, "measure": "own-shares"}
     federation = {"servers": 2, "devices": 3, "active": 2}
     job = {

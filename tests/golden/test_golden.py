@@ -141,13 +141,7 @@ def test_every_method_is_compared_on_every_cloud_and_engine() -> None:
                 or cloud == "sync"
                 or (cloud == "async" and "-i" not in method)
             )
-            dtypes = (
-                ("float32",)
-                if "chain" in engine
-                else ("float64",)
-                if engine == "cluster"
-                else ("float64", "float32")
-            )
+            dtypes = ("float32",) if "chain" in engine else ("float64", "float32")
             assert not logged or {f"{method}/{cloud}/{engine}/{dtype}" for dtype in dtypes} <= named
 
 

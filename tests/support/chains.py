@@ -15,7 +15,7 @@ from fedbcd.algorithm.device import Rows
 from fedbcd.algorithm.fused.chain import LinearLayer
 from fedbcd.algorithm.fused.library import PORTABLE, ChainTrainer, Models, Pool, Sessions, load
 from fedbcd.algorithm.objective import Objective
-from fedbcd.compute.workers import Crew, OneWorker
+from fedbcd.compute.workers import OneWorker, ThreadWorkers
 from fedbcd.data.samples import BYTES
 from support.rounding import Given, Rule
 
@@ -121,7 +121,7 @@ class Example:
             "momentum": rule.momentum,
             "bounds": (rule.low, rule.high),
         }
-        with Crew(threads) as crew:
+        with ThreadWorkers(threads) as crew:
             outcome = trainer.train(
                 models,
                 sessions,

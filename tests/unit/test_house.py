@@ -33,7 +33,14 @@ WITH_OPTIONS = {"engines/run:train"}
 # Settings of methods, players of rounds, and what computes sessions: who needs to know what one of
 # them can do asks it (a property, a plan's value), not for its class.
 KINDS = {"FedBCD", "FedBCDI", "FedAvg", "FedProx", "EventPlayer", "Ahead", "AheadWithEvents"}
-KINDS |= {"StackedDevices", "RemoteDevices", "Interpreter", "Compiled", "Crew", "OneWorker"}
+KINDS |= {
+    "StackedDevices",
+    "RemoteDevices",
+    "Interpreter",
+    "Compiled",
+    "ThreadWorkers",
+    "OneWorker",
+}
 CHOOSERS = {"engines/run"}  # the one place that chooses
 
 # The tests of a module are in `test_<module>*.py` or `test_<its folder>*.py`; of these elsewhere:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedbcd as fb
 from fedbcd.algorithm.interpret import Interpreter
-from fedbcd.algorithm.method import Bound, Facts, Method, Slot
+from fedbcd.algorithm.method import Bound, Facts, Keep, Method, Slot
 from fedbcd.algorithm.objective import Gradients
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.plan import (
@@ -185,7 +185,9 @@ def test_a_stack_of_devices_does_what_each_would_do_alone(seed: int) -> None:
     gamma = [0.2] * len(steps) if same_penalty else [0.1 * (1 + k) for k in range(len(steps))]
     by_tensor = {"bias": float("inf"), "weight": 0.5} if coupled else None
     slots = (Slot("a", "parameters"), Slot("b", "parameters"))
-    method = Method(name="any", plan=plan, slots=slots, sends=(), personal="a", by_tensor=by_tensor)
+    method = Method(
+        name="any", plan=plan, slots=slots, sends=(), step=Keep(), personal="a", by_tensor=by_tensor
+    )
     bound = Bound(method, Layout(nn.Linear(2, 1)), [1] * len(steps))
     normal = np.random.default_rng(seed).standard_normal
     start = {name: normal((len(steps), P)) for name in REGISTERS}
@@ -214,6 +216,7 @@ def test_what_is_given_is_not_changed_in_place(seed: int) -> None:
         plan=plan,
         slots=(Slot("a", "parameters"), Slot("b", "parameters")),
         sends=(),
+        step=Keep(),
         personal="a",
     )
     bound = Bound(method, Layout(nn.Linear(2, 1)), [1, 1])

@@ -344,7 +344,7 @@ def test_a_measure_without_its_tests_is_refused(own: bool, measure: Measure) -> 
 def test_a_measure_is_known_by_name() -> None:
     with pytest.raises(
         ConfigError,
-        match="measure = 'shares' must be 'own-shares' or 'pooled-labels' or 'own-tests'",
+        match="measure = 'shares' must be one of 'own-shares', 'pooled-labels', 'own-tests'",
     ):
         fb.train(split_digits(Diversity(3, 30)), fb.FedBCD(), rounds=1, active=1, measure="shares")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"run\.measure"):

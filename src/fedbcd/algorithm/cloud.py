@@ -1,5 +1,7 @@
 """What the cloud computes: eq. (5) for Sync-cloud, eq. (6) for Async-cloud with any doubly
 stochastic mixing matrix.
+
+Shapes: V servers, B servers that mix, F values of a model.
 """
 
 from torch import Tensor

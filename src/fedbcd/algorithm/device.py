@@ -2,6 +2,8 @@
 penalty steps of FedBCD-I.
 
 Every function takes one model (P,) or a stack of models (N, P) alike.
+
+Shapes: N devices, P parameters.
 """
 
 from collections.abc import Callable, Sequence
@@ -163,8 +165,8 @@ def in_loop(
     counts: Sequence[int],
     body: Callable[[int, dict[str, Tensor]], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
-    """`body`, so many times for each row. Rows are in descending order of counts, so those still at
-    work are the first n: fewer steps cost less.
+    """`body`, as often for each row as `counts` says. Rows are in descending order of counts,
+    so those still at work are the first n: fewer steps cost less.
     """
     finished: list[dict[str, Tensor]] = []
     now = stacks

@@ -3,6 +3,8 @@
 One code for NumPy and torch integer arrays: 64-bit signed integers wrap alike in both, on CPU and
 on GPU, so the draws are the same bits everywhere. `>>` is arithmetic on signed integers; the masks
 make it logical.
+
+Shapes: N devices.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -76,7 +78,7 @@ class Grid(NamedTuple):
     slot: torch.Tensor
 
     def of(self, steps: int) -> "Grid":
-        """The first so many steps."""
+        """The first `steps` steps."""
         return Grid(self.step[:, :steps], self.slot)
 
 

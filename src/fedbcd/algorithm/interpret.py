@@ -3,10 +3,12 @@ compute a plan is compared with. The equations are in `algorithm.device`.
 
 Rows are devices, in descending order of K: those still at work are the first n, so fewer steps cost
 less.
+
+Shapes: N devices, F values of a model: P parameters, then B values of buffers.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from fedbcd.algorithm.plan import (
     Toward,
     count,
 )
+from fedbcd.errors import ConfigError
 
 Registers = dict[str, Tensor]  # (N, width) each, by name
 
@@ -69,6 +72,7 @@ class Interpreter:
                     registers = self._repeat(operation, registers)
                 case Custom():
                     found = operation.function({name: registers[name] for name in operation.reads})
+                    _check_found(operation, found, len(next(iter(registers.values()))))
                     registers = {**registers, **found}
         return registers
 
@@ -179,6 +183,20 @@ class Interpreter:
         found = self._batches.gradients(at_NF[:, :p], at_NF[:, p:], operation.last_batch)
         whole = {operation.into: found.gradient_NP}
         return {**whole, operation.loss: found.loss_N[:, None]} if operation.loss else whole
+
+
+def _check_found(operation: Custom, found: Any, rows: int) -> None:
+    """What a function of somebody's has returned."""
+    fits = isinstance(found, Mapping) and all(
+        name in operation.writes and isinstance(value, Tensor) and len(value) == rows
+        for name, value in found.items()
+    )
+    if not fits:
+        raise ConfigError(
+            f"Custom: its function returns {found!r:.80}; it must return a mapping of"
+            f" {', '.join(operation.writes)}, as `writes` says, to tensors with a row for each of"
+            f" the {rows} devices"
+        )
 
 
 def _no_gradient(k: int, ex: Tensor) -> Tensor:  # noqa: ARG001

@@ -3,6 +3,8 @@ it keeps and sends, what a server keeps, who counts with which weight, and how t
 
 A settings dataclass builds it (`Settings.method`): settings are what people write, and what records
 hold. The four of the paper are in `algorithm.methods`; anybody's own are used in the same way.
+
+Shapes: N devices, P parameters, F values of a model (parameters and buffers).
 """
 
 import math
@@ -10,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from itertools import pairwise
-from typing import ClassVar, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.plan import EVERYWHERE, Plan, Pull, Repeat, Steps, check_plan, written
 from fedbcd.algorithm.projection import Projection
 from fedbcd.algorithm.wire import Layer, Sender, Wire, check_layers, exact_weights
+from fedbcd.config import convert, fit
 from fedbcd.errors import ConfigError
 
 Width = Literal["model", "parameters"] | int  # of a vector: a model's, that without buffers, or own
@@ -38,8 +41,15 @@ class Facts:
     sizes: Sequence[int]  # samples of each device
 
 
+class _Vector:
+    """What slots, sent vectors and parts have in common."""
+
+    def __post_init__(self) -> None:
+        fit(self, f"{type(self).__name__} ")
+
+
 @dataclass(frozen=True)
-class Slot:
+class Slot(_Vector):
     """A vector that a device keeps between its sessions.
 
     start     a number in every place; None: x(0), and for one who joins later its server's z
@@ -54,7 +64,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Sent:
+class Sent(_Vector):
     """A vector of an upload; each has a sum of its own at the server. `difference`: the plan has
     formed it as one; otherwise it is a model.
     """
@@ -65,9 +75,9 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(_Vector):
     """A vector of what servers keep, mix and step; `start` as of a slot. Devices hear of the first
-    so many parts (`Method.hears`).
+    `Method.hears` parts.
     """
 
     name: str
@@ -222,6 +232,12 @@ class Method:
     at_once: int | None = None
 
     def __post_init__(self) -> None:
+        own = ("plan", "offline", "at_evaluation", "passes", "penalty", "weight")
+        fit(self, f"{self.name}: ", own, step="__call__(w, sums)", projection="project(x)")
+        for name, hint in (("penalty", float | Sequence[float]), ("weight", Weight)):
+            if not isinstance(given := getattr(self, name), tuple):  # these may be long
+                found = convert(given, hint, f"{self.name}: {name}", whole=True)
+                object.__setattr__(self, name, found)
         check_method(self)
 
     @property
@@ -296,21 +312,19 @@ class Method:
 
     def penalties(self, devices: int) -> Tensor:
         """gamma_i of every device, float64."""
-        if isinstance(self.penalty, Sequence):
-            _as_many(self.penalty, devices, "penalty")
-            return torch.tensor(self.penalty, dtype=torch.float64)
-        return torch.full((devices,), float(self.penalty), dtype=torch.float64)
+        given = self.penalty if isinstance(self.penalty, Sequence) else [self.penalty] * devices
+        _as_many(given, devices, "penalty", lambda value: value >= 0, "0 or more")
+        return torch.tensor(given, dtype=torch.float64)
 
     def weights(self, sizes: Sequence[int]) -> list[float]:
         """Of every device in a sum."""
-        if self.weight == "penalty":
-            return self.penalties(len(sizes)).tolist()
         if self.weight == "size":
             return [float(size) for size in sizes]
         if self.weight == "one":
             return [1.0] * len(sizes)
-        _as_many(self.weight, len(sizes), "weight")
-        return [float(weight) for weight in self.weight]
+        given = self.penalties(len(sizes)).tolist() if self.weight == "penalty" else self.weight
+        _as_many(given, len(sizes), "weight", lambda value: value > 0, "above 0")
+        return [float(weight) for weight in given]
 
 
 @runtime_checkable
@@ -330,11 +344,18 @@ def _first_steps(plan: Plan) -> Steps | None:
     return None
 
 
-def _as_many(values: Sequence[float], devices: int, what: str) -> None:
+def _as_many(
+    values: Sequence[float], devices: int, what: str, holds: Callable[[float], bool], bound: str
+) -> None:
     if len(values) != devices:
         raise ConfigError(
             f"{what} has {len(values)} values for {devices} devices; give one for all or one each"
         )
+    for device, value in enumerate(values):
+        if not (holds(value) and value < math.inf):
+            raise ConfigError(
+                f"{what} of device {device} is {value}; it must be a finite number, {bound}"
+            )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -359,6 +380,8 @@ def check_method(method: Method) -> None:
             f"{name}: {', '.join(shared)} is a slot and a part of the model that devices hear of;"
             " give one of them another name"
         )
+    if not method.plan:
+        raise ConfigError(f"{name}: plan=() does nothing in an activation; give it an operation")
     there = check_plan(method.plan, {*kept, *heard}, f"{name}: plan")
     check_plan(method.offline, kept, f"{name}: offline")
     there_then = check_plan(method.at_evaluation, {*kept, *heard}, f"{name}: at_evaluation")
@@ -376,10 +399,20 @@ def check_method(method: Method) -> None:
         )
     if method.result not in parts:
         raise ConfigError(f"{name}: result={method.result!r} is none of {', '.join(parts)}")
+    _check_sent(method, sent)
+    _check_numbers(method)
+
+
+def _check_sent(method: Method, sent: Sequence[str]) -> None:
+    """What is read of uploads is sent."""
+    name, of = method.name, getattr(method.step, "of", None)
+    if isinstance(method.step, Relative | Absolute | AddMean) and of not in sent:
+        raise ConfigError(
+            f"{name}: its server step is of {of!r}, which is not sent; there is {', '.join(sent)}"
+        )
     for slot in method.slots:
         if slot.restored and slot.restored not in sent:
             raise ConfigError(f"{name}: {slot.name!r} is restored from {slot.restored!r}, not sent")
-    _check_numbers(method)
 
 
 def _check_names(name: str, tables: Mapping[str, Sequence[str]]) -> None:
@@ -389,8 +422,6 @@ def _check_names(name: str, tables: Mapping[str, Sequence[str]]) -> None:
 
 
 def _check_numbers(method: Method) -> None:
-    if method.counts not in ("members", "active"):
-        raise ConfigError(f"{method.name}: counts={method.counts!r} must be 'members' or 'active'")
     if method.counts == "members" and method.discount is not None:
         raise ConfigError(
             f"{method.name}: members count by their last uploads, whatever their age; with a"
@@ -402,14 +433,15 @@ def _check_numbers(method: Method) -> None:
             f"{method.name}: discount gives {factors} for ages 0, 1, ...; each must be above 0 and"
             " at most 1"
         )
-    if method.order not in ("mix, step", "step, mix"):
+    for what in ("at_once", "cloud_iterations", "offline_limit"):
+        number = getattr(method, what)
+        if number is not None and number < 1:
+            raise ConfigError(f"{method.name}: {what}={number} must be 1 or more")
+    if method.available is not None and not 0 < method.available < math.inf:
         raise ConfigError(
-            f"{method.name}: order={method.order!r} must be 'mix, step' or 'step, mix'"
+            f"{method.name}: available={method.available} must be a number of members from 1 on, or"
+            " a share of them above 0"
         )
-    if method.cloud not in ("any", "sync", "async"):
-        raise ConfigError(f"{method.name}: cloud={method.cloud!r} must be 'any', 'sync' or 'async'")
-    if method.at_once is not None and method.at_once < 1:
-        raise ConfigError(f"{method.name}: at_once={method.at_once} must be 1 or more")
     check_range("steps", method.steps)
     check_range("pull_steps", method.pull_steps)
     batch = method.batch
@@ -420,8 +452,6 @@ def _check_numbers(method: Method) -> None:
             f"{method.name}: an offline plan needs offline_limit, and only it does: how many"
             " offline rounds a device may take in a row without contact"
         )
-    if method.offline_time not in get_args(OfflineTime):
-        raise ConfigError(f"offline_time={method.offline_time!r} must be 'timed' or 'free'")
 
 
 def check_range(name: str, pair: tuple[int, int] | None) -> None:
@@ -505,7 +535,7 @@ class Bound:
         )
 
     def weight_of(self, device: int, age: int) -> float:
-        """Of an upload in a sum, since whose start so many versions of z were made."""
+        """Of an upload in a sum; `age` versions of z were made since it started."""
         weight, discount = self.weights[device], self.method.discount
         return weight if discount is None else weight * discount(age)
 
@@ -664,7 +694,13 @@ class Bound:
             return mixed
         w = self.model.views(mixed)
         sums = Sums(self.upload.views(self.total(total, weight)), weight, count, members)
-        found = {**w, **self.method.step(w, sums)}
+        found = self.method.step(w, sums)
+        if not _are_parts(found, w):
+            raise ConfigError(
+                f"{self.method.name}: its server step returns {found!r:.80}; it must return a"
+                f" mapping of {', '.join(w)} (or some of them) to tensors as wide as before"
+            )
+        found = {**w, **found}
         if self.private_F is not None:
             found["z"] = torch.where(self.private_F.to(mixed.device), w["z"], found["z"])
         return self.model.joined(found)
@@ -673,6 +709,13 @@ class Bound:
 def _wire(bound: Bound, layers: Sequence[Layer], start: Tensor, most: int) -> Wire:
     check_layers(layers, discount=bound.method.discount is not None)
     return Wire(layers, bound.first_upload(start), most, len(bound.weights))
+
+
+def _are_parts(found: Any, w: Model) -> bool:
+    return isinstance(found, Mapping) and all(
+        name in w and isinstance(part, Tensor) and part.shape == w[name].shape
+        for name, part in found.items()
+    )
 
 
 def pulls_only(plan: Plan) -> bool:

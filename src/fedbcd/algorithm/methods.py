@@ -44,7 +44,7 @@ class _DeviceSettings(Said):
     batch: Batch = 32  # R; "all" takes exact gradients (Theorem 1(ii))
     # K_i is uniform on low..high; (1, 5) where there are no epochs
     steps: Range | None = None
-    # in place of steps: so many passes over the device's data, of ceil(n / R) steps each
+    # in place of steps: the number of passes over the device's data, ceil(n / R) steps each
     epochs: Range | None = None
     projection: Projection = field(default_factory=NoProjection)  # P_X
 

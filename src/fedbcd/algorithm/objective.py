@@ -1,5 +1,7 @@
 """g_i and its mini-batch gradient, for any `nn.Module` and any differentiable loss; many devices at
 once or one at a time.
+
+Shapes: N devices, P parameters, B values of buffers.
 """
 
 import copy
@@ -47,9 +49,9 @@ class Objective:
     # worth one
     TRACE_AFTER = 100
     MOST_TRACES = 64
-    # parameters that cost nothing beside a call: so many models more make numbers of devices that
-    # come up again
-    CHEAP = 50_000
+    # a batch is padded by models of at most this number of parameters in all, so that its size, and
+    # with it a trace, comes up again: they cost little beside the call
+    PADDING_PARAMETERS = 50_000
 
     def __init__(
         self, module: nn.Module, loss: Loss, arithmetic: torch.dtype | None = None
@@ -69,7 +71,7 @@ class Objective:
         self._own = (
             threading.local()
         )  # a copy of the module per thread: `functional_call` writes into it for a moment
-        self._multiple = max(1, min(8, self.CHEAP // self.layout.size_P))
+        self._multiple = max(1, min(8, self.PADDING_PARAMETERS // self.layout.size_P))
         self._seen: Counter[Shapes] = Counter()
         self._traces: dict[Shapes, Operations] = {}
         self._exact = (

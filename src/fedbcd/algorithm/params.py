@@ -5,6 +5,8 @@ Buffers such as batch-norm running statistics travel with the model and are aver
 parameters, but never stepped, penalised or projected. Frozen parameters (`requires_grad=False`) are
 not trained and stay in the module. Integer buffers (batch-norm's `num_batches_tracked`) are
 counters, not model: they stay as the module had them.
+
+Shapes: P parameters, F values of a model.
 """
 
 import math

@@ -31,7 +31,7 @@ class Toward:
 
 @dataclass(frozen=True)
 class Steps:
-    """Eq. (4), so many times: x <- P_X(ex - eta (gradient + linear + sum gamma (ex - z))), at ex =
+    """Eq. (4), `times` times: x <- P_X(ex - eta (gradient + linear + sum gamma (ex - z))), at ex =
     x + zeta (x - prev).
 
     prev        keeps the last iterate but one; empty: no momentum
@@ -54,7 +54,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Pull:
-    """Algorithm 2, lines 14-18, so many times: x <- P_X(x - gamma (x - z)); `contact` says what x -
+    """Algorithm 2, lines 14-18, `times` times: x <- P_X(x - gamma (x - z)); `contact` says what x -
     prev is afterwards.
     """
 
@@ -93,7 +93,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Repeat:
-    """All of `body`, so many times."""
+    """All of `body`, `times` times."""
 
     times: Times
     body: "Plan"
@@ -126,6 +126,14 @@ def batches_of(plan: Plan, k: int) -> int:
             case Repeat():
                 total += count(operation.times, k) * batches_of(operation.body, k)
     return total
+
+
+def flat(plan: Plan) -> Iterator[Operation]:
+    """All operations, also those that are repeated."""
+    for operation in plan:
+        yield operation
+        if isinstance(operation, Repeat):
+            yield from flat(operation.body)
 
 
 def count(times: Times, k: int) -> int:

@@ -251,6 +251,26 @@ def on_bound(projection: Projection, x: Tensor) -> Tensor | None:
     return None
 
 
+def tried(projection: Projection, x: Tensor) -> Tensor:
+    """The projection of a vector; a set of somebody's own is tried on a stack of them."""
+    if ours(projection):
+        return projection.project(x)
+    try:
+        found: object = projection.project(x.expand(2, -1).clone())
+    except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
+        raise ConfigError(
+            f"projection={projection!r:.80} fails on two rows of {len(x)} numbers ({error});"
+            " project(x) takes a stack of vectors"
+        ) from error
+    if not (isinstance(found, Tensor) and found.shape == (2, len(x)) and found.dtype == x.dtype):
+        kind = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"projection={projection!r:.80} gives {kind} for two rows of {len(x)} numbers;"
+            " project(x) must return a tensor like x, the nearest point to each row"
+        )
+    return found[0]
+
+
 def project_(projection: Projection, x: Tensor) -> Tensor:
     """The projection of x, in the memory of x where the set allows."""
     return (

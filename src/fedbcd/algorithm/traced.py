@@ -3,6 +3,8 @@ the layers of `vmap` and autograd.
 
 For small models these layers cost more than the arithmetic. A trace holds for one set of shapes; it
 has no state, so threads can share it.
+
+Shapes: B pairs of matrices, each (M, K) times (K, N).
 """
 
 from collections.abc import Callable, Sequence

@@ -25,7 +25,7 @@ from fedbcd.errors import ConfigError, NumericalError
 
 RING = 2**32  # of integers: the sum of a phase's messages is less than half of it
 EXACT = 2**53  # up to here float64 holds every whole number
-AT_ONCE = 2**14  # squares that are added up together: so few that no two threads share them
+SQUARES_AT_ONCE = 2**14  # squares that are added up together: so few that no two threads share them
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Clip:
 
     def send(self, message: Tensor, sender: Sender) -> Tensor:
         """Shortened, if it is longer."""
-        parts = [part.square().sum() for part in torch.split(message, AT_ONCE)]
+        parts = [part.square().sum() for part in torch.split(message, SQUARES_AT_ONCE)]
         length, most = math.sqrt(float(torch.stack(parts).sum())), self.norm * sender.weight
         return message if length <= most else message * (most / length)
 

@@ -90,7 +90,7 @@ LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 # one role
 def coordinator_command(
     file: File,
-    rounds: Annotated[int | None, typer.Option(help="Stop mixing after so many rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop mixing after this many rounds.")] = None,
     init: Init = False,
     folder: Folder = None,
     certificates: Certificates = None,
@@ -185,7 +185,7 @@ def up_command(
     servers: Annotated[int | None, typer.Option(help="How many servers.")] = None,
     devices: Annotated[int | None, typer.Option(help="How many devices in all.")] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Stop after so many rounds, whatever the file says.")
+        int | None, typer.Option(help="Stop after this many rounds, whatever the file says.")
     ] = None,
     cloud: Annotated[str | None, typer.Option(help="sync, async or rigorous.")] = None,
     first: Annotated[
@@ -193,7 +193,7 @@ def up_command(
     ] = None,
     time_scale: Annotated[
         float | None,
-        typer.Option(help="Draw the delays of \\[clock], with so many seconds per unit."),
+        typer.Option(help="Draw the delays of \\[clock]; a unit lasts this many seconds."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
     data: Data = None,

@@ -532,7 +532,7 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     screen = screen_for(as_json)
     screen.print(_table(jobs, runs))
     if len(runs) > 1:
-        say(_lesson(histories), screen)
+        say(_times_to_common_accuracy(histories), screen)
     report = folder / "report.html"
     write_report(_places(jobs, folder), report, plan=False)
     where = f"everything is in {folder}, the report in {report}" + (
@@ -560,7 +560,7 @@ def _table(jobs: list[Job], runs: list[Run]) -> Table:
     return table
 
 
-def _lesson(histories: dict[str, Any]) -> str:
+def _times_to_common_accuracy(histories: dict[str, Any]) -> str:
     """When each run reached a global accuracy that all of them reach."""
     goal = min(max(history.column("global_accuracy")) for history in histories.values())
     times = {

@@ -7,6 +7,9 @@ finished masked out; or, where there are thousands, in groups of equal steps. Fi
 recorded once as a CUDA graph and replayed; `compile=True` also fuses the operations in between.
 Everything works without either, on any device, which is how it is compared with the event loop in
 the tests.
+
+Shapes: N jobs of a round (in tables of all: N devices), V servers, B blocks of R jobs of one server
+each, F values of a model (P parameters and its buffers), U values of an upload.
 """
 
 import functools
@@ -35,12 +38,12 @@ from fedbcd.schedule.work import Reader
 
 COMPILED_WHOLE = 100  # parameter tensors times steps, at most
 Packed = np.ndarray[Any, np.dtype[np.int64]]  # (4, N): device, session, steps, server
-TOGETHER = (
-    512  # jobs of a round that train as one masked batch; more are grouped by their steps ...
-)
-GROUP, BLOCK = 1024, 8  # ... at most so many at a time, in blocks of one server each
-FEW_ROWS = 8  # that are added one by one
-CHECKED = 256  # models looked at together for numbers that are not finite
+# at most this number of jobs of a round train as one masked batch; more are grouped by their steps,
+MASKED_JOBS = 512
+# a group has at most this number of jobs, in blocks of jobs of one server each
+GROUP_JOBS, BLOCK_JOBS = 1024, 8
+FEW_ROWS = 8  # up to this number, rows are added one by one
+CHECKED_MODELS = 256  # models checked at a time for numbers that are not finite
 
 
 @dataclass(frozen=True)
@@ -78,25 +81,28 @@ class _Packing:
             group = packed[:, packed[2] == steps]
             if not offline:
                 group = self._in_blocks(group)
-            shape = _Shape(self.group, steps, offline, False, 0 if offline else self.group // BLOCK)
+            shape = _Shape(
+                self.group, steps, offline, False, 0 if offline else self.group // BLOCK_JOBS
+            )
             for k in range(0, group.shape[1], self.group):
                 yield shape, group[:, k : k + self.group]
 
     def _group_size(self) -> int:
-        """At most `GROUP`, so that the jobs of a round with one number of steps, whole blocks of
-        them, just fill a few groups.
+        """At most `GROUP_JOBS`: the jobs of a round with one number of steps, in whole blocks,
+        just fill a few groups.
         """
         low, high = self._steps
         expected = self._most / (high - low + 1)
-        usual = expected + 1.5 * expected**0.5 + self._servers * (BLOCK - 1) / 2
-        groups = -(-usual // GROUP)
-        return int(-(-usual // (groups * BLOCK))) * BLOCK
+        usual = expected + 1.5 * expected**0.5 + self._servers * (BLOCK_JOBS - 1) / 2
+        groups = -(-usual // GROUP_JOBS)
+        return int(-(-usual // (groups * BLOCK_JOBS))) * BLOCK_JOBS
 
     def _in_blocks(self, packed: Packed) -> Packed:
         """Jobs by server, each server's filled up to whole blocks."""
         of_server = (packed[:, packed[3] == server] for server in range(self._servers))
         return np.concatenate(
-            [self.filled(part, -(-part.shape[1] // BLOCK) * BLOCK) for part in of_server], axis=1
+            [self.filled(part, -(-part.shape[1] // BLOCK_JOBS) * BLOCK_JOBS) for part in of_server],
+            axis=1,
         )
 
     def filled(self, packed: Packed, size: int) -> Packed:
@@ -272,7 +278,7 @@ class Ahead:
         planned = self._outline.next_round()
         if planned.offline is not None:
             self._train(planned.offline, offline=True)
-        if len(planned.jobs.device) <= TOGETHER:
+        if len(planned.jobs.device) <= MASKED_JOBS:
             shape = self._packing.together(planned.jobs, blocks=len(planned.servers))
             self._run(shape, planned.jobs.packed, then_cloud=True)
             return
@@ -304,7 +310,7 @@ class Ahead:
         x_NF = numbers.personal_NF
         assert isinstance(x_NF, Tensor)
         rows = (
-            torch.cat([~torch.isfinite(part).all(1) for part in torch.split(x_NF, CHECKED)])
+            torch.cat([~torch.isfinite(part).all(1) for part in torch.split(x_NF, CHECKED_MODELS)])
             if len(x_NF)
             else None
         )
@@ -324,7 +330,7 @@ class Ahead:
     # ---------------------------------------------------------------------------------------------
     # training
     def _train(self, jobs: Jobs, offline: bool = False) -> None:
-        if len(jobs.device) <= TOGETHER and offline:
+        if len(jobs.device) <= MASKED_JOBS and offline:
             self._run(self._packing.together(jobs, blocks=0), jobs.packed)
             return
         for shape, packed in self._packing.groups(jobs, offline):

@@ -1,5 +1,7 @@
 """Training many devices at once: gather their mini-batches, run the algorithm on the stack, one
 vectorised gradient per step.
+
+Shapes: N devices, F values of a model: P parameters, then B values of buffers; K steps.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,20 +19,21 @@ from fedbcd.algorithm.fused.library import Models, Pool, Sessions
 from fedbcd.algorithm.interpret import Interpreter, Registers
 from fedbcd.algorithm.method import Bound, Method
 from fedbcd.algorithm.objective import Gradients, Objective
-from fedbcd.algorithm.plan import Plan, batches_of
+from fedbcd.algorithm.plan import Custom, Plan, batches_of, flat
 from fedbcd.compute.fused import Compiled, compiled_for, pool_of
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.errors import ConfigError, NumericalError
+from fedbcd.own import is_own
 from fedbcd.schedule.work import Session
 
-# parameters of the models that train together on a CPU: few enough for its cache, enough to share
-# the overhead
-IN_CACHE = 2**20
-# the same of compiled code, which has one of them in the cache at a time: so many as memory for the
-# new ones allows
-IN_ONE_CALL = 2**24
+# all models of a batch on a CPU together have at most this number of parameters: few enough for
+# its cache, enough models to share the overhead of a call
+CACHED_PARAMETERS = 2**20
+# the same for compiled code, which keeps one model in the cache at a time: memory for the results
+# is the limit
+COMPILED_CALL_PARAMETERS = 2**24
 
 
 Numbers = npt.NDArray[np.int64]
@@ -98,7 +101,9 @@ class Trainer:
         self.seed = seed
         self.max_batch = max_batch
         self.one_by_one = max_batch == 1
-        self.together = max(1, IN_CACHE // objective.layout.size_P) if where.type == "cpu" else None
+        self.together = (
+            max(1, CACHED_PARAMETERS // objective.layout.size_P) if where.type == "cpu" else None
+        )
         self._transform = federation.transform
         self._augment = federation.augment
         self._inputs, self._targets = (
@@ -127,9 +132,14 @@ class Trainer:
         """Try a gradient. Fall back to one device at a time when the model cannot be vectorised;
         returns the reason, if so.
         """
-        inputs, targets = self._fetch(
-            self._positions[[0, min(1, self._size_list[0] - 1)]], start.dtype
-        )
+        first = self._positions[[0, min(1, self._size_list[0] - 1)]]
+        try:
+            inputs, targets = self._fetch(first, start.dtype)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"the transform fails on inputs of shape {tuple(self._inputs.shape[1:])} ({error});"
+                " it takes inputs and a dtype, and returns inputs"
+            ) from error
         self._check_fit(start, inputs, targets)
         if self.one_by_one:
             self.why_not_compiled = self.why_one_by_one = "max_batch = 1: no device with another"
@@ -156,7 +166,7 @@ class Trainer:
             return
         self.compiled, self.why_not_compiled = found, ""
         if self.works_together:
-            self.together = max(1, IN_ONE_CALL // self.objective.layout.size_P)
+            self.together = max(1, COMPILED_CALL_PARAMETERS // self.objective.layout.size_P)
 
     def _check_fit(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
         p = self.objective.layout.size_P
@@ -170,6 +180,24 @@ class Trainer:
             raise ConfigError(
                 f"model or loss fail on inputs of shape {tuple(inputs.shape)} and targets of"
                 f" {targets.dtype} ({reason}); use a model and a loss that fit the data"
+            ) from error
+
+    def rehearse(self) -> None:
+        """Carry out what somebody else has written for devices and servers once, for nothing."""
+        bound, method = self.bound, self.method
+        model = bound.first_model(self._start)
+        kept = {name: x[None] for name, x in bound.tables(self._start).items()}
+        heard = {name: z[None] for name, z in bound.heard.views(model[: bound.heard.size]).items()}
+        try:
+            if any(isinstance(operation, Custom) for operation in flat(method.plan)):
+                self.interpreted(method.plan, [Session(0, 0, 1, None, False)], {**kept, **heard})
+            if is_own(type(method.step)):
+                nothing = torch.zeros(bound.upload.size, dtype=torch.float64, device=model.device)
+                bound.stepped(model.double(), nothing, 1.0, 1, 1)
+        except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise ConfigError(
+                f"{method.name}: its plan or its server step fails ({type(error).__name__}:"
+                f" {error}); they get tensors by name, of devices with a row for each"
             ) from error
 
     @property
@@ -270,7 +298,7 @@ class Trainer:
         return self.batches_of(device, session, most)
 
     def batches_of(self, device_N: Tensor, session_N: Tensor, steps: int) -> Batches:
-        """The mini-batches of so many steps of these devices' sessions."""
+        """The mini-batches of the first `steps` steps of these devices' sessions."""
         assert self._grid is not None
         grid = self._grid.of(steps)
         within = draws.batch_positions(self.seed, device_N, session_N, self._sizes[device_N], grid)
@@ -297,9 +325,7 @@ class Trainer:
     def traced_gradients(
         self, jobs: int
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Gradients]:
-        """`gradients` for so many devices at once, as plain operations if the model can be
-        traced.
-        """
+        """`gradients` for `jobs` devices at once; as plain operations if the model is traceable."""
         p, batch = self.objective.layout.size_P, self.method.batch
         assert batch != "all"
         inputs, targets = self._fetch(self._positions[:1].expand(jobs, batch), self._start.dtype)

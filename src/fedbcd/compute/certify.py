@@ -4,6 +4,8 @@
 The pull and the spread follow from sums that the servers keep anyway. The first-order gap needs
 exact gradients, so it is taken on a sample of devices, always the same ones, evenly spaced over
 all. The present zbar is used, one cloud step newer than in the theorem.
+
+Shapes: V servers, N devices, P parameters, F values of a model, U values of an upload.
 """
 
 import math
@@ -21,12 +23,9 @@ from fedbcd.theory import certificates as theory
 
 DEVICES = 8  # devices in the sample by default
 SAMPLES = 2000  # samples in one exact gradient call
-# of the work of training that certificates may add where the user has not said how many there are
-# to be
-SHARE = 0.04
-CALL = (
-    200  # a call for a gradient or a step costs as much as so many samples, however few it is given
-)
+# certificates may add this share of the work of training, unless the user says how many to take
+SHARE_OF_TRAINING = 0.04
+CALL_COST_SAMPLES = 200  # one call for a gradient or a step costs as much as this many samples
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,12 @@ class Certificates:
 
 
 @dataclass(frozen=True)
-class Ration:
+class CertificateBudget:
     """How many certificates a run can afford: counted in samples, not timed, so that it is the same
     everywhere.
 
     A sample in an exact gradient counts as one trained on, though it is cheaper, and every call
-    counts as `CALL` samples more.
+    counts as `CALL_COST_SAMPLES` samples more.
     """
 
     sizes: Sequence[int]  # samples of every device
@@ -53,11 +52,11 @@ class Ration:
 
     def cost(self, members: Sequence[int], devices: int = DEVICES) -> int:
         """The work of one row of certificates."""
-        return sum(CALL + self.sizes[device] for device in sample_of(members, devices))
+        return sum(CALL_COST_SAMPLES + self.sizes[device] for device in sample_of(members, devices))
 
     def devices(self, members: Sequence[int], rounds: int, certified: int) -> int:
-        """How many devices a row takes after so many rounds and certified rows: the whole sample or
-        none.
+        """How many devices a row takes after `rounds` rounds and `certified` certified rows: the
+        whole sample or none.
 
         Only what has been trained counts, not how long the run is to go on: a run that is extended
         later has the same rows.
@@ -74,7 +73,7 @@ class Ration:
         )
 
     def _left(self, members: Sequence[int], rounds: int, certified: int) -> float:
-        return SHARE * rounds * self.per_round - certified * self.cost(members)
+        return SHARE_OF_TRAINING * rounds * self.per_round - certified * self.cost(members)
 
 
 class Certifier:

@@ -2,6 +2,8 @@
 
 `StackedDevices` holds the models of this process as rows of stacked tensors, or in files;
 `engines.cluster` has another `Devices`, whose models are on other machines.
+
+Shapes: V servers, N devices, P parameters, F values of a model, U values of an upload.
 """
 
 from collections import defaultdict

@@ -1,5 +1,7 @@
 """How good the models are: global models on the whole test set, personal models on the labels of
 their devices (`data.measure`).
+
+Shapes: M models, V servers, P parameters, F values of a model.
 """
 
 import copy
@@ -17,8 +19,9 @@ from fedbcd.compute.fused import tester_for
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import FOR_ALL, Federation
 from fedbcd.data.measure import DEFAULT, Measure, sample_weights
+from fedbcd.errors import ConfigError, DataError
 
-AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
+INPUT_VALUES_AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
 
 Weights = Mapping[int, float]  # of one test sample of each label
 
@@ -82,6 +85,38 @@ class Evaluator:
                 self._test.targets[order].to(where),
             )
             self._spans = self._spans_of_labels()
+
+    def check(self, flat: Tensor) -> None:
+        """Refuse test samples or a metric that do not fit, by the first samples."""
+        if self._test is None:
+            return
+        targets, p = self._targets[:2], self._layout.size_P
+        state = self._layout.parameters_of(flat[:p]), self._layout.buffers_of(flat[p:])
+        wrong = (TypeError, RuntimeError, ValueError, IndexError, AttributeError)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                inputs = self._federation.transform(self._inputs[:2], flat.dtype)
+                outputs = functional_call(
+                    self._module(), (*state, self._layout.counters), (inputs,)
+                )
+            except wrong as error:
+                raise DataError(
+                    f"the model or the transform fail on test inputs of shape"
+                    f" {tuple(self._inputs.shape[1:])} ({_first_line(error)}); test samples must be"
+                    " like those of the devices"
+                ) from error
+            try:
+                found = torch.as_tensor(self._federation.metric(outputs, targets))
+            except wrong as error:
+                raise ConfigError(
+                    f"the metric fails on outputs of shape {tuple(outputs.shape)} and targets of"
+                    f" {tuple(targets.shape)} ({_first_line(error)}); use one that fits the task"
+                ) from error
+        if found.shape[:1] != targets.shape[:1]:
+            raise ConfigError(
+                f"the metric gives shape {tuple(found.shape)} for {len(targets)} samples; it must"
+                " give a number for each"
+            )
 
     def _spans_of_labels(self) -> dict[int, tuple[int, int]]:
         """Where each label's samples begin and end, or each owner's; without either, one span for
@@ -213,7 +248,7 @@ class Evaluator:
     def _sums_of_label(self, models_MF: Tensor, label: int) -> Tensor:
         start, stop = self._spans[label]
         inputs = self._prepared(start, stop, models_MF.dtype)
-        size = max(1, AT_ONCE // (len(models_MF) * max(1, inputs[0].numel())))
+        size = max(1, INPUT_VALUES_AT_ONCE // (len(models_MF) * max(1, inputs[0].numel())))
         p = self._layout.size_P
 
         def forward(flat: Tensor, part: Tensor) -> Tensor:
@@ -340,6 +375,10 @@ class Evaluator:
 def per_sample(metric: Tensor, samples: int) -> Tensor:
     """Float64; a sample with a score per token has their mean."""
     return metric.double().reshape(samples, -1).mean(1)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _all_equal(stack: Tensor) -> bool:

@@ -1,5 +1,7 @@
 """Sessions in compiled code, where there is some for model and plan: what of the engine's it
 takes, and where it leaves the models.
+
+Shapes: N devices, P parameters, F values of a model.
 """
 
 from dataclasses import dataclass
@@ -25,9 +27,9 @@ from fedbcd.compute.workers import Workers
 from fedbcd.data.federation import Transform, as_dtype
 from fedbcd.data.samples import Scale
 
-# numbers of a mini-batch; beyond, it is no longer the overhead that takes the time, and every
-# thread keeps it twice
-LARGEST = 2**22
+# values of a mini-batch; above this, arithmetic takes the time, not the overhead, and every thread
+# keeps the mini-batch twice
+LARGEST_BATCH_VALUES = 2**22
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,9 @@ def compiled_for(
     layers = objective.chain(start, *example)
     if layers is None:
         return "model and loss are no chain of linear layers, ReLU and mean cross-entropy"
-    if samples * layers[0].inputs > LARGEST:
-        return f"mini-batches have {samples * layers[0].inputs} numbers, more than {LARGEST}"
+    values = samples * layers[0].inputs
+    if values > LARGEST_BATCH_VALUES:
+        return f"mini-batches have {values} numbers, more than {LARGEST_BATCH_VALUES}"
     if not _are_classes(targets, layers[-1].outputs):
         return f"targets are no class numbers below {layers[-1].outputs}"
     chain = ChainTrainer(layers, objective.layout.size_P, compiled)

@@ -13,7 +13,7 @@ from fedbcd.errors import ConfigError
 
 # Kernels are chosen without trying some on the spot: bits that do not change from run to run, and
 # no copies of all models to try them on.
-UNTRIED = {"deterministic": True, "triton.autotune_pointwise": False}
+INDUCTOR_OPTIONS = {"deterministic": True, "triton.autotune_pointwise": False}
 
 
 class Compiler:
@@ -28,7 +28,9 @@ class Compiler:
         if not self.wanted:
             return function
         known = torch._inductor.config.get_config_copy()
-        options: dict[str, Any] = {name: on for name, on in UNTRIED.items() if name in known}
+        options: dict[str, Any] = {
+            name: on for name, on in INDUCTOR_OPTIONS.items() if name in known
+        }
         compiled = torch.compile(function, dynamic=False, options=options)
 
         def call(*arguments: Any) -> Any:

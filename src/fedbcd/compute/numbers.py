@@ -5,7 +5,8 @@ A server needs sums, not models. It keeps sum gamma_i x_i over its members (FedB
 active ones (FedBCD-I and the baselines); an upload replaces the device's own last contribution. So
 a round's cost follows the active devices, not the population.
 
-Shapes: V servers, N devices, F values of a model: P parameters and its buffers.
+Shapes: V servers, N devices, F values of a model (P parameters and its buffers), U values of an
+upload.
 """
 
 from collections import deque
@@ -17,7 +18,7 @@ from torch import Tensor
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import Devices, Wait
 from fedbcd.compute.rows import (
-    TOGETHER,
+    MODELS_AT_ONCE,
     ManyModels,
     Rows,
     SomeRows,
@@ -223,7 +224,7 @@ class Numbers:
         z_VF, x_NF = self.global_VF(), self.personal_NF
         if isinstance(x_NF, Rows):
             return x_NF.total_distance(z_VF, members) / len(members)
-        parts = (members[k : k + TOGETHER] for k in range(0, len(members), TOGETHER))
+        parts = (members[k : k + MODELS_AT_ONCE] for k in range(0, len(members), MODELS_AT_ONCE))
         return sum(total_distance(x_NF, z_VF, part) for part in parts) / len(members)
 
     def state(self) -> dict[str, Tensor | SomeRows]:

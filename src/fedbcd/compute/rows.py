@@ -3,6 +3,8 @@
 
 `Rows` speaks the few words of `Tensor` that the numbers of a run need, so that the same code runs
 on either.
+
+Shapes: V servers, F values of a model.
 """
 
 from abc import ABC, abstractmethod
@@ -11,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-AT_ONCE = 2**22  # values that are read together where all rows are wanted
-TOGETHER = 256  # models that are compared with their servers' together
+VALUES_AT_ONCE = 2**22  # values read at a time where all rows are wanted
+MODELS_AT_ONCE = 256  # models compared with their servers' at a time
 
 
 class Rows(ABC):
@@ -51,8 +53,8 @@ class Rows(ABC):
     def total_distance(self, z_VF: Tensor, members: Sequence[tuple[int, int]]) -> float:
         """The sum of ||x_i - z_n|| over (device, server)."""
         total = 0.0
-        for k in range(0, len(members), TOGETHER):
-            total += total_distance(self, z_VF, members[k : k + TOGETHER])
+        for k in range(0, len(members), MODELS_AT_ONCE):
+            total += total_distance(self, z_VF, members[k : k + MODELS_AT_ONCE])
             self.release()
         return total
 
@@ -72,7 +74,7 @@ class Rows(ABC):
     def blocks(self, chosen: Tensor | None = None) -> Iterator[Tensor]:
         """All rows, or those chosen, in order; a few at a time."""
         chosen = torch.arange(len(self)) if chosen is None else chosen
-        for part in torch.split(chosen, max(1, AT_ONCE // max(1, self.shape[1]))):
+        for part in torch.split(chosen, max(1, VALUES_AT_ONCE // max(1, self.shape[1]))):
             if len(part):
                 yield self.index_select(0, part)
                 self.release()
@@ -83,9 +85,8 @@ class Rows(ABC):
 
 
 ManyModels = Tensor | Rows
-MakeRows = Callable[
-    [str, int, Tensor], Rows
-]  # by name (x, x_prev): so many rows, all like this model
+# name (x, x_prev), number of rows, model -> that number of rows, each a copy of the model
+MakeRows = Callable[[str, int, Tensor], Rows]
 
 
 def total_distance(models: ManyModels, z_VF: Tensor, members: Sequence[tuple[int, int]]) -> float:

@@ -1,5 +1,7 @@
 """L_i, rho_i and sigma of a user's model on a user's data: Hessian-vector products on a sample of
 devices, at a few points.
+
+Shapes: N samples, P parameters.
 """
 
 import math

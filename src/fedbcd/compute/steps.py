@@ -1,5 +1,7 @@
 """The steps of the cloud from sums and models: eqs. (5) and (6) in float64, rounded once.
 Simulation and deployment compute with these.
+
+Shapes: V servers, B servers that mix, F values of a model, U values of an upload.
 """
 
 from collections.abc import Sequence

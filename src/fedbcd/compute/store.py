@@ -5,6 +5,8 @@ A row that nobody has written is x(0), and takes no room: shards are sparse file
 space without a name, which the system frees when the run ends, however it ends; what lasts is the
 checkpoint. Who works next is known ahead (time does not depend on numbers), so the rows of the next
 round are read from disk while the present one is computed.
+
+Shapes: V servers, N devices, F values of a model.
 """
 
 import mmap
@@ -15,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedbcd.compute.rows import AT_ONCE, TOGETHER, MakeRows, Rows
+from fedbcd.compute.rows import MODELS_AT_ONCE, VALUES_AT_ONCE, MakeRows, Rows
 from fedbcd.errors import RecordError
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.schedule.arrays import Outline, why_not_ahead
@@ -95,7 +97,7 @@ class StoredRows(Rows):
         """All rows in order; in one piece of memory, which is x(0) but for the rows that were
         written.
         """
-        size = max(1, AT_ONCE // max(1, self.shape[1]))
+        size = max(1, VALUES_AT_ONCE // max(1, self.shape[1]))
         buffer = self._start.repeat(min(size, len(self)), 1)
         for first in range(0, len(self), size):
             written = self._is_written[first : first + size].nonzero()[:, 0]
@@ -110,14 +112,14 @@ class StoredRows(Rows):
         start_VF = self._start.to(z_VF).expand(max(2, len(z_VF)), -1)
         norm_N = (start_VF - z_VF[torch.arange(len(start_VF)) % len(z_VF)]).norm(dim=1)[server_N]
         written = self._is_written[device_N].nonzero()[:, 0]
-        for part in torch.split(written, TOGETHER):
+        for part in torch.split(written, MODELS_AT_ONCE):
             pair = part.repeat(2)[
                 : max(2, len(part))
             ]  # one row alone would be summed up in another order
             rows = self.index_select(0, device_N[pair]).to(z_VF.dtype)
             norm_N[pair] = (rows - z_VF[server_N[pair]]).norm(dim=1)
             self.release()
-        return sum(float(part.double().sum()) for part in torch.split(norm_N, TOGETHER))
+        return sum(float(part.double().sum()) for part in torch.split(norm_N, MODELS_AT_ONCE))
 
 
 def _mapped(folder: Path, size: int) -> mmap.mmap:

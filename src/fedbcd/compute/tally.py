@@ -1,6 +1,6 @@
 """What servers have counted, and of whom: their sums in float64, as devices join, upload and leave.
 
-Shapes: V servers, F values of a model, U values of an upload.
+Shapes: V servers, N devices, F values of a model, U values of an upload.
 """
 
 import operator

@@ -37,7 +37,7 @@ class OneWorker:
         return map(function, *things)
 
 
-class Crew(ThreadPoolExecutor):
+class ThreadWorkers(ThreadPoolExecutor):
     """Threads that know how many they are."""
 
     def __init__(self, count: int) -> None:
@@ -54,7 +54,7 @@ def workers(count: int) -> Iterator[Workers]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with Crew(count) as crew:
+        with ThreadWorkers(count) as crew:
             yield crew
     finally:
         torch.set_num_threads(before)

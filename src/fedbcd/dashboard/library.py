@@ -19,7 +19,9 @@ from fedbcd.report.standing import RunStanding
 from fedbcd.report.view import RunRecord, devices_view, differences, record_of, run_view
 
 PHASES = 3_000  # in one answer; details of a stretch are fetched when someone zooms in
-AT_ONCE = 1 << 25  # bytes of a log that are read for one answer; the rest comes with the next ones
+LOG_BYTES_AT_ONCE = (
+    1 << 25
+)  # bytes of a log that are read for one answer; the rest comes with the next ones
 MOST_PICKED = 8
 FILES = ("checkpoint.safetensors", "models.safetensors", "history.csv")  # beside the log
 
@@ -43,7 +45,7 @@ class Watched:
         looked at with it (None: as before).
         """
         with self.lock:
-            self._follower.poll(AT_ONCE)
+            self._follower.poll(LOG_BYTES_AT_ONCE)
             self._others = self._others if others is None else list(others)
             compared = tuple(
                 (folder, modified(folder / MODELS))

@@ -1,6 +1,6 @@
 """How pools are shared out (docs/determinism.md): addressed choices, whole numbers in proportion,
-Dirichlet proportions; and dealing a pool out by labels, where every device gets exactly so many
-labels and samples, and every sample goes to one device at most.
+Dirichlet proportions; and dealing a pool out by labels, where every device gets exactly the
+labels and samples asked for, and every sample goes to one device at most.
 
 Who then owns which labels is drawn like cards from a deck that holds each label as often as its
 samples can serve. How many samples of each is a flow from devices to labels, as even as it can be.
@@ -117,9 +117,9 @@ def _units(seed: int, row: Counts, column: Counts, attempt: int, part: int) -> F
 def deal_counts(
     of_label: Mapping[int, int], devices: int, labels: int, samples: int, seed: int
 ) -> Counts:
-    """How many samples of each label each device gets, (devices, labels), where there are so many
-    of each. A deal is found wherever it leaves a sample over; one that must use up labels of one or
-    two samples to the last may be missed.
+    """How many samples of each label each device gets, (devices, labels), from a pool with
+    `of_label` samples of each label. A deal is found wherever it leaves a sample over; one that
+    must use up labels of one or two samples to the last may be missed.
     """
     room = np.array([*of_label.values()], dtype=np.int64)
     _check(room, devices, labels, samples)

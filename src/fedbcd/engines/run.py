@@ -37,7 +37,7 @@ from fedbcd.engines.setup import (
     products_in,
     threads_inside_torch,
 )
-from fedbcd.engines.warnings import at_the_border, doubts
+from fedbcd.engines.warnings import at_the_border, setting_warnings
 from fedbcd.engines.watcher import Watcher
 from fedbcd.errors import BorderWarning, ConfigError, DivergenceWarning, RecordError
 from fedbcd.protocol.clouds import Cloud
@@ -180,6 +180,7 @@ class _Training:
         self.federation, self.spec, self.numbers = federation, spec, numbers
         self.method, self.notice = numbers.method, notice
         reason = numbers.trainer.check_vectorised(numbers.global_VF()[0])
+        numbers.trainer.rehearse()
         if reason is not None and notice is not None:
             notice(
                 f"this model cannot be vectorised, so devices train one after another ({reason})"
@@ -190,6 +191,7 @@ class _Training:
         self.events = Simulation(self.driver, self._schedule())
         self.player: Player = EventPlayer(numbers, self.events)
         self.watcher = Watcher(federation, spec, numbers, self.machines)
+        self.watcher.evaluator.check(numbers.global_VF()[0])
         self.next_devices: Iterator[Collection[int]] = iter(())
         self.ahead = self.compile = False
         self.resumed_engine = ""
@@ -381,7 +383,7 @@ class _Training:
         """Say before a run starts what may make it diverge, as far as a glance can tell, and
         whether X cuts initial weights.
         """
-        for doubt in doubts(self.federation, self.spec, self.numbers):
+        for doubt in setting_warnings(self.federation, self.spec, self.numbers):
             self._say(doubt, DivergenceWarning, calls=8)
         cut = at_the_border(self.numbers, [])
         if cut is not None:
@@ -390,7 +392,7 @@ class _Training:
             self.notice(remark)
 
     def _say(self, text: str, category: type[UserWarning], calls: int) -> None:
-        """To the listener; without one as a warning at the call of `train`, so many calls up."""
+        """To the listener; without one a warning at the call of `train`, `calls` calls up."""
         if self.notice is not None:
             self.notice(text)
         else:

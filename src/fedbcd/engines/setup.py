@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedbcd.algorithm.method import Bound
 from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.projection import tried
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import Devices, StackedDevices
 from fedbcd.compute.numbers import Numbers
@@ -66,7 +67,7 @@ def make_trainer(
     )
     start = objective.layout.flatten(module, spec.dtype).to(device)
     p = objective.layout.size_P
-    start[:p] = method.projection.project(start[:p])  # x(0) is in X
+    start[:p] = tried(method.projection, start[:p])  # x(0) is in X
     wiring = spec.uploads, start.to(spec.kept_as), max(map(len, federation.servers))
     bound = Bound(method, objective.layout, federation.sizes, wiring)
     trainer = Trainer(federation, method, objective, spec.seed, start, spec.max_batch, bound)

@@ -22,16 +22,13 @@ from fedbcd.theory.bounds import device_step_limit, stable_step_limit
 from fedbcd.theory.mixing import cut_off
 
 SAMPLES, PRODUCTS, TOLERANCE = 16, 8, 0.1  # a glance: less work than two rounds of the paper's
-MODELS = 100  # so many are looked at for weights on a border
-# so many devices are looked at where the model has no more parameters than this, and one where it
-# has
-DEVICES, SMALL = (
-    3,
-    200_000,
-)
+MODELS = 100  # models looked at for weights on a border
+# devices whose loss is looked at; only one where the model is not small
+DEVICES = 3
+SMALL_PARAMETERS = 200_000
 
 
-def doubts(federation: Federation, spec: RunSpec, numbers: Numbers) -> list[str]:
+def setting_warnings(federation: Federation, spec: RunSpec, numbers: Numbers) -> list[str]:
     """A sentence for each setting that may make the run diverge, or keeps it from agreeing; most
     runs have none.
     """
@@ -150,7 +147,7 @@ def _looked_at(gamma_N: Tensor, size: int) -> list[int]:
     steepest = int(gamma_N.argmax())
     return (
         [steepest]
-        if size > SMALL
+        if size > SMALL_PARAMETERS
         else [steepest, *(d for d in sample_of(range(len(gamma_N)), DEVICES) if d != steepest)][
             :DEVICES
         ]

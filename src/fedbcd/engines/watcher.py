@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fedbcd.compute.certify import CALL, DEVICES, Certificates, Certifier, Ration
+from fedbcd.compute.certify import (
+    CALL_COST_SAMPLES,
+    DEVICES,
+    CertificateBudget,
+    Certificates,
+    Certifier,
+)
 from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.players import Player
@@ -21,9 +27,9 @@ from fedbcd.schedule.driver import Machines
 from fedbcd.spec import RunSpec
 
 MOST_LOOKS, FEWEST_LOOKS = 20, 4  # where the user has not said
-# so many times as long as a look is the training between two; a GPU tests faster than it takes
-# small steps
-ON_GPU = 10.0
+# on a GPU, training between two looks takes at least this number of times as long as a look: it
+# tests models faster than it takes small steps
+GPU_TRAINING_PER_LOOK = 10.0
 
 
 @dataclass(frozen=True)
@@ -70,15 +76,15 @@ class Watcher:
     ) -> None:
         self.spec, self.numbers, self.machines = spec, numbers, machines
         trainer, where = numbers.trainer, numbers.sums.total_VU.device
-        slower = () if where.type == "cpu" else (ON_GPU,)
+        slower = () if where.type == "cpu" else (GPU_TRAINING_PER_LOOK,)
         self.looks = Looks(spec, rounds_between_looks(federation, spec, *slower))
         together = where.type != "cpu" and not trainer.one_by_one
         self.measure = measure_for(federation, spec.measure)
         self.evaluator = Evaluator(federation, trainer.objective, where, together, self.measure)
         self.certifier = Certifier(numbers, federation.sizes)
         longest = numbers.method.lengths(offline=bool(numbers.method.offline))[1]
-        work = longest * CALL + samples_per_round(federation, spec)
-        self._ration = Ration(federation.sizes, work)
+        work = longest * CALL_COST_SAMPLES + samples_per_round(federation, spec)
+        self._certificate_budget = CertificateBudget(federation.sizes, work)
         self.history = History()
         self.scores = Scores((), {})
         self.seconds = 0.0  # that went into tests of models
@@ -102,7 +108,9 @@ class Watcher:
         found = Certificates(last.gap, last.worst_gap, last.pull, last.spread)
         if math.isnan(last.pull) and self.spec.certify_every != 0:
             members = self.members()
-            devices = self._ration.devices_at_the_end(members, rounds, self._certified())
+            devices = self._certificate_budget.devices_at_the_end(
+                members, rounds, self._certified()
+            )
             found = self.certifier.certificates(members, self.spec.certify_devices or devices)
         return {name: value for name, value in asdict(found).items() if not math.isnan(value)}
 
@@ -112,7 +120,7 @@ class Watcher:
     def _certificates(self, rounds: int) -> Certificates:
         spec, members = self.spec, self.members()
         if spec.certify_every is None and spec.certify_devices is None:
-            devices = self._ration.devices(members, rounds, self._certified())
+            devices = self._certificate_budget.devices(members, rounds, self._certified())
         else:
             every = 1 if spec.certify_every is None else spec.certify_every
             is_due = every > 0 and len(self.history) % every == 0
@@ -123,7 +131,7 @@ class Watcher:
         return sum(not math.isnan(row.pull) for row in self.history)
 
     def summary(self, seconds: float) -> Mapping[str, Any]:
-        """What the run's summary says of looks, where all of it took so many seconds."""
+        """What the run's summary says of looks, of a run that took `seconds` in all."""
         last, z_VF = self.history.last, self.numbers.global_VF()
         mean = z_VF.double().mean(0).to(self.spec.dtype)
 

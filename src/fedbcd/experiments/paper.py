@@ -229,7 +229,7 @@ def _against_rounds(name: str, title: str, base: Job) -> Panel:
 
 
 def _timed(base: Job) -> Job:
-    """As long as so many Sync rounds take."""
+    """As long as the job's rounds take with Sync-cloud."""
     assert base.spec.rounds is not None
     return base.changed(until_clock=SYNC_ROUND * base.spec.rounds, looks=40)
 

@@ -1,7 +1,7 @@
 """What becomes of server times on a cloud: many copies of the servers at once, through the
 coordinator's rule, without machines.
 
-Legend: R copies, C draws of tau_n each, N servers, B of them in a mix, T rounds.
+Shapes: R copies, C draws of tau_n each, N servers, B of them in a mix, T rounds.
 `finish_RN[r, n]` is when server n of copy r ends its present phase.
 
 Eq. (7) lets all servers start together in every round. On the Async-cloud they do so only in the

@@ -96,7 +96,7 @@ class DifferingDevices:
     servers: Sequence[Sequence[int]]
     active: int
     steps: tuple[int, int]
-    available: Callable[[int], int]  # of so many members
+    available: Callable[[int], int]  # number of members -> how many of them are available
     recorded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.describe import flat
-from fedbcd.errors import RecordError
+from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.eventlog import LogReader, LogWriter, header_line
 from fedbcd.record.history import History, Row
 from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
@@ -100,6 +100,14 @@ class RunFolder:
         self.path = path
         self.identity = identity
         self.header = {"identity": identity, "job": job}
+        try:
+            json.dumps(self.header)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"what makes this run cannot be written down: {error}; let kinds of your own be"
+                " frozen dataclasses whose fields are numbers, texts and tuples, and `record` plain"
+                " data"
+            ) from None
         self.events = path / "events.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
 

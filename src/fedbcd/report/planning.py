@@ -15,7 +15,7 @@ from fedbcd.report.view import RunRecord
 
 FEWEST = 10  # phases that ended; fewer say little
 MOST_PHASES = 5_000  # the latest; more make a plan slower and hardly better
-MOST_FIRSTS = 20  # values of B; of more servers so many, evenly spread
+MOST_FIRSTS = 20  # values of B in a plan; with more servers, this number evenly spread
 AGAIN_S = 20.0  # between two plans of a run that goes on
 
 

@@ -144,7 +144,7 @@ class Outline:
         return PlannedRound(self.now, np.array(servers, dtype=np.int64), jobs, None)
 
     def go_to(self, round_: int) -> None:
-        """Be where the models of a checkpoint are: after so many rounds, with all uploads until
+        """Go where the models of a checkpoint are: after `round_` rounds, with all uploads until
         then counted.
         """
         while self.round < round_:

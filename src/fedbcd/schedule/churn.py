@@ -13,7 +13,7 @@ from fedbcd.algorithm import draws
 from fedbcd.config import fit
 from fedbcd.errors import ConfigError
 
-AT_ONCE = 2**22  # draws in one array
+DRAWS_AT_ONCE = 2**22  # draws in one array
 MOST_ROUNDS = 1_000_000
 Changes = Mapping[int, int]  # device -> round
 
@@ -52,7 +52,7 @@ class Churn:
 def _drawn(churn: Churn, seed: int, devices: int) -> tuple[Changes, Changes]:
     joins: dict[int, int] = {}
     leaves: dict[int, int] = {}
-    step = max(1, AT_ONCE // churn.rounds)
+    step = max(1, DRAWS_AT_ONCE // churn.rounds)
     for first in range(0, devices, step):
         some = np.arange(first, min(first + step, devices))
         joined = _first(seed, draws.JOINING, some, churn.joins, np.zeros_like(some), churn.rounds)

@@ -208,7 +208,7 @@ class Traces:
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
     """Devices that differ from the others: those named, all of the named servers, or a `share` of
-    those that no class names. Their arrivals, steps and transfers take so many times as long. Who
+    those that no class names. Their arrivals, steps and transfers take longer by these factors. Who
     is in several classes is in the first of them.
     """
 

@@ -9,6 +9,7 @@ import numpy as np
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
 from fedbcd.errors import ConfigError
+from fedbcd.own import is_own
 from fedbcd.protocol.messages import Pull, Train, TrainOffline
 from fedbcd.schedule.delays import (
     CONTINUOUS,
@@ -19,7 +20,6 @@ from fedbcd.schedule.delays import (
     Ints,
     Traces,
     Where,
-    quantile_at,
 )
 
 NONE = -1  # of no class
@@ -45,6 +45,8 @@ class Times:
         """
         self.clock, self.seed, self.sent = clock, seed, sent
         self.alike = clock.is_alike
+        for law in (clock.arrival, clock.step):
+            drawn(law, TRIED[1])
         if self.alike:
             return
         count = sum(map(len, servers))
@@ -78,7 +80,7 @@ class Times:
     def arrivals_at(self, u: Floats, devices: Ints, now: float | Floats) -> Floats:
         """Of these draws."""
         if self.alike:
-            return self.clock.arrival.quantile(u)
+            return drawn(self.clock.arrival, u)
         took = self._drawn(self.clock.arrival, u, devices, now) * self._arrival[devices]
         return np.asarray(took if self.clock.day is None else took * self.clock.day.at(now))
 
@@ -96,7 +98,7 @@ class Times:
 
     def _training(self, u: Floats, devices: Ints, steps: Ints, now: float | Floats) -> Floats:
         if self.alike:
-            return np.asarray(steps * self.clock.step.quantile(u))
+            return np.asarray(steps * drawn(self.clock.step, u))
         took = steps * self._drawn(self.clock.step, u, devices, now) * self._step[devices]
         return np.asarray(took if self.clock.day is None else took * self.clock.day.at(now))
 
@@ -126,7 +128,7 @@ class Times:
         """`work` of one."""
         if self.alike:
             u = draws.unit_one(self.seed, draws.PROCESS, device, activation)
-            return steps * quantile_at(self.clock.step, u)
+            return steps * float(drawn(self.clock.step, np.array([u]))[0])
         one, number, count = (np.array([part]) for part in (device, activation, steps))
         return float(self.work(one, number, count, now)[0])
 
@@ -181,10 +183,28 @@ class Times:
         return " and ".join(found)
 
 
-def drawn(law: Delay, u: Floats, where: Where) -> Floats:
+NOBODY = np.zeros(2, dtype=np.int64)
+TRIED = Where(NOBODY, NOBODY, 0.0, (0.0, 0.0)), np.array([0.3, 0.7])
+
+
+def drawn(law: Delay, u: Floats, where: Where = TRIED[0]) -> Floats:
     """F^-1(u) of a law, by whose delay it is where the law asks."""
     at = getattr(law, "at", None)
-    return law.quantile(u) if at is None else np.asarray(at(u, where), dtype=np.float64)
+    if not is_own(type(law)):
+        return law.quantile(u) if at is None else np.asarray(at(u, where), dtype=np.float64)
+    try:
+        took = np.asarray(law.quantile(u) if at is None else at(u, where), dtype=np.float64)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"the delay law {law!r:.80} fails on {len(u)} numbers ({error}); quantile(u) takes an"
+            " array, at(u, where) also whose delay it is"
+        ) from error
+    if took.shape != u.shape or not bool(((took >= 0) & (took < np.inf)).all()):
+        raise ConfigError(
+            f"the delay law {law!r:.80} gives {took!r:.80} for u of shape {u.shape}; it must give a"
+            " finite time, 0 or more, for each"
+        )
+    return took
 
 
 def why_events(clock: Clock) -> str | None:

@@ -8,8 +8,14 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from fedbcd.algorithm.cloud import check_doubly_stochastic
+from fedbcd.config import convert
+from fedbcd.errors import ConfigError
+from fedbcd.own import is_own
 from fedbcd.protocol import messages as m
-from fedbcd.protocol.clouds import Cloud
+from fedbcd.protocol.clouds import Cloud, Weights
 from fedbcd.protocol.messages import Actor, ModelRef
 
 
@@ -274,7 +280,7 @@ class Reader:
                 self._work.append(Open(number))
             case m.MixModels():
                 self._check(*command.models)
-                weights = self._cloud.weights(command.round, command.servers)
+                weights = weights_of(self._cloud, command.round, command.servers)
                 self._due(Mix(command.models, command.results, weights))
                 self._awaited.update(command.results)
                 self._models.update(command.results)
@@ -350,6 +356,29 @@ class Reader:
         if self._uploads:
             self._work.append(Count(tuple(self._uploads)))
         self._sessions, self._uploads = [], []
+
+
+def weights_of(cloud: Cloud, round_: int, servers: Sequence[int]) -> Weights | None:
+    """a_nm of a mix; of somebody else's cloud checked, whatever the round."""
+    if not is_own(type(cloud)):
+        return cloud.weights(round_, servers)
+    where = f"cloud={cloud!r:.80}: weights({round_}, {servers!r:.40})"
+    try:
+        given = cloud.weights(round_, servers)
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ConfigError(
+            f"{where} fails ({error}); it takes a round and the servers of its mix"
+        ) from error
+    if given is None:
+        return None
+    weights: Weights = convert(given, tuple[tuple[float, ...], ...], where)
+    if {len(row) for row in weights} | {len(weights)} != {len(servers)}:
+        raise ConfigError(
+            f"{where} has rows of {[len(row) for row in weights]} numbers; {len(servers)} servers"
+            f" need {len(servers)} rows of {len(servers)}"
+        )
+    check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
+    return weights
 
 
 def first_models(cloud: Cloud, servers: int) -> list[ModelRef]:

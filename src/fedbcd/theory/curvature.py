@@ -1,5 +1,7 @@
 """L_i and rho_i of a function that is known by its Hessian-vector products: the ends of the
 Hessian's spectrum at a point.
+
+Shapes: R samples, D inputs of a sample.
 """
 
 from collections.abc import Callable

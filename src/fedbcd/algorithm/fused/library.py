@@ -1,5 +1,7 @@
 """The compiled library: found, loaded and called. A call sets the interpreter free, so threads
 compute at the same time.
+
+Shapes: N sessions, each of one device; P parameters, K steps, R samples of a mini-batch.
 """
 
 import ctypes

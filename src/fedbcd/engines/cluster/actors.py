@@ -3,6 +3,8 @@ makes an actor of it.
 
 A shard computes with the same `StackedDevices` as the simulation, on its own rows; what is asked of
 it comes as arrays.
+
+Shapes: V servers, F values of a model, U values of an upload.
 """
 
 import copy

@@ -7,6 +7,8 @@ otherwise V + A - 1 vectors at most, for V servers. Personal models cross the ne
 somebody asks for them: certificates, checkpoints, the end. While actors work, the driver plays on
 to where their sums are needed. An actor that dies is made anew from the last checkpoint, and what
 it had been asked since is asked again: the same bits.
+
+Shapes: V servers, N devices, F values of a model, U values of an upload.
 """
 
 import math
@@ -40,13 +42,15 @@ from fedbcd.protocol.messages import ModelRef
 from fedbcd.schedule.work import Count, Sessions
 from fedbcd.spec import Cluster, RunSpec
 
-OBJECT_STORE = 150 * 2**20  # bytes, of a Ray that is started for one run
-OF_A_RAY_FOR_ONE_RUN = {
+OBJECT_STORE_BYTES = 150 * 2**20  # bytes, of a Ray that is started for one run
+OWN_RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # 15, its default, has actors wait for everything else on the machine
     "RAY_worker_niceness": "0",
 }
-WITH_THE_CALL = 2**16  # bytes of a model; Ray sends arguments up to 100 KB without its object store
+LARGEST_ARGUMENT_BYTES = (
+    2**16
+)  # bytes of a model; Ray sends arguments up to 100 KB without its object store
 ATTEMPTS = 5  # to bring a shard back
 _idle: dict[tuple[float, float], list[Any]] | None = (
     None  # actors by what they hold of a machine, within `actors_kept`
@@ -470,7 +474,7 @@ class RemoteDevices:
         for handle in handles:
             if handle not in self._refs:
                 model = packed(models[handle])
-                small = model[0].nbytes <= WITH_THE_CALL
+                small = model[0].nbytes <= LARGEST_ARGUMENT_BYTES
                 self._refs[handle] = model if small else self.shards.ray.put(model)
                 self.shards.traffic.models += 0 if small else model[0].nbytes
         self._refs = {handle: ref for handle, ref in self._refs.items() if handle in models}
@@ -562,7 +566,7 @@ def ray_for(options: Cluster) -> Iterator[Any]:
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if options.address is None:
-            for name, value in OF_A_RAY_FOR_ONE_RUN.items():
+            for name, value in OWN_RAY_ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
             cpus = (
                 None if options.actors is None else max(1, math.ceil(options.actors * options.cpus))
@@ -570,7 +574,7 @@ def ray_for(options: Cluster) -> Iterator[Any]:
             ray.init(
                 address="local",
                 num_cpus=cpus,
-                object_store_memory=OBJECT_STORE,
+                object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 **quiet,
             )

@@ -90,7 +90,7 @@ class MemoryBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> int:
-        """Wait for so many bytes; what was taken, to give back."""
+        """Wait for `size` bytes; returns how many were taken, to give back later."""
         size = min(size, self._total)
         if not self._waiting and size <= self._free:
             self._free -= size

@@ -34,7 +34,7 @@ ALONE_S = 10.0
 
 
 class Settled(NamedTuple):
-    """A role says: my log has so many events, and those to come will not be earlier than `time`.
+    """A role says how many events its log has, and that no later one is before `time`.
 
     One that is `ahead` counts, since it has recorded times far ahead of its clock: what it says of
     time holds nobody up.
@@ -65,7 +65,7 @@ class StoreReader:
         ] = {}  # how many were written down before, and the last one
 
     def begin_after(self, actor: Actor, number: int, line: Transition) -> None:
-        """Leave out what was written down before: so many transitions, of which this is the
+        """Leave out what was written down before: `number` transitions, of which `line` is the
         last.
         """
         self._places[actor], self._lines[actor] = (None, line.time), (number, line)

@@ -19,7 +19,7 @@ from fedbcd.engines.deploy.local.status_client import ask_status
 from fedbcd.engines.deploy.local.supervisor import Child, Supervisor
 from fedbcd.engines.deploy.processes.assemble import Deployment
 from fedbcd.engines.deploy.processes.base import run_process
-from fedbcd.engines.deploy.processes.clock import AHEAD_S, TICK, SteadyClock
+from fedbcd.engines.deploy.processes.clock import AHEAD_S, TICK_S, SteadyClock
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.engines.deploy.roles.filestore import FileStore
@@ -32,9 +32,9 @@ PORTS = (
 )  # below the ports that outgoing connections take, so that a restarted server finds its own free
 LOOK_S = 1.0  # between two looks at the children
 WEIGH_S = 30.0  # between two looks at their memory, which take longer
-SETTLE_S = 15.0  # how long the servers of the last mix have to take its answer, ...
-SLOW = 1e7  # ... and a second more for so many bytes of the model
-ASK_DEVICES = 20  # so many devices are asked at each look, in turn, how far their logs are
+SETTLE_S = 15.0  # how long the servers of the last mix have to take its answer,
+SETTLE_BYTES_PER_S = 1e7  # and longer for a large model, at this rate
+ASK_DEVICES = 20  # devices asked at each look, in turn, how far their logs are
 
 
 @dataclass
@@ -117,7 +117,7 @@ def free_ports(number: int) -> list[int]:
 
 
 def start_up_s(processes: int) -> float:
-    """How long so many processes take to come up and connect; the clock of the run starts then."""
+    """How long processes take to start and connect; the clock of the run starts after that."""
     return 1.0 + 0.2 * processes
 
 
@@ -148,7 +148,7 @@ class Up:
 
     def _now(self) -> float:
         """By this process's clock, after what the log tells."""
-        self._clock.begin_at(-math.inf if self._log is None else self._log.clock + TICK)
+        self._clock.begin_at(-math.inf if self._log is None else self._log.clock + TICK_S)
         return self._clock.now()
 
     def start(self) -> None:
@@ -164,7 +164,9 @@ class Up:
             if view.coordinator.get("finished"):
                 settled_by = (
                     settled_by
-                    or time.monotonic() + SETTLE_S + self._deployment.blueprint.start.nbytes / SLOW
+                    or time.monotonic()
+                    + SETTLE_S
+                    + self._deployment.blueprint.start.nbytes / SETTLE_BYTES_PER_S
                 )
             if view.finished or (settled_by is not None and time.monotonic() > settled_by):
                 return

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from fedbcd.protocol.messages import Actor
 
-TICK = 1e-6  # seconds between two events of one role at least, and between cause and effect
-AHEAD_S = 5.0  # a peer's clock may carry ours ahead by so many seconds
+TICK_S = 1e-6  # seconds between two events of one role at least, and between cause and effect
+AHEAD_S = 5.0  # a peer's clock may carry ours ahead by this
 OFF_S = 2 * AHEAD_S  # a clock that is further off than this is told of
-# the clock on the wall is believed to be further ahead than that once it has been for so many
-# seconds
+# a wall clock that has been further ahead than that for this long is believed
 LASTING_S = 60.0
 # for tests: a file with lines `ACTOR SECONDS`, by how much the wall clock of that role is wrong
 FALSE_CLOCKS = "FEDBCD_FALSE_CLOCKS"
@@ -83,13 +82,13 @@ class HybridClock:
 
     def at(self, now: float) -> float:
         """The time of an event that comes from within, at local time `now`."""
-        return max(now, self.last + TICK, math.nextafter(self.last, math.inf))
+        return max(now, self.last + TICK_S, math.nextafter(self.last, math.inf))
 
     def after(self, sent: float, now: float) -> float:
         """The time of an event that a letter brings which was sent at `sent`: after that, but not
         far ahead of `now`.
         """
-        return self.at(max(now, min(sent, now + AHEAD_S) + TICK))
+        return self.at(max(now, min(sent, now + AHEAD_S) + TICK_S))
 
 
 def said_at(time: float, now: float) -> float:

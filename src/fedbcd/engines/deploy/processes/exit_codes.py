@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedbcd.errors import ConfigError, RecordError
 
-ROOM = 1 << 20  # bytes: a disk with less than this is full
+FULL_DISK_BYTES = 1 << 20  # bytes: a disk with less than this is full
 
 
 class ExitCode(IntEnum):
@@ -74,5 +74,5 @@ def is_of_the_disk(error: Exception, path: Path) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_CANTOPEN:  # it may have had no room for a file that belongs to it
         room = os.statvfs(path)
-        return room.f_bavail * room.f_frsize < ROOM
+        return room.f_bavail * room.f_frsize < FULL_DISK_BYTES
     return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)

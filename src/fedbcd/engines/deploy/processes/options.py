@@ -60,9 +60,8 @@ class Deploy:
     )
     reach_limit: float = REACH  # how far an upload may be from z_n, in norms of z_n; inf: no bound
     late: tuple[int, ...] = ()  # devices that are no members until they are admitted
-    samples: int | tuple[int, ...] | None = (
-        None  # devices bring data of their own: so many samples each; nobody loads [data]
-    )
+    # where devices bring data of their own, the number of samples of each; nobody loads [data]
+    samples: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("coordinator", *(("listen",) if self.listen else ()), "health"):

@@ -8,7 +8,7 @@ from fedbcd.engines.deploy.processes.timeouts import Timeouts
 from fedbcd.protocol.messages import RetryDue
 
 # kinds of messages that a peer answers without waiting for anybody else
-AT_ONCE = frozenset({"upload"})
+IMMEDIATE = frozenset({"upload"})
 
 
 class Timers:
@@ -21,7 +21,7 @@ class Timers:
         return key in self._timers
 
     def set(self, key: object, seconds: float, then: Callable[[], None]) -> None:
-        """Call `then` after so many seconds; a timer of the same key is replaced."""
+        """Call `then` after `seconds`; a timer of the same key is replaced."""
         self.drop(key)
 
         def fire() -> None:
@@ -60,7 +60,7 @@ class Retry:
         if self._unanswered is not None:
             kind, took_s = self._unanswered[0], now - self._since
             self._timeouts.retry(kind).observe(took_s)
-            if kind in AT_ONCE:
+            if kind in IMMEDIATE:
                 self._timeouts.peer.observe(took_s)
         self._unanswered, self._since, self._attempt = said, now, 0
         self._arm()

@@ -43,9 +43,7 @@ class Role:
     OWN: ClassVar[
         tuple[type[Event], ...]
     ] = ()  # events that come from within: timers and operators
-    SNAPSHOT_EVERY: ClassVar[int] = (
-        1000  # transitions: a recovery handles no more than so many again
-    )
+    SNAPSHOT_EVERY: ClassVar[int] = 1000  # transitions: a recovery repeats no more of them
 
     machine: Device | Server | Coordinator
     home: Actor | None = None  # the one peer that it listens to

@@ -60,8 +60,8 @@ class Sum:
         return in_parts(len(mixed), DTYPE, compute)
 
     def change(self, weight: float, contribution: Tensor, members: int) -> None:
-        """A member comes, or goes (`weight` is then negative, in what 0.1.0 wrote), and there are
-        so many.
+        """A member comes, or goes (`weight` is then negative, in what 0.1.0 wrote); `members` is
+        the number afterwards.
         """
         self._changes()
         self.members = members

@@ -12,7 +12,7 @@ PART = 1 << 20
 
 
 def parts(size: int) -> Iterator[slice]:
-    """Of a vector of so many values."""
+    """Slices of at most `PART` values that cover a vector of `size` values."""
     for start in range(0, size, PART):
         yield slice(start, min(start + PART, size))
 
