@@ -39,7 +39,7 @@ UPLOAD = "upload:"  # in a checkpoint: one that waits, with device and activatio
 
 
 @dataclass(slots=True)
-class Sums:
+class ServerSums:
     """Per server the weighted sum of uploads in float64 (U values each), the weight of what is in
     it, and of how many.
     """
@@ -49,7 +49,7 @@ class Sums:
     count_V: list[int]
 
     @classmethod
-    def of(cls, servers: int, width: int, where: torch.device | str = "cpu") -> "Sums":
+    def of(cls, servers: int, width: int, where: torch.device | str = "cpu") -> "ServerSums":
         """Of nobody."""
         total_VU = torch.zeros(servers, width, dtype=torch.float64, device=where)
         return cls(total_VU, [0.0] * servers, [0] * servers)
@@ -71,7 +71,7 @@ class Devices(Protocol):
     one_sum: bool  # uploads to all servers are in the first sum, since eq. (5) needs only the total
 
     def advance(
-        self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: Sums
+        self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: ServerSums
     ) -> Wait | None:
         """Train, and add uploads to sums, in this order. What is returned is called before `into`
         is read; None: it is all done.
@@ -183,7 +183,7 @@ class StackedDevices:
         self._accepted: dict[int, Tensor] = {}  # ... the last that was accepted
 
     def advance(
-        self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: Sums
+        self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: ServerSums
     ) -> None:
         """At once."""
         for part in work:
@@ -329,7 +329,7 @@ class StackedDevices:
         for slot in self.method.slots:
             self.tables[slot.name][device] = self.bound.begun(slot, upload, self._start)
 
-    def _absorb(self, uploads: Sequence[tuple[int, int, int]], into: Sums) -> None:
+    def _absorb(self, uploads: Sequence[tuple[int, int, int]], into: ServerSums) -> None:
         """Add each server's uploads to its sum, in order of upload."""
         by_server: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for server, device, age in uploads:
@@ -342,7 +342,7 @@ class StackedDevices:
         for _ in self.workers.map(absorb, by_server, by_server.values()):
             pass  # raises what a worker raised
 
-    def _absorb_one(self, server: int, device: int, age: int, into: Sums) -> None:
+    def _absorb_one(self, server: int, device: int, age: int, into: ServerSums) -> None:
         upload, weight = self._uploads.pop(device), self.bound.weight_of(device, age)
         before = upload.before if self._sent_NU is None else self._sent_NU[device]
         fused = self.trainer.compiled if upload.after.dtype == torch.float32 else None
