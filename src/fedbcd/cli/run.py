@@ -532,7 +532,7 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     drawn = draw_curves(histories, picture) if len(runs) > 1 else picture.exists()
     screen = screen_for(as_json)
     screen.print(_table(jobs, runs))
-    if len(runs) > 1:
+    if len(runs) > 1 and not any("metric" in run.summary for run in runs):
         say(_times_to_common_accuracy(histories), screen)
     report = folder / "report.html"
     write_report(_places(jobs, folder), report, plan=False)
