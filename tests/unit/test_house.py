@@ -24,8 +24,6 @@ COLUMNS, LINES, PARAMETERS, METHODS = 100, 40, 12, 20
 
 # A protocol machine has a method for each event that it handles.
 MACHINES = {"protocol/server:Server"}
-# These are still to be taken apart.
-MACHINES |= {"engines/deploy/roles/server:ServerRole"}
 # Commands have a parameter for each option, and `train` one for each option of a run.
 WITH_OPTIONS = {"engines/run:train"}
 

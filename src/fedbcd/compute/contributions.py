@@ -1,5 +1,7 @@
 """What devices contribute to the servers' sums: uploads that wait to be counted, what was counted
 last, and what a device that has lost its memory is restored from.
+
+Shapes: V servers, N devices, F values of a model, U values of an upload.
 """
 
 from collections import defaultdict

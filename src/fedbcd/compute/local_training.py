@@ -1,4 +1,7 @@
-"""Sessions of devices whose models are rows of tables: what is kept is written there."""
+"""Sessions of devices whose models are rows of tables: what is kept is written there.
+
+Shapes: N devices, F values of a model, P parameters of it.
+"""
 
 from collections.abc import Mapping
 
