@@ -38,7 +38,7 @@ from fedbcd.protocol.coordinator import (
 )
 from fedbcd.record.start import named
 from fedbcd.recorded import completed, going_on, in_record, shortened
-from fedbcd.schedule.availability import RULES, Availability, Pool
+from fedbcd.schedule.availability import RULES, Availability, AvailableDevices
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
 from fedbcd.schedule.times import Times
@@ -678,7 +678,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
     def _check_availability(self, federation: Federation) -> None:
         if self.availability is None:
             return
-        pool = Pool(
+        pool = AvailableDevices(
             self.method_of(federation), self.active_of(federation), self.seed, self.availability
         )
         for members in federation.servers:

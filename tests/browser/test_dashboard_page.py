@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("starlette", reason="the dashboard is tested with the extra 'dashboard'")
 
 from fedbcd.dashboard.app import make_app
-from fedbcd.dashboard.deployment import Deployment
+from fedbcd.dashboard.deployment import WatchedDeployment
 from fedbcd.dashboard.library import Library
 from support.roles import Roles, over
 from support.runs import train
@@ -34,7 +34,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def opened(browser: Any, library: Library, deployment: Deployment | None = None) -> Iterator[None]:
+def opened(
+    browser: Any, library: Library, deployment: WatchedDeployment | None = None
+) -> Iterator[None]:
     """The dashboard of these runs in the browser; nothing may complain until the block ends."""
     with serving(make_app(library, deployment)) as site:
         complaints(browser)  # of other tests
@@ -184,7 +186,7 @@ def test_a_deployment_that_is_over_is_no_row_of_failures(
 ) -> None:
     """One sentence, with the roles folded away."""
     folder = over(finished / "fedbcd-async", tmp_path / "up", end)
-    deployment = Deployment(folder=folder)
+    deployment = WatchedDeployment(folder=folder)
     deployment.start()
     try:
         with opened(browser, Library([folder]), deployment):
@@ -215,7 +217,7 @@ def test_a_deployment_shows_its_roles(browser: Any, tmp_path: Path) -> None:
         for n in range(2)
     ]
     roles.statuses["server/1"]["totals"] = totals
-    deployment = Deployment(addresses)
+    deployment = WatchedDeployment(addresses)
     deployment.start()
     try:
         with opened(browser, Library([tmp_path]), deployment):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.engines.cluster.engine import Shards
+from fedbcd.engines.cluster.engine import ShardActors
 from fedbcd.errors import RecordError
 from support.clusters import QUIET, TWO
 from support.runs import federation, log_lines, train
@@ -33,9 +33,11 @@ class Killer:
     ) -> None:
         self.at, self.times, self.shard, self.asked, self.cluster = at, times, shard, 0, cluster
         self.dead: list[Any] = []
-        call = Shards._call
+        call = ShardActors._call
 
-        def deadly(shards: Shards, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        def deadly(
+            shards: ShardActors, number: int, method: str, arguments: tuple[Any, ...]
+        ) -> Any:
             ref = call(shards, number, method, arguments)
             if method == "work" and number == self.shard:
                 self.asked += 1
@@ -45,9 +47,9 @@ class Killer:
                     self._strike(shards, number)
             return ref
 
-        monkeypatch.setattr(Shards, "_call", deadly)
+        monkeypatch.setattr(ShardActors, "_call", deadly)
 
-    def _strike(self, shards: Shards, number: int) -> None:
+    def _strike(self, shards: ShardActors, number: int) -> None:
         if self.cluster is None:
             shards.ray.kill(shards.shards[number].actor)
         else:

@@ -24,7 +24,7 @@ from fedbcd.protocol.messages import (
     number_of,
 )
 from fedbcd.record.eventlog import LogReader, Transition
-from fedbcd.schedule.availability import Pool
+from fedbcd.schedule.availability import AvailableDevices
 from fedbcd.schedule.times import Times
 from support.processes import job
 
@@ -40,8 +40,8 @@ def _simulated(folder: Path, **changes: Any) -> tuple[Job, list[Transition]]:
     return one, list(LogReader(folder / "events.jsonl"))
 
 
-def _pool(one: Job, active: int) -> Pool:
-    return Pool(one.method, active, one.spec.seed, one.spec.availability)
+def _pool(one: Job, active: int) -> AvailableDevices:
+    return AvailableDevices(one.method, active, one.spec.seed, one.spec.availability)
 
 
 def _pace(one: Job, device: int) -> Drawn:

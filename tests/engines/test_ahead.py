@@ -114,8 +114,8 @@ CASES = [
 def test_numbers_of_the_event_loop(digits, algorithm, cloud, grouped, monkeypatch) -> None:
     if grouped:
         monkeypatch.setattr(module, "MASKED_JOBS", 1)
-        monkeypatch.setattr(module, "GROUP", 6)
-        monkeypatch.setattr(module, "BLOCK", 3)
+        monkeypatch.setattr(module, "GROUP_JOBS", 6)
+        monkeypatch.setattr(module, "BLOCK_JOBS", 3)
     assert_alike(*both(digits, algorithm, cloud=cloud))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fedbcd as fb
-from fedbcd.algorithm.device import Rows, aspg_step, extrapolate, penalty_step
+from fedbcd.algorithm.device import Iterates, aspg_step, extrapolate, penalty_step
 from support.clouds import cloud_round, first_b_weights
 from support.methods import session
 from support.rounding import ROUNDED_64
@@ -21,20 +21,22 @@ def number(value: float) -> Tensor:
     return torch.tensor([[value]], dtype=torch.float64)
 
 
-def rows(x: float, previous: float) -> Rows:
-    return Rows(number(x), number(previous))
+def rows(x: float, previous: float) -> Iterates:
+    return Iterates(number(x), number(previous))
 
 
-def activation(algorithm: fb.Algorithm, begin: Rows, steps: int, anchor: float) -> Rows:
+def activation(algorithm: fb.Algorithm, begin: Iterates, steps: int, anchor: float) -> Iterates:
     """K_i = `steps` on g_i(x) = x^2 / 2, with z_n = `anchor`."""
     return session(algorithm, begin, number(anchor), [steps])
 
 
-def offline_round(algorithm: fb.Algorithm, begin: Rows, steps: int, anchor: float = 0.0) -> Rows:
+def offline_round(
+    algorithm: fb.Algorithm, begin: Iterates, steps: int, anchor: float = 0.0
+) -> Iterates:
     return session(algorithm, begin, number(anchor), [steps], offline=True)
 
 
-def values(state: Rows) -> tuple[float, float]:
+def values(state: Iterates) -> tuple[float, float]:
     return float(state.x_NP), float(state.prev_NP)
 
 

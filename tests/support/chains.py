@@ -11,9 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedbcd.algorithm.device import Rows
+from fedbcd.algorithm.device import Iterates
 from fedbcd.algorithm.fused.chain import LinearLayer
-from fedbcd.algorithm.fused.library import PORTABLE, ChainTrainer, Models, Pool, Sessions, load
+from fedbcd.algorithm.fused.library import (
+    PORTABLE,
+    ChainSessions,
+    ChainTrainer,
+    Models,
+    SamplePool,
+    load,
+)
 from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.workers import OneWorker, ThreadWorkers
 from fedbcd.data.samples import BYTES
@@ -60,7 +67,7 @@ class Example:
         self.module = nn.Sequential(*relu[:-1])
         self.objective = Objective(self.module.double(), functional.cross_entropy)
         size, n = self.objective.layout.size_P, len(steps)
-        self.rows = Rows(0.3 * normal(n, size), 0.3 * normal(n, size))
+        self.rows = Iterates(0.3 * normal(n, size), 0.3 * normal(n, size))
         self.anchor = normal(n, size) if anchored else None
         self.penalty = 0.5 + torch.rand(n, 1, generator=generator)
         self.steps = steps
@@ -71,7 +78,7 @@ class Example:
         )
         targets = torch.randint(widths[-1], (40,), generator=generator)
         number_of = BYTES(torch.arange(256, dtype=torch.uint8), torch.float32) if bytes_ else None
-        self.pool = Pool(inputs, number_of, targets)
+        self.pool = SamplePool(inputs, number_of, targets)
         self.inputs = inputs.double() if number_of is None else number_of.double()[inputs.long()]
         self.positions = torch.randint(40, (n, max(steps), samples), generator=generator)
 
@@ -87,15 +94,15 @@ class Example:
     def __repr__(self) -> str:
         return f"Example{self.arguments}"
 
-    def part(self, devices: Sequence[int], k: int, rows: Rows) -> "Example":
+    def part(self, devices: Sequence[int], k: int, rows: Iterates) -> "Example":
         """Step k alone, of these devices, from these rows."""
         part = copy.copy(self)
-        part.rows, part.steps = Rows(*(table[devices] for table in rows)), [1] * len(devices)
+        part.rows, part.steps = Iterates(*(table[devices] for table in rows)), [1] * len(devices)
         part.anchor = None if self.anchor is None else self.anchor[devices]
         part.penalty, part.positions = self.penalty[devices], self.positions[devices, k : k + 1]
         return part
 
-    def given(self, device: int, k: int, rows: Rows) -> Given:
+    def given(self, device: int, k: int, rows: Iterates) -> Given:
         """What a device's step k begins with, from these rows."""
         at = self.positions[device, k]
         anchor = None if self.anchor is None else self.anchor[device]
@@ -109,7 +116,7 @@ class Example:
     ) -> tuple[Tensor, ...]:
         """New x, new x_prev, losses."""
         trainer = ChainTrainer(self.layers, self.rows.x_NP.shape[1], compiled)
-        sessions = Sessions(self.steps, self.pool, self.positions)
+        sessions = ChainSessions(self.steps, self.pool, self.positions)
         x, prev = self.rows.x_NP.clone(), self.rows.prev_NP.clone()
         models = (
             Models(x, prev, torch.empty_like(x), torch.empty_like(x))

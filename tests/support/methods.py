@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import fedbcd as fb
-from fedbcd.algorithm.device import Rows
+from fedbcd.algorithm.device import Iterates
 from fedbcd.algorithm.interpret import Interpreter
 from fedbcd.algorithm.method import Bound, Facts, Method
 from fedbcd.algorithm.objective import Gradients
@@ -31,13 +31,13 @@ class GivenGradients:
 
 def session(
     algorithm: fb.Algorithm,
-    rows: Rows,
+    rows: Iterates,
     z_NP: Tensor,
     steps: Sequence[int],
     *,
     offline: bool = False,
     gradient: Callable[[Tensor], Tensor] = Tensor.clone,
-) -> Rows:
+) -> Iterates:
     """x and x_prev after a session of each device, by the interpreter; rows in descending order of
     steps, one number per device; g_i(x) = x^2 / 2 unless said otherwise.
     """
@@ -47,4 +47,4 @@ def session(
     interpreter = Interpreter(bound, list(steps), penalty_N1, GivenGradients(gradient))
     registers = {"x": rows.x_NP, "x_prev": rows.prev_NP, "z": z_NP}
     after = interpreter.run(method.offline if offline else method.plan, registers)
-    return Rows(after["x"], after["x_prev"])
+    return Iterates(after["x"], after["x_prev"])

@@ -8,7 +8,7 @@ import pytest
 
 import fedbcd as fb
 from fedbcd.errors import ConfigError
-from fedbcd.schedule.availability import Pool
+from fedbcd.schedule.availability import AvailableDevices
 from support.methods import method_of
 from support.naive import lines
 
@@ -25,8 +25,10 @@ class Some:
         return self.answer
 
 
-def pool(rule: Any = None, active: int = 3, algorithm: fb.Algorithm | None = None) -> Pool:
-    return Pool(method_of(algorithm or fb.FedBCD()), active, 0, rule)
+def pool(
+    rule: Any = None, active: int = 3, algorithm: fb.Algorithm | None = None
+) -> AvailableDevices:
+    return AvailableDevices(method_of(algorithm or fb.FedBCD()), active, 0, rule)
 
 
 def test_everybody_is_there_where_nothing_is_said() -> None:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("starlette", reason="the dashboard is tested with the extra 'dashboard'")
 
 from fedbcd.dashboard.app import make_app
-from fedbcd.dashboard.deployment import Deployment, addresses_in
+from fedbcd.dashboard.deployment import WatchedDeployment, addresses_in
 from fedbcd.dashboard.library import Library
 from fedbcd.errors import ConfigError
 from fedbcd.record.runfolder import RunFolder
@@ -230,7 +230,7 @@ def roles() -> Iterator[Roles]:
     found.close()
 
 
-def _deployment(roles: Roles) -> Deployment:
+def _deployment(roles: Roles) -> WatchedDeployment:
     addresses = [roles.add("coordinator", clock=0.0, round=0, rounds=9, released={})]
     addresses += [
         roles.add(
@@ -245,7 +245,7 @@ def _deployment(roles: Roles) -> Deployment:
         )
         for n in range(2)
     ]
-    return Deployment(addresses)
+    return WatchedDeployment(addresses)
 
 
 def test_a_deployment_is_followed_through_its_statuses(roles: Roles) -> None:
@@ -343,7 +343,7 @@ def test_the_folder_of_a_deployment_that_is_over_says_how_it_ended(
     picked.
     """
     folder = over(runs / "fedbcd-async", tmp_path / "up", end)
-    deployment = Deployment(folder=folder)
+    deployment = WatchedDeployment(folder=folder)
     with ThreadPoolExecutor(2) as pool:
         deployment.ask(pool)
     with serving(make_app(Library([folder]), deployment)) as site:
@@ -405,7 +405,7 @@ def test_a_role_that_does_not_answer_is_named(roles: Roles) -> None:
 def test_strange_statuses_do_no_harm(answer: Any, roles: Roles) -> None:
     address = roles.add("server/0")
     roles.statuses["server/0"] = answer
-    deployment = Deployment([address])
+    deployment = WatchedDeployment([address])
     with ThreadPoolExecutor(1) as pool:
         deployment.ask(pool)
     assert len(deployment.view()[1]["roles"]) == 1
@@ -438,14 +438,14 @@ def test_the_folder_of_a_deployment_names_its_roles(tmp_path: Path) -> None:
 
 
 def test_a_deployment_with_a_growing_log_is_shown_from_that(tmp_path: Path) -> None:
-    deployment = Deployment(folder=tmp_path)
+    deployment = WatchedDeployment(folder=tmp_path)
     assert deployment.view()[1]["run"] is not None
     (tmp_path / "events.jsonl").touch()
     assert deployment.view()[1]["run"] is None
 
 
 def test_addresses_are_checked() -> None:
-    make: Callable[[str], Deployment] = lambda address: Deployment([address])  # noqa: E731
+    make: Callable[[str], WatchedDeployment] = lambda address: WatchedDeployment([address])  # noqa: E731
     for wrong in ("host", "host:", ":5", "host:port"):
         with pytest.raises(ConfigError, match="must be host:port"):
             make(wrong)

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from fedbcd.algorithm.device import (
-    Rows,
+    Iterates,
     Work,
     aspg,
     aspg_step,
@@ -56,10 +56,10 @@ def work_of(
     return Work(steps, gradient, anchor, torch.full((len(steps), 1), penalty, dtype=torch.float64))
 
 
-def start(seed: int, projection: Projection) -> Rows:
+def start(seed: int, projection: Projection) -> Iterates:
     """A feasible start without momentum."""
     x = projection.project(normal(seed, N, P))
-    return Rows(x, x.clone())
+    return Iterates(x, x.clone())
 
 
 # ------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_gradients_are_taken_at_the_extrapolated_point() -> None:
         seen.append(ex.clone())
         return torch.ones_like(ex)
 
-    begin = Rows(torch.full((1, 1), 1.0), torch.full((1, 1), 0.5))
+    begin = Iterates(torch.full((1, 1), 1.0), torch.full((1, 1), 0.5))
     aspg(begin, Work([1], gradient, None, torch.zeros(1, 1)), 0.1, 0.5, NoProjection())
     assert [float(ex) for ex in seen] == [1.25]
 
@@ -217,7 +217,7 @@ def test_forgetting_the_last_iterate_gives_another_model() -> None:
     begin, work = start(3, Box()), work_of([2] * N, drawn_gradient(9), normal(4, N, P))
     first = aspg(begin, work, 0.2, 0.9, Box())
     kept, forgotten = (
-        aspg(rows, work, 0.2, 0.9, Box()) for rows in (first, Rows(first.x_NP, first.x_NP))
+        aspg(rows, work, 0.2, 0.9, Box()) for rows in (first, Iterates(first.x_NP, first.x_NP))
     )
     assert not torch.allclose(kept.x_NP, forgotten.x_NP)
 
@@ -235,7 +235,7 @@ def test_the_momentum_of_offline_training_is_kept_over_a_contact() -> None:
     momentum.
     """
     begin, anchor = (
-        Rows(*(normal(seed, N, P).clamp(-2, 2) for seed in (3, 5))),
+        Iterates(*(normal(seed, N, P).clamp(-2, 2) for seed in (3, 5))),
         normal(4, N, P).clamp(-2, 2),
     )
     for k in (1, 2, 3):
@@ -248,7 +248,7 @@ def test_the_momentum_of_offline_training_is_kept_over_a_contact() -> None:
 def test_momentum_that_is_kept_may_be_kept_step_by_step() -> None:
     """Two contacts of one step each are one contact of two."""
     begin, anchor = (
-        Rows(*(normal(seed, N, P).clamp(-2, 2) for seed in (3, 5))),
+        Iterates(*(normal(seed, N, P).clamp(-2, 2) for seed in (3, 5))),
         normal(4, N, P).clamp(-2, 2),
     )
     one, two = (work_of([k] * N, drawn_gradient(0), anchor, 0.3) for k in (1, 2))
@@ -287,7 +287,7 @@ def test_a_pull_that_is_momentum_overshoots_z_and_one_that_is_not_does_not() -> 
     size: dict[str, float] = {}
     for momentum in ("kept", "pull", "restart"):
         pulled = penalty_steps(
-            Rows(rest, rest), work_of([3], drawn_gradient(0), anchor, 0.2), Box(), momentum
+            Iterates(rest, rest), work_of([3], drawn_gradient(0), anchor, 0.2), Box(), momentum
         )
         on = aspg(pulled, work_of([20], lambda _, ex: torch.zeros_like(ex), None), 0.1, 0.9, Box())
         size[momentum] = float(on.x_NP)

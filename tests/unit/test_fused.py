@@ -20,14 +20,14 @@ from torch.nn import functional
 
 import fedbcd as fb
 from fedbcd.algorithm.cloud import absorb
-from fedbcd.algorithm.device import Contact, Rows, Work, penalty_steps
+from fedbcd.algorithm.device import Contact, Iterates, Work, penalty_steps
 from fedbcd.algorithm.fused.chain import LinearLayer
 from fedbcd.algorithm.fused.library import (
     PORTABLE,
+    ChainSessions,
     ChainTester,
     ChainTrainer,
     Models,
-    Sessions,
     _Task,
     library,
     load,
@@ -240,7 +240,7 @@ def check_steps(example: Example, build: ctypes.CDLL, rule: Rule = RULE) -> tupl
     )
     for k in range(max(example.steps)):
         at_work = [i for i, count in enumerate(example.steps) if count > k]
-        before = Rows(x.clone(), prev.clone())
+        before = Iterates(x.clone(), prev.clone())
         x[at_work], prev[at_work], losses[at_work, k : k + 1] = example.part(
             at_work, k, before
         ).fused(build, rule=rule)
@@ -341,7 +341,7 @@ def test_a_device_is_trained_alike_whoever_else_is() -> None:
     together = many.fused(compiled)
     for i in range(5):
         alone = Example([20, 9, 4], 8, [3, 1, 4, 2, 5], True, True, True, seed=3)
-        alone.rows = Rows(*(part[i : i + 1] for part in alone.rows))
+        alone.rows = Iterates(*(part[i : i + 1] for part in alone.rows))
         alone.steps, alone.positions, alone.penalty = (
             alone.steps[i : i + 1],
             alone.positions[i : i + 1],
@@ -369,7 +369,7 @@ def test_no_projection_is_compiled_as_well_with_the_bits_of_a_box_that_nothing_r
     assert numbers.trainer.compiled is not None
     steep, compiled = Example([20, 9, 4], 8, [3, 1, 4, 2], False, True, True, seed=4), library()
     assert compiled is not None
-    steep.rows = Rows(*(10 * part for part in steep.rows))
+    steep.rows = Iterates(*(10 * part for part in steep.rows))
     x, *_ = check_steps(steep, compiled, RULE._replace(low=-math.inf, high=math.inf))
     assert float(x.abs().max()) > 2
 
@@ -387,7 +387,7 @@ def test_only_the_rows_of_the_devices_change_and_copies_are_kept() -> None:
     before, after = torch.empty(3, size), torch.empty(3, size)
     ChainTrainer(example.layers, size, compiled).train(
         Models(x_table, prev_table, x_table, prev_table, devices, before, after),
-        Sessions(example.steps, example.pool, example.positions),
+        ChainSessions(example.steps, example.pool, example.positions),
         example.anchor,
         example.penalty[:, 0],
         OneWorker(),
@@ -422,7 +422,7 @@ def test_steps_of_the_penalty_alone(steps: list[int], momentum: Contact, in_plac
         example.anchor[order].double(),
         example.penalty[order].double(),
     )
-    expected = penalty_steps(Rows(x.double(), prev.double()), work, fb.Box(-0.6, 0.7), momentum)
+    expected = penalty_steps(Iterates(x.double(), prev.double()), work, fb.Box(-0.6, 0.7), momentum)
     models = (
         Models(x, prev, x, prev)
         if in_place
@@ -435,7 +435,7 @@ def test_steps_of_the_penalty_alone(steps: list[int], momentum: Contact, in_plac
     trainer, bounds = ChainTrainer(example.layers, x.shape[1], compiled), (-0.6, 0.7)
     given = (
         models,
-        Sessions(work.steps),
+        ChainSessions(work.steps),
         example.anchor[order],
         example.penalty[order][:, 0],
         OneWorker(),

@@ -23,9 +23,9 @@ from fedbcd.algorithm.plan import (
     Plan,
     Pull,
     Repeat,
+    Repetitions,
     Set,
     Steps,
-    Times,
     Toward,
     batches_of,
     check_plan,
@@ -141,7 +141,7 @@ class Any:
 
     def operation(self) -> Operation:
         one = self.chance.choice
-        times: Times = one(["K", 1, 2])
+        times: Repetitions = one(["K", 1, 2])
         toward = [Toward(), Toward("z", 0.1), Toward("b", 0.3), Toward("b")]
         kind = one([Steps, Steps, Pull, Set, Gradient, Custom])
         if kind is Steps:

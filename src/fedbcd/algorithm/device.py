@@ -18,7 +18,7 @@ Gradient = Tensor | tuple[Tensor, ...]  # whole, or in pieces of columns
 Contact = Literal["kept", "pull", "restart"]  # what the momentum is after the steps of the penalty
 
 
-class Rows(NamedTuple):
+class Iterates(NamedTuple):
     """The state of some devices: x and x_prev, parameters only."""
 
     x_NP: Tensor
@@ -96,12 +96,14 @@ def penalty_step(
     return project_(projection, torch.lerp(x, anchor, penalty))
 
 
-def aspg(rows: Rows, work: Work, step: float, momentum: float, projection: Projection) -> Rows:
+def aspg(
+    rows: Iterates, work: Work, step: float, momentum: float, projection: Projection
+) -> Iterates:
     """Algorithm 1, lines 5-11 (with an anchor), and Algorithm 2, lines 5-11 (without), for a stack
     of devices.
     """
 
-    def one_step(k: int, now: Rows) -> Tensor:
+    def one_step(k: int, now: Iterates) -> Tensor:
         n = len(now.x_NP)
         given = k < 2  # x_prev is the caller's: as it came, or the x that came
         ex = (
@@ -129,8 +131,8 @@ def _more_terms(work: Work, ex: Tensor) -> Tensor | None:
 
 
 def penalty_steps(
-    rows: Rows, work: Work, projection: Projection, momentum: Contact = "kept"
-) -> Rows:
+    rows: Iterates, work: Work, projection: Projection, momentum: Contact = "kept"
+) -> Iterates:
     """Algorithm 2, lines 14-18, for a stack of devices, and what x - x_prev is after them.
 
     kept: what it was, so x_prev moves with x. pull: the last of these steps, so offline training
@@ -138,26 +140,28 @@ def penalty_steps(
     """
     assert work.anchor_NP is not None
 
-    def one_step(_: int, now: Rows) -> Tensor:
+    def one_step(_: int, now: Iterates) -> Tensor:
         assert work.anchor_NP is not None
         n = len(now.x_NP)
         return penalty_step(now.x_NP, work.anchor_NP[:n], work.penalty_of(n), projection)
 
     after = _steps(rows, work.steps, one_step)
     if momentum == "kept":
-        return Rows(after.x_NP, after.x_NP - (rows.x_NP - rows.prev_NP))
-    return after if momentum == "pull" else Rows(after.x_NP, after.x_NP.clone())
+        return Iterates(after.x_NP, after.x_NP - (rows.x_NP - rows.prev_NP))
+    return after if momentum == "pull" else Iterates(after.x_NP, after.x_NP.clone())
 
 
-def _steps(rows: Rows, steps: list[int], one_step: Callable[[int, Rows], Tensor]) -> Rows:
+def _steps(
+    rows: Iterates, steps: list[int], one_step: Callable[[int, Iterates], Tensor]
+) -> Iterates:
     """K_i steps each."""
 
     def body(k: int, now: dict[str, Tensor]) -> dict[str, Tensor]:
-        at = Rows(now["x"], now["prev"])
+        at = Iterates(now["x"], now["prev"])
         return {"x": one_step(k, at), "prev": at.x_NP}
 
     after = in_loop({"x": rows.x_NP, "prev": rows.prev_NP}, steps, body)
-    return Rows(after["x"], after["prev"])
+    return Iterates(after["x"], after["prev"])
 
 
 def in_loop(

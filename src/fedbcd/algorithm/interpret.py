@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.device import Rows, Work, aspg, in_loop, penalty_steps
+from fedbcd.algorithm.device import Iterates, Work, aspg, in_loop, penalty_steps
 from fedbcd.algorithm.method import Bound
 from fedbcd.algorithm.objective import Gradients
 from fedbcd.algorithm.plan import (
@@ -22,9 +22,9 @@ from fedbcd.algorithm.plan import (
     Plan,
     Pull,
     Repeat,
+    Repetitions,
     Set,
     Steps,
-    Times,
     Toward,
     count,
 )
@@ -33,7 +33,7 @@ from fedbcd.errors import ConfigError
 Registers = dict[str, Tensor]  # (N, width) each, by name
 
 
-class MiniBatches(Protocol):
+class BatchGradients(Protocol):
     """The gradients of some devices' sessions."""
 
     def gradients(self, at_NP: Tensor, buffers_NB: Tensor, last: bool = False) -> Gradients:
@@ -49,7 +49,7 @@ class Interpreter:
         bound: Bound,
         steps: Sequence[int],
         penalty: Tensor | float,
-        batches: MiniBatches,
+        batches: BatchGradients,
     ) -> None:
         """`penalty`: gamma_i, one for all or (N, 1)."""
         self._bound, self._k, self._batches = bound, list(steps), batches
@@ -76,7 +76,7 @@ class Interpreter:
                     registers = {**registers, **found}
         return registers
 
-    def _counts(self, times: Times, rows: int) -> list[int]:
+    def _counts(self, times: Repetitions, rows: int) -> list[int]:
         return [count(times, k) for k in self._k[:rows]]
 
     def _repeat(self, operation: Repeat, registers: Registers) -> Registers:
@@ -124,11 +124,11 @@ class Interpreter:
         after = penalty_steps(rows, work, operation.projection, operation.contact)
         return self._kept(operation.of, operation.prev, after, x_NF[:, p:])
 
-    def _rows(self, of: str, prev: str, registers: Registers) -> Rows:
+    def _rows(self, of: str, prev: str, registers: Registers) -> Iterates:
         x_NP = registers[of][:, : self._p]
-        return Rows(x_NP, registers[prev][:, : self._p] if prev else x_NP)
+        return Iterates(x_NP, registers[prev][:, : self._p] if prev else x_NP)
 
-    def _kept(self, of: str, prev: str, rows: Rows, buffers_NB: Tensor) -> Registers:
+    def _kept(self, of: str, prev: str, rows: Iterates, buffers_NB: Tensor) -> Registers:
         x_NF = torch.cat([rows.x_NP, buffers_NB], 1) if buffers_NB.shape[1] else rows.x_NP
         return {of: x_NF, prev: rows.prev_NP} if prev else {of: x_NF}
 

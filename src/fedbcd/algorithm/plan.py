@@ -16,7 +16,7 @@ from fedbcd.algorithm.projection import NoProjection, Projection
 from fedbcd.errors import ConfigError
 
 EVERYWHERE = NoProjection()
-Times = int | Literal["K"]  # "K": as many as the schedule has drawn for this session
+Repetitions = int | Literal["K"]  # "K": as many as the schedule has drawn for this session
 Terms = tuple[tuple[float, str], ...]  # a sum: coefficients and registers
 Function = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
@@ -46,7 +46,7 @@ class Steps:
     momentum: float = 0.0
     pulls: tuple[Toward, ...] = ()
     linear: Terms = ()
-    times: Times = "K"
+    times: Repetitions = "K"
     only: tuple[str, ...] = ("*",)
     same_batch: bool = False
     projection: Projection = EVERYWHERE
@@ -61,7 +61,7 @@ class Pull:
     of: str = "x"
     prev: str = ""
     toward: Toward = Toward()
-    times: Times = "K"
+    times: Repetitions = "K"
     projection: Projection = EVERYWHERE
     contact: Contact = "kept"
 
@@ -95,7 +95,7 @@ class Gradient:
 class Repeat:
     """All of `body`, `times` times."""
 
-    times: Times
+    times: Repetitions
     body: "Plan"
 
 
@@ -136,7 +136,7 @@ def flat(plan: Plan) -> Iterator[Operation]:
             yield from flat(operation.body)
 
 
-def count(times: Times, k: int) -> int:
+def count(times: Repetitions, k: int) -> int:
     """Of repetitions."""
     return k if times == "K" else times
 

@@ -49,7 +49,7 @@ def dashboard_command(
             f"the dashboard needs {error.name}; pip install 'fedbcd[dashboard]'"
         ) from None
     from fedbcd.dashboard.app import make_app
-    from fedbcd.dashboard.deployment import Deployment
+    from fedbcd.dashboard.deployment import WatchedDeployment
     from fedbcd.dashboard.library import Library
 
     token = _token(token, host)
@@ -60,7 +60,7 @@ def dashboard_command(
                 f"there is no folder {path}; give one that holds runs, or --connect host:port"
             )
     up = folder if folder is not None and (folder / "state").is_dir() else None
-    deployment = Deployment(connect or [], up) if connect or up is not None else None
+    deployment = WatchedDeployment(connect or [], up) if connect or up is not None else None
     if deployment is not None:
         deployment.start()
     config = uvicorn.Config(

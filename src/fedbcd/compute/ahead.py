@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm import cloud as cloud_step
-from fedbcd.algorithm.device import Rows, Work, aspg, penalty_steps
+from fedbcd.algorithm.device import Iterates, Work, aspg, penalty_steps
 from fedbcd.algorithm.method import SENT, Method, Sums
 from fedbcd.algorithm.objective import Gradients
 from fedbcd.algorithm.plan import Steps, one_loop
@@ -120,7 +120,7 @@ def _lengths(method: Method) -> tuple[int, int]:
     return min(lows), max(highs)
 
 
-class _Training:
+class _RecordedTraining:
     """Jobs of a fixed shape: their models are read, trained and kept."""
 
     def __init__(self, trainer: Trainer, devices: StackedDevices, compiler: Compiler) -> None:
@@ -210,7 +210,10 @@ class _Training:
                 return (found[0].gradient_NP,) if self._compiler.wanted else found[0].parts
 
             z_NP = z_NF[:, :p] if plan.pulled else None
-            rows, work = Rows(x_NF[:, :p], prev_NP), Work([1] * len(x_NF), gradient, z_NP, penalty)
+            rows, work = (
+                Iterates(x_NF[:, :p], prev_NP),
+                Work([1] * len(x_NF), gradient, z_NP, penalty),
+            )
             if isinstance(loop, Steps):
                 rows = aspg(rows, work, loop.step, loop.momentum, loop.projection)
             else:
@@ -240,7 +243,7 @@ class Ahead:
         self._packing = _Packing(
             _lengths(self._method), len(numbers.weights), self._servers, outline.most_jobs
         )
-        self._training = _Training(numbers.trainer, numbers.devices, compiler)
+        self._training = _RecordedTraining(numbers.trainer, numbers.devices, compiler)
         self._programs: dict[Any, Program] = {}
         self._activations: dict[_Shape, Callable[[Tensor], None]] = {}
         self._counted, self._mixed = compiler(self._count), compiler(self._mix)

@@ -14,27 +14,31 @@ ONE_BY_ONE = "one by one: a device after the other, by torch"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """A backend, and why it does not compute this run; it does where the reason is empty."""
 
     backend: str
     reason: str = ""
 
 
-def choices(numbers: Numbers, why_not_ahead: str) -> list[Choice]:
+def choices(numbers: Numbers, why_not_ahead: str) -> list[BackendChoice]:
     """All backends in order of preference; `why_not_ahead` is empty where rounds are planned."""
     trainer = numbers.trainer
     chain = f"compiled: chains of linear layers in C (build: {build_name()})"
     one = trainer.why_one_by_one
     found = [
-        Choice(RAY, "" if numbers.devices.engine else "engine = 'cluster' was not asked for"),
-        Choice(AHEAD, why_not_ahead),
-        Choice(chain, trainer.why_not_compiled),
-        Choice(VECTORISED, one),
-        Choice(ONE_BY_ONE),
+        BackendChoice(
+            RAY, "" if numbers.devices.engine else "engine = 'cluster' was not asked for"
+        ),
+        BackendChoice(AHEAD, why_not_ahead),
+        BackendChoice(chain, trainer.why_not_compiled),
+        BackendChoice(VECTORISED, one),
+        BackendChoice(ONE_BY_ONE),
     ]
     local = next(k for k, choice in enumerate(found) if k > 0 and not choice.reason)
     return [
-        Choice(choice.backend, choice.reason or (k > local) * "what is above can, and is faster")
+        BackendChoice(
+            choice.backend, choice.reason or (k > local) * "what is above can, and is faster"
+        )
         for k, choice in enumerate(found)
     ]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.augment import Augment
-from fedbcd.algorithm.fused.library import Models, Pool, Sessions
+from fedbcd.algorithm.fused.library import ChainSessions, Models, SamplePool
 from fedbcd.algorithm.interpret import Interpreter, Registers
 from fedbcd.algorithm.method import Bound, Method
 from fedbcd.algorithm.objective import Gradients, Objective
@@ -126,7 +126,7 @@ class Trainer:
         self._checked = {*self.bound.upload.places, method.personal} - {"z"}
         self.compiled: Compiled | None = None  # whole sessions in compiled code
         self.why_not_compiled = self.why_one_by_one = ""
-        self._pool: Pool | None = None  # what it can take samples from
+        self._pool: SamplePool | None = None  # what it can take samples from
 
     def check_vectorised(self, start: Tensor) -> str | None:
         """Try a gradient. Fall back to one device at a time when the model cannot be vectorised;
@@ -265,7 +265,7 @@ class Trainer:
         loop = self.compiled.loop_of(jobs[0].offline)
         penalty_N = self._penalty_N1[torch.tensor([job.device for job in jobs]), 0]
         steps = [job.steps for job in jobs]
-        sessions = self._sessions(jobs) if loop.takes_gradients else Sessions(steps)
+        sessions = self._sessions(jobs) if loop.takes_gradients else ChainSessions(steps)
         outcome = self.compiled.train(loop, models, sessions, z_NF, penalty_N, workers)
         if not outcome.finite:
             session = MiniBatches(self, jobs, ())
@@ -273,15 +273,15 @@ class Trainer:
             rows = models.new_x if models.rows is None else models.new_x[models.rows]
             session.check([rows])
 
-    def _sessions(self, jobs: list[Session]) -> Sessions:
+    def _sessions(self, jobs: list[Session]) -> ChainSessions:
         """Steps and mini-batches of these jobs for compiled code."""
         positions, hashes = self.batches(jobs, jobs[0].steps)
         pool = self._pool
         if pool is None:
             inputs, targets = self._fetch(positions, torch.float32, hashes)
-            pool = Pool(inputs.contiguous(), None, targets.contiguous())
+            pool = SamplePool(inputs.contiguous(), None, targets.contiguous())
             positions = torch.arange(positions.numel()).reshape(positions.shape)
-        return Sessions([job.steps for job in jobs], pool, positions.contiguous())
+        return ChainSessions([job.steps for job in jobs], pool, positions.contiguous())
 
     def penalty_of(self, device_N: Tensor) -> Tensor | float:
         """gamma_i of these devices: one for all, or (N, 1)."""

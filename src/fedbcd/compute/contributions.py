@@ -25,7 +25,7 @@ UPLOAD = "upload:"  # in a checkpoint: one that waits, with device and activatio
 
 
 @dataclass(slots=True)
-class Sums:
+class ServerSums:
     """Per server the weighted sum of uploads in float64 (U values each), the weight of what is in
     it, and of how many.
     """
@@ -35,7 +35,7 @@ class Sums:
     count_V: list[int]
 
     @classmethod
-    def of(cls, servers: int, width: int, where: torch.device | str = "cpu") -> "Sums":
+    def of(cls, servers: int, width: int, where: torch.device | str = "cpu") -> "ServerSums":
         """Of nobody."""
         total_VU = torch.zeros(servers, width, dtype=torch.float64, device=where)
         return cls(total_VU, [0.0] * servers, [0] * servers)
@@ -132,7 +132,9 @@ class StackedContributions:
             sent = self._bound.sent_by(device, uploads[device].after)
             self._latest[device] = sent.to(self._start.dtype)
 
-    def absorb(self, uploads: Sequence[tuple[int, int, int]], into: Sums, workers: Workers) -> None:
+    def absorb(
+        self, uploads: Sequence[tuple[int, int, int]], into: ServerSums, workers: Workers
+    ) -> None:
         """Add each server's uploads (server, device, age) to its sum, in this order."""
         by_server: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for server, device, age in uploads:
@@ -145,7 +147,7 @@ class StackedContributions:
         for _ in workers.map(absorb, by_server, by_server.values()):
             pass  # raises what a worker raised
 
-    def _absorb_one(self, server: int, device: int, age: int, into: Sums) -> None:
+    def _absorb_one(self, server: int, device: int, age: int, into: ServerSums) -> None:
         upload, weight = self._uploads.pop(device), self._bound.weight_of(device, age)
         before = upload.before if self._sent_NU is None else self._sent_NU[device]
         fused = self._trainer.compiled if upload.after.dtype == torch.float32 else None

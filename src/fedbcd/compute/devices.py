@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedbcd.algorithm.plan import one_loop
 from fedbcd.compute.batch import Trainer
-from fedbcd.compute.contributions import Contributions, StackedContributions, Sums, Upload
+from fedbcd.compute.contributions import Contributions, ServerSums, StackedContributions, Upload
 from fedbcd.compute.local_training import LocalTraining
 from fedbcd.compute.rows import (
     MakeRows,
@@ -47,7 +47,7 @@ class Devices(Protocol):
         """What they add to the servers' sums."""
 
     def advance(
-        self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: Sums
+        self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: ServerSums
     ) -> Wait | None:
         """Train, and add uploads to sums, in this order. What is returned is called before `into`
         is read; None: it is all done.
@@ -112,7 +112,7 @@ class StackedDevices:
         self._training = LocalTraining(trainer, self.tables, self.with_nobody, start)
 
     def advance(
-        self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: Sums
+        self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: ServerSums
     ) -> None:
         """At once."""
         for part in work:

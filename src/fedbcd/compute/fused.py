@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.fused.library import (
+    ChainSessions,
     ChainTester,
     ChainTrainer,
     Models,
     Outcome,
-    Pool,
-    Sessions,
+    SamplePool,
     bounds_of,
     library,
 )
@@ -69,7 +69,7 @@ class Compiled:
         self,
         loop: Loop,
         models: Models,
-        sessions: Sessions,
+        sessions: ChainSessions,
         z_NF: Tensor | None,
         penalty_N: Tensor,
         workers: Workers,
@@ -147,20 +147,20 @@ def tester_for(
     return None if layers is None else ChainTester(layers, objective.layout.size_P, compiled)
 
 
-def pool_of(inputs: Tensor, targets: Tensor, transform: Transform | None) -> Pool | None:
+def pool_of(inputs: Tensor, targets: Tensor, transform: Transform | None) -> SamplePool | None:
     """Samples as they are in memory, if each number of an input can be made by itself; None if only
     `transform` knows how.
     """
     if not (inputs.is_contiguous() and (isinstance(transform, Scale) or transform is as_dtype)):
         return None
     if inputs.dtype == torch.uint8:
-        return Pool(
+        return SamplePool(
             inputs,
             transform(torch.arange(256, dtype=torch.uint8), torch.float32).contiguous(),
             targets.contiguous(),
         )
     return (
-        Pool(inputs, None, targets.contiguous())
+        SamplePool(inputs, None, targets.contiguous())
         if inputs.dtype == torch.float32 and transform is as_dtype
         else None
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.method import Bound
-from fedbcd.compute.contributions import Sums
+from fedbcd.compute.contributions import ServerSums
 from fedbcd.compute.devices import Devices
 from fedbcd.schedule.work import Admit, Dismiss
 
@@ -38,7 +38,7 @@ class Tally:
         self._stale: set[int] = set()  # servers whose sums are formed anew before they are used
         # Sync-cloud: servers whose sums are on their way; those that have changed since, as sent
         self._reported: dict[int, tuple[Tensor, float, int] | None] = {}
-        self.sums = Sums.of(len(homes), bound.upload.size, start.device)
+        self.sums = ServerSums.of(len(homes), bound.upload.size, start.device)
         if self._members_count:
             first = bound.known(0, start).double()
             for n in range(len(homes)):

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from fedbcd.dashboard import is_loopback
-from fedbcd.dashboard.deployment import Deployment
+from fedbcd.dashboard.deployment import WatchedDeployment
 from fedbcd.dashboard.library import Library, Watched
 from fedbcd.report.advice import advice
 from fedbcd.report.page import static
@@ -59,7 +59,7 @@ fedbcd report writes a page to keep.</p></noscript>
 
 
 def make_app(
-    library: Library, deployment: Deployment | None = None, token: str | None = None
+    library: Library, deployment: WatchedDeployment | None = None, token: str | None = None
 ) -> Starlette:
     """The application. With a token every request must bring it; without one, only requests to this
     machine's own name are answered.
@@ -131,7 +131,7 @@ def _refused(reason: str, status: int = 403) -> Response:
 class _Pages:
     """The answers."""
 
-    def __init__(self, library: Library, deployment: Deployment | None) -> None:
+    def __init__(self, library: Library, deployment: WatchedDeployment | None) -> None:
         self.library, self.deployment = library, deployment
         self._files = {
             name: static(name)
@@ -167,7 +167,7 @@ class _Pages:
             return Response(status_code=204)
         return _json({**view, "version": version})
 
-    def _add_deployment(self, deployment: Deployment, view: dict[str, Any]) -> str:
+    def _add_deployment(self, deployment: WatchedDeployment, view: dict[str, Any]) -> str:
         """Put what its roles say beside the runs; a word that changes with it."""
         folder = deployment.folder if deployment.has_log else None
         seen, mine = deployment.view(None if folder is None else self.library.standing(folder))

@@ -67,7 +67,7 @@ def addresses_in(folder: Path) -> dict[str, str]:
     return found
 
 
-class Deployment:
+class WatchedDeployment:
     """The roles at some addresses, or below a folder of `fedbcd up` (whose ports change when a role
     is restarted).
     """

@@ -15,7 +15,7 @@ import torch
 from fedbcd.algorithm.methods import Algorithm
 from fedbcd.algorithm.wire import Layer
 from fedbcd.compute.ahead import Ahead, AheadWithEvents
-from fedbcd.compute.backends import Choice, choices
+from fedbcd.compute.backends import BackendChoice, choices
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.players import NONE, EventPlayer, Player
 from fedbcd.compute.rows import ManyModels, Rows
@@ -144,7 +144,7 @@ def train(
 train.__doc__ = f"{train.__doc__}\n    Options, None as in the `RunSpec`:\n\n{in_words()}\n"
 
 
-def explain_backend(federation: Federation, spec: RunSpec) -> list[Choice]:
+def explain_backend(federation: Federation, spec: RunSpec) -> list[BackendChoice]:
     """Which backend would compute this run, and why not another; nothing is trained."""
     spec.check(federation)
     where, cluster = find_torch_device(spec.torch_device), chosen_cluster(spec.engine)
@@ -215,7 +215,7 @@ class _Training:
         self.ahead = reason is None and bool(ahead or compile or (ahead is None and on_gpu))
         self.compile = compile
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[BackendChoice]:
         """Which backend computes, and why not another."""
         slow = "on a CPU it does not pay; ahead = true asks for it"
         return choices(self.numbers, "" if self.ahead else self._why_not_ahead() or slow)

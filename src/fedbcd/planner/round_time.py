@@ -42,14 +42,14 @@ class RoundTime:
     staleness_high: float  # and what 95 in 100 stay below or at
 
 
-class Phases(Protocol):
+class PhaseSource(Protocol):
     """Where tau_n of the next phases come from."""
 
     def take(self, servers_RB: Rounds, now: Floats) -> Floats:
         """Of these servers, from now on."""
 
 
-class _Times:
+class _AlikePhases:
     """Draws of tau_n, handed out in order: all servers are alike, at all times."""
 
     def __init__(self, times_RC: Floats) -> None:
@@ -77,7 +77,7 @@ def async_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
         return sync_rounds(times_RC, servers)
     warm = math.ceil(WARM_UP * servers / first)
     rounds = (times_RC.shape[1] - servers) // first
-    times, ties = _Times(times_RC), _has_ties(times_RC)
+    times, ties = _AlikePhases(times_RC), _has_ties(times_RC)
     return _followed(_mixes(times, len(times_RC), servers, first, rounds, ties), warm)
 
 
@@ -87,7 +87,7 @@ def rigorous_rounds(times_RC: Floats, servers: int, first: int) -> RoundTime:
     """
     check_rank(first, servers)
     rounds = times_RC.shape[1] // servers
-    times, ties = _Times(times_RC), _has_ties(times_RC)
+    times, ties = _AlikePhases(times_RC), _has_ties(times_RC)
     return _followed(_mixes(times, len(times_RC), servers, first, rounds, ties, rigorous=True), 0)
 
 
@@ -142,7 +142,7 @@ def _earliest(finish_RN: Floats, mixed_RN: Rounds, first: int, ties: bool) -> Ro
 
 
 def _mixes(
-    times: Phases,
+    times: PhaseSource,
     copies: int,
     servers: int,
     first: int,

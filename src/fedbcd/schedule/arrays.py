@@ -105,7 +105,7 @@ class Outline:
             self._members
         )  # FedBCD-I: offline rounds since the last contact
         self._passes = np.array(schedule.method.passes, dtype=np.int64)
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _ArrivalBlock] = {}
         self._phase = [0] * len(servers) if self._first else []  # Sync-cloud: the round
         self._all = np.arange(len(servers))
         self._server_of_job = np.repeat(self._all, self._q)
@@ -193,7 +193,7 @@ class Outline:
         )
         heapq.heappush(self._ready, (phase.end, server))
 
-    def _drawn(self, phase: int) -> tuple["_Block", int]:
+    def _drawn(self, phase: int) -> tuple["_ArrivalBlock", int]:
         """The block of draws that a phase is in, and its place there."""
         block, row = divmod(phase, self._ahead)
         if block not in self._blocks:
@@ -204,7 +204,7 @@ class Outline:
                 del self._blocks[old]
         return self._blocks[block], row
 
-    def _draw(self, block: int) -> "_Block":
+    def _draw(self, block: int) -> "_ArrivalBlock":
         """Who is active in some phases of all servers, and for how long."""
         phases = np.arange(block * self._ahead, (block + 1) * self._ahead)[:, None, None]
         delay = self._times.arrivals(self._members[None], phases, self.now)
@@ -215,7 +215,7 @@ class Outline:
             row[:] = np.take_along_axis(self._counts, members, -1)
             np.put_along_axis(self._counts, members, row + 1, -1)
         drawn = self._steps(device, activation)
-        return _Block(
+        return _ArrivalBlock(
             device,
             activation,
             drawn * self._pass_of(device, offline=False),
@@ -296,7 +296,7 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _ArrivalBlock:
     """Some phases of all servers: (T, V, q) each."""
 
     device: Ints

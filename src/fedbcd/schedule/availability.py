@@ -48,7 +48,7 @@ RULES: dict[str, type[Chance]] = {Chance.name: Chance}
 
 
 @dataclass(frozen=True)
-class Pool:
+class AvailableDevices:
     """How devices become available. Where a rule names fewer than `active` (q), a phase could not
     end: others make up for them, by their draws.
     """

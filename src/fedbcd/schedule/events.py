@@ -36,7 +36,7 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
-from fedbcd.schedule.availability import Availability, Devices, Pool
+from fedbcd.schedule.availability import Availability, AvailableDevices, Devices
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.times import Times
@@ -69,7 +69,9 @@ class Simulation:
         self.machines = driver.machines
         self.schedule = schedule
         self.times = Times(schedule.clock, schedule.seed, self.machines.groups, schedule.sent)
-        self._pool = Pool(schedule.method, schedule.active, schedule.seed, schedule.availability)
+        self._pool = AvailableDevices(
+            schedule.method, schedule.active, schedule.seed, schedule.availability
+        )
         self.now = 0.0
         self.round = 0
         self._agenda: list[tuple[float, int, Actor, Event]] = []  # a heap

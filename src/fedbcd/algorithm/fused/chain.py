@@ -68,7 +68,9 @@ def chain_of(
         return None
     if taken.unfaithful:
         return None
-    return _Reader(taken.needed_for(result), slots, parameters, inputs, targets).layers(result)
+    return _OperationReader(taken.needed_for(result), slots, parameters, inputs, targets).layers(
+        result
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +125,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return chosen[::-1]
 
 
-class _Reader:
+class _OperationReader:
     """Follows the samples from operation to operation."""
 
     def __init__(

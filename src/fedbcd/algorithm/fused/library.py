@@ -30,7 +30,7 @@ _Int, _Float, _Pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
 # The structures of chain.c.
-class _Layer(ctypes.Structure):
+class _CLayer(ctypes.Structure):
     _fields_ = [(name, _Int) for name in ("inputs", "outputs", "weight", "bias", "relu")]
 
 
@@ -44,7 +44,7 @@ class _Task(ctypes.Structure):
     ]
 
 
-class _Rows(ctypes.Structure):
+class _CRows(ctypes.Structure):
     _fields_ = [("first", _Pointer), ("distance", _Int), ("rows", _Pointer)]
 
 
@@ -55,7 +55,7 @@ class _Batch(ctypes.Structure):
         ("positions", _Pointer),
         ("most", _Int),
         *(
-            (name, _Rows)
+            (name, _CRows)
             for name in ("x", "prev", "z", "penalty", "new_x", "new_prev", "before", "after")
         ),
         ("losses", _Pointer),
@@ -102,7 +102,7 @@ def load(build: str) -> ctypes.CDLL | None:
     return None
 
 
-class Pool(NamedTuple):
+class SamplePool(NamedTuple):
     """Samples to train on: inputs as bytes, with the number that each of the 256 stands for, or as
     float32; targets are classes.
     """
@@ -112,13 +112,13 @@ class Pool(NamedTuple):
     targets: Tensor  # int64
 
 
-class Sessions(NamedTuple):
+class ChainSessions(NamedTuple):
     """K_i of each device, and where its mini-batches are; those without take steps of the penalty
     alone.
     """
 
     steps: list[int]
-    pool: Pool | None = None
+    pool: SamplePool | None = None
     positions_NKR: Tensor | None = None
 
 
@@ -175,7 +175,7 @@ class _OfChain:
         self, layers: tuple[LinearLayer, ...], parameters: int, compiled: ctypes.CDLL
     ) -> None:
         self.classes = layers[-1].outputs
-        self._layers = (_Layer * len(layers))(*(_Layer(*layer) for layer in layers))
+        self._layers = (_CLayer * len(layers))(*(_CLayer(*layer) for layer in layers))
         self._parameters = parameters
         self._compiled = compiled
         self._own = threading.local()
@@ -183,7 +183,7 @@ class _OfChain:
     def _task(
         self,
         samples: int,
-        pool: Pool | None = None,
+        pool: SamplePool | None = None,
         step: float = 0.0,
         momentum: float = 0.0,
         bounds: Bounds = (0.0, 0.0),
@@ -249,7 +249,7 @@ class ChainTrainer(_OfChain):
     def train(
         self,
         models: Models,
-        sessions: Sessions,
+        sessions: ChainSessions,
         anchor_NP: Tensor | None,
         penalty_N: Tensor,
         together: Together,
@@ -306,7 +306,7 @@ def _place(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _places(pool: Pool | None) -> tuple[int | None, ...]:
+def _places(pool: SamplePool | None) -> tuple[int | None, ...]:
     """Where bytes, their numbers, floats and targets begin."""
     if pool is None:
         return (None,) * 4
@@ -318,9 +318,9 @@ def _places(pool: Pool | None) -> tuple[int | None, ...]:
     )
 
 
-def _table(rows_NP: Tensor | None, chosen: Tensor | None) -> _Rows:
+def _table(rows_NP: Tensor | None, chosen: Tensor | None) -> _CRows:
     if rows_NP is None:
-        return _Rows(None, 0, None)
+        return _CRows(None, 0, None)
     assert rows_NP.dtype == torch.float32
     assert rows_NP.ndim == 1 or rows_NP.stride(1) == 1
-    return _Rows(rows_NP.data_ptr(), rows_NP.stride(0), _place(chosen))
+    return _CRows(rows_NP.data_ptr(), rows_NP.stride(0), _place(chosen))

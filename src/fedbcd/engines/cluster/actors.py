@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.compute.allocator import keep_freed_memory
-from fedbcd.compute.contributions import Sums
+from fedbcd.compute.contributions import ServerSums
 from fedbcd.compute.evaluate import Evaluator
 from fedbcd.compute.rows import MakeRows, Rows
 from fedbcd.compute.store import stored_in
@@ -121,7 +121,7 @@ class Shard:
         trainer, start = make_trainer(spec, part, device)
         trainer.check_vectorised(start)
         self._devices = make_devices(spec, part, trainer, start, make_rows)
-        self._sums = Sums.of(len(part.servers), trainer.bound.upload.size, device)
+        self._sums = ServerSums.of(len(part.servers), trainer.bound.upload.size, device)
         measure = measure_for(part, spec.measure)
         self._evaluator = Evaluator(part, trainer.objective, device, measure=measure)
 

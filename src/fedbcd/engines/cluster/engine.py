@@ -27,7 +27,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedbcd.algorithm.method import Bound
-from fedbcd.compute.contributions import UPLOAD, Sums
+from fedbcd.compute.contributions import UPLOAD, ServerSums
 from fedbcd.compute.devices import Wait
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows, load_tables, state_of_tables
@@ -87,7 +87,7 @@ class Traffic:
 
 
 @dataclass
-class _Shard:
+class _ShardState:
     """The driver's view of one actor."""
 
     devices: list[int]
@@ -98,7 +98,7 @@ class _Shard:
     )  # what has changed it since the last checkpoint
 
 
-class Shards:
+class ShardActors:
     """All actors of a run."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Shards:
         )
         self.traffic = Traffic()
         self.shards = [
-            _Shard(devices)
+            _ShardState(devices)
             for devices in shards_of(federation, spec, _number_of_actors(ray, options))
         ]
         self.of_device = np.zeros(federation.devices, dtype=np.int64)
@@ -138,7 +138,7 @@ class Shards:
         for number, ref in enumerate([self._start(shard) for shard in self.shards]):
             self._answer(number, ref)
 
-    def _start(self, shard: _Shard) -> Any:
+    def _start(self, shard: _ShardState) -> Any:
         """An actor with a shard's data and its models at x(0)."""
         shard.actor = self._pool.pop() if self._pool else self._kind.remote()
         part = part_of(self.federation, shard.devices)
@@ -328,7 +328,7 @@ def _number_of_actors(ray: Any, options: Cluster) -> int:
 class RemoteRows(Rows):
     """Rows that live in the actors."""
 
-    def __init__(self, shards: Shards, which: str, rows: int, start: Tensor) -> None:
+    def __init__(self, shards: ShardActors, which: str, rows: int, start: Tensor) -> None:
         self.shape = (rows, len(start))
         self.dtype, self.device = start.dtype, start.device
         self._shards, self._which = shards, which
@@ -400,7 +400,7 @@ class RemoteRows(Rows):
 class RemoteContributions:
     """What devices contribute is in the actors."""
 
-    def __init__(self, shards: Shards, upload_size: int) -> None:
+    def __init__(self, shards: ShardActors, upload_size: int) -> None:
         self._shards, self._upload_size = shards, upload_size
 
     def sum_of(self, devices: Sequence[int]) -> Tensor:
@@ -440,7 +440,9 @@ class RemoteDevices:
 
     engine = "cluster"
 
-    def __init__(self, shards: Shards, sync: bool, bound: Bound, start: Tensor, rows: int) -> None:
+    def __init__(
+        self, shards: ShardActors, sync: bool, bound: Bound, start: Tensor, rows: int
+    ) -> None:
         self.shards = shards
         self.one_sum = sync
         self.storage = start.dtype
@@ -454,7 +456,7 @@ class RemoteDevices:
         self._refs: dict[ModelRef, Any] = {}  # models as actors get them: stored, or as they are
 
     def advance(
-        self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: Sums
+        self, work: Sequence[Sessions | Count], models: Mapping[ModelRef, Tensor], into: ServerSums
     ) -> Wait:
         """Each shard's part in one call; the sums come when somebody waits for them."""
         batches = [part.sessions for part in work if isinstance(part, Sessions)]
@@ -518,7 +520,7 @@ class RemoteDevices:
                 self.shards.traffic.models += 0 if small else model[0].nbytes
         self._refs = {handle: ref for handle, ref in self._refs.items() if handle in models}
 
-    def _add(self, shard: int, done: Done, into: Sums) -> None:
+    def _add(self, shard: int, done: Done, into: ServerSums) -> None:
         self.shards.shards[shard].seconds += done.seconds
         self.shards.traffic.sums += done.sums.nbytes
         total_VU = into.total_VU.numpy()
@@ -619,7 +621,7 @@ def cluster_numbers(
 ) -> Iterator[Numbers]:
     """Numbers whose devices are in actors, which go when the run is over."""
     with ray_for(options) as ray, _by_value(ray, modules_of(spec)):
-        shards = Shards(ray, federation, spec, options, state)
+        shards = ShardActors(ray, federation, spec, options, state)
         try:
             trainer, start = make_trainer(spec, federation, torch.device("cpu"))
             kept = start.to(spec.kept_as)

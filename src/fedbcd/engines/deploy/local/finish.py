@@ -42,7 +42,7 @@ def conclude(
     deployment's own models.
     """
     end = merge_stores(out, federation, spec, options, job)
-    looks = _Looks(federation, spec, [end["clock"] * k / LOOKS for k in range(LOOKS)])
+    looks = _TimedEvaluations(federation, spec, [end["clock"] * k / LOOKS for k in range(LOOKS)])
     began = time.perf_counter()
     log = out / "events.jsonl"  # written here: it names what the job has named
     found = replay(log, federation, exact=True, on_step=looks.before, trust=True)
@@ -77,7 +77,7 @@ def growing_log(
     return GrowingLog(out / "events.jsonl", header_of(spec, federation, job), blueprint, folders)
 
 
-class _Looks:
+class _TimedEvaluations:
     """Evaluates the models as they were at chosen times."""
 
     def __init__(self, federation: Federation, spec: RunSpec, times: list[float]) -> None:
@@ -105,7 +105,8 @@ class _Looks:
                 measure=measure_for(self._federation, self._spec.measure),
             )
         self.scores = scores_of(numbers, machines, self._evaluator)
-        self.history.append(row_of(numbers, machines, self.scores, clock, Certificates()))
+        found = (numbers, machines, self.scores, clock, Certificates())
+        self.history.append(row_of(*found, lower=self._evaluator.lower))
 
     def result(self, end: dict[str, Any], deployment: dict[str, Any]) -> Run:
         assert self._at is not None

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from fedbcd.engines.deploy.roles.local_work import Work
-from fedbcd.schedule.availability import Pool
+from fedbcd.schedule.availability import AvailableDevices
 from fedbcd.schedule.delays import Floats
 from fedbcd.schedule.times import Times
 
@@ -88,7 +88,7 @@ class Drawn:
 
     device: int
     members: Sequence[int]  # of its server, as far as it has been told
-    pool: Pool
+    pool: AvailableDevices
     times: Times
     scale: float
     has_own_timers = False

@@ -26,7 +26,7 @@ from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import server_actor
 from fedbcd.recorded import going_on, in_record
-from fedbcd.schedule.availability import Availability, Pool
+from fedbcd.schedule.availability import Availability, AvailableDevices
 from fedbcd.spec import RunSpec
 
 DTYPE = torch.float32
@@ -118,9 +118,9 @@ class Blueprint:
         return replace(self, algorithm=going_on(self.algorithm, recorded))
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> AvailableDevices:
         """Who is available, where delays are drawn."""
-        return Pool(self.method, self.active, self.seed, self.availability)
+        return AvailableDevices(self.method, self.active, self.seed, self.availability)
 
     @property
     def first_model(self) -> Tensor:
