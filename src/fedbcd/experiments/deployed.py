@@ -13,7 +13,7 @@ from torch import nn
 
 from fedbcd.config import read_toml
 from fedbcd.data.federation import Federation
-from fedbcd.engines.deploy.processes.options import Deploy, settle
+from fedbcd.engines.deploy.processes.options import Deploy, merge_options
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import Job, parse
 from fedbcd.spec import Place, RunSpec, default_of
@@ -27,7 +27,7 @@ def read_job(file: Path, flags: Mapping[str, Any]) -> tuple[Job, Deploy]:
     file.
     """
     table = read_toml(file)
-    return one_job(table), settle(table.get("deploy", {}), os.environ, flags)
+    return one_job(table), merge_options(table.get("deploy", {}), os.environ, flags)
 
 
 def one_job(table: Mapping[str, Any], recorded: bool = False) -> Job:
