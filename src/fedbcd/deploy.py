@@ -17,7 +17,7 @@ from torch import nn
 
 from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.objective import Loss
-from fedbcd.data.federation import DeviceData, Federation, Transform, as_dtype
+from fedbcd.data.federation import DeviceData, Federation, Transform, as_dtype, as_samples
 from fedbcd.engines.deploy.processes.assemble import make_module
 from fedbcd.engines.deploy.processes.base import run_process
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
@@ -35,7 +35,7 @@ def device(
     *,
     data: DeviceData,
     model: Callable[[], nn.Module] | None = None,
-    loss: Loss = nn.functional.cross_entropy,
+    loss: Loss | None = None,
     transform: Transform = as_dtype,
     augment: Augment | None = None,
     available: Callable[[], bool] | None = None,
@@ -51,7 +51,8 @@ def device(
     data       (inputs, targets), or a torch Dataset of such pairs; as many samples as
     deploy.samples says
     model      makes the module; by default what model.name of the job file names
-    loss       loss(outputs, targets) -> scalar, the mean over the batch
+    loss       loss(outputs, targets) -> scalar, the mean over the batch; by default what
+    model.loss of the job file names
     available  asked before the device takes part: is it idle, charged, connected?
     options    go before what [deploy] says: folder, certificates, health, servers, ...
     """
@@ -62,8 +63,10 @@ def device(
             " with 'fedbcd device'"
         )
     plan = deployment_of(parsed, settled, model=model)
+    own_data = as_samples("the data of this device", data)
+    loss = loss or parsed.loss(own_data.targets)
     federation = Federation(
-        model or parsed.model_factory(), loss, [data], 1, transform=transform, augment=augment
+        model or parsed.model_factory(), loss, [own_data], 1, transform=transform, augment=augment
     )
     own = OwnData.of(federation, 0, parsed.spec.seed)
     plan = replace(plan, own=lambda _: own, log_level=log_level)

@@ -6,7 +6,7 @@ not, unless told: who opens somebody's results does not want to run somebody's p
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
@@ -16,16 +16,20 @@ from typing import Any
 from fedbcd.errors import ConfigError
 
 _trusted: ContextVar[bool] = ContextVar("trusted", default=False)
+_folder: ContextVar[str] = ContextVar("folder", default="")  # of the job file that is read
 
 
 @contextmanager
-def imports(allowed: bool) -> Iterator[None]:
-    """Whether what is read in here may import code; within an allowance everything may."""
-    token = _trusted.set(_trusted.get() or allowed)
+def imports(allowed: bool, folder: str = "") -> Iterator[None]:
+    """Whether what is read in here may import code, from this folder too; within an allowance
+    everything may.
+    """
+    tokens = _trusted.set(_trusted.get() or allowed), _folder.set(folder or _folder.get())
     try:
         yield
     finally:
-        _trusted.reset(token)
+        _trusted.reset(tokens[0])
+        _folder.reset(tokens[1])
 
 
 def path_of(kind: type) -> str:
@@ -51,7 +55,8 @@ def modules_of(value: Any) -> set[str]:
 def names_code(table: object) -> bool:
     """Whether a job or a record names something as `package.module:Name`."""
     if isinstance(table, Mapping):
-        return ":" in str(table.get("name", "")) or any(map(names_code, table.values()))
+        named = (str(table.get(key, "")) for key in ("name", "loss", "metric"))
+        return any(":" in name for name in named) or any(map(names_code, table.values()))
     return isinstance(table, list | tuple) and any(map(names_code, table))
 
 
@@ -61,33 +66,55 @@ def are_imported() -> bool:
 
 
 def imported_object(path: str, where: str) -> Any:
-    """What is at `package.module:Name`; modules are found as Python finds them, and in the current
-    folder.
+    """What is at `package.module:Name`, which stands at the key `where`; modules are found as
+    Python finds them, in the folder of the job file, and in the current one.
     """
     if not _trusted.get():
         raise ConfigError(
-            f"{where}.name = {path!r} is code that a record names; if you trust who made it, say so"
+            f"{where} = {path!r} is code that a record names; if you trust who made it, say so"
             " (--trust, or trust=True)"
         )
     module, _, name = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    places = [place for place in (_folder.get(), str(Path.cwd())) if place]
+    sys.path.extend(place for place in places if place not in sys.path)
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     except Exception as error:  # noqa: BLE001  whatever their module does
         raise ConfigError(
-            f"{where}.name = {path!r} cannot be imported ({error}); write package.module:Name, and"
-            f" start where Python finds the module, or put it into {here}"
+            f"{where} = {path!r} cannot be imported ({error}); write package.module:Name, and"
+            f" start where Python finds the module, or put it into {places[0]}"
         ) from None
+    _check_place(module.partition(".")[0], f"{where} = {path!r}")
     return found
+
+
+def _check_place(module: str, said: str) -> None:
+    """Refuse another module than the one that lies beside the job file, or a copy of it."""
+    loaded, folder = Path(getattr(sys.modules[module], "__file__", None) or ""), _folder.get()
+    for meant in (Path(folder, f"{module}.py"), Path(folder, module, "__init__.py")):
+        both = folder and loaded.is_file() and meant.is_file()
+        if both and meant.read_bytes() != loaded.read_bytes():
+            raise ConfigError(
+                f"{said}: {meant} is hidden by another module of that name, {loaded}; give it"
+                " another name"
+            )
+
+
+def imported_function(path: str, where: str, what: str) -> Callable[..., Any]:
+    """The function there, or class; `what` it does."""
+    found = imported_object(path, where)
+    if not callable(found):
+        raise ConfigError(
+            f"{where} = {path!r} is not callable; name a function or class that {what}"
+        )
+    return found  # type: ignore[no-any-return]
 
 
 def imported(path: str, where: str) -> type[Any]:
     """The frozen dataclass there."""
-    found = imported_object(path, where)
+    found = imported_object(path, f"{where}.name")
     if not (isinstance(found, type) and is_dataclass(found)):
         raise ConfigError(
             f"{where}.name = {path!r} must be a dataclass: its fields are what records say of it"

@@ -37,7 +37,7 @@ from fedbcd.engines.deploy.processes.options import Deploy, merge_options
 from fedbcd.engines.warnings import never_mixes
 from fedbcd.errors import ConfigError, RecordError, Refused
 from fedbcd.experiments.deployed import deployment_of, one_job, read_job, spec_of
-from fedbcd.experiments.job import Job, default_table
+from fedbcd.experiments.job import Job, default_table, read_job_file
 from fedbcd.experiments.pictures import draw_run
 from fedbcd.own import imports
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
@@ -252,7 +252,7 @@ def _planned(
         raise RecordError(
             f"{out} is not empty; choose a new folder with --out, or go on with --resume"
         )
-    table = _up_table() if file is None else read_toml(file)
+    table = _up_table() if file is None else read_job_file(file)
     _change(table, changes)
     job = one_job(table)
     ports = free_ports(job.federation.servers + 1)
@@ -323,6 +323,7 @@ def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     from fedbcd.engines.deploy.local.up import Up, actors_of, check_stores
 
     federation = job.make_federation()
+    job = job.settled(federation)
     warning = never_mixes(job.spec.cloud, job.federation.servers)
     if warning is not None:
         note(warning)

@@ -18,10 +18,10 @@ from rich.table import Table
 
 from fedbcd.cli.output import Data, Json, console, print_json, say, say_where, screen_for, table_of
 from fedbcd.cli.overrides import override
-from fedbcd.config import follow_renamed, read_toml
+from fedbcd.config import follow_renamed
 from fedbcd.experiments.claims import ClaimVerdict, judge
 from fedbcd.experiments.figures import by_run, draw_panel, write_claims, write_table
-from fedbcd.experiments.job import Job
+from fedbcd.experiments.job import Job, read_job_file
 from fedbcd.experiments.paper import PANELS, Setting, panels
 from fedbcd.experiments.pool import Result, run_jobs, workers_that_fit
 from fedbcd.experiments.readings import READINGS
@@ -107,7 +107,7 @@ def sweep_command(
     as_json: Json = False,
 ) -> None:
     """Try every combination of some settings, in parallel, and say which is best."""
-    table = read_toml(file)
+    table = read_job_file(file)
     override(table, folder=data)
     part, points = parse_sweep(table)
     results = _run(

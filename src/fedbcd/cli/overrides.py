@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fedbcd.config import read_toml
-from fedbcd.experiments.job import Job, default_table, parse
+from fedbcd.experiments.job import Job, default_table, parse, read_job_file
 
 
 def override(
@@ -26,7 +25,7 @@ def override(
 
 
 def read_jobs(file: Path | None, data: Path | None) -> list[Job]:
-    table = default_table() if file is None else read_toml(file)
+    table = default_table() if file is None else read_job_file(file)
     override(table, folder=data)
     return parse(table)
 

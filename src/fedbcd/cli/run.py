@@ -70,7 +70,7 @@ from fedbcd.engines.result import Progress as RunProgress, Run
 from fedbcd.engines.run import explain_backend
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, FedBCDError, RecordError, RenamedWarning
-from fedbcd.experiments.job import Federations, Job, default_table, parse
+from fedbcd.experiments.job import Federations, Job, default_table, parse, read_job_file
 from fedbcd.experiments.pictures import draw_curves, draw_run
 from fedbcd.experiments.pool import recorded_job
 from fedbcd.models import MODELS
@@ -346,7 +346,7 @@ def _job_table(file: Path | None, resumed: Path | None) -> dict[str, Any]:
         raise RecordError(
             f"{resumed} holds no config.toml to resume from; give the job file as well"
         )
-    return default_table() if file is None else read_toml(file)
+    return default_table() if file is None else read_job_file(file)
 
 
 def _jobs(table: dict[str, Any], folder: Path, resume: bool, recorded: bool) -> list[Job]:
@@ -384,6 +384,7 @@ def _train_all(jobs: list[Job], folder: Path, resume: bool, track: list[str]) ->
     ]
     made = Federations()
     federations = [made.of(job) for job in jobs]
+    jobs = [job.settled(federation) for job, federation in zip(jobs, federations, strict=True)]
     if len(jobs) > 1:
         _check_all(jobs, federations, places, folder, resume)
         _claim(folder, {"runs": [job.to_table() for job in jobs]})

@@ -18,7 +18,7 @@ from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.fused import tester_for
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import FOR_ALL, Federation
-from fedbcd.data.measure import DEFAULT, Measure, sample_weights
+from fedbcd.data.measure import DEFAULT, Measure, is_lower_better, sample_weights
 from fedbcd.errors import ConfigError, DataError
 
 INPUT_VALUES_AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
@@ -57,6 +57,7 @@ class Evaluator:
         """
         self._together = together
         self._measure = measure
+        self.lower = is_lower_better(federation.metric)
         self._weights: dict[int, Weights] = {}  # of the devices that were asked for
         self._federation = federation
         self._objective = objective

@@ -1,6 +1,6 @@
 """Inputs: data sets on disk or in the package, and how they are split over devices."""
 
-from fedbcd.data.datasets import DATASETS, Samples, load_dataset
+from fedbcd.data.datasets import DATASETS, LoadedDataset, Samples, load_dataset
 from fedbcd.data.federation import Federation
 from fedbcd.data.partition import (
     IID,
@@ -21,6 +21,7 @@ __all__ = [
     "Dirichlet",
     "Diversity",
     "Federation",
+    "LoadedDataset",
     "Natural",
     "Partition",
     "QuantitySkew",

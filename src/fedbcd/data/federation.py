@@ -32,6 +32,29 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(-1) == targets).to(torch.float64)
 
 
+def mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Per sample: the mean of (output - target)^2; lower is better."""
+    difference = fitting(outputs, targets).double() - targets
+    return difference.square().flatten(1).mean(1) if targets.ndim > 1 else difference.square()
+
+
+mse.better = "lower"  # type: ignore[attr-defined]  # what a metric of one's own may say, too
+
+
+def mse_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean of (output - target)^2 over a batch."""
+    return nn.functional.mse_loss(fitting(outputs, targets), targets)
+
+
+def fitting(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Outputs of shape (N, 1) for targets of shape (N,), and the other way round."""
+    if outputs.numel() != targets.numel():
+        raise ValueError(
+            f"outputs are of shape {tuple(outputs.shape)}, targets of {tuple(targets.shape)}"
+        )
+    return outputs.reshape(targets.shape)
+
+
 def as_dtype(inputs: Tensor, dtype: torch.dtype) -> Tensor:
     """The default transform: numbers become the model's dtype; integer tokens (int32, int64) are
     left alone.
@@ -56,7 +79,8 @@ class Federation:
     test      (inputs, targets) or a Dataset; a personal model is tested on its device's own test
     samples, or else on those of these whose label its device owns (`data.measure`). Without it
     global models are tested on all that devices have
-    metric    per-sample score, higher is better; accuracy by default
+    metric    metric(outputs, targets) -> a score per sample; higher is better, unless it has an
+    attribute better = "lower". Accuracy by default, `mse` where targets are numbers
     transform applied to each batch of inputs on its way to the model
     augment   changes training batches before that, by addressed draws, e.g. FlipCrop()
     """
@@ -69,11 +93,11 @@ class Federation:
         servers: Servers,
         *,
         test: DeviceData | None = None,
-        metric: Metric = accuracy,
+        metric: Metric | None = None,
         transform: Transform = as_dtype,
         augment: Augment | None = None,
     ) -> None:
-        pairs = [_with_test(data) for data in devices]
+        pairs = [with_test(data) for data in devices]
         parts = [as_samples(f"device {i}", data) for i, (data, _) in enumerate(pairs)]
         _check_parts(parts)
         pool = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
@@ -94,7 +118,7 @@ class Federation:
         servers: Servers,
         *,
         test: Samples | None = None,
-        metric: Metric = accuracy,
+        metric: Metric | None = None,
         transform: Transform = as_dtype,
         augment: Augment | None = None,
     ) -> "Federation":
@@ -134,7 +158,7 @@ class Federation:
     def _set_evaluation(
         self,
         test: Samples | None,
-        metric: Metric,
+        metric: Metric | None,
         transform: Transform,
         labels: Sequence[tuple[int, ...]] | None,
         augment: Augment | None,
@@ -143,7 +167,7 @@ class Federation:
         self.test = test
         # where in it each device's own test samples are, and those for all
         self.own_tests = own_tests
-        self.metric = metric
+        self.metric = metric or (mse if self.pool.targets.is_floating_point() else accuracy)
         self.transform = transform
         self.augment = augment
         if (
@@ -194,7 +218,7 @@ class Federation:
         return digest.hexdigest()
 
 
-def _with_test(data: Any) -> tuple[DeviceData, DeviceData | None]:
+def with_test(data: Any) -> tuple[DeviceData, DeviceData | None]:
     """(train, test) of a device; the parts of (inputs, targets) are tensors, arrays or lists."""
     if isinstance(data, tuple) and len(data) == 2:
         train, test = data

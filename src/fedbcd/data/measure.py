@@ -5,13 +5,27 @@ from typing import Any, Literal
 
 import torch
 
-from fedbcd.data.federation import Federation
+from fedbcd.data.federation import Federation, Metric
 from fedbcd.errors import ConfigError
 from fedbcd.recorded import completed
 
 Measure = Literal["own-shares", "pooled-labels", "own-tests"]
 DEFAULT: Measure = "own-shares"
 OWN_TESTS: Measure = "own-tests"  # of devices that have brought their own
+
+
+def is_lower_better(metric: Metric) -> bool:
+    """Of its scores; a metric says so by an attribute, better = "lower"."""
+    better = getattr(metric, "better", "higher")
+    if better not in ("higher", "lower"):
+        raise ConfigError(
+            f'the metric {name_of(metric)} has better = {better!r}; use "lower" or "higher"'
+        )
+    return bool(better == "lower")
+
+
+def name_of(metric: Metric) -> str:
+    return str(getattr(metric, "__name__", type(metric).__name__))
 
 
 def measure_for(federation: Federation, chosen: Measure | None) -> Measure:

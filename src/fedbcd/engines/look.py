@@ -79,11 +79,18 @@ def _scores_in_blocks(
 
 
 def row_of(
-    numbers: Numbers, machines: Machines, scores: Scores, clock: float, found: Certificates
+    numbers: Numbers,
+    machines: Machines,
+    scores: Scores,
+    clock: float,
+    found: Certificates,
+    *,
+    lower: bool = False,
 ) -> Row:
+    """`lower`: the lower a score, the better."""
     z_VF = numbers.global_VF()
     mean_z = z_VF.double().mean(0)
-    personal = sorted(scores.devices.values())
+    personal = sorted(scores.devices.values(), reverse=lower)
     return Row(
         round=machines.coordinator.round,
         clock=clock,

@@ -96,11 +96,12 @@ class Watcher:
         player.settle()
         began = time.perf_counter()
         self.test()
-        row = row_of(self.numbers, self.machines, self.scores, player.now, Certificates())
+        found = (self.numbers, self.machines, self.scores, player.now, Certificates())
+        row = row_of(*found, lower=self.evaluator.lower)
         self.seconds += time.perf_counter() - began
-        found = asdict(self._certificates(player.round))
+        certificates = asdict(self._certificates(player.round))
         now = {"round": player.round, "activations": player.activations}
-        self.history.append(replace(row, **now, **found))
+        self.history.append(replace(row, **now, **certificates))
 
     def last_certificates(self, rounds: int) -> dict[str, float]:
         """Those of the final models, for the summary; empty where there are none."""

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedbcd.config import read_toml
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.processes.options import Deploy, merge_options
 from fedbcd.errors import ConfigError
-from fedbcd.experiments.job import Job, parse
+from fedbcd.experiments.job import Job, parse, read_job_file
 from fedbcd.spec import Place, RunSpec, default_of
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def read_job(file: Path, flags: Mapping[str, Any]) -> tuple[Job, Deploy]:
     """The one job of a file, and the options of its deployment: flags before environment before
     file.
     """
-    table = read_toml(file)
+    table = read_job_file(file)
     return one_job(table), merge_options(table.get("deploy", {}), os.environ, flags)
 
 

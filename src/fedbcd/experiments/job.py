@@ -3,7 +3,6 @@ each change some of it.
 """
 
 import csv
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
@@ -17,9 +16,12 @@ from torch import nn
 from fedbcd.algorithm.augment import FlipCrop
 from fedbcd.algorithm.method import Facts, Method
 from fedbcd.algorithm.methods import FedBCD
+from fedbcd.algorithm.objective import Loss
 from fedbcd.config import HOMES, build, check_keys, convert, nearest, read_toml, renamed_keys
-from fedbcd.data.datasets import DATASETS, LoadedDataset, load_dataset
-from fedbcd.data.federation import Federation
+from fedbcd.data.datasets import DATASETS, LoadedDataset
+from fedbcd.data.federation import Federation, Metric, accuracy, mse, mse_loss
+from fedbcd.data.given import Data, load_data, sizes_of, targets_of
+from fedbcd.data.measure import measure_for
 from fedbcd.data.partition import Diversity, Partition, Partitioner
 from fedbcd.describe import describe
 from fedbcd.engines.result import Run
@@ -27,19 +29,21 @@ from fedbcd.engines.run import train
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
-from fedbcd.own import are_imported, imported_object, imports
+from fedbcd.own import are_imported, imported_function, imports, names_code
 from fedbcd.record.runfolder import RunFolder, recorded_in
 from fedbcd.recorded import completed
 from fedbcd.spec import OPTIONS, RENAMED, RunSpec
 
-Load = Callable[[str, Path | None], LoadedDataset]
+Load = Callable[[str, Path | None], Data]
+LOSSES: dict[str, Loss] = {"cross_entropy": nn.functional.cross_entropy, "mse": mse_loss}
+METRICS: dict[str, Metric] = {"accuracy": accuracy, "mse": mse}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataPart:
     """Which data, and how they are split over the devices."""
 
-    name: str = "digits"  # see `fedbcd models`
+    name: str = "digits"  # see `fedbcd models`, or your own as "package.module:function"
     folder: str | None = None  # where its files are; FEDBCD_DATA by default
     diversity: int = 3  # labels per device
     samples: int = 60  # samples per device
@@ -53,10 +57,10 @@ class DataPart:
     )
 
     def __post_init__(self) -> None:
-        if self.name not in DATASETS:
+        if self.name not in DATASETS and ":" not in self.name:
             raise ConfigError(
                 f"data.name = {self.name!r} is unknown{nearest(self.name, DATASETS)}; known:"
-                f" {', '.join(DATASETS)}"
+                f' {", ".join(DATASETS)}, or your own as "package.module:function"'
             )
         if self.samples < 1:
             raise ConfigError(f"data.samples = {self.samples} must be 1 or more")
@@ -86,6 +90,21 @@ class DataPart:
                 f" [federation] has {devices}"
             )
         return saved
+
+    def check_dealt(self, found: int, devices: int) -> None:
+        """Refuse a split of data that come by device, and another number of devices."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in ("name", "folder", "augment") and value != each.default:
+                raise ConfigError(
+                    f"data.{each.name} = {value!r:.80} is about a split, but data.name ="
+                    f" {self.name!r} gives the data of each device; leave data.{each.name} out"
+                )
+        if found != devices:
+            raise ConfigError(
+                f"data.name = {self.name!r} gives the data of {found} devices, but [federation] has"
+                f" {devices}; let servers times devices be {found}"
+            )
 
 
 MOST_DEVICES = 100_000_000  # a slip of the pen must not take all memory
@@ -120,11 +139,15 @@ class FederationPart:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart:
-    """Which network: one of `fedbcd models`, or your own as "package.module:factory"."""
+    """Which network, and what it is trained and tested by: names that are known, or your own as
+    "package.module:function".
+    """
 
     name: str = "mlp"
     hidden: tuple[int, ...] = (64, 32)  # widths of the hidden layers of an mlp
     norm: Literal["batch", "group"] = "batch"  # normalisation of a resnet20
+    loss: str | None = None  # cross_entropy; mse where targets are numbers
+    metric: str | None = None  # accuracy; mse where targets are numbers
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
@@ -132,12 +155,12 @@ class ModelPart:
                 f"model.hidden = {list(self.hidden)} must be widths of 1 or more, e.g. [64, 32]"
             )
 
-    def factory(self, data: LoadedDataset | None) -> Callable[[], nn.Module]:
-        """A callable that makes the module; only one of your own can do without the data set that
-        it is for.
+    def factory(self, data: Data | None) -> Callable[[], nn.Module]:
+        """A callable that makes the module; only one of your own can do without the data that it is
+        for.
         """
         if ":" in self.name:
-            return _imported(self.name)
+            return imported_function(self.name, "model.name", "makes the module")
         if data is None:
             raise ConfigError(
                 f"model.name = {self.name!r} needs a data set to fit; name your own as"
@@ -148,11 +171,23 @@ class ModelPart:
                 f"model.name = {self.name!r} is unknown{nearest(self.name, MODELS)}; known:"
                 f' {", ".join(MODELS)}, or your own as "package.module:factory"'
             )
+        inputs, classes = sizes_of(data)
         if self.name == "resnet20":
-            return partial(MODELS[self.name], classes=data.classes, norm=self.norm)
-        inputs = math.prod(data.train.inputs.shape[1:])
+            return partial(MODELS[self.name], classes=classes, norm=self.norm)
         options = {"hidden": self.hidden} if self.name == "mlp" else {}
-        return partial(MODELS[self.name], inputs=inputs, classes=data.classes, **options)
+        return partial(MODELS[self.name], inputs=inputs, classes=classes, **options)
+
+    def function(self, kind: str, known: Mapping[str, Any]) -> Any:
+        """The loss or the metric; None where none is named."""
+        name = getattr(self, kind)
+        if name is None or name in known:
+            return known.get(name)
+        if ":" in name:
+            return imported_function(name, f"model.{kind}", "takes (outputs, targets)")
+        raise ConfigError(
+            f"model.{kind} = {name!r} is unknown{nearest(name, known)}; known:"
+            f' {", ".join(known)}, or your own as "package.module:function"'
+        )
 
 
 ACTIVE = 3  # q, where a job file is silent
@@ -170,7 +205,8 @@ class Job:
     federation: FederationPart = field(default_factory=FederationPart)
     model: ModelPart = field(default_factory=ModelPart)
     spec: RunSpec = field(default_factory=lambda: RunSpec.from_table({}, ACTIVE))
-    may_import: bool = True  # its model; one that was read from a record may not, unless told
+    may_import: bool = True  # its code; one that was read from a record may not, unless told
+    modules: str = ""  # the folder in which code that it names is found, too
 
     @property
     def name(self) -> str:
@@ -194,11 +230,18 @@ class Job:
     def to_table(self) -> dict[str, Any]:
         parts = {key: describe(getattr(self, key)) for key in ("data", "federation", "model")}
         parts["federation"]["active"] = self.active
-        return {"title": self.name, **parts, **self.spec.to_table()}
+        table = {"title": self.name, **parts, **self.spec.to_table()}
+        if ":" in self.data.name and self.spec.measure is None:
+            del table["run"]["measure"]  # the data say, once they are there: `settled`
+        return table | ({"modules": self.modules} if self.modules and names_code(table) else {})
 
     def changed(self, **said: Any) -> "Job":
         """With other options of its run; None leaves one as it is."""
         return replace(self, spec=self.spec.changed(said))
+
+    def settled(self, federation: Federation) -> "Job":
+        """With the measure that its data ask for, as it is recorded."""
+        return self.changed(measure=measure_for(federation, self.spec.measure))
 
     def going_on(self, record: Mapping[str, Any]) -> "Job":
         """This job, as recorded where it says nothing: a record is a job's table, or the identity
@@ -206,25 +249,33 @@ class Job:
         """
         return replace(self, spec=self.spec.going_on(record))
 
-    def model_factory(self, data: LoadedDataset | None = None) -> Callable[[], nn.Module]:
+    def model_factory(self, data: Data | None = None) -> Callable[[], nn.Module]:
         """What makes the network."""
-        with imports(allowed=self.may_import):
+        with imports(self.may_import, self.modules):
             return self.model.factory(data)
 
-    def make_federation(self, load: Load = load_dataset) -> Federation:
+    def loss(self, targets: torch.Tensor) -> Loss:
+        """As named, or as fits these targets."""
+        with imports(self.may_import, self.modules):
+            named: Loss | None = self.model.function("loss", LOSSES)
+        return named or LOSSES["mse" if targets.is_floating_point() else "cross_entropy"]
+
+    def make_federation(self, load: Load = load_data) -> Federation:
         """Load the data, split them, and put the model to them."""
-        data = load(self.data.name, None if self.data.folder is None else Path(self.data.folder))
-        split = self.data.split(data, self.devices, self.spec.seed)
-        return Federation.from_partition(
-            self.model_factory(data),
-            nn.functional.cross_entropy,
-            data.train,
-            split,
-            self.federation.servers,
-            test=data.test,
-            transform=data.transform,
-            augment=self._augment(),
-        )
+        folder = None if self.data.folder is None else Path(self.data.folder)
+        with imports(self.may_import, self.modules):
+            data = load(self.data.name, folder)
+            metric = self.model.function("metric", METRICS)
+        given = (self.model_factory(data), self.loss(targets_of(data)))
+        beside = {"transform": data.transform, "metric": metric, "augment": self._augment()}
+        servers = self.federation.servers
+        if isinstance(data, LoadedDataset):
+            split = self.data.split(data, self.devices, self.spec.seed)
+            return Federation.from_partition(
+                *given, data.train, split, servers, test=data.test, **beside
+            )
+        self.data.check_dealt(len(data.devices), self.devices)
+        return Federation(*given, data.devices, servers, test=data.test, **beside)
 
     def _augment(self) -> FlipCrop | None:
         chosen = self.data.augment or ("flip-crop" if self.data.name == "cifar10" else "none")
@@ -233,7 +284,7 @@ class Job:
     def check(self, federation: Federation, out: Path, resume: bool) -> None:
         """Refuse what `run` would refuse, before anything is trained or written."""
         find_torch_device(self.spec.torch_device)
-        job = self.going_on(recorded_in(out)) if resume else self
+        job = (self.going_on(recorded_in(out)) if resume else self).settled(federation)
         job.spec.check(federation)
         RunFolder(out, job.spec.identity(federation), job.to_table()).inspect(resume)
 
@@ -257,6 +308,7 @@ class Job:
         if out is not None and resume:
             job = job.going_on(recorded_in(Path(out)))
         federation = federation or job.make_federation()
+        job = job.settled(federation)
         job.use_threads(federation)
         return train(federation, job.spec, out=out, resume=resume, record=job.to_table(), **more)
 
@@ -267,11 +319,11 @@ class Federations:
     """
 
     def __init__(self) -> None:
-        self._load = cache(load_dataset)
+        self._load = cache(load_data)
         self._last: tuple[Any, Federation] | None = None
 
     def of(self, job: Job) -> Federation:
-        key = (job.data, job.federation, job.model, job.spec.seed)
+        key = (job.data, job.federation, job.model, job.spec.seed, job.modules)
         if self._last is None or self._last[0] != key:
             self._last = key, job.make_federation(self._load)
         return self._last[1]
@@ -281,7 +333,7 @@ def load_job(path: str | Path, run: str | None = None) -> Job:
     """The job of a file, to look at, change and `run`; of several in one file, the one called
     `run`.
     """
-    jobs = {job.name: job for job in parse(read_toml(Path(path)))}
+    jobs = {job.name: job for job in parse(read_job_file(Path(path)))}
     if run is None and len(jobs) == 1:
         return next(iter(jobs.values()))
     if run not in jobs:
@@ -292,6 +344,15 @@ def load_job(path: str | Path, run: str | None = None) -> Job:
 
 SMALL_PARAMETERS = 50_000  # parameters; below, a step takes less time than waking a second thread
 SECTIONS = ("data", "federation", "model", "algorithm", "cloud", "clock", "run")
+
+
+def read_job_file(path: Path) -> dict[str, Any]:
+    """As a table that says where its modules are: in the file's own folder, or one named from
+    there.
+    """
+    table = read_toml(path)
+    modules = convert(table.get("modules", ""), str, "modules")
+    return table | {"modules": str((path.parent / modules).resolve())}
 
 
 def default_table() -> dict[str, Any]:
@@ -310,7 +371,7 @@ def parse(table: Mapping[str, Any], recorded: bool = False) -> list[Job]:
 
 def _parsed(table: Mapping[str, Any], recorded: bool) -> list[Job]:
     check_keys(
-        table, {*SECTIONS, "title", "runs", "deploy"}, ""
+        table, {*SECTIONS, "title", "runs", "deploy", "modules"}, ""
     )  # [deploy] is for `fedbcd up` and the roles
     runs = table.get("runs", [{}])
     if not (isinstance(runs, list) and runs and all(isinstance(entry, Mapping) for entry in runs)):
@@ -318,9 +379,10 @@ def _parsed(table: Mapping[str, Any], recorded: bool) -> list[Job]:
     base = {key: value for key, value in table.items() if key != "runs"}
     jobs = []
     for number, entry in enumerate(runs):
-        check_keys(entry, {*SECTIONS, "title"}, f"runs #{number + 1}")
+        check_keys(entry, {*SECTIONS, "title", "modules"}, f"runs #{number + 1}")
         job = {**base, **{key: _merged(base.get(key), value) for key, value in entry.items()}}
-        jobs.append(_job(_as_recorded(job) if recorded else job))
+        with imports(allowed=False, folder=str(job.get("modules", ""))):
+            jobs.append(_job(_as_recorded(job) if recorded else job))
     names = [job.name for job in jobs]
     for name in names:
         if names.count(name) > 1:
@@ -350,7 +412,9 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def _job(table: Mapping[str, Any]) -> Job:
-    parts: dict[str, Any] = {"title": convert(table.get("title", ""), str, "title")}
+    parts: dict[str, Any] = {
+        key: convert(table.get(key, ""), str, key) for key in ("title", "modules")
+    }
     federation = table.get("federation", {})
     active = ACTIVE
     if isinstance(federation, Mapping) and "active" in federation:
@@ -411,12 +475,3 @@ def _traces(path: Path, where: str) -> dict[str, Any]:
 
 def _is_small(federation: Federation) -> bool:
     return sum(p.numel() for p in federation.make_model(0).parameters()) < SMALL_PARAMETERS
-
-
-def _imported(name: str) -> Callable[[], nn.Module]:
-    factory = imported_object(name, "model")
-    if not callable(factory):
-        raise ConfigError(
-            f"model.name = {name!r} is not callable; name a function or class that makes the module"
-        )
-    return factory  # type: ignore[no-any-return]

@@ -56,6 +56,7 @@ def job_key(job: Job) -> str:
     if RESULTS > 1:
         table["results"] = RESULTS
     del table["title"]
+    table.pop("modules", None)
     data = table["data"] = shortened(table["data"], "data")
     data.pop("folder", None)
     if "partition" in data:
@@ -130,7 +131,7 @@ def _compute(job: Job, folder: Path, made: Federations) -> None:
     run = _sparing(job).run(place, resume=True, federation=made.of(job))
     kept = {
         "job": (
-            replace(job, data=replace(job.data, folder=None)).to_table()
+            replace(job, data=replace(job.data, folder=None), modules="").to_table()
         ),  # a result names no place of this machine
         "summary": run.summary,
         "history": [astuple(row) for row in run.history],

@@ -105,7 +105,8 @@ class _TimedEvaluations:
                 measure=measure_for(self._federation, self._spec.measure),
             )
         self.scores = scores_of(numbers, machines, self._evaluator)
-        self.history.append(row_of(numbers, machines, self.scores, clock, Certificates()))
+        found = (numbers, machines, self.scores, clock, Certificates())
+        self.history.append(row_of(*found, lower=self._evaluator.lower))
 
     def result(self, end: dict[str, Any], deployment: dict[str, Any]) -> Run:
         assert self._at is not None
