@@ -14,6 +14,7 @@ import fedbcd as fb
 from fedbcd.config import dump_toml
 from fedbcd.data.federation import mse
 from fedbcd.errors import ConfigError
+from fedbcd.experiments.pool import job_key
 from fedbcd.report.advice import advice
 from fedbcd.report.view import read_run, run_view
 from support.runs import Answer, fedbcd, job_table
@@ -115,6 +116,15 @@ def test_a_sweep_in_processes_takes_them(tmp_path: Path) -> None:
     job = written(tmp_path / "in", sweep={"keys": {"algorithm.penalty": [0.1, 100.0]}})
     answer = fedbcd("sweep", job, "--out", tmp_path / "sweep", "--workers", "2", "--json")
     assert answer.code == 0, answer
+
+
+def test_a_result_is_not_that_of_other_data(tmp_path: Path) -> None:
+    job = fb.load_job(written(tmp_path / "in"))
+    before = job_key(job)
+    assert job_key(job.changed(threads=1)) == before
+    (module,) = (tmp_path / "in").glob("*.py")
+    module.write_text(MODULE.replace("manual_seed(4)", "manual_seed(5)"))
+    assert job_key(job) != before
 
 
 def test_the_same_as_in_python(tmp_path: Path) -> None:

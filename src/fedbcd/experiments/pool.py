@@ -59,6 +59,8 @@ def job_key(job: Job) -> str:
     table.pop("modules", None)
     data = table["data"] = shortened(table["data"], "data")
     data.pop("folder", None)
+    if ":" in job.data.name:
+        data["made"] = _made_by(job)
     if "partition" in data:
         data["partition"] = shortened(data["partition"], data["partition"]["name"])
     table["run"] = {
@@ -71,6 +73,14 @@ def job_key(job: Job) -> str:
     if job.data.manifest is not None:  # what it says counts, not where it lies
         table["data"]["manifest"] = hashlib.sha256(Path(job.data.manifest).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _made_by(job: Job) -> list[str | None]:
+    """What data of one's own come from: the module, where it lies beside the job, and a folder."""
+    module = job.data.name.partition(":")[0]
+    file = Path(job.modules, *module.split(".")).with_suffix(".py")
+    text = file.read_bytes() if file.is_file() else b""
+    return [hashlib.sha256(text).hexdigest(), job.data.folder]
 
 
 def run_jobs(
