@@ -431,7 +431,8 @@ def compute(todo: list[Wanted], given: argparse.Namespace, out: Path) -> None:
     end = began + given.seconds
     done, failed = 0, 0
     with out.open("a") as file:
-        file.write(json.dumps({"made with": made_with(given)}) + "\n")
+        head = json.dumps({"made with": made_with(given)})
+        file.write(f"\n{head}\n")  # a new line, should the last have been cut off
         for run, answer in Crew(todo, given.data, given.on, given.workers, end).lines():
             if isinstance(answer, dict):
                 done += 1
@@ -515,12 +516,19 @@ def lines_of(path: Path) -> Lines:
     found: Lines = {}
     head: dict[str, Any] = {}
     for text in path.read_text().splitlines() if path.exists() else []:
-        line = json.loads(text) if text.endswith("}") else {}  # the last may have been cut off
+        line = _line(text)
         if "made with" in line:
             head = line["made with"]
         elif line:
             found[key_of(as_now(line["settings"]), line["seed"])] = (line, head)
     return found
+
+
+def _line(text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except ValueError:  # cut off, by an interrupt
+        return {}
 
 
 def lines_of_files() -> Lines:
@@ -597,7 +605,7 @@ def show(todo: Sequence[Wanted], lines: Lines, workers: int) -> None:
         heads = [lines[run.key][1] for run in runs if run.key in lines]
         older = any(head.get("sources", ["", ""])[run_kind(file)] != sources(run_kind(file) == 1)
                     for head in heads)  # fmt: skip
-        slow = 10.0 if file.split("-")[-1] in SLOW else 1.0
+        slow = 2.0 if file.split("-")[-1] in SLOW else 1.0
         seconds = len(stale) * SECONDS[file[:4]] * slow
         total += seconds
         said = f"{len(stale)} to compute, about {seconds / 60:.0f} minutes" if stale else "there"

@@ -260,6 +260,7 @@ def where_made() -> str:
         seconds = sum(
             one["seconds"] or 0 for run in content["runs"] for one in run["seeds"].values()
         )
+        on = {one["on"] for run in content["runs"] for one in run["seeds"].values()}
         seeds = sorted({len(run["seeds"]) for run in content["runs"]})
         runs = sum(len(run["seeds"]) for run in content["runs"])
         name = path_of(file).relative_to(RESULTS)
@@ -268,12 +269,13 @@ def where_made() -> str:
                 f"[{file}]({name})",
                 " or ".join(map(str, seeds)),
                 f"{runs} runs, {seconds:,.0f} s",
-                "; ".join(m["hardware"] for m in made),
+                " or ".join(sorted(on)),
+                "; ".join(dict.fromkeys(m["hardware"] for m in made)),
                 "; ".join(dict.fromkeys(f"torch {m['torch']}" for m in made)),
                 "; ".join(dict.fromkeys(m["commit"] for m in made)),
             ]
         )
-    return table(("file", "seeds", "computed in", "on", "with", "commit"), rows)
+    return table(("file", "seeds", "computed in", "on", "of", "with", "commit"), rows)
 
 
 TABLES: Mapping[str, Callable[[], str]] = {

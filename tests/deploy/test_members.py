@@ -14,7 +14,7 @@ from fedbcd.config import read_toml
 from fedbcd.engines.deploy.links.operator_client import ask_change
 from fedbcd.engines.deploy.links.refusals import RefusedForGood
 from fedbcd.engines.deploy.links.tls import Credentials
-from fedbcd.engines.deploy.processes.options import Deploy, settle
+from fedbcd.engines.deploy.processes.options import Deploy, merge_options
 from fedbcd.errors import ConfigError, Refused
 from fedbcd.experiments.deployed import one_job, spec_of
 from fedbcd.protocol.messages import DeviceJoined, DeviceLeft, Restored, Uploaded
@@ -45,7 +45,7 @@ def steps_in(out: Path) -> list[Transition]:
 
 def change(out: Path, what: str, device: int, server: int, who: str = "operator") -> bool:
     """As the command does, with the certificate of somebody."""
-    options = settle(read_toml(out / "deploy.toml")["deploy"], {}, {})
+    options = merge_options(read_toml(out / "deploy.toml")["deploy"], {}, {})
     actor = f"server/{server}"
     return asyncio.run(
         ask_change(

@@ -6,18 +6,18 @@ import pytest
 
 from fedbcd.cli import deploy as cli_deploy
 from fedbcd.engines.deploy.links.addresses import split_address
-from fedbcd.engines.deploy.processes.options import Deploy, settle
+from fedbcd.engines.deploy.processes.options import Deploy, merge_options
 from fedbcd.errors import ConfigError
 
 
 def test_flags_go_before_environment_before_file() -> None:
     table = {"folder": "a", "time_scale": 1, "retry_s": [1, 2]}
     environment = {"FEDBCD_FOLDER": "b", "FEDBCD_RETRY_S": "[2.0, 3.0]", "FEDBCD_DATA": "not ours"}
-    assert settle(table, {}, {}) == Deploy(folder="a", time_scale=1.0, retry_s=(1.0, 2.0))
-    assert settle(table, environment, {"folder": None}) == Deploy(
+    assert merge_options(table, {}, {}) == Deploy(folder="a", time_scale=1.0, retry_s=(1.0, 2.0))
+    assert merge_options(table, environment, {"folder": None}) == Deploy(
         folder="b", time_scale=1.0, retry_s=(2.0, 3.0)
     )
-    assert settle(table, environment, {"folder": "c"}).folder == "c"
+    assert merge_options(table, environment, {"folder": "c"}).folder == "c"
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ def test_flags_go_before_environment_before_file() -> None:
 )
 def test_what_cannot_be_is_named(table: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        settle(table, {}, {})
+        merge_options(table, {}, {})
 
 
 def test_an_environment_variable_that_is_no_value_is_named() -> None:
     with pytest.raises(ConfigError, match="FEDBCD_PEER_S=soon is not a TOML value"):
-        settle({}, {"FEDBCD_PEER_S": "soon"}, {})
+        merge_options({}, {"FEDBCD_PEER_S": "soon"}, {})
 
 
 def test_addresses() -> None:
@@ -68,17 +68,17 @@ def test_fewer_servers_and_devices_need_no_further_flags() -> None:
 
 
 def test_what_is_beyond_the_norm_is_refused_or_remarked() -> None:
-    assert settle({"norm_limit": 2.0}, {}, {}).beyond_norm == "refuse"
-    assert settle({"norm_limit": 2.0, "beyond_norm": "warn"}, {}, {}).beyond_norm == "warn"
+    assert merge_options({"norm_limit": 2.0}, {}, {}).beyond_norm == "refuse"
+    assert merge_options({"norm_limit": 2.0, "beyond_norm": "warn"}, {}, {}).beyond_norm == "warn"
     with pytest.raises(ConfigError, match="beyond_norm"):
-        settle({"beyond_norm": "shrug"}, {}, {})
+        merge_options({"beyond_norm": "shrug"}, {}, {})
 
 
 def test_the_reach_of_uploads_can_be_set_and_switched_off() -> None:
-    assert settle({}, {}, {}).reach_limit == 2.0**24
-    assert settle({}, {"FEDBCD_REACH_LIMIT": "inf"}, {}).reach_limit == float("inf")
+    assert merge_options({}, {}, {}).reach_limit == 2.0**24
+    assert merge_options({}, {"FEDBCD_REACH_LIMIT": "inf"}, {}).reach_limit == float("inf")
     for wrong in (0.0, -1.0, float("nan")):
         with pytest.raises(
             ConfigError, match=r"deploy\.reach_limit = .* must be above 0; inf is no bound"
         ):
-            settle({"reach_limit": wrong}, {}, {})
+            merge_options({"reach_limit": wrong}, {}, {})

@@ -14,7 +14,7 @@ import fedbcd as fb
 import oracle
 from fedbcd.algorithm.method import Facts, Method, Part, Sent
 from fedbcd.algorithm.plan import Steps
-from fedbcd.compute.devices import UPLOAD
+from fedbcd.compute.contributions import UPLOAD
 from fedbcd.compute.numbers import Numbers
 from fedbcd.engines.setup import make_machines, make_numbers, make_reader
 from fedbcd.errors import ConfigError

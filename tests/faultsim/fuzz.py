@@ -32,7 +32,7 @@ from fedbcd.engines.deploy.links.codec import Assembler, WireLimits, encode
 from fedbcd.engines.deploy.links.connection import parse_text
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
 from fedbcd.engines.deploy.links.letter import Letter
-from fedbcd.engines.deploy.processes.options import settle
+from fedbcd.engines.deploy.processes.options import merge_options
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.errors import FedBCDError, Refused
@@ -310,7 +310,7 @@ class Job(FileTarget):
         """As every role does when it starts."""
         table = read_toml(self.file)
         one_job(table)
-        settle(table.get("deploy", {}), {}, {})
+        merge_options(table.get("deploy", {}), {}, {})
 
 
 class Checkpoint(FileTarget):

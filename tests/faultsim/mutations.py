@@ -17,7 +17,15 @@ from faultsim.schedule import Schedule
 from fedbcd.algorithm import cloud
 from fedbcd.engines.deploy.local import log_order as order
 from fedbcd.engines.deploy.processes import clock
-from fedbcd.engines.deploy.roles import contributions, coordinator, device, server, snapshot, store
+from fedbcd.engines.deploy.roles import (
+    contributions,
+    coordinator,
+    device,
+    notes,
+    server,
+    snapshot,
+    store,
+)
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.errors import Refused
 from fedbcd.protocol import (
@@ -318,7 +326,7 @@ def snapshot_forgets_contributions() -> Any:
     def parts(self: server.ServerRole) -> snapshot.Parts:
         return {
             "machine": (self.machine, snapshot.names_of(self.machine)),
-            "server": (self, ("_granted", "_unstarted", "_reported")),
+            "server": (self._notes, ("_granted", "_unstarted", "_reported")),
         }
 
     return patch.object(server.ServerRole, "_parts", parts)
@@ -332,11 +340,11 @@ def lost_memory_is_overlooked() -> Any:
 def models_are_not_kept_for_lost_devices() -> Any:
     """A model is dropped as soon as there is a newer one, whoever may still ask for it."""
 
-    def release(self: server.ServerRole, handle: str) -> None:
-        if handle != self._current:
+    def release(self: notes.Notes, handle: str) -> None:
+        if handle != self.current:
             self._drop(handle)
 
-    return patch.object(server.ServerRole, "_release", release)
+    return patch.object(notes.Notes, "release", release)
 
 
 def those_who_left_still_count() -> Any:
@@ -353,7 +361,7 @@ def those_who_left_still_count() -> Any:
 def reports_follow_the_members() -> Any:
     """A sum that was reported and is sent again is that of the members of now."""
     return patch.object(
-        server.ServerRole, "_reported", property(lambda _: False, lambda *_: None), create=True
+        notes.Notes, "_reported", property(lambda _: False, lambda *_: None), create=True
     )
 
 
@@ -362,7 +370,7 @@ def who_comes_back_is_not_put_in_step() -> Any:
 
     def tell(self: server.ServerRole, event: Event, now: float) -> Any:
         letters = Role.tell(self, event, now)
-        self._unstarted.clear()
+        self._notes._unstarted.clear()
         return letters
 
     return patch.object(server.ServerRole, "tell", tell)

@@ -2,6 +2,7 @@
 agrees with and a clean tree has made.
 """
 
+import json
 import re
 import shutil
 import sys
@@ -75,7 +76,8 @@ def test_every_picture_has_its_file_and_was_drawn_from_it() -> None:
     text = "".join(path.read_text() for path in tables.DOCUMENTS)
     shown = re.findall(r"\]\((?:mnist|cifar10)/([\w-]+)\.png\)", text)
     assert sorted(shown) == sorted(tables.pictures())
-    assert {path.stem for path in tables.RESULTS.glob("*/fig*.png")} == set(shown)
+    drawn = [*tables.RESULTS.glob("mnist/*.png"), *tables.RESULTS.glob("cifar10/*.png")]
+    assert {path.stem for path in drawn} == set(shown)
     elsewhere = re.findall(r"docs/results/\w+/(fig[\w-]+)\.png", (ROOT / "README.md").read_text())
     assert set(elsewhere) <= set(shown)
     assert tables.drawn_from() == {file: tables.fingerprint(file) for file in shown}
@@ -149,6 +151,20 @@ def test_what_computes_other_numbers_is_stale() -> None:
     other = {**line, "probe": [value * (1 + 1e-6) for value in line["probe"]]}
     assert evidence.is_stale(run, {**lines, run.key: (other, head)})
     assert evidence.is_stale(run, {})
+
+
+def test_an_interrupted_file_of_runs_goes_on(tmp_path: Path) -> None:
+    """Its last line may be cut off anywhere; what made the later ones stands before them."""
+    settings = evidence.settings_of(evidence.wanted()[0].job)
+    head, one, two = (
+        json.dumps({"made with": {"commit": "abcdef0"}}),
+        *(json.dumps({"settings": settings, "seed": seed, "probe": [1.0]}) for seed in (1, 2)),
+    )
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f"\n{head}\n{one}\n{two[: two.index('}') + 1]}")
+    assert [line["seed"] for line, _ in evidence.lines_of(path).values()] == [1]
+    path.write_text(path.read_text() + f"\n{head}\n{two}\n")
+    assert [line["seed"] for line, _ in evidence.lines_of(path).values()] == [1, 2]
 
 
 def test_words_do_not_make_code_older_and_numbers_do() -> None:

@@ -14,7 +14,7 @@ from typing import IO, Any
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.engines.deploy.local.finish import merge_stores
 from fedbcd.engines.deploy.local.status_client import ask_health, ask_status
-from fedbcd.engines.deploy.processes.options import settle
+from fedbcd.engines.deploy.processes.options import merge_options
 from fedbcd.experiments.deployed import one_job, spec_of
 from fedbcd.protocol.messages import Actor
 from fedbcd.record.tensorfile import read_tensors
@@ -131,7 +131,7 @@ def finish_log(out: Path) -> dict[str, Any]:
     """Finish the log of a deployment that was stopped, from its stores; its end."""
     job, options = (
         one_job(read_toml(out / "config.toml")),
-        settle(read_toml(out / "deploy.toml")["deploy"], {}, {}),
+        merge_options(read_toml(out / "deploy.toml")["deploy"], {}, {}),
     )
     return merge_stores(out, job.make_federation(), spec_of(job, options), options, job.to_table())
 

@@ -1,6 +1,7 @@
 """Panels, claims, sweeps and the pool of runs."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,14 @@ def test_a_panel_becomes_a_table_and_two_pictures(tmp_path: Path) -> None:
     lines = (tmp_path / "tiny.csv").read_text().splitlines()
     assert lines[0].startswith("run,seed,round,clock")
     assert len(lines) == 1 + 2 * 4
+
+
+def test_a_panel_of_many_runs_shows_them_all(tmp_path: Path) -> None:
+    """Also those beyond the colours that there are."""
+    runs = {f"run {k}": [_straight(k / 8, k / 8)] for k in range(8)}
+    panel = Panel("many", "many", (), "round", ("global_accuracy",))
+    assert draw_panel(panel, runs, tmp_path / "many.png")
+    assert set(re.findall(r"run \d", (tmp_path / "many.svg").read_text())) == set(runs)
 
 
 def test_seeds_are_compared_at_common_points() -> None:

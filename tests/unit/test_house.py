@@ -24,9 +24,6 @@ COLUMNS, LINES, PARAMETERS, METHODS = 100, 40, 12, 20
 
 # A protocol machine has a method for each event that it handles.
 MACHINES = {"protocol/server:Server"}
-# These are still to be taken apart.
-MACHINES |= {"compute/devices:StackedDevices"}
-MACHINES |= {"engines/deploy/roles/server:ServerRole"}
 # Commands have a parameter for each option, and `train` one for each option of a run.
 WITH_OPTIONS = {"engines/run:train"}
 
@@ -48,8 +45,10 @@ ELSEWHERE = {
     "addressed": "unit/test_draws.py",
     "compute/batch": "engines/test_workers.py",
     "compute/certify": "engines/test_certificates.py",
+    "compute/contributions": "engines/test_membership.py",
     "compute/evaluate": "unit/test_measure.py",
     "compute/graphs": "engines/test_ahead.py",
+    "compute/local_training": "engines/test_against_oracle.py",
     "compute/numbers": "engines/test_against_oracle.py",
     "compute/players": "engines/test_rounds.py",
     "compute/rows": "engines/test_state_store.py",

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import fedbcd as fb
 from fedbcd.algorithm.objective import Gradients, Loss, Objective, _generators
 from fedbcd.algorithm.params import Layout
-from fedbcd.algorithm.traced import LONG, _does_nothing, product_in_two, trace
+from fedbcd.algorithm.traced import LONG_SUM_TERMS, _does_nothing, product_in_two, trace
 from fedbcd.errors import ConfigError, DataError
 from support.exploring import examples
 
@@ -434,12 +434,18 @@ def test_a_product_in_two_is_the_product(transposed: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "models", "halved"), [(LONG, 2, 1), (LONG - 2, 2, 0), (LONG + 1, 2, 0), (LONG, 3, 0)]
+    ("inputs", "models", "halved"),
+    [
+        (LONG_SUM_TERMS, 2, 1),
+        (LONG_SUM_TERMS - 2, 2, 0),
+        (LONG_SUM_TERMS + 1, 2, 0),
+        (LONG_SUM_TERMS, 3, 0),
+    ],
 )
 def test_only_long_and_small_products_are_taken_in_two(
     inputs: int, models: int, halved: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedbcd.algorithm.traced.SMALL", 2 * 5 * 8)
+    monkeypatch.setattr("fedbcd.algorithm.traced.SMALL_PRODUCT_ENTRIES", 2 * 5 * 8)
     module = nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     objective = Objective(module, F.cross_entropy)
     flat = objective.layout.flatten(module, torch.float64).repeat(models, 1)

@@ -99,7 +99,7 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(
     source = DeviceModel(fb.Clock(delay, delay), 10, 3)
     whole = source.sample(3, 50, 1)
     for chunk in (1, 20, 100):
-        monkeypatch.setattr(server_time, "CHUNK", chunk)
+        monkeypatch.setattr(server_time, "DEVICES_AT_ONCE", chunk)
         assert np.array_equal(source.sample(3, 50, 1), whole)
 
 

@@ -39,8 +39,10 @@ _SHORT: dict[
     _aten.where.self: torch.where,
 }
 
-LONG = 512  # terms of a sum from which on a product is worth to be taken in two
-SMALL = 2**18  # entries of products, of all models together, that leave most of a GPU idle
+LONG_SUM_TERMS = 512  # terms of a sum from which on a product is worth to be taken in two
+SMALL_PRODUCT_ENTRIES = (
+    2**18
+)  # entries of products, of all models together, that leave most of a GPU idle
 
 Operations = Callable[..., Sequence[Tensor]]
 _one_at_a_time = Lock()  # a tracer puts hooks into torch for a moment, and takes them out again
@@ -86,7 +88,11 @@ def _is_long(node: Node) -> bool:
     if factor is None:
         return False
     terms = int(factor.meta["val"].shape[2])
-    return terms >= LONG and terms % 2 == 0 and int(node.meta["val"].numel()) <= SMALL
+    return (
+        terms >= LONG_SUM_TERMS
+        and terms % 2 == 0
+        and int(node.meta["val"].numel()) <= SMALL_PRODUCT_ENTRIES
+    )
 
 
 def _simplify(module: GraphModule) -> None:

@@ -33,7 +33,7 @@ from fedbcd.cli.output import (
 from fedbcd.cli.overrides import new_folder, override
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.data.federation import Federation
-from fedbcd.engines.deploy.processes.options import Deploy, settle
+from fedbcd.engines.deploy.processes.options import Deploy, merge_options
 from fedbcd.engines.warnings import never_mixes
 from fedbcd.errors import ConfigError, RecordError, Refused
 from fedbcd.experiments.deployed import deployment_of, one_job, read_job, spec_of
@@ -263,7 +263,7 @@ def _planned(
         "servers": [f"127.0.0.1:{port}" for port in ports[1:]],
         "health": "127.0.0.1:0",
     }
-    return job, settle(table.get("deploy", {}), os.environ, {**places, **flags})
+    return job, merge_options(table.get("deploy", {}), os.environ, {**places, **flags})
 
 
 def _up_table() -> dict[str, Any]:
@@ -315,7 +315,7 @@ def _resumed(out: Path) -> tuple[Job, Deploy]:
             f"{out} holds no deployment to go on with; start a new one without --resume"
         )
     job = one_job(read_toml(out / "config.toml"), recorded=True)
-    return job, settle(read_toml(out / "deploy.toml").get("deploy", {}), {}, {})
+    return job, merge_options(read_toml(out / "deploy.toml").get("deploy", {}), {}, {})
 
 
 def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
@@ -583,7 +583,7 @@ def status_command(
     certificate of 'operator'.
     """
     path = file / "deploy.toml" if file.is_dir() else file
-    options = settle(
+    options = merge_options(
         read_toml(path).get("deploy", {}),
         os.environ,
         {"certificates": certificates, "plain": plain},

@@ -156,10 +156,10 @@ class Numbers:
             case Dismiss():
                 self.tally.dismiss(part)
             case Accept(device):
-                self.devices.accept(device)
+                self.devices.contributions.accept(device)
             case Restore(device, model):
-                self.devices.forget_upload(device, unless=model)
-                self.devices.restore(device)
+                self.devices.contributions.forget_upload(device, unless=model)
+                self.devices.contributions.restore(device)
             case Forget(models):
                 for model in models:
                     del self.models[model]

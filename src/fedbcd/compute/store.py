@@ -25,13 +25,13 @@ from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.schedule.work import Reader
 
-SHARD = 2**28  # bytes of one file, about
+SHARD_BYTES = 2**28  # bytes of one file, about
 
 
 class StoredRows(Rows):
     """Rows in memory-mapped files in `folder`; all begin like `start`, in its dtype."""
 
-    def __init__(self, folder: Path, rows: int, start: Tensor, shard: int = SHARD) -> None:
+    def __init__(self, folder: Path, rows: int, start: Tensor, shard: int = SHARD_BYTES) -> None:
         self.shape = (rows, len(start))
         self.dtype, self.device = start.dtype, start.device
         self._start = start.cpu()

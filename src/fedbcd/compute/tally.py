@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.method import Bound
-from fedbcd.compute.devices import Devices, ServerSums
+from fedbcd.compute.contributions import ServerSums
+from fedbcd.compute.devices import Devices
 from fedbcd.schedule.work import Admit, Dismiss
 
 
@@ -31,7 +32,8 @@ class Tally:
         members count, all of them do, by what they would send at `start`, x(0).
         """
         self.absent, self._homes = absent, homes
-        self._bound, self._devices = bound, devices
+        self._bound, self._contributions = bound, devices.contributions
+        self._one_sum = devices.one_sum
         self._members_count = bound.method.counts == "members"
         self._stale: set[int] = set()  # servers whose sums are formed anew before they are used
         # Sync-cloud: servers whose sums are on their way; those that have changed since, as sent
@@ -68,11 +70,11 @@ class Tally:
         self.absent.discard(part.device)
         if self._bound.keeps_last:
             # with a baseline, one who comes back may finish what it was at
-            self._devices.forget_upload(part.device)
+            self._contributions.forget_upload(part.device)
         self._start(part.server, part.device, model)
 
     def _start(self, server: int, device: int, model: Tensor) -> None:
-        first = self._devices.start_over(device, model)
+        first = self._contributions.start_over(device, model)
         if self._members_count and device not in self.absent:
             self._count(server, device, first, 1)
 
@@ -81,7 +83,7 @@ class Tally:
         self.absent.add(part.device)
         if not self._members_count:
             return
-        last = self._devices.last_counted(part.device)
+        last = self._contributions.last_counted(part.device)
         if part.anew:
             self._keep_report(part.server)
             self._stale.add(part.server)  # several may leave at once
@@ -92,11 +94,11 @@ class Tally:
         """Sums from the contributions of those who are members, in order, whatever was lost by
         rounding before.
         """
-        if self._stale and self._devices.one_sum:
+        if self._stale and self._one_sum:
             self._stale = {*range(len(self._homes))}
         for server in sorted(self._stale):
             members = sorted(self.members_of(server))
-            self.sums.total_VU[server] = self._devices.sum_of(members)
+            self.sums.total_VU[server] = self._contributions.sum_of(members)
             weights = (self._bound.weights[device] for device in members)
             self.sums.weight_V[server] = reduce(operator.add, weights, 0.0)  # one by one
             self.sums.count_V[server] = len(members)

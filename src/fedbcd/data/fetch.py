@@ -26,7 +26,7 @@ Progress = Callable[
     [str, int, int | None], None
 ]  # file, bytes so far, bytes in all where the server says so
 
-BLOCK = 1 << 18
+BLOCK_BYTES = 1 << 18
 # of what was taken out of an archive, so that it need not be kept to know them again
 SUMS = "SHA256SUMS"
 
@@ -205,7 +205,7 @@ def _copy(reply: Any, part: Path, start: int, progress: Progress) -> None:
     with file:
         file.seek(start)
         progress(name, done, total)
-        while block := reply.read(BLOCK):
+        while block := reply.read(BLOCK_BYTES):
             with _writing(part):
                 file.write(block)
             done += len(block)
@@ -279,7 +279,7 @@ def _extract(content: IO[bytes], path: Path) -> str:
     part = path.with_name(path.name + ".part")
     with _writing(path):
         with part.open("wb") as file:
-            shutil.copyfileobj(content, file, BLOCK)
+            shutil.copyfileobj(content, file, BLOCK_BYTES)
         digest = _digest(part, "sha256")
         os.replace(part, path)
     return digest

@@ -80,7 +80,7 @@ def _replayed(
     remember, undone = _looked_ahead(reader.path)
     numbers = make_numbers(spec, federation, device)
     numbers.trainer.check_vectorised(numbers.global_VF()[0])
-    numbers.devices.remember(remember)
+    numbers.devices.contributions.remember(remember)
     rounds = LogRounds(
         reader,
         make_machines(spec, federation),

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedbcd.data.federation import Federation
-from fedbcd.engines.deploy.processes.options import Deploy, settle
+from fedbcd.engines.deploy.processes.options import Deploy, merge_options
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import Job, parse, read_job_file
 from fedbcd.spec import Place, RunSpec, default_of
@@ -26,7 +26,7 @@ def read_job(file: Path, flags: Mapping[str, Any]) -> tuple[Job, Deploy]:
     file.
     """
     table = read_job_file(file)
-    return one_job(table), settle(table.get("deploy", {}), os.environ, flags)
+    return one_job(table), merge_options(table.get("deploy", {}), os.environ, flags)
 
 
 def one_job(table: Mapping[str, Any], recorded: bool = False) -> Job:

@@ -71,10 +71,12 @@ def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) 
 
 
 def _draw_column(axes: Any, axis: str, column: str, runs: Mapping[str, Sequence[History]]) -> None:
-    for colour, (title, histories) in zip(COLOURS, runs.items(), strict=False):
+    for number, (title, histories) in enumerate(runs.items()):
+        again, place = divmod(number, len(COLOURS))
+        colour, line = COLOURS[place], ("-", "--")[again % 2]
         grid, curves = on_one_grid(histories, axis, column)
         mean, spread = curves.mean(0), curves.std(0)
-        axes.plot(grid, mean, label=title, color=colour, linewidth=1.8)
+        axes.plot(grid, mean, line, label=title, color=colour, linewidth=1.8)
         axes.fill_between(grid, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
     axes.set_xlabel(LABELS[axis])
     tidy(axes)

@@ -342,7 +342,7 @@ def load_job(path: str | Path, run: str | None = None) -> Job:
     return jobs[run]
 
 
-SMALL = 50_000  # parameters; below, a step takes less time than waking a second thread
+SMALL_PARAMETERS = 50_000  # parameters; below, a step takes less time than waking a second thread
 SECTIONS = ("data", "federation", "model", "algorithm", "cloud", "clock", "run")
 
 
@@ -474,4 +474,4 @@ def _traces(path: Path, where: str) -> dict[str, Any]:
 
 
 def _is_small(federation: Federation) -> bool:
-    return sum(p.numel() for p in federation.make_model(0).parameters()) < SMALL
+    return sum(p.numel() for p in federation.make_model(0).parameters()) < SMALL_PARAMETERS

@@ -19,7 +19,7 @@ from fedbcd.planner.record import Record, RecordedPhase
 from fedbcd.schedule.delays import Clock, Floats, Ints
 from fedbcd.schedule.times import Times
 
-CHUNK = 2**20  # devices whose times are drawn at once: about 50 MB
+DEVICES_AT_ONCE = 2**20  # devices whose times are drawn at once: about 50 MB
 LARGEST_U = 1 - 2.0**-53
 # What is fitted to a log beside the exponential, and where among scipy's (shape, location, scale)
 # our parameters stand.
@@ -63,9 +63,9 @@ class DeviceModel:
 
     def sample(self, copies: int, count: int, seed: int) -> Floats:
         """Independent draws of tau_n. Only the q earliest of the arrivals are drawn, so members
-        cost nothing; CHUNK of them at once.
+        cost nothing; DEVICES_AT_ONCE of them at a time.
         """
-        rows, at_once = copies * count, max(1, CHUNK // self.active)
+        rows, at_once = copies * count, max(1, DEVICES_AT_ONCE // self.active)
         found = [
             self._rows(seed, begin, min(at_once, rows - begin)) for begin in range(0, rows, at_once)
         ]

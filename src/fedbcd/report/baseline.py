@@ -19,7 +19,7 @@ SAME = (
     "seed",
     "measure",
 )  # what two runs must share of their identities to be compared device by device
-MOST_HEADER = 1 << 26
+MOST_HEADER_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _read_baseline(folder: Path, written: float) -> Baseline | None:
         return None
     try:
         with (folder / LOG).open("rb") as file:
-            header = json.loads(file.readline(MOST_HEADER))
+            header = json.loads(file.readline(MOST_HEADER_BYTES))
         identity, job = header["identity"], header.get("job") or {}
         notes = head_of(folder / MODELS, [])["__metadata__"]
         if has_personal_models(identity) or notes["finished"] != "true":

@@ -23,7 +23,7 @@ from fedbcd.schedule.times import Times, why_events
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 DRAWN_AHEAD = 2**18  # arrivals in one block
-MANY = 10_000  # members of a server, whose arrivals are looked at one server after another
+MANY_MEMBERS = 10_000  # members of a server, whose arrivals are looked at one server after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ class _ArrivalBlock:
 def _earliest(delay: Floats, number: int) -> Ints:
     """The places of the smallest along the last axis, in order; of equal ones the first."""
     width = delay.shape[-1]
-    if width >= MANY:
+    if width >= MANY_MEMBERS:
         rows = [(row, places_of_smallest(row, number)) for row in delay.reshape(-1, width)]
         chosen = [near[np.argsort(row[near], kind="stable")[:number]] for row, near in rows]
         return np.stack(chosen).reshape(*delay.shape[:-1], number)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.compute.allocator import keep_freed_memory
-from fedbcd.compute.devices import ServerSums
+from fedbcd.compute.contributions import ServerSums
 from fedbcd.compute.evaluate import Evaluator
 from fedbcd.compute.rows import MakeRows, Rows
 from fedbcd.compute.store import stored_in
@@ -158,11 +158,13 @@ class Shard:
 
     def waiting(self) -> dict[str, tuple[Array, str]]:
         """Uploads that are not counted yet, by name in a checkpoint."""
-        return {name: packed(upload) for name, upload in self._devices.waiting().items()}
+        waiting = self._devices.contributions.state()
+        return {name: packed(upload) for name, upload in waiting.items()}
 
     def wait(self, uploads: dict[str, tuple[Array, str]]) -> None:
         """The inverse."""
-        self._devices.wait({name: unpacked(upload) for name, upload in uploads.items()})
+        found = {name: unpacked(upload) for name, upload in uploads.items()}
+        self._devices.contributions.load_state(found)
 
     def rows(self, which: str, devices: list[int]) -> tuple[Array, str]:
         return packed(self._rows(which).index_select(0, torch.tensor(devices)))
@@ -174,17 +176,17 @@ class Shard:
         """What this device contributes to its server's sum at present; an upload that waits is
         forgotten.
         """
-        return packed(self._devices.last_counted(device))
+        return packed(self._devices.contributions.last_counted(device))
 
     def sum_of(self, devices: list[int]) -> tuple[Array, str]:
-        return packed(self._devices.sum_of(devices))
+        return packed(self._devices.contributions.sum_of(devices))
 
     def forget_upload(self, device: int) -> None:
-        self._devices.forget_upload(device)
+        self._devices.contributions.forget_upload(device)
 
     def start_over(self, device: int, model: tuple[Array, str]) -> tuple[Array, str]:
         """Everything that this device keeps begins anew at this model; what it contributes then."""
-        return packed(self._devices.start_over(device, unpacked(model)))
+        return packed(self._devices.contributions.start_over(device, unpacked(model)))
 
     def scores(self, which: str, devices: list[int]) -> list[float]:
         rows = self._rows(which)

@@ -27,7 +27,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedbcd.algorithm.method import Bound
-from fedbcd.compute.devices import UPLOAD, ServerSums, Wait
+from fedbcd.compute.contributions import UPLOAD, ServerSums
+from fedbcd.compute.devices import Wait
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows, load_tables, state_of_tables
 from fedbcd.compute.store import StoredRows
@@ -396,6 +397,44 @@ class RemoteRows(Rows):
         return kept
 
 
+class RemoteContributions:
+    """What devices contribute is in the actors."""
+
+    def __init__(self, shards: ShardActors, upload_size: int) -> None:
+        self._shards, self._upload_size = shards, upload_size
+
+    def sum_of(self, devices: Sequence[int]) -> Tensor:
+        calls = {shard: (some,) for shard, some in self._shards.by_shard(devices).items()}
+        sums = self._shards.ask("sum_of", calls)
+        start = torch.zeros(self._upload_size, dtype=torch.float64)
+        return sum((unpacked(sums[shard]) for shard in sorted(sums)), start)
+
+    def last_counted(self, device: int) -> Tensor:
+        shard = int(self._shards.of_device[device])
+        return unpacked(self._shards.ask("last_counted", {shard: (device,)}, changes=True)[shard])
+
+    def forget_upload(self, device: int, unless: ModelRef | None = None) -> None:
+        """An upload that waits will not be counted. None comes back here after a loss of memory."""
+        assert unless is None
+        shard = int(self._shards.of_device[device])
+        self._shards.ask("forget_upload", {shard: (device,)}, changes=True)
+
+    def start_over(self, device: int, model: Tensor) -> Tensor:
+        """Everything that it keeps begins anew, at z = `model`; what it contributes then."""
+        shard = int(self._shards.of_device[device])
+        call = {shard: (device, packed(model))}
+        return unpacked(self._shards.ask("start_over", call, changes=True)[shard])
+
+    def remember(self, devices: Iterable[int]) -> None:
+        """Nobody loses a memory here: an actor that dies is brought back."""
+
+    def accept(self, device: int) -> None:
+        """As `remember`."""
+
+    def restore(self, device: int) -> None:
+        raise AssertionError(f"device {device} cannot have lost its memory")
+
+
 class RemoteDevices:
     """Personal models, training and sums over devices are in the actors."""
 
@@ -412,7 +451,7 @@ class RemoteDevices:
             for name, first in bound.tables(start).items()
         }
         shards.tables = self.tables.keys()
-        self._upload_size = bound.upload.size
+        self.contributions = RemoteContributions(shards, bound.upload.size)
         self._may_wait = bound.method.at_once is not None  # uploads, from one round to another
         self._refs: dict[ModelRef, Any] = {}  # models as actors get them: stored, or as they are
 
@@ -489,37 +528,6 @@ class RemoteDevices:
             total_VU[server] += done.sums[k]
             into.weight_V[server] += done.weights[k]
             into.count_V[server] += done.counts[k]
-
-    def sum_of(self, devices: Sequence[int]) -> Tensor:
-        calls = {shard: (some,) for shard, some in self.shards.by_shard(devices).items()}
-        sums = self.shards.ask("sum_of", calls)
-        start = torch.zeros(self._upload_size, dtype=torch.float64)
-        return sum((unpacked(sums[shard]) for shard in sorted(sums)), start)
-
-    def last_counted(self, device: int) -> Tensor:
-        shard = int(self.shards.of_device[device])
-        return unpacked(self.shards.ask("last_counted", {shard: (device,)}, changes=True)[shard])
-
-    def forget_upload(self, device: int, unless: ModelRef | None = None) -> None:
-        """An upload that waits will not be counted. None comes back here after a loss of memory."""
-        assert unless is None
-        shard = int(self.shards.of_device[device])
-        self.shards.ask("forget_upload", {shard: (device,)}, changes=True)
-
-    def start_over(self, device: int, model: Tensor) -> Tensor:
-        """Everything that it keeps begins anew, at z = `model`; what it contributes then."""
-        shard = int(self.shards.of_device[device])
-        call = {shard: (device, packed(model))}
-        return unpacked(self.shards.ask("start_over", call, changes=True)[shard])
-
-    def remember(self, devices: Iterable[int]) -> None:
-        """Nobody loses a memory here: an actor that dies is brought back."""
-
-    def accept(self, device: int) -> None:
-        """As `remember`."""
-
-    def restore(self, device: int) -> None:
-        raise AssertionError(f"device {device} cannot have lost its memory")
 
     def state(self) -> dict[str, Tensor | SomeRows]:
         everyone = dict.fromkeys(range(len(self.shards.shards)), ())

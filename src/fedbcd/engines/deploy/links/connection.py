@@ -36,7 +36,7 @@ from fedbcd.protocol.messages import Actor
 from fedbcd.protocol.notices import Notice
 
 TEXT_BYTES = 65_536  # of a JSON text in Hello, Welcome or Notice
-SENTENCE = 500  # characters of a reason that a peer gives
+REASON_CHARACTERS = 500  # characters of a reason that a peer gives
 
 OnLetter = Callable[[Letter], Awaitable[None]]
 OnNotice = Callable[[Actor, Notice], Awaitable[None]]
@@ -320,7 +320,7 @@ class Connection:
             await self._on_notice(self.peer, notice)
 
     def _receive_refused(self, refused: RefusedFrame) -> None:
-        reason, sentence = refused.reason[:SENTENCE], refused.sentence[:SENTENCE]
+        reason, sentence = refused.reason[:REASON_CHARACTERS], refused.sentence[:REASON_CHARACTERS]
         if refused.final:
             raise Closed(reason, sentence, by_peer=True)
         if not self._bucket.take():
@@ -363,7 +363,9 @@ class Connection:
 
 def refused_frame(reason: str, sentence: str, final: bool) -> Frame:
     return Frame(
-        refused=RefusedFrame(reason=reason[:SENTENCE], sentence=sentence[:SENTENCE], final=final)
+        refused=RefusedFrame(
+            reason=reason[:REASON_CHARACTERS], sentence=sentence[:REASON_CHARACTERS], final=final
+        )
     )
 
 

@@ -269,7 +269,7 @@ async def _in_thread(compute: Callable[[], WorkDone]) -> WorkDone:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[WorkDone] = loop.create_future()
 
-    def settle(done: WorkDone | None, error: Exception | None) -> None:
+    def finish(done: WorkDone | None, error: Exception | None) -> None:
         if future.done():
             return
         if error is not None:
@@ -285,7 +285,7 @@ async def _in_thread(compute: Callable[[], WorkDone]) -> WorkDone:
         except Exception as caught:  # noqa: BLE001  it is raised where the result is awaited
             error = caught
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, done, error)
+            loop.call_soon_threadsafe(finish, done, error)
 
     threading.Thread(target=work, name=TRAINING).start()
     return await future

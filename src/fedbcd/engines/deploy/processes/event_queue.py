@@ -16,7 +16,7 @@ from fedbcd.engines.deploy.processes.tasks import Tasks
 from fedbcd.engines.deploy.roles.base import Role
 from fedbcd.errors import ProtocolError
 
-GROUP = 64  # calls that share one write to disk, at most
+SHARED_WRITE_CALLS = 64  # calls that share one write to disk, at most
 GOODBYE_S = 5.0  # how long a process that was told to stop waits for what is under way
 
 Call = Callable[[float], list[Letter]]  # of a role, at a time
@@ -67,7 +67,9 @@ class EventQueue:
         await handled
 
     async def _handle_next(self) -> None:
-        group = [self._waiting.popleft() for _ in range(min(len(self._waiting), GROUP))]
+        group = [
+            self._waiting.popleft() for _ in range(min(len(self._waiting), SHARED_WRITE_CALLS))
+        ]
         try:
             if not self._process.is_ending:
                 await self._handle(group)

@@ -135,7 +135,7 @@ class Deploy:
             )
 
 
-def settle(
+def merge_options(
     table: Mapping[str, Any], environment: Mapping[str, str], flags: Mapping[str, Any]
 ) -> Deploy:
     """The options of a process: flags before environment before file. None among the flags means

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 # values; a power of two, so that every value is computed by the same instructions as in one piece
-PART = 1 << 20
+PART_VALUES = 1 << 20
 
 
 def parts(size: int) -> Iterator[slice]:
-    """Slices of at most `PART` values that cover a vector of `size` values."""
-    for start in range(0, size, PART):
-        yield slice(start, min(start + PART, size))
+    """Slices of at most `PART_VALUES` values that cover a vector of `size` values."""
+    for start in range(0, size, PART_VALUES):
+        yield slice(start, min(start + PART_VALUES, size))
 
 
 def in_parts(size: int, dtype: torch.dtype, compute: Callable[[slice], Tensor]) -> Tensor:

@@ -26,6 +26,7 @@ from fedbcd.engines.deploy.roles.checks import (
     is_store_id,
 )
 from fedbcd.engines.deploy.roles.contributions import Copies, Sum
+from fedbcd.engines.deploy.roles.notes import Notes
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import Refused
@@ -38,7 +39,6 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
-    Declined,
     DeviceJoined,
     DeviceLeft,
     DeviceLost,
@@ -59,7 +59,6 @@ from fedbcd.protocol.messages import (
     incarnation_of,
     number_of,
     server_actor,
-    version_of,
 )
 from fedbcd.protocol.senders import is_counter
 
@@ -87,14 +86,8 @@ class ServerRole(Role):
         weights = [self._weights[device] for device in self.machine.members]
         self._sum = Sum(bound.known(0, blueprint.start), weights, bound)
         self._copies = Copies(store, blueprint)
-        self._current = self._first = self.machine.model  # of z, and of x(0)
-        self._granted: dict[
-            int, Activated
-        ] = {}  # sent to devices whose upload has not been accepted
-        self._begun: dict[int, int] = {}  # device -> the version of z that it was last sent ...
-        self._version = 0  # ... and that of the latest
-        self._unstarted: set[int] = set()  # who joined and has not been sent what it starts from
-        self._reported = False  # Sync-cloud: the sum is on its way
+        self._first = self.machine.model  # of x(0)
+        self._notes = Notes(blueprint, self._first, self._drop)
         self._report: Tensor | None = None  # what was reported, if the sum has changed since
 
     @classmethod
@@ -154,7 +147,7 @@ class ServerRole(Role):
         if self.machine.state is ServerState.NEW:  # neither has done anything yet
             self.store.commit(facts={f"store/{number}": there.store})
             return []
-        if number not in self._unstarted and there.is_in_step_with(here, new=known is None):
+        if not self._notes.is_unstarted(number) and there.is_in_step_with(here, new=known is None):
             if known is None:
                 self.store.commit(facts={f"store/{number}": there.store})
             return []
@@ -175,7 +168,7 @@ class ServerRole(Role):
         must confirm it.
         """
         letters = super().tell(event, now)
-        if isinstance(event, DeviceJoined) and event.device in self._unstarted:
+        if isinstance(event, DeviceJoined) and self._notes.is_unstarted(event.device):
             letters += super().tell(DeviceReset(device=event.device), now)
         return letters
 
@@ -183,34 +176,27 @@ class ServerRole(Role):
     # uploads
     def _check(self, letter: Letter) -> str | None:
         """An upload that is waited for must also be in X, and within reach of z_n; copies of
-        earlier ones were looked at then.
+        earlier ones were looked at then. One with layers is a message: integers in range, and what
+        is then known of the device must be such a model.
         """
         event, limits, bound = letter.event, self.limits, self.blueprint.bound
-        if isinstance(event, Uploaded) and bound.wire is not None:
-            return self._check_message(event, letter.model, bound.wire)
-        remark = super()._check(letter)
-        if isinstance(event, Uploaded) and self.machine.is_waiting_for(
-            event.device, event.activation
-        ):
+        if not isinstance(event, Uploaded):
+            return super()._check(letter)
+        if bound.wire is None:
+            remark, sent = super()._check(letter), letter.model
+            if not self.machine.is_waiting_for(event.device, event.activation):
+                return remark
+        else:
+            _check_message(bound.wire, letter.model, bound.upload.size, limits)
+            granted = self._notes.granted(event.device)
+            if granted is None or granted.activation != event.activation:
+                return None  # it was answered before
             assert letter.model is not None
-            check_sent(letter.model, bound, self.z, limits)
-        return remark
-
-    def _check_message(self, event: Uploaded, message: Tensor | None, wire: Wire) -> str | None:
-        """The same where uploads have layers: integers in range, and a model that is within reach
-        once the message is added to what is known of it.
-        """
-        bound, limits = self.blueprint.bound, self.limits
-        check_model(message, bound.upload.size, wire.dtype, replace(limits, norm=None))
-        assert message is not None
-        _check_range(wire, message, wire.limit)
-        granted = self._granted.get(event.device)
-        if granted is None or granted.activation != event.activation:
-            return None  # it was answered before
-        contribution = self._contribution(event.device, granted, message)
-        _check_range(wire, contribution, wire.exact)
-        sent = bound.sent_by(event.device, contribution).to(DTYPE)
-        remark = check_model(sent, len(sent), DTYPE, limits)
+            contribution = self._contribution(event.device, granted, letter.model)
+            _check_range(bound.wire, contribution, bound.wire.exact)
+            sent = bound.sent_by(event.device, contribution).to(DTYPE)
+            remark = check_model(sent, len(sent), DTYPE, limits)
+        assert sent is not None
         check_sent(sent, bound, self.z, limits)
         return remark
 
@@ -249,8 +235,10 @@ class ServerRole(Role):
     def _apply(
         self, number: int, event: Event, model: Tensor | None, commands: Sequence[Command]
     ) -> None:
-        if isinstance(event, Uploaded) and _accepts(self._granted.get(event.device), commands):
-            granted = self._granted[event.device]
+        if isinstance(event, Uploaded) and _accepts(
+            granted := self._notes.granted(event.device), commands
+        ):
+            assert granted is not None
             self._copies.accept(
                 event.device,
                 event.activation,
@@ -258,22 +246,25 @@ class ServerRole(Role):
             )
         for command in commands:
             if isinstance(command, Absorb):
-                age = self._version - self._begun[command.device]
+                age = self._notes.age(command.device)
                 weight = self.blueprint.bound.weight_of(command.device, age)
                 self._copies.absorb(command.device, weight)
             elif isinstance(command, Admit):
                 self._copies.admit(command.device, number)
             if not self._recovering:
                 self._compute(command, event, model)
-            self._note(command)
-        before, self._current = self._current, self.machine.model
+            if isinstance(command, Dismiss):
+                self._copies.dismiss(command.device)
+            self._notes.take(command)
+        before, current = self._notes.current, self.machine.model
+        self._notes.current = current
         if self._recovering:
             if number <= int(self.store.facts.get("total_at", -1)):
                 self._copies.uncounted = []  # they are in the sum that was saved
             return
-        if self._current != before:
-            self.store.save(self._current, finite(self.z, self._current, self.actor))
-            self._release(before)
+        if current != before:
+            self.store.save(current, finite(self.z, current, self.actor))
+            self._notes.release(before)
         if any(isinstance(command, OpenPhase | Admit | Dismiss) for command in commands):
             self._checkpoint()
 
@@ -287,7 +278,8 @@ class ServerRole(Role):
                 self.z = mixed if stepped and is_mixed else self._sum.step(mixed)
             case AdoptModel():
                 assert model is not None
-                self.z = model
+                self.z, self._report = model, None
+                self.store.drop(REPORT)
             case OpenPhase():
                 self._sum.open()
             case Absorb():
@@ -297,7 +289,7 @@ class ServerRole(Role):
 
     def _change(self, command: Admit | Dismiss) -> None:
         """Count one member more, or one less; what has been reported stays as it was."""
-        if self._reported and self._report is None:
+        if self._notes.reported and self._report is None:
             self._report = self._sum.vector()
             self.store.save(REPORT, self._report)
         weight, members = self._weights[command.device], sorted(self.machine.members)
@@ -320,48 +312,6 @@ class ServerRole(Role):
 
     # ---------------------------------------------------------------------------------------------
     # what is where
-    def _note(self, command: Command) -> None:
-        """Take note of one command, live or after a crash: what was sent to whom, and which file is
-        whose.
-        """
-        match command:
-            case Send(message=Activated() as granted):
-                device = number_of(command.to)
-                self._granted[device], self._begun[device] = granted, version_of(granted.model)
-            case Send(message=Acknowledged() as acknowledged):
-                self._accepted(number_of(command.to), acknowledged.activation)
-            case Send(message=Declined() as declined):
-                self._accepted(number_of(command.to), declined.activation)
-            case Send(message=Restored()):
-                self._unstarted.discard(number_of(command.to))
-            case Send(message=ServerReady()):
-                self._reported = self.blueprint.cloud.sync
-            case StepModel():
-                self._version = version_of(command.result)
-            case AdoptModel():
-                self._version = version_of(command.model)
-                self._reported, self._report = False, None
-                self._drop(REPORT)
-            case Admit() if self.blueprint.bound.keeps_last:
-                self._unstarted.add(command.device)
-            case Dismiss():
-                self._copies.dismiss(command.device)
-                self._unstarted.discard(command.device)
-
-    def _accepted(self, device: int, activation: int) -> None:
-        """Or declined: it will not ask for the model of this activation any more."""
-        granted = self._granted.get(device)
-        if granted is not None and granted.activation == activation:
-            del self._granted[device]
-            self._release(granted.model)
-
-    def _release(self, handle: ModelRef) -> None:
-        """Forget a model that nobody can ask for any more."""
-        if handle != self._current and all(
-            granted.model != handle for granted in self._granted.values()
-        ):
-            self._drop(handle)
-
     def _tensor(self, to: Actor, message: Event) -> Tensor | None:
         match message:
             case ServerReady() if self.blueprint.cloud.sync:
@@ -376,7 +326,7 @@ class ServerRole(Role):
         return None
 
     def _model(self, handle: ModelRef) -> Tensor:
-        if handle == self._current:
+        if handle == self._notes.current:
             return self.z
         return self.blueprint.first_model if handle == self._first else self.store.tensor(handle)
 
@@ -385,7 +335,7 @@ class ServerRole(Role):
     def _parts(self) -> Parts:
         return {
             **super()._parts(),
-            "server": (self, ("_granted", "_begun", "_version", "_unstarted", "_reported")),
+            "server": (self._notes, Notes.CHANGE),
             "copies": (self._copies, ("_counted", "_held")),
         }
 
@@ -395,9 +345,9 @@ class ServerRole(Role):
 
     def _load(self) -> None:
         names = self.store.names()
-        self._current = self.machine.model
-        if self._current in names:
-            self.z = self.store.tensor(self._current)
+        current = self._notes.current = self.machine.model
+        if current in names:
+            self.z = self.store.tensor(current)
         if REPORT in names:
             self._report = self.store.tensor(REPORT)
         if TOTAL in names:
@@ -439,6 +389,12 @@ class _DeviceProgress:
         return self.activation == here.activation or (
             self.activation == here.activation - 1 and self.uploading
         )
+
+
+def _check_message(wire: Wire, message: Tensor | None, size: int, limits: TrustLimits) -> None:
+    check_model(message, size, wire.dtype, replace(limits, norm=None))
+    assert message is not None
+    _check_range(wire, message, wire.limit)
 
 
 def _check_range(wire: Wire, integers: Tensor, limit: int) -> None:
