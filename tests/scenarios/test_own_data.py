@@ -14,6 +14,8 @@ import fedbcd as fb
 from fedbcd.config import dump_toml
 from fedbcd.data.federation import mse
 from fedbcd.errors import ConfigError
+from fedbcd.report.advice import advice
+from fedbcd.report.view import read_run, run_view
 from support.runs import Answer, fedbcd, job_table
 
 MODULE = '''
@@ -91,6 +93,12 @@ def test_every_command_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run = fedbcd("run", job, "--out", out, "--json")
     assert run.code == 0, run
     assert run.summary["personal_accuracy"] > 0.3  # a mean absolute error, of untrained lines
+    assert run.summary["metric"] == {"name": "absolute", "better": "lower"}
+    assert "test absolute at the end" in run.err
+    view = run_view(read_run(out), "0")
+    assert view["personal"]["worst_decile"] == view["personal"]["worst"][0]["personal"]
+    assert view["personal"]["worst_decile"] > view["personal"]["mean"]
+    assert not any("accuracy" in remark for remark in advice(view))
     assert fedbcd("report", out).code == 0
     for command in (("replay", out), ("run", "--resume", "--out", out)):
         assert "--trust" in complaint(fedbcd(*command))

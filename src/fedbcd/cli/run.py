@@ -532,7 +532,7 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     drawn = draw_curves(histories, picture) if len(runs) > 1 else picture.exists()
     screen = screen_for(as_json)
     screen.print(_table(jobs, runs))
-    if len(runs) > 1:
+    if len(runs) > 1 and not any("metric" in run.summary for run in runs):
         say(_times_to_common_accuracy(histories), screen)
     report = folder / "report.html"
     write_report(_places(jobs, folder), report, plan=False)
@@ -546,7 +546,9 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
 
 def _table(jobs: list[Job], runs: list[Run]) -> Table:
     others = sorted({run.summary["measure"] for run in runs} - {DEFAULT})
-    title = "test accuracy at the end" + (f" (personal: {', '.join(others)})" if others else "")
+    scored = [run.summary.get("metric", {}).get("name", "accuracy") for run in runs]
+    title = f"test {', '.join(dict.fromkeys(scored))} at the end"
+    title += f" (personal: {', '.join(others)})" if others else ""
     table = table_of("run", title=title, no_wrap=True)
     for name in ("rounds", "clock", "global", "personal", "worst", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -58,9 +58,9 @@ class Watched:
                 self._extras = read_extras(self.folder) if fresh else self._extras
                 self._record = record = record_of(self.folder, self._follower, self._extras)
                 if fresh:
-                    self._still = devices_view(
-                        record, best_baseline(record.identity, [folder for folder, _ in compared])
-                    )
+                    folders = [folder for folder, _ in compared]
+                    found = best_baseline(record.identity, folders, self._extras.metric)
+                    self._still = devices_view(record, found)
                 self._view = run_view(record, self.key, PHASES, self._still)
                 self._view["advice"] = advice(self._view)
                 self._stamp = stamp

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedbcd.data.federation import Federation, Metric
+from fedbcd.data.federation import Federation, Metric, accuracy
 from fedbcd.errors import ConfigError
 from fedbcd.recorded import completed
 
@@ -22,6 +22,15 @@ def is_lower_better(metric: Metric) -> bool:
             f'the metric {name_of(metric)} has better = {better!r}; use "lower" or "higher"'
         )
     return bool(better == "lower")
+
+
+def metric_of(federation: Federation) -> dict[str, Any]:
+    """What a record says of the metric; nothing where it is accuracy."""
+    metric = federation.metric
+    if metric is accuracy:
+        return {}
+    better = "lower" if is_lower_better(metric) else "higher"
+    return {"metric": {"name": name_of(metric), "better": better}}
 
 
 def name_of(metric: Metric) -> str:

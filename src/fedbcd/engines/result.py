@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedbcd.algorithm.params import Layout
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows
 from fedbcd.data.federation import Federation, accuracy
+from fedbcd.data.measure import metric_of
 from fedbcd.engines.environment import environment
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.history import History, Row
@@ -137,6 +138,7 @@ def notes_of(
         "global_scores": json.dumps(home),
         "partition": json.dumps(partition),
         "environment": json.dumps(environment()),
+        **{key: json.dumps(value) for key, value in metric_of(federation).items()},
     }
 
 

@@ -19,7 +19,7 @@ from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.players import Player
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import measure_for
+from fedbcd.data.measure import measure_for, metric_of
 from fedbcd.engines.look import members_of, row_of, scores_of
 from fedbcd.engines.setup import rounds_between_looks, samples_per_round
 from fedbcd.record.history import History
@@ -75,6 +75,7 @@ class Watcher:
         self, federation: Federation, spec: RunSpec, numbers: Numbers, machines: Machines
     ) -> None:
         self.spec, self.numbers, self.machines = spec, numbers, machines
+        self.federation = federation
         trainer, where = numbers.trainer, numbers.sums.total_VU.device
         slower = () if where.type == "cpu" else (GPU_TRAINING_PER_LOOK,)
         self.looks = Looks(spec, rounds_between_looks(federation, spec, *slower))
@@ -143,6 +144,7 @@ class Watcher:
             "global_accuracy": last.global_accuracy,
             "personal_accuracy": last.personal_accuracy,
             "measure": self.measure,
+            **metric_of(self.federation),
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self.evaluator.score(mean),
             "evaluation_share": share(self.seconds),

@@ -116,4 +116,9 @@ def rank(part: SweepPart, points: Sequence[Point], results: Sequence[Result]) ->
         tried.append(
             Tried(point.values, **scores, spread=stdev(deciding) if len(deciding) > 1 else 0.0)
         )
-    return sorted(tried, key=lambda t: -float(getattr(t, part.best)))
+    metric = results[0].summary.get("metric", {}) if results else {}
+    return sorted(
+        tried,
+        key=lambda t: float(getattr(t, part.best)),
+        reverse=metric.get("better") != "lower",
+    )

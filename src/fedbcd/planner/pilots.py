@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import is_lower_better
 from fedbcd.engines.run import train
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import Federations, Job
@@ -48,6 +49,7 @@ class Pilot:
     scores: list[tuple[float, ...]] = field(default_factory=list)  # per stop, one score per seed
     rounds: int = 0  # of the first seed, so far
     stopped_at: float | None = None  # the clock at which it was given up
+    sign: int = 1  # -1 where lower scores are better
 
     @property
     def score(self) -> float:
@@ -111,7 +113,8 @@ def run_pilots(
     made = Federations()
     federations = [made.of(each) for each in jobs]
     jobs[0].use_threads(federations[0])
-    pilots = [Pilot(first) for first in chosen]
+    sign = -1 if is_lower_better(federations[0].metric) else 1
+    pilots = [Pilot(first, sign=sign) for first in chosen]
     racing = list(pilots)
     with TemporaryDirectory(prefix="fedbcd-pilots-") as folder:
         for number, stop in enumerate(stops):
@@ -128,7 +131,7 @@ def run_pilots(
                 on_done(pilot, number)
             if number < len(stops) - 1:
                 racing = _without_hopeless(racing, stop)
-    pilots.sort(key=lambda pilot: (-len(pilot.scores), -pilot.score))
+    pilots.sort(key=lambda pilot: (-len(pilot.scores), -sign * pilot.score))
     return Recommendation(pilots[0].first, by, stops, tuple(pilots), _is_clear(pilots), name)
 
 
@@ -227,10 +230,10 @@ def pilot_spec(spec: RunSpec, cloud: Planned, stop: float) -> RunSpec:
 
 def _without_hopeless(racing: Sequence[Pilot], stop: float) -> list[Pilot]:
     """Give up those of the worse half that are behind the best by more than chance."""
-    ranked = sorted(racing, key=lambda pilot: -pilot.score)
+    ranked = sorted(racing, key=lambda pilot: -pilot.sign * pilot.score)
     margin = _margin(ranked)
     for pilot in ranked[math.ceil(len(ranked) / 2) :]:
-        if ranked[0].score - pilot.score > margin:
+        if pilot.sign * (ranked[0].score - pilot.score) > margin:
             pilot.stopped_at = stop
     return [pilot for pilot in ranked if pilot.stopped_at is None]
 
@@ -259,5 +262,5 @@ def _is_clear(pilots: Sequence[Pilot]) -> bool:
     best, rival = pilots[:2]
     shared = _last_shared_stop(best, rival)
     seen = [pilot for pilot in pilots if len(pilot.scores) > shared]
-    lead = mean(best.scores[shared]) - mean(rival.scores[shared])
+    lead = best.sign * (mean(best.scores[shared]) - mean(rival.scores[shared]))
     return len(best.scores[shared]) > 1 and lead > _margin(seen, shared)

@@ -24,12 +24,14 @@ def advice(view: View, first: Sequence[str] = ()) -> list[str]:
     """Remarks on one run, the most useful first, after those that must come first; one that needs
     none gets one sentence saying so.
     """
-    return [*first, *(remark for rule in RULES for remark in rule(view))] or [_all_clear(view)]
+    own = view["summary"].get("metric", "accuracy") != "accuracy"  # bounds are of shares
+    rules = [rule for rule in RULES if not (own and rule in OF_ACCURACY)]
+    return [*first, *(remark for rule in rules for remark in rule(view))] or [_all_clear(view)]
 
 
 def _all_clear(view: View) -> str:
     """What was looked at and found well, and what could not be."""
-    tested = any(
+    tested = view["summary"].get("metric", "accuracy") == "accuracy" and any(
         len(_curve(view, column)) >= FEWEST_TESTS
         for column in ("global_accuracy", "personal_accuracy")
     )
@@ -314,6 +316,8 @@ RULES: tuple[Callable[[View], Iterator[str]], ...] = (
     _certificate,
     _lost,
 )
+
+OF_ACCURACY = (_fallen, _rising, _left_behind, _global_lags)
 
 
 def _curve(view: View, column: str) -> list[float]:

@@ -28,6 +28,7 @@ class Baseline:
 
     name: str
     identity: dict[str, Any]
+    metric: dict[str, str]
     scores: dict[int, float]  # device -> score of the one model on what its own model is tested on
 
     @property
@@ -52,18 +53,25 @@ def job_folders(folder: Path) -> list[Path]:
     return sorted(log.parent for log in folder.parent.glob(f"*/{LOG}"))
 
 
-def best_baseline(identity: dict[str, Any], folders: Iterable[Path]) -> Baseline | None:
-    """The one with the highest mean among these folders, for a run with personal models; None where
-    there is none to compare with.
+def best_baseline(
+    identity: dict[str, Any], folders: Iterable[Path], metric: dict[str, str]
+) -> Baseline | None:
+    """The one with the best mean among these folders, for a run with personal models; None where
+    there is none to compare with, by the same metric.
     """
     if "data" not in identity or not has_personal_models(identity):
         return None
     wanted = [identity.get(key) for key in SAME]
     read = (_read_baseline(folder, modified(folder / MODELS)) for folder in dict.fromkeys(folders))
     found = [
-        one for one in read if one is not None and [one.identity.get(key) for key in SAME] == wanted
+        one
+        for one in read
+        if one is not None
+        and [one.identity.get(key) for key in SAME] == wanted
+        and one.metric == metric
     ]
-    return max(found, key=lambda one: one.mean, default=None)
+    sign = -1 if metric.get("better") == "lower" else 1
+    return max(found, key=lambda one: sign * one.mean, default=None)
 
 
 def modified(path: Path) -> float:
@@ -88,6 +96,7 @@ def _read_baseline(folder: Path, written: float) -> Baseline | None:
         if has_personal_models(identity) or notes["finished"] != "true":
             return None
         scores = scores_in(notes, "global_scores") or scores_in(notes, "scores")
-        return Baseline(str(job.get("title") or folder.name), identity, scores) if scores else None
+        name, metric = str(job.get("title") or folder.name), json.loads(notes.get("metric", "{}"))
+        return Baseline(name, identity, metric, scores) if scores else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

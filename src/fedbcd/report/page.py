@@ -59,9 +59,9 @@ def view_of(records: Sequence[RunRecord], plan: bool) -> dict[str, Any]:
 def _still(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
     shown = [record.folder for record in records]
     for record in records:
-        yield devices_view(
-            record, best_baseline(record.identity, [*shown, *job_folders(record.folder)])
-        )
+        among = [*shown, *job_folders(record.folder)]
+        found = best_baseline(record.identity, among, record.extras.metric)
+        yield devices_view(record, found)
 
 
 def _title(runs: list[dict[str, Any]]) -> str:

@@ -32,6 +32,7 @@ class Extras:
     )  # device -> score of its server's model on those
     partition: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    metric: dict[str, str] = field(default_factory=dict)  # name and direction, if not accuracy
     values: int = 0  # numbers in one model, with buffers
     notices: tuple[str, ...] = ()
 
@@ -88,6 +89,7 @@ def read_extras(folder: Path) -> Extras:
         home=scores_in(notes, "global_scores"),
         partition=_json(notes, "partition"),
         environment=_json(notes, "environment"),
+        metric=_json(notes, "metric"),
         values=_values(models) or _values(checkpoint),
         notices=tuple(notices),
     )

@@ -187,6 +187,7 @@ def summary(record: RunRecord) -> dict[str, Any]:
         "personal_accuracy": _number(last.personal_accuracy) if last else None,
         "worst_decile": _number(last.worst_decile) if last else None,
         "measure": measure_in(record.identity),
+        "metric": record.extras.metric.get("name", "accuracy"),
         "seconds": found.get("seconds"),
         "evaluation_share": found.get("evaluation_share"),
         "certificates": _certificates(record),
@@ -331,7 +332,8 @@ def personal_view(
         return None
     devices = sorted(extras.personal)
     scores = np.array([extras.personal[device] for device in devices])
-    order = np.argsort(scores, kind="stable")
+    sign = -1 if extras.metric.get("better") == "lower" else 1
+    order = np.argsort(sign * scores, kind="stable")
     decile = max(1, len(scores) // 10)
     against = baseline.scores if baseline is not None else extras.home if own else {}
     view: dict[str, Any] = {
@@ -339,13 +341,13 @@ def personal_view(
         "own": own,
         "mean": float(scores.mean()),
         "worst_decile": float(scores[order[:decile]].mean()),
-        "histogram": _histogram(scores, 0.0, 1.0, 40),
+        "histogram": _histogram(scores, min(0.0, scores.min()), max(1.0, scores.max()), 40),
         "worst": [_device_row(extras, homes, devices[k], against) for k in order[:WORST]],
         "gain": None,
     }
     compared = [device for device in devices if device in against]
     if compared:
-        gains = np.array([extras.personal[d] - against[d] for d in compared])
+        gains = np.array([sign * (extras.personal[d] - against[d]) for d in compared])
         ranked = np.argsort(gains, kind="stable")
         view["gain"] = {
             "against": None if baseline is None else baseline.name,

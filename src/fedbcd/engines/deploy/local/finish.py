@@ -12,7 +12,7 @@ import torch
 from fedbcd.compute.certify import Certificates
 from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import measure_for
+from fedbcd.data.measure import measure_for, metric_of
 from fedbcd.engines.deploy.local.account import account
 from fedbcd.engines.deploy.local.growing_log import GrowingLog
 from fedbcd.engines.deploy.local.merged_log import header_of
@@ -125,6 +125,7 @@ class _TimedEvaluations:
             "global_accuracy": last.global_accuracy,
             "personal_accuracy": last.personal_accuracy,
             "measure": measure_for(self._federation, self._spec.measure),
+            **metric_of(self._federation),
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self._evaluator.score(
                 z_VF.double().mean(0).to(self._spec.dtype)
