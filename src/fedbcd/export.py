@@ -304,10 +304,7 @@ def _owned(run: Run, choice: Choice) -> list[str]:
         return [f"| devices | {devices} |"]
     labels = None if federation.labels is None else federation.labels[choice.device]
     owned = "" if labels is None else f" of labels {', '.join(map(str, labels))}"
-    return [
-        f"| trained on | {federation.sizes[choice.device]} samples{owned}, and pulled towards its"
-        " server's model |"
-    ]
+    return [f"| trained on | {federation.sizes[choice.device]} samples{owned} |"]
 
 
 def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:

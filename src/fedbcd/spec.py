@@ -603,7 +603,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             parts = cut_off(len(federation.servers), chain(*self.cloud.edges))
             if len(parts) > 1:
                 raise ConfigError(
-                    f"edges never connects servers {parts[1]} with servers {parts[0]}, in no round;"
+                    f"edges never connect servers {parts[1]} with servers {parts[0]}, in no round;"
                     " add a link between them"
                 )
         elif is_own(type(self.cloud)):

@@ -359,7 +359,7 @@ def test_a_dynamic_graph_is_judged_on_the_schedule(tmp_path: Path) -> None:
     apart = ring | {"edges": [[0, 1], [2, 3]]}
     answer = fedbcd("check", write_job(tmp_path / "job.toml", cloud=apart))
     assert answer.code == 2
-    assert "edges never connects servers [2, 3] with servers [0, 1]" in answer.err
+    assert "edges never connect servers [2, 3] with servers [0, 1]" in answer.err
 
 
 def test_servers_that_only_swap_are_named() -> None:

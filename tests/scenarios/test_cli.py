@@ -76,6 +76,7 @@ def test_algorithms_lists_algorithms_and_clouds_with_their_settings() -> None:
     assert answer.code == 0
     for name in (*ALGORITHMS, *CLOUDS, "penalty", "mixing"):
         assert name in answer.out
+    assert "activations " in answer.out, "a sentence ends where its docstring's first line does"
 
 
 def test_an_unknown_command_or_option_is_a_sentence_with_code_2() -> None:

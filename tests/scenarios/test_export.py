@@ -98,6 +98,7 @@ def test_the_card_tells_data_accuracy_and_certificate(folder: Path, tmp_path: Pa
         "(batch, 8, 8)" if "(batch, 8, 8)" in card else "(batch, 1, 8, 8)",
     ):
         assert words in card, words
+    assert "pulled" not in card  # nobody pulls a model that FedAvg tunes, or one that is alone
 
 
 def test_a_resnet_with_buffers_survives(tmp_path: Path) -> None:

@@ -71,6 +71,17 @@ def test_plan_shows_what_equation_8_says_and_how_far_it_is_off() -> None:
     assert answer.summary["server_spread"] == pytest.approx(2.0)
 
 
+def test_a_plan_for_many_servers_keeps_its_numbers_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    weibull = '{ name = "weibull", shape = 0.7 }'
+    answer = fedbcd("plan", "--times", weibull, "--servers", 100, "--first", "1,100")
+    assert answer.code == 0, answer.err
+    assert "1.000" in answer.out
+    assert "…" not in answer.out
+
+
 def test_plan_from_a_log_names_the_nearest_distribution(run: Path) -> None:
     answer = fedbcd("plan", "--log", run, "--json", "--active", "1,2")
     assert answer.code == 0

@@ -392,7 +392,10 @@ def _show_plan(
     title = (
         f"{plan.servers} servers on the {plan.cloud} cloud{what}; E[tau_n] = {plan.server_time:.3g}"
     )
-    screen.print(_plan_table(plan, escape(title)))
+    table = _plan_table(plan, escape(title))
+    wanted = table.__rich_measure__(screen, screen.options.update(width=1000)).maximum
+    table.collapse_padding = wanted > screen.width  # columns move closer, no number is cut
+    screen.print(table)
     say(LEGEND, screen)
     if plan.slowest:
         say(plan.slowest, screen)
@@ -453,7 +456,7 @@ def _percent(share: float | None) -> str:
 
 
 def _bar(row: "PlanRow") -> str:
-    return "-" if row.error is None else f"{row.error:.1g}"
+    return "-" if row.error is None else f"{float(f'{row.error:.1g}'):g}"
 
 
 def _some(rows: "Sequence[Row]") -> "list[Row]":

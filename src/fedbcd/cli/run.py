@@ -579,4 +579,6 @@ def _slug(name: str) -> str:
 
 
 def _headline(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]
+    """The first sentence of what its docstring says, over as many lines as it takes."""
+    words = " ".join((thing.__doc__ or "").split("\n\n")[0].split())
+    return words.split(". ")[0].rstrip(".")
