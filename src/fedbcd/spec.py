@@ -41,7 +41,7 @@ from fedbcd.recorded import completed, going_on, in_record, shortened
 from fedbcd.schedule.availability import RULES, Availability, AvailableDevices
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
-from fedbcd.schedule.times import Times
+from fedbcd.schedule.times import TRIED, Times, drawn
 from fedbcd.schedule.work import weights_of
 from fedbcd.theory.mixing import cut_off
 
@@ -595,6 +595,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         self._check_method(federation)
         check_tests(federation, self.measure)
         self.times(federation)  # refuses whom nobody knows
+        for law in (self.clock.arrival, self.clock.step):
+            drawn(law, TRIED[1])
         self._check_coordinator(len(federation.servers))
         if isinstance(self.cloud, GraphCloud):
             for matrix in self.cloud.mixing:

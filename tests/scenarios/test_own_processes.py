@@ -24,7 +24,7 @@ def test_the_command_serves_until_it_is_interrupted(host: str, tmp_path: Path) -
     command = [
         sys.executable,
         "-m",
-        "fedbcd.cli",
+        "fedbcd",
         "dashboard",
         str(tmp_path),
         "--host",

@@ -22,12 +22,12 @@ from importlib import import_module
 from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
-CLI = "fedbcd.cli"
+CLI = "fedbcd"
 # What commands load themselves, sooner or later.
 DEPLOY = ("local.finish", "local.growing_log", "local.up", "links.operator_client")
 DEPLOY += ("processes.coordinator", "processes.device", "processes.server")
 LOADED = (
-    CLI,
+    "fedbcd.cli",
     *(f"fedbcd.engines.deploy.{name}" for name in DEPLOY),
     "torch._dynamo",
     "torch._inductor.config",
@@ -157,7 +157,7 @@ def _be(asked: dict[str, Any]) -> None:
         warnings.simplefilter("error")
     sys.argv = [module, *arguments]
     if module == CLI:  # it has been imported
-        import_module(CLI).main()
+        import_module("fedbcd.cli").main()
     else:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 

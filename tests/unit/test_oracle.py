@@ -504,11 +504,11 @@ def test_fedprox_starts_each_activation_from_z_without_old_momentum() -> None:
     assert scalars([z for (z,) in result.trace]) == pytest.approx([0.176, 0.321024], abs=ROUNDED_64)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
-def test_baselines_refuse_async_clouds(algorithm: str) -> None:
-    """SPEC 8: FedAvg, FedProx are baselines under Sync-cloud."""
-    with pytest.raises(ValueError, match="Sync-cloud only"):
-        run(quadratic([[0]], {0: 1.0}), settings(algorithm=algorithm, cloud="async"))
+def test_on_an_async_cloud_servers_of_baselines_step_before_they_are_mixed() -> None:
+    """SPEC 8: z_n is the average of its active devices, then that of the servers of the mix."""
+    s = settings(algorithm="fedavg", cloud="async", first=2)
+    result = run(quadratic([[0], [1]], {0: 1.0, 1: 3.0}), s)
+    assert scalars(result.z) == pytest.approx([(0.1 + 0.3) / 2] * 2, abs=ROUNDED_64)
 
 
 # ---- members that come and go ----

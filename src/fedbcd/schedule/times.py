@@ -45,8 +45,6 @@ class Times:
         """
         self.clock, self.seed, self.sent = clock, seed, sent
         self.alike = clock.is_alike
-        for law in (clock.arrival, clock.step):
-            drawn(law, TRIED[1])
         if self.alike:
             return
         count = sum(map(len, servers))
