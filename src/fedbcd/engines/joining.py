@@ -5,7 +5,6 @@ a model of its own.
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from fedbcd.algorithm.interpret import Registers
