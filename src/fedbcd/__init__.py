@@ -34,6 +34,8 @@ from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Progress, Run
 from fedbcd.engines.run import train
 from fedbcd.errors import RenamedWarning as _RenamedWarning
+from fedbcd.experiments.compare import compare
+from fedbcd.experiments.comparison import Against, Comparison
 from fedbcd.experiments.job import Job, load_job
 from fedbcd.newcomers import Newcomer, personalise
 from fedbcd.protocol.clouds import (
@@ -74,6 +76,7 @@ def __getattr__(name: str) -> type[RunSpec]:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Against",
     "Algorithm",
     "AsyncCloud",
     "Augment",
@@ -87,6 +90,7 @@ __all__ = [
     "Clock",
     "Cloud",
     "Cluster",
+    "Comparison",
     "Constant",
     "Day",
     "DeviceClass",
@@ -131,6 +135,7 @@ __all__ = [
     "Uniform",
     "Weibull",
     "accuracy",
+    "compare",
     "diversity",
     "load_dataset",
     "load_job",

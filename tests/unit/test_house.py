@@ -64,6 +64,7 @@ ELSEWHERE = {
     "engines/deploy/local/merged_log": "deploy/test_growing.py",
     "engines/deploy/local/status_client": "deploy/test_exits.py",
     "engines/environment": "unit/test_report.py",
+    "engines/joining": "scenarios/test_newcomers.py",
     "engines/look": "engines/test_certificates.py",
     "engines/participation": "scenarios/test_check.py",
     "engines/result": "engines/test_resume.py",

@@ -1,9 +1,11 @@
 """What training gives: models, table, and where it ended."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +14,15 @@ from fedbcd.algorithm.params import Layout
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows
 from fedbcd.data.federation import Federation, accuracy
 from fedbcd.data.measure import metric_of
+from fedbcd.data.preview import COLOURS, figure_of, tidy
 from fedbcd.engines.environment import environment
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.history import History, Row
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,32 @@ class Run:
             int(self.summary.get("seed", 0))
         )  # frozen parameters belong to the seed
         return Layout(module).load(module, flat).eval()
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        *,
+        columns: Sequence[str] = ("personal_accuracy", "global_accuracy"),
+        axis: str = "clock",
+    ) -> "Figure":
+        """Columns of the history as a figure, also written where a path is given."""
+        figure: Figure
+        figure, axes = figure_of((6, 3.9))
+        for colour, column in zip(COLOURS[1:] * len(columns), columns, strict=False):
+            found = self.history.column(axis), self.history.column(column)
+            axes.plot(*found, color=colour, linewidth=2, label=column.replace("_", " "))
+        axes.set_xlabel(axis.replace("_", " "))
+        axes.legend(frameon=False)
+        tidy(axes)
+        if path is not None:
+            figure.savefig(path, dpi=130)
+        return figure
+
+    def _repr_html_(self) -> str:
+        s = self.summary
+        done = "" if self.finished else ", stopped"
+        what = f"{s.get('algorithm')} on the {s.get('cloud')} cloud, seed {s.get('seed')}{done}"
+        return f"<p>{escape(what)}</p>{self.history._repr_html_()}"
 
     def save(self, folder: str | Path) -> None:
         path = Path(folder)
