@@ -55,7 +55,6 @@ ELSEWHERE = {
     "compute/smoothness": "scenarios/test_check.py",
     "compute/steps": "engines/test_against_oracle.py",
     "compute/tally": "engines/test_membership.py",
-    "data/functions": "engines/test_resume.py",
     "deploy": "scenarios/test_own_processes.py",
     "describe": "unit/test_config.py",
     "engines/best": "engines/test_stopping.py",
