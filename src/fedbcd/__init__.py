@@ -30,8 +30,9 @@ from fedbcd.data.partition import (
     diversity,
 )
 from fedbcd.data.samples import Scale
+from fedbcd.engines.progress import Progress
 from fedbcd.engines.replay import replay
-from fedbcd.engines.result import Progress, Run
+from fedbcd.engines.result import Best, Run
 from fedbcd.engines.run import train
 from fedbcd.errors import RenamedWarning as _RenamedWarning
 from fedbcd.experiments.compare import compare
@@ -47,6 +48,7 @@ from fedbcd.protocol.clouds import (
     SyncCloud,
 )
 from fedbcd.record.history import History, Row
+from fedbcd.record.stopping import Plateau
 from fedbcd.schedule.availability import Availability, Chance
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
@@ -83,6 +85,7 @@ __all__ = [
     "Availability",
     "Ball",
     "Bandwidth",
+    "Best",
     "Box",
     "Chance",
     "Churn",
@@ -117,6 +120,7 @@ __all__ = [
     "Newcomer",
     "NoProjection",
     "Partition",
+    "Plateau",
     "Progress",
     "Projection",
     "QuantitySkew",

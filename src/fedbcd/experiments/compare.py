@@ -16,7 +16,7 @@ import torch
 from fedbcd.algorithm.methods import Algorithm
 from fedbcd.config import nearest
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import metric_of
+from fedbcd.data.functions import functions_of
 from fedbcd.engines.result import Run
 from fedbcd.engines.run import train
 from fedbcd.errors import ConfigError
@@ -27,7 +27,6 @@ from fedbcd.spec import IN_RUN, OPTIONS, RunSpec
 
 Competitor = Algorithm | RunSpec | tuple[Algorithm | RunSpec, Mapping[str, Any]]
 AT_ONCE = 0.02  # seconds
-PROBED = 8  # samples on which a loss and a metric are known again
 
 
 def compare(
@@ -134,15 +133,14 @@ def _task(title: str, spec: RunSpec, federation: Federation) -> Task:
 
 def _key(spec: RunSpec, federation: Federation) -> str:
     """A hash of everything that changes the result: its identity, how long it runs and how it is
-    watched; the test samples; and loss and metric, by what they give.
+    watched; the test samples; and loss and metric.
     """
     said = spec.to_table()["run"]
     table = {
         "identity": spec.identity(federation),
         "run": {name: said[name] for name in IN_RUN if name not in BESIDE},
         "tests": _tests(federation),
-        "metric": metric_of(federation),
-        "probe": _probe(federation),
+        "functions": functions_of(federation, federation.make_model(spec.seed)),
     }
     return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -153,18 +151,6 @@ def _tests(federation: Federation) -> str:
         for tensor in (federation.test.inputs, federation.test.targets):
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _probe(federation: Federation) -> list[str]:
-    """The loss and the metric of initial weights on a few samples, in four digits, which are the
-    same on any machine.
-    """
-    inputs, targets = federation.pool.inputs[:PROBED], federation.pool.targets[:PROBED]
-    module = federation.make_model(0).eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        outputs = module(federation.transform(inputs, next(module.parameters()).dtype))
-        found = (federation.loss(outputs, targets), federation.metric(outputs, targets))
-    return [f"{torch.as_tensor(value).double().mean():.4g}" for value in found]
 
 
 # ------------------------------------------------------------------------------------------------

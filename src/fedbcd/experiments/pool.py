@@ -38,7 +38,11 @@ CHECKPOINT_EVERY = 200  # rounds
 # then not used any more
 RESULTS = 1
 NAMED = ("seed", "dtype")  # keys hold them even at their defaults, as they did in 0.1.0
-BESIDE = {"checkpoint_every", *(f.name for f in fields(Place))}  # options that are not in keys
+BESIDE = {
+    "checkpoint_every",
+    "checkpoint_seconds",
+    *(f.name for f in fields(Place)),
+}  # options that are not in keys
 
 
 @dataclass(frozen=True)
@@ -255,6 +259,8 @@ def _compute(task: Task, folder: Path, kept: Path | None) -> None:
     place = kept or folder / f"{task.key}.run"
     notices: list[str] = []
     run = task.run(place, notices.append)
+    if run.interrupted:
+        raise KeyboardInterrupt
     found = {
         "job": dict(task.record),
         "summary": run.summary,
