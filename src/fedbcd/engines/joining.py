@@ -4,18 +4,46 @@ a model of its own.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
+import torch
 from torch import Tensor
 
 from fedbcd.algorithm.interpret import Registers
 from fedbcd.algorithm.method import Method
 from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.batch import Trainer
+from fedbcd.compute.evaluate import Evaluator
+from fedbcd.compute.workers import OneWorker
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import measure_for
 from fedbcd.data.samples import Samples
+from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError
 from fedbcd.schedule.work import Session
 from fedbcd.spec import RunSpec
+
+
+def joined(run: Run, spec: RunSpec, newcomers: Federation, steps: int) -> dict[str, float]:
+    """How devices that were kept out of a run do with what it found: the mean over them of z's
+    score, of their own models after `steps` steps from z, and after as many from x(0), alone.
+    """
+    federation = run.federation
+    owned = [_samples(newcomers, device) for device in range(newcomers.devices)]
+    objective = Objective(federation.make_model(spec.seed).to(spec.dtype), newcomers.loss)
+    z = run.global_VF.double().mean(0).to(spec.dtype)
+    x0 = objective.layout.flatten(federation.make_model(spec.seed), spec.dtype)
+    measure = measure_for(newcomers, spec.measure)
+    evaluator = Evaluator(newcomers, objective, torch.device("cpu"), measure=measure)
+    evaluator.check(z)
+    homes = dict.fromkeys(range(newcomers.devices), 0)
+    found = {}
+    for name, start in (("own", z), ("alone", x0)):
+        x_NF = models_from(start, federation, spec, owned, steps, spec.seed)
+        scores = evaluator.scores(z[None], dict(enumerate(x_NF)), OneWorker(), homes)
+        found[name] = fmean(scores.devices.values())
+    found["global"] = fmean(scores.homes.values())
+    return {"devices": newcomers.devices, "steps": steps, **found}
 
 
 def models_from(
@@ -43,6 +71,11 @@ def models_from(
     trainer = Trainer(home, method, objective, seed, z, len(owned))
     trainer.check_vectorised(z)
     return _played(trainer, method, z, len(owned), steps)
+
+
+def _samples(federation: Federation, device: int) -> Samples:
+    owned = federation.owned(device)
+    return Samples(federation.pool.inputs[owned], federation.pool.targets[owned])
 
 
 def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
