@@ -4,13 +4,22 @@ one object that `--json` asks for.
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fedbcd.own import names_code
@@ -21,6 +30,10 @@ INTERRUPTED = 130  # exit code after Ctrl-C
 Json = Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")]
 Data = Annotated[
     Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Processes at a time (default: what cores and memory allow)."),
 ]
 Trust = Annotated[
     bool,
@@ -59,6 +72,21 @@ def say_where(drawn: bool, screen: Console, sentence: str = "") -> None:
         say(sentence, screen)
     if not drawn:
         say("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib", screen)
+
+
+@contextmanager
+def counting(total: int) -> Iterator[Callable[[Any], None]]:
+    """A bar of runs that are done, and of the time that the others will take."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("runs", total=total)
+        yield lambda _: progress.advance(bar)
 
 
 def table_of(*names: str, title: str | None = None, **column: Any) -> Table:

@@ -79,12 +79,13 @@ def _samples(federation: Federation, device: int) -> Samples:
 
 
 def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
-    """The run's method for devices more. Who has no personal model goes on from z in one session,
-    since the next would begin at z again.
+    """The run's method for devices more. Who begins every session at z goes on from it in one, since
+    the next would begin at z again.
     """
     method = spec.method_of(federation)
     offline = bool(method.offline)
-    length = method.lengths(offline=offline)[1] if method.has_personal else steps
+    anew = not method.has_personal or bool(method.at_evaluation)
+    length = steps if anew else method.lengths(offline=offline)[1]
     if not method.has_personal and (not method.sends or method.sends[0].difference):
         raise ConfigError(
             f"{method.name} keeps and sends no models, so it has none for a newcomer; export z"
