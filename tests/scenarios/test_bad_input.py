@@ -596,7 +596,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, out: str, runs: list[Any])
         tmp_path,
         RECORD,
         f"cannot write to {tmp_path / out}",
-        "choose another folder with --out",
+        "choose another folder (--out",
         out=out,
     )
 
@@ -606,7 +606,7 @@ def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
     write_job(tmp_path / "job.toml")
     (tmp_path / "locked").mkdir(mode=0o500)
     _assert_refused(
-        tmp_path, RECORD, "Permission denied; choose another folder with --out", out="locked/out"
+        tmp_path, RECORD, "Permission denied; choose another folder (--out", out="locked/out"
     )
 
 
@@ -619,7 +619,7 @@ def test_a_folder_with_foreign_files(tmp_path: Path, name: str, runs: list[Any])
     (tmp_path / "out" / name).write_text("mine")
     write_job(tmp_path / "job.toml", runs=runs)
     _assert_refused(
-        tmp_path, RECORD, f"{tmp_path / 'out'} is not empty; choose a new folder with --out"
+        tmp_path, RECORD, f"{tmp_path / 'out'} is not empty; choose another folder (--out"
     )
 
 
@@ -629,13 +629,13 @@ def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     _assert_refused(
         tmp_path,
         RECORD,
-        "holds a run already (resume it with --resume)",
-        "choose another folder with --out",
+        "holds a run already (to go on with it: --resume",
+        "choose another folder (--out",
     )
     write_job(tmp_path / "job.toml", **{"run.seed": 1})
     _assert_refused(tmp_path, RECORD, "holds a run already (it is another run)")
     write_job(tmp_path / "job.toml", runs=[{"title": "one"}, {"title": "two"}])
-    _assert_refused(tmp_path, RECORD, "is not empty; choose a new folder with --out")
+    _assert_refused(tmp_path, RECORD, "is not empty; choose another folder (--out")
 
 
 def test_the_folder_of_several_runs_holds_no_other(tmp_path: Path) -> None:
@@ -643,6 +643,6 @@ def test_the_folder_of_several_runs_holds_no_other(tmp_path: Path) -> None:
     assert (
         fedbcd("run", tmp_path / "job.toml", "--rounds", "1", "--out", tmp_path / "out").code == 0
     )
-    _assert_refused(tmp_path, RECORD, "is not empty; choose a new folder with --out")
+    _assert_refused(tmp_path, RECORD, "is not empty; choose another folder (--out")
     write_job(tmp_path / "job.toml")
-    _assert_refused(tmp_path, RECORD, "is not empty; choose a new folder with --out")
+    _assert_refused(tmp_path, RECORD, "is not empty; choose another folder (--out")

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "compute/certify": "engines/test_certificates.py",
     "compute/contributions": "engines/test_membership.py",
     "compute/evaluate": "unit/test_measure.py",
+    "compute/fit": "engines/test_mistakes.py",
     "compute/graphs": "engines/test_ahead.py",
     "compute/local_training": "engines/test_against_oracle.py",
     "compute/numbers": "engines/test_against_oracle.py",

@@ -20,6 +20,7 @@ from fedbcd.algorithm.interpret import Interpreter, Registers
 from fedbcd.algorithm.method import Bound, Method
 from fedbcd.algorithm.objective import Gradients, Objective
 from fedbcd.algorithm.plan import Custom, Plan, batches_of, flat
+from fedbcd.compute.fit import check_fit, ready
 from fedbcd.compute.fused import Compiled, compiled_for, pool_of
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Transform
@@ -126,21 +127,17 @@ class Trainer:
         self._checked = {*self.bound.upload.places, method.personal} - {"z"}
         self.compiled: Compiled | None = None  # whole sessions in compiled code
         self.why_not_compiled = self.why_one_by_one = ""
+        self.doubts: list[str] = []  # about loss and data, seen on the first samples
         self._pool: SamplePool | None = None  # what it can take samples from
 
     def check_vectorised(self, start: Tensor) -> str | None:
         """Try a gradient. Fall back to one device at a time when the model cannot be vectorised;
         returns the reason, if so.
         """
-        first = self._positions[[0, min(1, self._size_list[0] - 1)]]
-        try:
-            inputs, targets = self._fetch(first, start.dtype)
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"the transform fails on inputs of shape {tuple(self._inputs.shape[1:])} ({error});"
-                " it takes inputs and a dtype, and returns inputs"
-            ) from error
-        self._check_fit(start, inputs, targets)
+        first = self._positions[[0, min(1, self._size_list[0] - 1)]][: self._smallest_batch]
+        inputs = ready(self._transform, self._augment, take(self._inputs, first), start.dtype)
+        targets = self._fetch(first, start.dtype)[1]
+        self.doubts = check_fit(self.objective, start, inputs, targets, self._targets)
         if self.one_by_one:
             self.why_not_compiled = self.why_one_by_one = "max_batch = 1: no device with another"
             return None
@@ -168,19 +165,11 @@ class Trainer:
         if self.works_together:
             self.together = max(1, COMPILED_CALL_PARAMETERS // self.objective.layout.size_P)
 
-    def _check_fit(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
-        p = self.objective.layout.size_P
-        try:
-            with torch.random.fork_rng(devices=[]):
-                self.objective.gradients_one_by_one(
-                    start[None, :p], start[None, p:], inputs[None], targets[None]
-                )
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ConfigError(
-                f"model or loss fail on inputs of shape {tuple(inputs.shape)} and targets of"
-                f" {targets.dtype} ({reason}); use a model and a loss that fit the data"
-            ) from error
+    @property
+    def _smallest_batch(self) -> int:
+        """Some layers do not work on one sample."""
+        batch = self.method.batch
+        return min(self._size_list) if batch == "all" else batch
 
     def rehearse(self) -> None:
         """Carry out what somebody else has written for devices and servers once, for nothing."""

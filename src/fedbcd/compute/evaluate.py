@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 
 from fedbcd.algorithm.fused.library import ChainTester
 from fedbcd.algorithm.objective import Objective
+from fedbcd.compute.fit import check_labels
 from fedbcd.compute.fused import tester_for
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import FOR_ALL, Federation
@@ -106,6 +107,8 @@ class Evaluator:
                     f" {tuple(self._inputs.shape[1:])} ({_first_line(error)}); test samples must be"
                     " like those of the devices"
                 ) from error
+            whose = " of the test set"
+            check_labels(self._objective.loss, outputs, targets, self._targets, whose)
             try:
                 found = torch.as_tensor(self._federation.metric(outputs, targets))
             except wrong as error:
