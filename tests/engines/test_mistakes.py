@@ -166,7 +166,7 @@ DATA_OF_DEVICES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a list of test sets": (
         lambda: run(test=DATA),
-        r"the test set has inputs of shape \(4, 3\), .* own test sets .* \[\(train, test\), \.\.\.",
+        r"the test set has inputs of shape \(4, 3\), .*own test sets .*=\[\(train, test\), \.\.\.",
     ),
     "a mapping of test sets": (lambda: run(test={0: DATA[0]}), "it is a mapping with keys 0"),
     "a DataLoader to test on": (
@@ -521,7 +521,7 @@ def test_other_reasonable_things_work() -> None:
     assert isinstance(plain().personal_model(np.int64(1)), nn.Module)  # type: ignore[arg-type]
     train(federation=pool(HALVES, samples=(X[0], Y), test=DATA[1]))
     fb.personalise(plain(), TensorDataset(*DATA[0]))
-    train(dtype="double", cloud="async")
+    train(dtype="float64", cloud="async")
 
 
 def test_a_parameter_that_two_layers_share_is_one() -> None:

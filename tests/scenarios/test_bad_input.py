@@ -551,8 +551,8 @@ def test_a_model_factory_that_wants_arguments(tmp_path: Path) -> None:
         tmp_path,
         CONFIG,
         {"model": {"name": "torch.nn:Linear"}},
-        "model() cannot be called",
-        "give a callable without arguments",
+        "model() fails (TypeError: Linear.__init__() missing",
+        "or a function without arguments that makes one",
     )
 
 
@@ -569,7 +569,7 @@ def test_a_model_that_does_not_fit_the_data(
     _assert_refused(
         tmp_path,
         CONFIG,
-        "model or loss fail on inputs of shape",
+        "the model fails on inputs of shape",
         "use a model and a loss that fit the data",
     )
 
@@ -635,7 +635,7 @@ def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     write_job(tmp_path / "job.toml", **{"run.seed": 1})
     _assert_refused(tmp_path, RECORD, "holds a run already (it is another run)")
     write_job(tmp_path / "job.toml", runs=[{"title": "one"}, {"title": "two"}])
-    _assert_refused(tmp_path, RECORD, "is not empty; choose another folder (--out")
+    _assert_refused(tmp_path, RECORD, "is not empty; choose ")
 
 
 def test_the_folder_of_several_runs_holds_no_other(tmp_path: Path) -> None:
@@ -643,6 +643,6 @@ def test_the_folder_of_several_runs_holds_no_other(tmp_path: Path) -> None:
     assert (
         fedbcd("run", tmp_path / "job.toml", "--rounds", "1", "--out", tmp_path / "out").code == 0
     )
-    _assert_refused(tmp_path, RECORD, "is not empty; choose another folder (--out")
+    _assert_refused(tmp_path, RECORD, "is not empty; choose ")
     write_job(tmp_path / "job.toml")
-    _assert_refused(tmp_path, RECORD, "is not empty; choose another folder (--out")
+    _assert_refused(tmp_path, RECORD, "is not empty; choose ")

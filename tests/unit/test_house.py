@@ -65,6 +65,7 @@ ELSEWHERE = {
     "engines/deploy/local/merged_log": "deploy/test_growing.py",
     "engines/deploy/local/status_client": "deploy/test_exits.py",
     "engines/environment": "unit/test_report.py",
+    "engines/listeners": "engines/test_mistakes.py",
     "engines/look": "engines/test_certificates.py",
     "engines/participation": "scenarios/test_check.py",
     "engines/result": "engines/test_resume.py",

@@ -112,7 +112,8 @@ def _tried_loss(loss: Loss, outputs: Any, targets: Tensor) -> Any:
     with warnings.catch_warnings(), trying(what, _remedy(outputs, targets)):
         warnings.filterwarnings("error", "Using a target size", UserWarning)
         value = loss(outputs, targets)
-        column = isinstance(outputs, Tensor) and outputs.shape != targets.shape
+        number = isinstance(value, Tensor) and value.numel() == 1
+        column = number and isinstance(outputs, Tensor) and outputs.shape != targets.shape
         if column and targets.is_floating_point() and outputs.numel() == targets.numel() > 1:
             given = torch.arange(len(targets)).to(outputs)  # the same numbers on both sides
             of_each = given.reshape(-1, *[1] * (outputs.ndim - 1)).expand_as(outputs)

@@ -330,7 +330,9 @@ def _as_samples(data: Any) -> Samples:
     else:
         given = [*data] if is_pair(data) else _columns([data[k] for k in range(len(data))])
     inputs, targets = tensor_of(given[0], "inputs"), tensor_of(given[1], "targets")
-    return Samples(inputs, labels_as_int64(targets))
+    targets = labels_as_int64(targets)
+    same = isinstance(data, Samples) and inputs is data.inputs and targets is data.targets
+    return data if same else Samples(inputs, targets)
 
 
 def _columns(rows: list[Any]) -> list[Any]:

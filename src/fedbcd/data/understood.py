@@ -32,7 +32,8 @@ def tensor_of(value: Any, what: str) -> Tensor:
     ):
         if wrong:
             raise DataError(f"its {what} {says}")
-    return found.detach().cpu()
+    here = found.device.type == "cpu" and not found.requires_grad
+    return found if here else found.detach().cpu()
 
 
 def _as_tensor(value: Any, what: str) -> Tensor:
