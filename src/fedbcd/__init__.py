@@ -30,8 +30,9 @@ from fedbcd.data.partition import (
     diversity,
 )
 from fedbcd.data.samples import Scale
+from fedbcd.engines.progress import Progress
 from fedbcd.engines.replay import replay
-from fedbcd.engines.result import Progress, Run
+from fedbcd.engines.result import Best, Run
 from fedbcd.engines.run import train
 from fedbcd.errors import RenamedWarning as _RenamedWarning
 from fedbcd.experiments.job import Job, load_job
@@ -45,6 +46,7 @@ from fedbcd.protocol.clouds import (
     SyncCloud,
 )
 from fedbcd.record.history import History, Row
+from fedbcd.record.stopping import Plateau
 from fedbcd.schedule.availability import Availability, Chance
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
@@ -80,6 +82,7 @@ __all__ = [
     "Availability",
     "Ball",
     "Bandwidth",
+    "Best",
     "Box",
     "Chance",
     "Churn",
@@ -113,6 +116,7 @@ __all__ = [
     "Newcomer",
     "NoProjection",
     "Partition",
+    "Plateau",
     "Progress",
     "Projection",
     "QuantitySkew",

@@ -237,11 +237,11 @@ TASKS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a module for another width": (
         lambda: run(model=lambda: nn.Linear(7, 2)),
-        r"the model fails on inputs of shape \(2, 3\) \(mat1 and mat2",
+        r"the model fails on inputs of shape \(2, 3\) \(RuntimeError: mat1 and mat2",
     ),
     "one sample for BatchNorm": (
         lambda: train(fb.FedBCD(batch=1), of(model=normed)),
-        r"the model fails on inputs of shape \(1, 3\) \(Expected more than 1 value",
+        r"the model fails on inputs of shape \(1, 3\) \(ValueError: Expected more than 1 value",
     ),
     "no model": (lambda: run(model=None), "model = None is no function"),
     "a model by name": (lambda: run(model="mlp"), "model = 'mlp' is no function; give one, such"),

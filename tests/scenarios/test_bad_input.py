@@ -618,9 +618,7 @@ def test_a_folder_with_foreign_files(tmp_path: Path, name: str, runs: list[Any])
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("mine")
     write_job(tmp_path / "job.toml", runs=runs)
-    _assert_refused(
-        tmp_path, RECORD, f"{tmp_path / 'out'} is not empty; choose another folder (--out"
-    )
+    _assert_refused(tmp_path, RECORD, f"{tmp_path / 'out'} is not empty; choose ")
 
 
 def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.errors import ConfigError, NumericalError
-from fedbcd.own import is_own
+from fedbcd.own import calling, is_own
 from fedbcd.schedule.work import Session
 
 # all models of a batch on a CPU together have at most this number of parameters: few enough for
@@ -136,7 +136,8 @@ class Trainer:
         """
         first = self._positions[[0, min(1, self._size_list[0] - 1)]][: self._smallest_batch]
         inputs = ready(self._transform, self._augment, take(self._inputs, first), start.dtype)
-        targets = self._fetch(first, start.dtype)[1]
+        targets = take(self._targets, first)
+        targets = targets.to(start.dtype) if targets.is_floating_point() else targets
         self.doubts = check_fit(self.objective, start, inputs, targets, self._targets)
         if self.one_by_one:
             self.why_not_compiled = self.why_one_by_one = "max_batch = 1: no device with another"
@@ -177,17 +178,14 @@ class Trainer:
         model = bound.first_model(self._start)
         kept = {name: x[None] for name, x in bound.tables(self._start).items()}
         heard = {name: z[None] for name, z in bound.heard.views(model[: bound.heard.size]).items()}
-        try:
-            if any(isinstance(operation, Custom) for operation in flat(method.plan)):
+        remedy = "it gets tensors by name, of devices with a row for each"
+        if any(isinstance(operation, Custom) for operation in flat(method.plan)):
+            with calling("{}: its plan fails", method.name, remedy=remedy):
                 self.interpreted(method.plan, [Session(0, 0, 1, None, False)], {**kept, **heard})
-            if is_own(type(method.step)):
-                nothing = torch.zeros(bound.upload.size, dtype=torch.float64, device=model.device)
+        if is_own(type(method.step)):
+            nothing = torch.zeros(bound.upload.size, dtype=torch.float64, device=model.device)
+            with calling("{}: its server step fails", method.name, remedy=remedy):
                 bound.stepped(model.double(), nothing, 1.0, 1, 1)
-        except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
-            raise ConfigError(
-                f"{method.name}: its plan or its server step fails ({type(error).__name__}:"
-                f" {error}); they get tensors by name, of devices with a row for each"
-            ) from error
 
     @property
     def divisible(self) -> bool:

@@ -4,8 +4,7 @@ anything runs. What does not fit is a sentence, with the remedy where it is know
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,22 +12,12 @@ from torch import Tensor
 
 from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.objective import Loss, Objective
+from fedbcd.config import shown
 from fedbcd.data.federation import Transform
-from fedbcd.errors import ConfigError, FedBCDError
+from fedbcd.errors import ConfigError
+from fedbcd.own import calling
 
 FITS = "use a model and a loss that fit the data"
-
-
-@contextmanager
-def trying(what: str, remedy: str = FITS, kind: type[FedBCDError] = ConfigError) -> Iterator[None]:
-    """What fails in here is a sentence about `what`."""
-    try:
-        yield
-    except FedBCDError:
-        raise
-    except Exception as error:
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise kind(f"{what} ({said}); {remedy}") from error
 
 
 def ready(transform: Transform, augment: Augment | None, raw: Tensor, dtype: torch.dtype) -> Tensor:
@@ -36,15 +25,16 @@ def ready(transform: Transform, augment: Augment | None, raw: Tensor, dtype: tor
     about, takes = f"on inputs of shape {tuple(raw.shape[1:])}", "it takes inputs and a dtype"
     if augment is not None:
         hashes = torch.zeros(len(raw), dtype=torch.int64, device=raw.device)
-        with trying(f"augment={augment!r:.80} fails {about}", "use one for such inputs, or none"):
+        remedy = "use one for such inputs, or none"
+        with calling("augment={} fails {}", shown(augment), about, remedy=remedy):
             changed = augment.apply(raw, hashes)
         if not isinstance(changed, Tensor) or changed.shape != raw.shape:
             raise ConfigError(
-                f"augment={augment!r:.80} changes the shape {about}; it must return inputs of the"
+                f"augment={shown(augment)} changes the shape {about}; it must return inputs of the"
                 " same shape"
             )
     remedy = f"{takes}, and returns inputs, such as lambda inputs, dtype: inputs.to(dtype) / 255"
-    with trying(f"the transform fails {about}", remedy):
+    with calling("the transform fails {}", about, remedy=remedy):
         found = transform(raw, dtype)
     if not isinstance(found, Tensor) or found.shape[:1] != raw.shape[:1]:
         gives = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
@@ -79,7 +69,7 @@ def check_fit(
         if wrong:
             raise ConfigError(f"the loss {says}")
     p = objective.layout.size_P
-    with trying("the gradient fails"), torch.random.fork_rng(devices=[]):
+    with calling("the gradient fails", remedy=FITS), torch.random.fork_rng(devices=[]):
         objective.gradients_one_by_one(flat[None, :p], flat[None, p:], inputs[None], targets[None])
     return _doubts(objective.loss, outputs, targets)
 
@@ -92,7 +82,7 @@ def _outputs(objective: Objective, flat: Tensor, inputs: Tensor) -> Any:
     elif inputs.dtype != flat.dtype:
         remedy = f"the transform returns {inputs.dtype}; use the dtype that it is given"
     with (
-        trying(f"the model fails on inputs of shape {_shape(inputs)}", remedy),
+        calling("the model fails on inputs of shape {}", _shape(inputs), remedy=remedy),
         torch.random.fork_rng(devices=[]),
         torch.enable_grad(),
     ):
@@ -109,7 +99,7 @@ def _outputs(objective: Objective, flat: Tensor, inputs: Tensor) -> Any:
 def _tried_loss(loss: Loss, outputs: Any, targets: Tensor) -> Any:
     """Also refused: outputs and targets of which every pair is compared, not each with its own."""
     what = f"the loss fails on outputs of {_kind(outputs)} and targets of {_kind(targets)}"
-    with warnings.catch_warnings(), trying(what, _remedy(outputs, targets)):
+    with warnings.catch_warnings(), calling("{}", what, remedy=_remedy(outputs, targets)):
         warnings.filterwarnings("error", "Using a target size", UserWarning)
         value = loss(outputs, targets)
         number = isinstance(value, Tensor) and value.numel() == 1

@@ -26,6 +26,7 @@ from fedbcd.data.understood import (
     tensor_of,
 )
 from fedbcd.errors import ConfigError, DataError
+from fedbcd.own import calling
 
 Transform = Callable[[Tensor, torch.dtype], Tensor]
 Servers = int | Sequence[Sequence[int]] | Mapping[int, int]
@@ -207,13 +208,12 @@ class Federation:
             return copy.deepcopy(check_module("model", self._model))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            try:
+            remedy = (
+                "give a module, or a function without arguments that makes one, such as lambda:"
+                " torch.nn.Linear(4, 2)"
+            )
+            with calling("model() fails", remedy=remedy):
                 module = self._model()
-            except Exception as error:
-                raise ConfigError(
-                    f"model() fails ({type(error).__name__}: {error}); give a module, or a function"
-                    " without arguments that makes one, such as lambda: torch.nn.Linear(4, 2)"
-                ) from error
         return check_module("model()", module)
 
     def fingerprint(self) -> str:

@@ -31,7 +31,11 @@ CHECKPOINT_EVERY = 200  # rounds
 # then not used any more
 RESULTS = 1
 NAMED = ("seed", "dtype")  # keys hold them even at their defaults, as they did in 0.1.0
-BESIDE = {"checkpoint_every", *(f.name for f in fields(Place))}  # options that are not in keys
+BESIDE = {
+    "checkpoint_every",
+    "checkpoint_seconds",
+    *(f.name for f in fields(Place)),
+}  # options that are not in keys
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,8 @@ def _work(table: str, folder: str) -> None:
 def _compute(job: Job, folder: Path, made: Federations) -> None:
     place = folder / f"{job_key(job)}.run"
     run = _sparing(job).run(place, resume=True, federation=made.of(job))
+    if run.interrupted:
+        raise KeyboardInterrupt
     kept = {
         "job": (
             replace(job, data=replace(job.data, folder=None), modules="").to_table()
