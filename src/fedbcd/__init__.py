@@ -35,6 +35,8 @@ from fedbcd.engines.replay import replay
 from fedbcd.engines.result import Best, Run
 from fedbcd.engines.run import train
 from fedbcd.errors import RenamedWarning as _RenamedWarning
+from fedbcd.experiments.compare import compare
+from fedbcd.experiments.comparison import Against, Comparison
 from fedbcd.experiments.job import Job, load_job
 from fedbcd.newcomers import Newcomer, personalise
 from fedbcd.protocol.clouds import (
@@ -76,6 +78,7 @@ def __getattr__(name: str) -> type[RunSpec]:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Against",
     "Algorithm",
     "AsyncCloud",
     "Augment",
@@ -90,6 +93,7 @@ __all__ = [
     "Clock",
     "Cloud",
     "Cluster",
+    "Comparison",
     "Constant",
     "Day",
     "DeviceClass",
@@ -135,6 +139,7 @@ __all__ = [
     "Uniform",
     "Weibull",
     "accuracy",
+    "compare",
     "diversity",
     "load_dataset",
     "load_job",

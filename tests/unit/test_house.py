@@ -67,6 +67,7 @@ ELSEWHERE = {
     "engines/deploy/local/status_client": "deploy/test_exits.py",
     "engines/environment": "unit/test_report.py",
     "engines/interrupts": "engines/test_stopping.py",
+    "engines/joining": "scenarios/test_newcomers.py",
     "engines/listeners": "engines/test_mistakes.py",
     "engines/look": "engines/test_certificates.py",
     "engines/participation": "scenarios/test_check.py",

@@ -1,11 +1,12 @@
 """What training gives: models, table, and where it ended."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,16 @@ from fedbcd.compute.rows import ManyModels, Rows, SomeRows
 from fedbcd.config import called, convert
 from fedbcd.data.federation import Federation, accuracy, check_federation
 from fedbcd.data.measure import metric_of
+from fedbcd.data.preview import COLOURS, figure_of, tidy
 from fedbcd.engines.environment import environment
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.history import History, Row
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Models:
@@ -163,6 +168,32 @@ class Run(Models):
 
     def one_personal(self, device: int) -> Tensor:
         return _row(self.personal_NF, device, "device")
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        *,
+        columns: Sequence[str] = ("personal_accuracy", "global_accuracy"),
+        axis: str = "clock",
+    ) -> "Figure":
+        """Columns of the history as a figure, also written where a path is given."""
+        figure: Figure
+        figure, axes = figure_of((6, 3.9))
+        for colour, column in zip(COLOURS[1:] * len(columns), columns, strict=False):
+            found = self.history.column(axis), self.history.column(column)
+            axes.plot(*found, color=colour, linewidth=2, label=column.replace("_", " "))
+        axes.set_xlabel(axis.replace("_", " "))
+        axes.legend(frameon=False)
+        tidy(axes)
+        if path is not None:
+            figure.savefig(path, dpi=130)
+        return figure
+
+    def _repr_html_(self) -> str:
+        s = self.summary
+        done = "" if self.finished else ", stopped"
+        what = f"{s.get('algorithm')} on the {s.get('cloud')} cloud, seed {s.get('seed')}{done}"
+        return f"<p>{escape(what)}</p>{self.history._repr_html_()}"
 
     def save(self, folder: str | Path) -> None:
         path = Path(convert(folder, str | Path, "folder"))
