@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbcd.cli import app
-from fedbcd.errors import ConfigError, RecordError
 from fedbcd.cli.experiments import _claims_table
+from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments import claims
 from fedbcd.experiments.claims import CLAIMS, ClaimVerdict, judge
 from fedbcd.experiments.figures import by_run, draw_panel, on_one_grid, write_table

@@ -20,6 +20,7 @@ from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import FOR_ALL, Federation
 from fedbcd.data.measure import DEFAULT, Measure, is_lower_better, sample_weights
 from fedbcd.errors import ConfigError, DataError
+from fedbcd.own import calling
 
 INPUT_VALUES_AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
 
@@ -93,26 +94,19 @@ class Evaluator:
             return
         targets, p = self._targets[:2], self._layout.size_P
         state = self._layout.parameters_of(flat[:p]), self._layout.buffers_of(flat[p:])
-        wrong = (TypeError, RuntimeError, ValueError, IndexError, AttributeError)
+        inputs_fit = "test samples must be like those of the devices"
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            try:
+            what = "the model or the transform fail on test inputs of shape {}"
+            shape = tuple(self._inputs.shape[1:])
+            with calling(what, shape, remedy=inputs_fit, kind=DataError):
                 inputs = self._federation.transform(self._inputs[:2], flat.dtype)
                 outputs = functional_call(
                     self._module(), (*state, self._layout.counters), (inputs,)
                 )
-            except wrong as error:
-                raise DataError(
-                    f"the model or the transform fail on test inputs of shape"
-                    f" {tuple(self._inputs.shape[1:])} ({_first_line(error)}); test samples must be"
-                    " like those of the devices"
-                ) from error
-            try:
+            what = "the metric fails on outputs of shape {} and targets of {}"
+            shapes = tuple(outputs.shape), tuple(targets.shape)
+            with calling(what, *shapes, remedy="use one that fits the task"):
                 found = torch.as_tensor(self._federation.metric(outputs, targets))
-            except wrong as error:
-                raise ConfigError(
-                    f"the metric fails on outputs of shape {tuple(outputs.shape)} and targets of"
-                    f" {tuple(targets.shape)} ({_first_line(error)}); use one that fits the task"
-                ) from error
         if found.shape[:1] != targets.shape[:1]:
             raise ConfigError(
                 f"the metric gives shape {tuple(found.shape)} for {len(targets)} samples; it must"
@@ -376,10 +370,6 @@ class Evaluator:
 def per_sample(metric: Tensor, samples: int) -> Tensor:
     """Float64; a sample with a score per token has their mean."""
     return metric.double().reshape(samples, -1).mean(1)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def _all_equal(stack: Tensor) -> bool:
