@@ -19,10 +19,10 @@ from fedbcd.experiments.titles import in_a_word
 
 VALIDATION = (100, 101)  # seeds
 GRID: dict[str, dict[str, list[Any]]] = {
+    "local": {"device_step": [0.05, 0.1, 0.2], "momentum": [0.5, 0.9]},
     "fedavg": {"device_step": [0.02, 0.05, 0.1, 0.2, 0.4, 0.8]},
-    "fedavg-ft": {"device_step": [0.1, 0.2, 0.4], "tuning_steps": [10, 40]},
-    "local": {"device_step": [0.01, 0.02, 0.05], "momentum": [0.5, 0.9]},
-    "fedbcd": {"device_step": [0.02, 0.05, 0.1], "penalty": [0.3, 1.0]},
+    "fedavg-ft": {"device_step": [0.2, 0.4, 0.8], "tuning_steps": [10, 40]},
+    "fedbcd": {"device_step": [0.05, 0.1, 0.2], "penalty": [0.3, 1.0]},
     "fedbcd-i": {"device_step": [0.02, 0.05, 0.1], "penalty": [0.2, 0.5]},
 }
 

@@ -30,10 +30,11 @@ from fedbcd.cli.output import (
 )
 from fedbcd.cli.overrides import override
 from fedbcd.cli.places import check_all, claim, slug
+from fedbcd.config import nearest
 from fedbcd.data.preview import drawn
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.compare import comparison_of
-from fedbcd.experiments.comparison import Comparison, cells_of
+from fedbcd.experiments.comparison import SCORES, Comparison, cells_of
 from fedbcd.experiments.job import Federations, Job, parse, read_job_file, seeds_in
 from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.experiments.pool import Result, job_key, run_tasks, task_of, workers_that_fit
@@ -41,7 +42,7 @@ from fedbcd.own import imports
 from fedbcd.report.page import write_report
 
 SEEDS = 5  # of a comparison, where nobody says
-NEWCOMERS = {"global": "z as it is", "own": "after steps from z", "alone": "as many steps alone"}
+NEWCOMERS = {"global": "z as it is", "own": "after steps from z", "alone": "steps alone"}
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,12 @@ def play_seeds(jobs: Sequence[Job], seeds: int, folder: Path, how: Played, as_js
         raise ConfigError(f"seeds={seeds} must be 1 or more")
     if how.alone:
         raise ConfigError(f"{how.alone} is about one run; add --seeds 1")
+    for title in how.against:
+        names = [job.name for job in jobs]
+        if title not in names:
+            raise ConfigError(f"--against {title!r} is none of the runs{nearest(title, names)}")
+    if how.workers is not None and how.workers < 1:
+        raise ConfigError(f"workers={how.workers} must be 1 or more")
     made = Federations()
     federations = [made.of(job) for job in jobs]
     jobs = [job.settled(one) for job, one in zip(jobs, federations, strict=True)]
@@ -122,7 +129,7 @@ def play_seeds(jobs: Sequence[Job], seeds: int, folder: Path, how: Played, as_js
     for text in dict.fromkeys(f"{r.name}: {text}" for r in results for text in r.notices):
         note(text)
     found = comparison_of(results, how.against or None)
-    _leave(found, places, folder, as_json)
+    _leave(found, places, folder, how, as_json)
 
 
 def _places(series: Sequence[Sequence[Job]], folder: Path) -> list[Path]:
@@ -135,7 +142,9 @@ def _places(series: Sequence[Sequence[Job]], folder: Path) -> list[Path]:
     ]
 
 
-def _leave(found: Comparison, places: Sequence[Path], folder: Path, as_json: bool) -> None:
+def _leave(
+    found: Comparison, places: Sequence[Path], folder: Path, how: Played, as_json: bool
+) -> None:
     """Tables, pictures and a report; and what is to be seen of them."""
     for title, place in zip(found.titles, places, strict=True):
         _draw_run(found.results[title][0], place)
@@ -144,6 +153,8 @@ def _leave(found: Comparison, places: Sequence[Path], folder: Path, as_json: boo
     write_report(places, folder / "report.html", plan=False)
     screen = screen_for(as_json)
     _show(found, screen)
+    if how.command != Played.command:
+        _show_tests(found, screen)
     where = f"everything is in {folder}, the report in {folder / 'report.html'}"
     where += f", the curves in {folder / 'curves.png'}" if has_picture else ""
     say_where(has_picture, screen, where)
@@ -167,20 +178,26 @@ def _draw(found: Comparison, path: Path) -> None:
 # ------------------------------------------------------------------------------------------------
 # showing
 def _show(found: Comparison, screen: Console) -> None:
-    head, *rows = cells_of(found, (), "±")
+    shown = [name for name in SCORES if name in found.columns]
+    _, *rows = cells_of(found, shown, "±")
     count = len(found.seeds)
     over = f"mean and deviation over {count} seeds" if count > 1 else "one seed"
     table = table_of("run", title=f"test scores at the end, {over}")
-    for name in (*head[1:], "seconds"):
-        table.add_column(name.replace("lose to ", "lose to\n"), justify="right", no_wrap=True)
+    heads = [name.partition("_")[0] for name in shown]
+    for name in (*heads, *(f"lose to\n{baseline}" for baseline in found.baselines)):
+        table.add_column(escape(name), justify="right", no_wrap=True)
     for title, cells in zip(found.titles, rows, strict=True):
-        table.add_row(escape(title), *cells[1:], f"{found.mean(title, 'seconds'):.1f}")
+        table.add_row(escape(title), *cells[1:])
     screen.print(table)
     _show_newcomers(found, screen)
     say(_common(found), screen)
-    for baseline in found.baselines:
+
+
+def _show_tests(found: Comparison, screen: Console) -> None:
+    for number, baseline in enumerate(found.baselines):
         for one in found.against(baseline):
-            say(one.sentence, screen)
+            if one.title not in found.baselines[:number]:
+                say(one.sentence, screen)
 
 
 def _show_newcomers(found: Comparison, screen: Console) -> None:

@@ -79,8 +79,8 @@ def _samples(federation: Federation, device: int) -> Samples:
 
 
 def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
-    """The run's method for devices more. Who begins every session at z goes on from it in one, since
-    the next would begin at z again.
+    """The run's method for devices more. Who begins every session at z goes on from it in one,
+    since the next would begin at z again.
     """
     method = spec.method_of(federation)
     offline = bool(method.offline)
