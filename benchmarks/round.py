@@ -1,4 +1,4 @@
-"""round: the paper's MNIST round, 100 devices under 10 servers, 30 active, 1-5 steps of 32, the MLP
+"""round: the recipes' MNIST round, 100 devices under 10 servers, 30 active, 1-5 steps of 32, the MLP
 with 109,386 parameters.
 
 usage: python benchmarks/round.py [--json] [--out FILE] [--repeats 5] [--threads 2] Ours, a plain

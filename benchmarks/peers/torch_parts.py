@@ -1,4 +1,4 @@
-"""What the peers on PyTorch share: the paper's MLP, the data as tensors, and random mini-batches of
+"""What the peers on PyTorch share: the recipes' MLP, the data as tensors, and random mini-batches of
 a device.
 """
 
