@@ -2,6 +2,7 @@
 mistake is a sentence with its remedy, before anything runs, and what was reasonable works.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -538,10 +539,30 @@ def test_a_parameter_that_two_layers_share_is_one() -> None:
     assert torch.equal(model.first.weight, model.second.weight)  # type: ignore[union-attr, arg-type]
 
 
-def test_a_loss_that_is_a_sum_is_doubted() -> None:
+@pytest.mark.parametrize(
+    ("given", "doubt"),
+    [
+        ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "the loss is a sum: .* use the mean"),
+        ({"loss": nn.functional.nll_loss}, "nll_loss is for log-probabilities; use cross_entropy"),
+        (
+            {"model": lambda: nn.Sequential(line(), nn.Softmax(1))},
+            "the model gives probabilities to a loss .*; leave the softmax out",
+        ),
+        (
+            {
+                "model": lambda: nn.Sequential(line(), nn.LogSoftmax(1)),
+                "loss": nn.functional.nll_loss,
+            },
+            "",
+        ),
+        ({}, ""),
+    ],
+)
+def test_what_works_and_is_seldom_meant_is_doubted(given: dict[str, Any], doubt: str) -> None:
     said: list[str] = []
-    train(federation=of(loss=nn.CrossEntropyLoss(reduction="sum")), on_notice=said.append)
-    assert [one for one in said if one.startswith("the loss is a sum")]
+    train(federation=of(**given), on_notice=said.append)
+    assert len(said) == bool(doubt)
+    assert all(re.search(doubt, one) for one in said)
 
 
 def test_folders(tmp_path: Path) -> None:

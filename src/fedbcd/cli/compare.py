@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from fedbcd.cli.output import (
     INTERRUPTED,
@@ -26,6 +25,7 @@ from fedbcd.cli.output import (
     say_how_to_go_on,
     say_where,
     screen_for,
+    show,
     table_of,
 )
 from fedbcd.cli.overrides import override
@@ -53,7 +53,7 @@ class Played:
     resume: bool = False
     alone: str = ""  # what was asked for that only one run can have
     against: tuple[str, ...] = ()
-    command: str = "fedbcd run"
+    tests: bool = False  # say who differs from whom, too
 
 
 def compare_command(
@@ -89,7 +89,7 @@ def compare_command(
     if seeds is not None and seeds < 1:
         raise ConfigError(f"seeds={seeds} must be 1 or more")
     folder = out or Path("runs") / f"compare-{file.stem}"
-    how = Played(workers, True, "", tuple(against or ()), f"fedbcd compare {file}")
+    how = Played(workers, True, "", tuple(against or ()), tests=True)
     with imports(allowed=trust):
         play_seeds(parse(table), count, folder, how, as_json)
 
@@ -124,7 +124,10 @@ def play_seeds(jobs: Sequence[Job], seeds: int, folder: Path, how: Played, as_js
         with counting(len(tasks)) as done:
             results = run_tasks(tasks, folder / "results", workers, done, keep)
     except KeyboardInterrupt:
-        say_how_to_go_on(how.command, folder, [job.to_table() for job in jobs])
+        if how.tests:
+            say("stopped. The same command goes on from there.")
+        else:
+            say_how_to_go_on("fedbcd run", folder, [job.to_table() for job in jobs])
         sys.exit(INTERRUPTED)
     for text in dict.fromkeys(f"{r.name}: {text}" for r in results for text in r.notices):
         note(text)
@@ -153,7 +156,7 @@ def _leave(
     write_report(places, folder / "report.html", plan=False)
     screen = screen_for(as_json)
     _show(found, screen)
-    if how.command != Played.command:
+    if how.tests:
         _show_tests(found, screen)
     where = f"everything is in {folder}, the report in {folder / 'report.html'}"
     where += f", the curves in {folder / 'curves.png'}" if has_picture else ""
@@ -182,13 +185,13 @@ def _show(found: Comparison, screen: Console) -> None:
     _, *rows = cells_of(found, shown, "±")
     count = len(found.seeds)
     over = f"mean and deviation over {count} seeds" if count > 1 else "one seed"
-    table = table_of("run", title=f"test scores at the end, {over}")
     heads = [name.partition("_")[0] for name in shown]
-    for name in (*heads, *(f"lose to\n{baseline}" for baseline in found.baselines)):
-        table.add_column(escape(name), justify="right", no_wrap=True)
-    for title, cells in zip(found.titles, rows, strict=True):
-        table.add_row(escape(title), *cells[1:])
-    screen.print(table)
+    heads += [f"lose to\n{baseline}" for baseline in found.baselines]
+    title = f"test scores at the end, {over}"
+    table = table_of("run", *heads, title=title, titles=("run",))
+    for cells in rows:
+        table.add_row(*cells)
+    show(table, screen)
     _show_newcomers(found, screen)
     say(_common(found), screen)
 
@@ -206,13 +209,11 @@ def _show_newcomers(found: Comparison, screen: Console) -> None:
     first = found.titles[0]
     devices, steps = (found.mean(first, f"newcomers.{name}") for name in ("devices", "steps"))
     title = f"{devices:.0f} devices that were kept out, before and after {steps:.0f} steps"
-    table = table_of("run", title=title)
-    for name in NEWCOMERS.values():
-        table.add_column(name, justify="right", no_wrap=True)
+    table = table_of("run", *NEWCOMERS.values(), title=title, titles=("run",))
     for title in found.titles:
         cells = (in_brief(found, title, f"newcomers.{name}") for name in NEWCOMERS)
-        table.add_row(escape(title), *cells)
-    screen.print(table)
+        table.add_row(title, *cells)
+    show(table, screen)
 
 
 def in_brief(found: Comparison, title: str, column: str) -> str:

@@ -155,17 +155,31 @@ def _failure(loss: Callable[..., Any], *given: Any) -> str:
 
 
 def _doubts(loss: Loss, outputs: Any, targets: Tensor) -> list[str]:
+    """What works and yet is seldom meant."""
     if not isinstance(outputs, Tensor):
         return []
     with torch.no_grad():
         one = float(loss(outputs[:1], targets[:1]))
         two = float(loss(outputs[[0, 0]], targets[[0, 0]]))
-    if abs(one) < 1e-6 or not math.isclose(two, 2 * one, rel_tol=1e-3):
-        return []
-    return [
+        labels = not targets.is_floating_point() and outputs.ndim == 2 and outputs.shape[1] > 1
+        rise = float(loss(outputs + 1, targets) - loss(outputs, targets)) if labels else math.nan
+        logarithms = _sum_to_one(outputs.exp())
+        probabilities = bool((outputs >= 0).all()) and _sum_to_one(outputs)
+    found = {
         "the loss is a sum: of a sample that comes twice it is twice as large, so steps grow with"
-        ' the batch; use the mean (reduction="mean")'
-    ]
+        ' the batch; use the mean (reduction="mean")': abs(one) > 1e-6
+        and math.isclose(two, 2 * one, rel_tol=1e-3),
+        "the loss falls as all outputs grow, without an end: nll_loss is for log-probabilities; use"
+        " cross_entropy, or end the model with nn.LogSoftmax(1)": not logarithms
+        and math.isclose(rise, -1, rel_tol=1e-3),
+        "the model gives probabilities to a loss that takes any numbers and makes them such, so its"
+        " gradients are small; leave the softmax out": probabilities and abs(rise) < 1e-4,
+    }
+    return [says for says, doubtful in found.items() if doubtful]
+
+
+def _sum_to_one(outputs: Tensor) -> bool:
+    return outputs.ndim == 2 and bool((outputs.sum(1) - 1).abs().max() < 1e-4)
 
 
 def _remedy(outputs: Any, targets: Tensor) -> str:
