@@ -320,10 +320,11 @@ def _resumed(out: Path) -> tuple[Job, Deploy]:
 
 def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     from fedbcd.engines.deploy.local.finish import growing_log
-    from fedbcd.engines.deploy.local.up import Up, actors_of, check_stores
+    from fedbcd.engines.deploy.local.up import Up, actors_of, check_stores, rehearse_apart
 
     federation = job.make_federation()
     job = job.settled(federation)
+    rehearse_apart(job.spec, federation)
     warning = never_mixes(job.spec.cloud, job.federation.servers)
     if warning is not None:
         note(warning)
