@@ -76,6 +76,7 @@ from fedbcd.experiments.pool import recorded_job
 from fedbcd.models import MODELS
 from fedbcd.own import imports
 from fedbcd.protocol.clouds import CLOUDS
+from fedbcd.record.names import JOB, LOG, REPORT
 from fedbcd.record.runfolder import recorded_in, writing_to
 from fedbcd.record.tensorfile import write_whole
 from fedbcd.report.page import write_report
@@ -340,8 +341,8 @@ def _complain(sentence: str, code: int) -> NoReturn:
 # ------------------------------------------------------------------------------------------------
 # running
 def _job_table(file: Path | None, resumed: Path | None) -> dict[str, Any]:
-    if file is None and resumed is not None and (resumed / "config.toml").is_file():
-        return read_toml(resumed / "config.toml")
+    if file is None and resumed is not None and (resumed / JOB).is_file():
+        return read_toml(resumed / JOB)
     if file is None and resumed is not None:
         raise RecordError(
             f"{resumed} holds no config.toml to resume from; give the job file as well"
@@ -454,16 +455,12 @@ def _check_all(
     jobs: list[Job], federations: list[Federation], places: list[Path], folder: Path, resume: bool
 ) -> None:
     """Refuse several runs together, before the first begins: the last may be hours away."""
-    if resume and (folder / "events.jsonl").exists():
+    if resume and (folder / LOG).exists():
         raise RecordError(
             f"{folder} holds one run, but the job has {len(jobs)}; give the job of that run, or"
             " another folder"
         )
-    if (
-        folder.is_dir()
-        and any(folder.iterdir())
-        and not (resume and (folder / "config.toml").is_file())
-    ):
+    if folder.is_dir() and any(folder.iterdir()) and not (resume and (folder / JOB).is_file()):
         raise RecordError(
             f"{folder} is not empty; choose a new folder with --out, or go on with --resume"
         )
@@ -475,7 +472,7 @@ def _claim(folder: Path, table: dict[str, Any]) -> None:
     """Make the folder of several runs, with all that they are set to."""
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "config.toml", dump_toml(table).encode())
+        write_whole(folder / JOB, dump_toml(table).encode())
 
 
 @contextlib.contextmanager
@@ -534,7 +531,7 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     screen.print(_table(jobs, runs))
     if len(runs) > 1 and not any("metric" in run.summary for run in runs):
         say(_times_to_common_accuracy(histories), screen)
-    report = folder / "report.html"
+    report = folder / REPORT
     write_report(_places(jobs, folder), report, plan=False)
     where = f"everything is in {folder}, the report in {report}" + (
         f", the curves in {picture}" if drawn else ""

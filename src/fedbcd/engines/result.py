@@ -15,6 +15,7 @@ from fedbcd.data.measure import metric_of
 from fedbcd.engines.environment import environment
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.history import History, Row
+from fedbcd.record.names import HISTORY, MODELS
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
 
@@ -74,7 +75,7 @@ class Run:
     def save(self, folder: str | Path) -> None:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        self.history.write_csv(path / "history.csv")
+        self.history.write_csv(path / HISTORY)
         summary = {
             **notes_of(self.federation, self.personal_scores, self.global_scores),
             "summary": json.dumps(self.summary),
@@ -83,13 +84,13 @@ class Run:
         }
         x = self.personal_NF
         models = SomeRows(x, torch.arange(len(x))) if isinstance(x, Rows) else x
-        write_tensors(path / "models.safetensors", {"x": models, "z": self.global_VF}, summary)
+        write_tensors(path / MODELS, {"x": models, "z": self.global_VF}, summary)
 
     @classmethod
     def load(cls, folder: str | Path, federation: Federation) -> "Run":
         """Read a saved run; the federation supplies the module that the models fit into."""
         path = Path(folder)
-        tensors, metadata = read_tensors(path / "models.safetensors")
+        tensors, metadata = read_tensors(path / MODELS)
         try:
             summary = json.loads(metadata["summary"])
             scores = _scores(metadata["scores"])
@@ -97,7 +98,7 @@ class Run:
             x, z, finished = tensors["x"], tensors["z"], bool(json.loads(metadata["finished"]))
         except (KeyError, ValueError) as error:
             raise RecordError(
-                f"{path / 'models.safetensors'} does not hold the models of a run ({error})"
+                f"{path / MODELS} does not hold the models of a run ({error})"
             ) from None
         size = Layout(federation.make_model(0)).size_F
         if x.shape != (federation.devices, size) or z.shape != (len(federation.servers), size):
@@ -107,7 +108,7 @@ class Run:
             )
         return cls(
             federation,
-            History.read_csv(path / "history.csv"),
+            History.read_csv(path / HISTORY),
             x,
             z,
             summary,
