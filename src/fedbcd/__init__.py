@@ -30,10 +30,13 @@ from fedbcd.data.partition import (
     diversity,
 )
 from fedbcd.data.samples import Scale
+from fedbcd.engines.progress import Progress
 from fedbcd.engines.replay import replay
-from fedbcd.engines.result import Progress, Run
+from fedbcd.engines.result import Best, Run
 from fedbcd.engines.run import train
 from fedbcd.errors import RenamedWarning as _RenamedWarning
+from fedbcd.experiments.compare import compare
+from fedbcd.experiments.comparison import Against, Comparison
 from fedbcd.experiments.job import Job, load_job
 from fedbcd.newcomers import Newcomer, personalise
 from fedbcd.protocol.clouds import (
@@ -45,6 +48,7 @@ from fedbcd.protocol.clouds import (
     SyncCloud,
 )
 from fedbcd.record.history import History, Row
+from fedbcd.record.stopping import Plateau
 from fedbcd.schedule.availability import Availability, Chance
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
@@ -74,12 +78,14 @@ def __getattr__(name: str) -> type[RunSpec]:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Against",
     "Algorithm",
     "AsyncCloud",
     "Augment",
     "Availability",
     "Ball",
     "Bandwidth",
+    "Best",
     "Box",
     "Chance",
     "Churn",
@@ -87,6 +93,7 @@ __all__ = [
     "Clock",
     "Cloud",
     "Cluster",
+    "Comparison",
     "Constant",
     "Day",
     "DeviceClass",
@@ -113,6 +120,7 @@ __all__ = [
     "Newcomer",
     "NoProjection",
     "Partition",
+    "Plateau",
     "Progress",
     "Projection",
     "QuantitySkew",
@@ -131,6 +139,7 @@ __all__ = [
     "Uniform",
     "Weibull",
     "accuracy",
+    "compare",
     "diversity",
     "load_dataset",
     "load_job",
