@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 
 from fedbcd.algorithm.fused.library import ChainTester
 from fedbcd.algorithm.objective import Objective
+from fedbcd.compute.fit import check_labels
 from fedbcd.compute.fused import tester_for
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import FOR_ALL, Federation
@@ -103,6 +104,8 @@ class Evaluator:
                 outputs = functional_call(
                     self._module(), (*state, self._layout.counters), (inputs,)
                 )
+            whose = " of the test set"
+            check_labels(self._objective.loss, outputs, targets, self._targets, whose)
             what = "the metric fails on outputs of shape {} and targets of {}"
             shapes = tuple(outputs.shape), tuple(targets.shape)
             with calling(what, *shapes, remedy="use one that fits the task"):
