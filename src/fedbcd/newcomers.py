@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.interpret import Registers
-from fedbcd.algorithm.method import Facts, Method
+from fedbcd.algorithm.method import Method
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.trees import outputs_of
 from fedbcd.compute.batch import Trainer
@@ -220,7 +220,7 @@ def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
     """The run's method for one device more. Who has no personal model goes on from z in one
     session, since the next would begin at z again.
     """
-    method = spec.algorithm.method(Facts(federation.devices, federation.sizes))
+    method = spec.method_of(federation)
     offline = bool(method.offline)
     length = method.lengths(offline=offline)[1] if method.has_personal else steps
     if not method.has_personal and (not method.sends or method.sends[0].difference):

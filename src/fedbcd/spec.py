@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
-from fedbcd.algorithm.method import Absolute, Bound, Facts, Method
+from fedbcd.algorithm.method import Absolute, Bound, Facts, Method, method_of
 from fedbcd.algorithm.methods import ALGORITHMS, Algorithm, FedBCD
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
@@ -29,7 +29,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_tests, measure_for, measure_in
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
-from fedbcd.own import is_own, path_of
+from fedbcd.own import calling, is_own
 from fedbcd.protocol.clouds import CLOUDS, Cloud, DynamicGraph, GraphCloud, SyncCloud
 from fedbcd.protocol.coordinator import (
     AsyncCoordinator,
@@ -517,20 +517,13 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     def method_of(self, federation: Federation) -> Method:
         """What the algorithm computes, in this federation."""
-        found: Any = self.algorithm.method(Facts(federation.devices, federation.sizes))
-        if not isinstance(found, Method):
-            raise ConfigError(
-                f"{path_of(type(self.algorithm))}.method returns {found!r:.80}; it must return a"
-                " fedbcd.algorithm.method.Method (docs/api.md)"
-            )
-        return found
+        return method_of(self.algorithm, Facts(federation.devices, federation.sizes))
 
     def sent(self, federation: Federation) -> tuple[float, float]:
         """Bytes that a device receives and sends in an activation, where it matters."""
         if self.clock.bandwidth is None:
             return 0.0, 0.0
-        layout = Layout(federation.make_model(self.seed))
-        bound = Bound(self.method_of(federation), layout, federation.sizes)
+        bound = _bound(self, federation)
         return bound.heard.size * self.dtype.itemsize, bound.upload.size * self.dtype.itemsize
 
     def times(self, federation: Federation) -> Times:
@@ -593,6 +586,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         self._check_active(federation)
         self._check_availability(federation)
         self._check_method(federation)
+        if any(is_own(type(part)) for part in (self.algorithm, *self.uploads)):
+            _bound(self, federation)  # refuses what does not fit the model
         check_tests(federation, self.measure)
         self.times(federation)  # refuses whom nobody knows
         for law in (self.clock.arrival, self.clock.step):
@@ -614,10 +609,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     def _check_coordinator(self, servers: int) -> None:
         """What a cloud of somebody's own makes must be one, and of the kind that it says."""
-        try:
+        with calling("cloud={!r:.80} fails", self.cloud, remedy=f"it needs {CLOUD[2]}"):
             found: Any = self.cloud.coordinator(servers, 1)
-        except TypeError as error:
-            raise ConfigError(f"cloud={self.cloud!r:.80}: {error}; it needs {CLOUD[2]}") from error
         if not all(hasattr(found, name) for name in ("round", "handle", "ends_round")):
             raise ConfigError(
                 f"cloud={self.cloud!r:.80}: its coordinator is {found!r:.80}; it must have round,"
@@ -710,6 +703,14 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 raise ConfigError(
                     f"server {n} would be left without devices in round {empty}; {remedy}"
                 )
+
+
+def _bound(spec: RunSpec, federation: Federation) -> Bound:
+    """Its method for the model and the devices, before anything is trained."""
+    module = federation.make_model(spec.seed)
+    layout = Layout(module)
+    wiring = spec.uploads, layout.flatten(module, spec.dtype), max(map(len, federation.servers))
+    return Bound(spec.method_of(federation), layout, federation.sizes, wiring)
 
 
 def _first_empty(members: Sequence[int], joins: Changes, leaves: Changes) -> int | None:

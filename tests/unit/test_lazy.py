@@ -359,3 +359,9 @@ def test_samples_that_cannot_be_used_are_refused(sample: Any, complaint: str) ->
         federation([Read([sample])] * 2)
     with pytest.raises(DataError, match="cannot be read sample by sample"):
         fb.LazySamples(7)
+    for data, failure in (
+        (Read({3: 4}), "sample 0 cannot be read .KeyError: 0, test_lazy.py line"),
+        (fb.LazySamples(rows(0), collate=lambda rows: rows[99]), "the collate function fails"),
+    ):
+        with pytest.raises(DataError, match=failure):
+            federation([data] * 2)

@@ -23,6 +23,7 @@ from fedbcd.data.federation import FOR_ALL, Federation
 from fedbcd.data.measure import DEFAULT, Measure, is_lower_better, sample_weights
 from fedbcd.data.samples import Samples
 from fedbcd.errors import ConfigError, DataError
+from fedbcd.own import calling
 
 INPUT_VALUES_AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
 
@@ -97,23 +98,16 @@ class Evaluator:
         inputs, targets = self._test.take(torch.arange(min(2, len(self._test)), device=self._where))
         p, shape = self._layout.size_P, shapes(inputs)
         state = self._layout.parameters_of(flat[:p]), self._layout.buffers_of(flat[p:])
-        wrong = (TypeError, RuntimeError, ValueError, IndexError, AttributeError)
+        inputs_fit = "test samples must be like those of the devices"
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            try:
+            what = "the model or the transform fail on test inputs of shape {}"
+            with calling(what, shape, remedy=inputs_fit, kind=DataError):
                 inputs = self._federation.transform(inputs, flat.dtype)
                 outputs = scores_of(called(self._module(), (*state, self._layout.counters), inputs))
-            except wrong as error:
-                raise DataError(
-                    f"the model or the transform fail on test inputs of shape {shape}"
-                    f" ({_first_line(error)}); test samples must be like those of the devices"
-                ) from error
-            try:
+            what = "the metric fails on outputs of shape {} and targets of {}"
+            sizes = tuple(outputs.shape), tuple(targets.shape)
+            with calling(what, *sizes, remedy="use one that fits the task"):
                 found = torch.as_tensor(self._federation.metric(outputs, targets))
-            except wrong as error:
-                raise ConfigError(
-                    f"the metric fails on outputs of shape {tuple(outputs.shape)} and targets of"
-                    f" {tuple(targets.shape)} ({_first_line(error)}); use one that fits the task"
-                ) from error
         if found.shape[:1] != targets.shape[:1]:
             raise ConfigError(
                 f"the metric gives shape {tuple(found.shape)} for {len(targets)} samples; it must"
@@ -391,10 +385,6 @@ def stretches(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def per_sample(metric: Tensor, samples: int) -> Tensor:
     """Float64; a sample with a score per token has their mean."""
     return metric.double().reshape(samples, -1).mean(1)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def _all_equal(stack: Tensor) -> bool:

@@ -22,10 +22,13 @@ from fedbcd.algorithm import draws
 from fedbcd.algorithm.trees import Tree, joined, leaves, mapped
 from fedbcd.data.samples import Pool, take
 from fedbcd.errors import ConfigError, DataError
+from fedbcd.own import calling
 
 TARGETS = ("label", "labels", "target", "targets", "y", "fine_label")  # of a mapping, by default
 READ_AT_ONCE = 256  # samples, where only their targets are wanted
 COMPARED = 16  # samples whose targets must be those that a dataset lists
+REPAIR = "its data set must give a sample for each number below its length"
+COLLATES = "it gets a list of samples, and returns (inputs, targets) or a mapping"
 Collate = Callable[[list[Any]], Any]
 
 
@@ -94,7 +97,8 @@ class LazySamples(Pool):
         else:
             each = positions.shape[-1]
             rows = [samples[k : k + each] for k in range(0, len(samples), each)]
-            made = [self._batch(self._split(self.collate(row))) for row in rows]
+            with calling("the collate function fails", remedy=COLLATES, kind=DataError):
+                made = [self._batch(self._split(self.collate(row))) for row in rows]
             batch = made[0] if positions.ndim == 1 else joined(torch.cat, made)
         if positions.ndim == 1:
             return batch
@@ -167,7 +171,8 @@ class LazySamples(Pool):
                     found += source._read([within], None if hashes is None else [address])
                     continue
                 seed_generators(address)
-                found.append(source[within])
+                with calling("sample {} cannot be read", within, remedy=REPAIR, kind=DataError):
+                    found.append(source[within])
         return found
 
     def _source_of(self, position: int) -> tuple[Any, int]:

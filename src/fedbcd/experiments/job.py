@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedbcd.algorithm.augment import FlipCrop
-from fedbcd.algorithm.method import Facts, Method
+from fedbcd.algorithm.method import Facts, Method, method_of
 from fedbcd.algorithm.methods import FedBCD
 from fedbcd.algorithm.objective import Loss
 from fedbcd.config import HOMES, build, check_keys, convert, nearest, read_toml, renamed_keys
@@ -215,7 +215,7 @@ class Job:
     @property
     def method(self) -> Method:
         """What its algorithm computes, as far as it is known without the data."""
-        return self.spec.algorithm.method(Facts(self.devices, (1,) * self.devices))
+        return method_of(self.spec.algorithm, Facts(self.devices, (1,) * self.devices))
 
     @property
     def devices(self) -> int:
