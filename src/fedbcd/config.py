@@ -97,7 +97,8 @@ def build(
         if f.default is MISSING and f.default_factory is MISSING and n not in table
     ]
     if missing:
-        raise ConfigError(f"[{where}] needs {missing[0]}, e.g. {missing[0]} = 1")
+        example = known[missing[0]].metadata.get(SUCH_AS, 1)
+        raise ConfigError(f"[{where}] needs {missing[0]}, e.g. {missing[0]} = {example}")
     hints = typing.get_type_hints(
         kind.__init__
     )  # what may be given, which can be more than what is kept
@@ -106,11 +107,24 @@ def build(
         key: (
             choose(nested[key], value, f"{where}.{key}")
             if key in nested
-            else convert(value, hints[key], f"{where}.{key}")
+            else _given(value, hints[key], f"{where}.{key}", known[key].metadata.get(SUCH_AS))
         )
         for key, value in table.items()
     }
     return kind(**values)
+
+
+SUCH_AS = "such_as"  # in the metadata of a field: an example, as a job file has it
+
+
+def _given(value: Any, hint: Any, where: str, example: str | None) -> Any:
+    """`convert`, with an example where there is one and the value is of another kind."""
+    try:
+        return convert(value, hint, where)
+    except ConfigError as error:
+        if example is None or not str(error).startswith(f"{where} = "):
+            raise
+        raise ConfigError(f"{error}; e.g. {example}") from None
 
 
 # Fields that are themselves chosen by name; the packages that own the kinds fill this in.
@@ -295,6 +309,8 @@ def _items(
         hints = arguments
     else:
         hints = arguments[:1] * len(value)
+    if all(type(v) is hint for v, hint in zip(value, hints, strict=True)):  # recorded times, say
+        return value if type(value) is tuple else tuple(value)
     whole = whole and isinstance(value, tuple)
     return tuple(
         convert(v, hint, f"{where}[{k}]", whole)
@@ -335,7 +351,8 @@ def _in_words(hint: Any) -> str:
         return WORDS[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_in_words(option) for option in arguments if option is not type(None))
+        words = (_in_words(option) for option in arguments if option is not type(None))
+        return " or ".join(dict.fromkeys(words))
     if origin is typing.Literal:
         return " or ".join(map(repr, arguments))
     if origin is None:

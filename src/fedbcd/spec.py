@@ -26,7 +26,7 @@ from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
 from fedbcd.config import HOMES, build, check_keys, choose, convert, fit, follow_renamed, offered
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import DEFAULT, Measure, check_tests, measure_for, measure_in
+from fedbcd.data.measure import DEFAULT, Measure, check_column, check_tests, measure_for, measure_in
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 from fedbcd.own import calling, is_own
@@ -36,7 +36,9 @@ from fedbcd.protocol.coordinator import (
     RigorousCoordinator,
     SyncCoordinator,
 )
+from fedbcd.record.history import COLUMNS
 from fedbcd.record.start import named
+from fedbcd.record.stopping import Plateau
 from fedbcd.recorded import completed, going_on, in_record, shortened
 from fedbcd.schedule.availability import RULES, Availability, AvailableDevices
 from fedbcd.schedule.churn import Changes, Churn
@@ -166,6 +168,10 @@ def _availability(value: Any, where: str) -> Availability:
 
 def _churn(value: Any, where: str) -> Churn:
     return build(Churn, value, where)
+
+
+def _plateau(value: Any, where: str) -> Plateau:
+    return build(Plateau, value, where)
 
 
 def _layers(value: Any, where: str) -> tuple[Layer, ...]:
@@ -299,7 +305,7 @@ class Measured:
 # how long, how it is watched, and where
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """When to stop: one of the two."""
+    """When to stop: one of the first two, or sooner."""
 
     rounds: int | None = option(
         None, "stop after this many rounds of the coordinator, or", must=[at_least(1)]
@@ -308,6 +314,13 @@ class Budget:
         None,
         "after the first round that ends at this virtual time or later",
         must=[(lambda value: 0 < value < math.inf, "be a finite number above 0")],
+    )
+
+    stop: Plateau | None = option(
+        None,
+        "sooner, where a column of the history no longer gets better: Plateau(column="
+        '"personal_accuracy", patience=5) ends after five looks in a row without a better one',
+        read=_plateau,
     )
 
     def check_budget(self, section: str = "") -> None:
@@ -355,6 +368,17 @@ class Watch:
         "rounds between two checkpoints (with `out`); by default as often as evaluations",
         must=[at_least(1)],
     )
+    checkpoint_seconds: float = option(
+        60.0,
+        "after so many seconds there is a checkpoint in any case, unless writing one takes more"
+        " than a tenth of that; 0: never for that reason",
+        must=[at_least(0, "; 0 makes none by time")],
+    )
+    best: str | None = option(
+        None,
+        "the column of the history by which the models of the best look are kept beside the last"
+        " (`run.best`); by default that of `stop`",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,6 +422,8 @@ class Place:
     )
 
 
+DECIDING = tuple(each for each in COLUMNS if each not in ("round", "clock", "activations"))
+ENDS = ("rounds", "until_clock")  # of which a run has one
 PARTS = (Timing, Numerics, Measured, Budget, Watch, Place)
 IDENTITY = (Timing, Numerics, Measured)  # the parts that determine the numbers
 
@@ -426,8 +452,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         it.
         """
         changes = {name: value for name, value in said.items() if value is not None}
-        if changes.keys() & {f.name for f in fields(Budget)}:
-            changes = {f.name: None for f in fields(Budget)} | changes
+        if changes.keys() & set(ENDS):
+            changes = dict.fromkeys(ENDS) | changes
         return replace(self, **changes)
 
     def going_on(self, record: Mapping[str, Any]) -> "RunSpec":
@@ -589,6 +615,10 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         if any(is_own(type(part)) for part in (self.algorithm, *self.uploads)):
             _bound(self, federation)  # refuses what does not fit the model
         check_tests(federation, self.measure)
+        if self.stop is not None:
+            check_column("stop.column", self.stop.column, DECIDING, federation)
+        if self.best is not None:
+            check_column("best", self.best, DECIDING, federation)
         self.times(federation)  # refuses whom nobody knows
         for law in (self.clock.arrival, self.clock.step):
             drawn(law, TRIED[1])

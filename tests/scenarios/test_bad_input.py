@@ -140,6 +140,18 @@ def test_a_setting_left_out(tmp_path: Path) -> None:
     _refuse(tmp_path, CONFIG, {"cloud": cloud}, "[cloud] needs first, e.g. first = 1")
 
 
+@pytest.mark.parametrize(
+    ("cloud", "words"),
+    [
+        ({}, "[cloud] needs edges, e.g. edges = [[0, 1], [1, 2]]"),
+        ({"edges": [0, 1]}, "cloud.edges = [0, 1] must be a list; e.g. [[0, 1], [1, 2]]"),
+        ({"edges": [[0, 1], [1, 2], [2, 3]], "first": 9}, "to wait for all, use first=4"),
+    ],
+)
+def test_an_example_of_links_would_do(tmp_path: Path, cloud: dict[str, Any], words: str) -> None:
+    _refuse(tmp_path, CONFIG, {"cloud": {"name": "dynamic-graph", "first": 2, **cloud}}, words)
+
+
 def test_a_weight_that_is_none(tmp_path: Path) -> None:
     changes = {"algorithm": {"name": "fedavg", "weight": "none"}}
     _refuse(tmp_path, CONFIG, changes, "algorithm.weight = 'none' must be one of 'size', 'one'")

@@ -35,7 +35,6 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 DeviceData = Pool | tuple[Any, Any] | Dataset[Any]
 
 
-SAMPLED = 16  # of lazy data, in a fingerprint
 FOR_ALL = -1  # whose test samples are nobody's own
 
 
@@ -234,16 +233,7 @@ class Federation:
         again. Of lazy data: of a few samples, and of how many there are.
         """
         digest = hashlib.sha256(repr((self.sizes, self.servers)).encode())
-        whole, owned = self.pool, self.positions
-        if isinstance(whole, Samples):
-            known = [whole.inputs, whole.targets]
-        elif isinstance(whole, NamedTensors):
-            known = [*leaves(whole.inputs), whole.targets]
-        else:  # some samples, not all
-            some = torch.linspace(0, len(owned) - 1, min(SAMPLED, len(owned))).long()
-            inputs, targets = whole.take(owned[some])
-            known = [*leaves(inputs), targets]
-        for tensor in (*known, owned):
+        for tensor in (*self.pool.known_by(), self.positions):
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()

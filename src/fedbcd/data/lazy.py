@@ -253,6 +253,10 @@ class NamedTensors(Pool):
         """Of all samples."""
         return self.targets
 
+    def known_by(self) -> list[Tensor]:
+        """All of them."""
+        return [*leaves(self.inputs), self.targets]
+
     def take(self, positions: Tensor, hashes: Tensor | None = None) -> tuple[Tree, Tensor]:  # noqa: ARG002
         """A batch at these positions."""
         return mapped(lambda t: take(t, positions), self.inputs), take(self.targets, positions)

@@ -1,10 +1,11 @@
 """Personal accuracy: which test samples count for a device, and how much each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
+from fedbcd.config import nearest
 from fedbcd.data.federation import Federation, Metric, accuracy
 from fedbcd.errors import ConfigError
 from fedbcd.recorded import completed
@@ -22,6 +23,33 @@ def is_lower_better(metric: Metric) -> bool:
             f'the metric {name_of(metric)} has better = {better!r}; use "lower" or "higher"'
         )
     return bool(better == "lower")
+
+
+SCORES = ("global_accuracy", "personal_accuracy", "worst_decile")  # columns of the metric
+
+
+def is_lower_column(column: str, metric: Metric) -> bool:
+    """Whether lower values of a column of the history are better; apart from scores all are."""
+    return is_lower_better(metric) if column in SCORES else True
+
+
+def judged_on(column: str) -> str:
+    """By which samples a column is computed."""
+    return "test samples" if column in SCORES else "training samples and models"
+
+
+def check_column(where: str, column: str, columns: Sequence[str], federation: Federation) -> None:
+    """Refuse a column that cannot decide anything."""
+    if column not in columns:
+        raise ConfigError(
+            f"{where}={column!r} is no column that can decide{nearest(column, columns)}; there are"
+            f" {', '.join(columns)}"
+        )
+    if column in SCORES and federation.test is None:
+        raise ConfigError(
+            f"{where}={column!r} is a score on test samples, and there are none; give Federation"
+            " test=..., or name another column"
+        )
 
 
 def metric_of(federation: Federation) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.trees import Tree
+from fedbcd.algorithm.trees import Tree, leaves
 from fedbcd.errors import DataError
+
+SAMPLED = 16  # by which data are known again that have to be read
 
 
 class Pool(ABC):
@@ -50,6 +52,12 @@ class Pool(ABC):
     def only(self, positions: Tensor) -> "Pool":
         """Those at these positions, as a pool of their own."""
 
+    def known_by(self) -> list[Tensor]:
+        """By which it is known again: all inputs and targets; of what has to be read, a few."""
+        some = torch.linspace(0, len(self) - 1, min(SAMPLED, len(self))).long()
+        inputs, targets = self.take(some)
+        return [*leaves(inputs), targets]
+
     @abstractmethod
     def to(self, where: torch.device) -> "Pool":
         """The same, giving batches where torch computes."""
@@ -81,6 +89,10 @@ class Samples(Pool):
     def all_targets(self) -> Tensor:
         """Of all samples."""
         return self.targets
+
+    def known_by(self) -> list[Tensor]:
+        """All of them."""
+        return [self.inputs, self.targets]
 
     def take(self, positions: Tensor, hashes: Tensor | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """A batch at these positions."""

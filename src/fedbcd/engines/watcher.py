@@ -6,7 +6,10 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from fedbcd.compute.certify import (
     CALL_COST_SAMPLES,
@@ -18,9 +21,11 @@ from fedbcd.compute.certify import (
 from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.players import Player
+from fedbcd.compute.rows import ManyModels
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import measure_for, metric_of
-from fedbcd.engines.look import members_of, row_of, scores_of
+from fedbcd.data.measure import is_lower_column, judged_on, measure_for, metric_of
+from fedbcd.engines.best import Keeper
+from fedbcd.engines.look import all_personal, members_of, row_of, scores_of
 from fedbcd.engines.setup import rounds_between_looks, samples_per_round
 from fedbcd.record.history import History
 from fedbcd.schedule.driver import Machines
@@ -89,9 +94,34 @@ class Watcher:
         self.history = History()
         self.scores = Scores((), {})
         self.seconds = 0.0  # that went into tests of models
+        self.keeper: Keeper | None = None
+        self._judged, self._levelled = 0, False  # how many rows, and what came of it
 
     def test(self) -> None:
         self.scores = scores_of(self.numbers, self.machines, self.evaluator)
+
+    def keep_best(self, folder: Path | None) -> None:
+        """From here on, if the run is to."""
+        best, stop = self.spec.best, self.spec.stop
+        column = stop.column if best is None and stop is not None else best
+        if column is not None:
+            lower = is_lower_column(column, self.federation.metric)
+            self.keeper = Keeper(self.federation, self.spec.seed, column, lower, folder)
+
+    def go_on(self, history: History) -> str | None:
+        """After a resume; a sentence on what cannot go on as it was."""
+        self.history = history
+        self.test()
+        return None if self.keeper is None else self.keeper.go_on(history)
+
+    def is_over(self, player: Player) -> bool:
+        """Whether the run has come to its end, or no longer gets better."""
+        stop = self.spec.stop
+        if stop is not None and len(self.history) != self._judged:
+            lower = is_lower_column(stop.column, self.federation.metric)
+            self._levelled = stop.is_over(self.history, lower=lower)
+            self._judged = len(self.history)
+        return self._levelled or self.looks.is_done(player.round, player.now)
 
     def look(self, player: Player) -> None:
         player.settle()
@@ -103,6 +133,12 @@ class Watcher:
         certificates = asdict(self._certificates(player.round))
         now = {"round": player.round, "activations": player.activations}
         self.history.append(replace(row, **now, **certificates))
+        if self.keeper is not None:
+            self.keeper.saw(self.history, self._all_models)
+
+    def _all_models(self) -> tuple[ManyModels, Tensor]:
+        numbers = self.numbers
+        return all_personal(numbers, self.machines.home), numbers.global_VF().cpu()
 
     def last_certificates(self, rounds: int) -> dict[str, float]:
         """Those of the final models, for the summary; empty where there are none."""
@@ -147,6 +183,22 @@ class Watcher:
             **metric_of(self.federation),
             "server_accuracy": [round(score, 6) for score in self.scores.servers],
             "mean_model_accuracy": self.evaluator.score(mean),
+            **self._decided(),
             "evaluation_share": share(self.seconds),
             "certificate_share": share(self.certifier.seconds),
         }
+
+    def _decided(self) -> dict[str, Any]:
+        """What ended the run before its budget, and which models were the best, by which column."""
+        best = None if self.keeper is None else self.keeper.best(self.history)
+        found: dict[str, Any] = {}
+        if self._levelled and self.spec.stop is not None:
+            found["stopped"] = asdict(self.spec.stop) | {"by": judged_on(self.spec.stop.column)}
+        if best is not None:
+            found["best"] = {
+                "round": best.row.round,
+                "column": best.column,
+                "value": getattr(best.row, best.column),
+                "by": judged_on(best.column),
+            }
+        return found

@@ -26,11 +26,12 @@ from fedbcd.data.partition import Diversity, Partition, Partitioner
 from fedbcd.describe import describe
 from fedbcd.engines.result import Run
 from fedbcd.engines.run import train
+from fedbcd.engines.saving import folder_of
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
 from fedbcd.own import are_imported, imported_function, imports, names_code
-from fedbcd.record.runfolder import RunFolder, recorded_in
+from fedbcd.record.runfolder import recorded_in
 from fedbcd.recorded import completed
 from fedbcd.spec import OPTIONS, RENAMED, RunSpec
 
@@ -286,7 +287,7 @@ class Job:
         find_torch_device(self.spec.torch_device)
         job = (self.going_on(recorded_in(out)) if resume else self).settled(federation)
         job.spec.check(federation)
-        RunFolder(out, job.spec.identity(federation), job.to_table()).inspect(resume)
+        folder_of(out, federation, job.spec, job.to_table()).inspect(resume)
 
     def use_threads(self, federation: Federation) -> None:
         if self.spec.threads is not None or _is_small(federation):

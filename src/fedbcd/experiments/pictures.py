@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbcd.data.preview import drawn, new_figure
+from fedbcd.data.preview import COLOURS, drawn, new_figure, tidy
 from fedbcd.engines.result import Run
 from fedbcd.record.history import History
-
-COLOURS = ("#7f7f7f", "#1f5fa8", "#d1495b", "#2e8b57", "#8c6bb1", "#e08e0b")
 
 
 @drawn
@@ -51,10 +49,3 @@ def _panel(axes: Any, histories: Mapping[str, History], column: str, title: str)
     axes.set_title(title, fontsize=11)
     axes.set(xlabel="clock", ylim=(0, 1))
     tidy(axes)
-
-
-def tidy(axes: Any) -> None:
-    """A grid in the background, and no frame around it."""
-    axes.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from fedbcd.errors import RecordError
+from fedbcd.record.html import html_table
 
 if TYPE_CHECKING:
     import pandas
@@ -109,6 +110,9 @@ class History(Sequence[Row]):
         lines = [" ".join(f"{name:>17}" for name in COLUMNS)]
         lines += [" ".join(f"{value:>17.6g}" for value in astuple(row)) for row in self._rows]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return html_table(COLUMNS, ([f"{value:.6g}" for value in astuple(row)] for row in self))
 
 
 def _row(record: dict[str, str]) -> Row:
