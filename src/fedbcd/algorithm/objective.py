@@ -218,6 +218,13 @@ class Objective:
     def _loss(
         self, params: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tree, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        outputs, state = self.outputs(params, buffers, inputs, targets)
+        return self.loss(outputs, targets), {name: state[name] for name in buffers}
+
+    def outputs(
+        self, params: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tree, targets: Tensor
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Of the module with these tensors in it, and all its tensors afterwards."""
         counters = {name: value.clone() for name, value in self.layout.counters.items()}
         dtype = self.arithmetic
         if dtype is not None:
@@ -228,20 +235,18 @@ class Objective:
             inputs = mapped(lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
         state = {**params, **buffers, **counters}
         # writes buffers that the forward pass has changed back to `state`
-        loss = self.loss_of(self._module(), state, inputs, targets)
-        return loss, {name: state[name] for name in buffers}
+        return self.taken(self._module(), state, inputs, targets), state
 
-    def loss_of(
+    def taken(
         self, module: nn.Module, state: dict[str, Tensor], inputs: Tree, targets: Tensor
-    ) -> Tensor:
-        """The loss of a batch, of what the module returns with this state."""
+    ) -> Any:
+        """What the module returns with these tensors, as the loss takes it."""
         if self.loss is module_loss:
             inputs = with_labels(inputs, targets)
         outputs = called(module, state, inputs)
         outputs = scores_of(outputs) if self.of_scores else outputs
-        if self.arithmetic is not None and isinstance(outputs, Tensor):
-            outputs = outputs.float()
-        return self.loss(outputs, targets)
+        exact = self.arithmetic is not None and isinstance(outputs, Tensor)
+        return outputs.float() if exact else outputs
 
     def _module(self) -> nn.Module:
         if not hasattr(self._own, "module"):
@@ -267,7 +272,7 @@ class Objective:
 
         def loss(parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor) -> Tensor:
             state = dict(zip(names, parameters, strict=True))
-            return self.loss_of(module, state, inputs, targets)
+            return self.loss(self.taken(module, state, inputs, targets), targets)
 
         return chain_of(loss, self.layout.parameters, flat, inputs, targets)
 

@@ -17,6 +17,7 @@ from fedbcd.algorithm.fused.library import ChainTester
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.trees import Tree, called, scores_of, shapes
 from fedbcd.compute.blocks import Blocks
+from fedbcd.compute.fit import check_labels
 from fedbcd.compute.fused import tester_for
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import FOR_ALL, Federation
@@ -104,6 +105,10 @@ class Evaluator:
             with calling(what, shape, remedy=inputs_fit, kind=DataError):
                 inputs = self._federation.transform(inputs, flat.dtype)
                 outputs = scores_of(called(self._module(), (*state, self._layout.counters), inputs))
+            known = self._test.known_targets
+            labels, whose = targets if known is None else known, " of the test set"
+            if self._objective.of_scores:
+                check_labels(self._objective.loss, outputs, targets, labels, whose)
             what = "the metric fails on outputs of shape {} and targets of {}"
             sizes = tuple(outputs.shape), tuple(targets.shape)
             with calling(what, *sizes, remedy="use one that fits the task"):

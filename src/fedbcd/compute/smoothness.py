@@ -86,7 +86,8 @@ class DeviceLoss:
         counters = {name: value.clone() for name, value in layout.counters.items()}
         state = {**layout.parameters_of(x), **layout.buffers_of(self._buffers.clone()), **counters}
         objective = self._objective
-        return objective.loss_of(objective.module, state, self.inputs, self.targets)
+        outputs = objective.taken(objective.module, state, self.inputs, self.targets)
+        return objective.loss(outputs, self.targets)
 
     def gradient(self, x: Tensor) -> Tensor:
         """grad g_i(x)."""

@@ -12,22 +12,33 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from fedbcd.algorithm.augment import Augment
+from fedbcd.algorithm.augment import Augment, FlipCrop
 from fedbcd.algorithm.objective import Loss
 from fedbcd.algorithm.trees import Tree, joined, leaves, mapped
-from fedbcd.config import convert
+from fedbcd.config import PLACES, called, convert, offered, shown
 from fedbcd.data.datasets import Samples
 from fedbcd.data.lazy import (
     LazySamples,
     NamedTensors,
-    as_tree,
+    are_several,
+    as_tensors,
     is_dataset,
     is_sequence,
     partitions_of,
 )
 from fedbcd.data.partition import Partition, labels_of
 from fedbcd.data.samples import Pool
+from fedbcd.data.understood import (
+    check_function,
+    check_kind,
+    check_module,
+    is_pair,
+    labels_as_int64,
+    listed,
+    tensor_of,
+)
 from fedbcd.errors import ConfigError, DataError
+from fedbcd.own import calling
 
 Transform = Callable[[Any, torch.dtype], Any]
 Servers = int | Sequence[Sequence[int]] | Mapping[int, int]
@@ -74,7 +85,7 @@ def as_dtype(inputs: Tree, dtype: torch.dtype) -> Tree:
         return mapped(lambda part: as_dtype(part, dtype), inputs)
     return (
         inputs.to(dtype)
-        if inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int8)
+        if inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int8, torch.bool)
         else inputs
     )
 
@@ -100,6 +111,7 @@ class Federation:
     augment   changes training batches before that, by addressed draws, e.g. FlipCrop()
     """
 
+    @called("Federation")
     def __init__(
         self,
         model: Callable[[], nn.Module] | nn.Module,
@@ -112,7 +124,7 @@ class Federation:
         transform: Transform = as_dtype,
         augment: Augment | None = None,
     ) -> None:
-        pairs = [with_test(data) for data in partitions_of(devices)]
+        pairs = [with_test(data) for data in listed(partitions_of(devices))]
         parts = [as_samples(f"device {i}", data) for i, (data, _) in enumerate(pairs)]
         _check_parts(parts)
         pool = joined_pool(parts)
@@ -124,6 +136,7 @@ class Federation:
         self._set_evaluation(found, metric, transform, None, augment, own_tests)
 
     @classmethod
+    @called("Federation.from_partition")
     def from_partition(
         cls,
         model: Callable[[], nn.Module] | nn.Module,
@@ -138,16 +151,11 @@ class Federation:
         augment: Augment | None = None,
     ) -> "Federation":
         """Devices that own positions of one common pool; the pool is not copied."""
-        self = cls.__new__(cls)
-        self._set(
-            model,
-            loss,
-            as_samples("the pool", pool),
-            [torch.from_numpy(p) for p in partition.samples],
-            servers,
-        )
-        own = None if test is None else as_samples("the test set", test)
-        self._set_evaluation(own, metric, transform, partition.labels, augment)
+        self, samples = cls.__new__(cls), as_samples("the pool", pool)
+        owned = _positions(partition, len(samples))
+        self._set(model, loss, samples, owned, servers)
+        tests, _ = _joined({FOR_ALL: test}, samples)
+        self._set_evaluation(tests, metric, transform, partition.labels, augment)
         return self
 
     def _set(
@@ -163,6 +171,8 @@ class Federation:
         for i, positions in enumerate(owned):
             if len(positions) == 0:
                 raise DataError(f"device {i} has no samples; leave it out, or give it data")
+        check_function("model", model, "lambda: torch.nn.Linear(4, 2)", classes=True)
+        check_function("loss", loss, "torch.nn.functional.cross_entropy")
         self._model = model
         self.loss = loss
         self.pool: Pool = pool
@@ -186,8 +196,11 @@ class Federation:
         # of lazy data one sample is read here, and no more
         self.example = self.pool.take(self.positions[:1])
         self.metric = metric or (mse if self.example[1].is_floating_point() else accuracy)
-        self.transform = transform
+        self.transform = as_dtype if transform is None else transform
+        check_function("transform", self.transform, "lambda inputs, dtype: inputs.to(dtype)")
         self.augment = augment
+        if augment is not None:
+            offered(augment, "augment", "apply(inputs, h)", kinds={"": FlipCrop})
         self._labels = labels
 
     @cached_property
@@ -213,20 +226,16 @@ class Federation:
         was given).
         """
         if isinstance(self._model, nn.Module):
-            return copy.deepcopy(self._model)
+            return copy.deepcopy(check_module("model", self._model))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            try:
-                module = self._model()
-            except TypeError as error:
-                raise ConfigError(
-                    f"model() cannot be called: {error}; give a callable without arguments"
-                ) from error
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"model() returned {type(module).__name__}; it must return a torch.nn.Module"
+            remedy = (
+                "give a module, or a function without arguments that makes one, such as lambda:"
+                " torch.nn.Linear(4, 2)"
             )
-        return module
+            with calling("model() fails", remedy=remedy):
+                module = self._model()
+        return check_module("model()", module)
 
     def fingerprint(self) -> str:
         """A hash of the data and of who owns it, by which a run folder knows its federation
@@ -237,6 +246,15 @@ class Federation:
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def check_federation(given: Any) -> None:
+    """Refuse anything else in its place."""
+    if not isinstance(given, Federation):
+        raise ConfigError(
+            f"federation = {shown(given)} is no fb.Federation; make one of your model, loss and"
+            " data, and give it first"
+        )
 
 
 def with_test(data: Any) -> tuple[DeviceData, DeviceData | None]:
@@ -266,15 +284,29 @@ def _joined(
         found.append(as_samples(name, data))
         start = max((end for _, end in spans.values()), default=0)
         spans[owner] = start, start + len(found[-1])
-        if owner == FOR_ALL:
-            continue
         if len(found[-1]) == 0:
             raise DataError(f"{name} is empty; give None, or samples")
-        if isinstance(found[-1], Samples) and isinstance(like, Samples):
-            _check_alike(name, found[-1], like)
+        mine = found[-1]
+        if isinstance(mine, Samples) and isinstance(like, Samples):
+            if owner == FOR_ALL:
+                _check_axes(mine, like)
+            else:
+                _check_alike(name, mine, like)
     if len(found) < 2:
         return (found[0] if found else None), spans
     return joined_pool(found), spans
+
+
+def _check_axes(test: Samples, like: Samples) -> None:
+    """A list of test sets passes for a set of samples with an axis more."""
+    for kind in ("inputs", "targets"):
+        mine, theirs = getattr(test, kind), getattr(like, kind)
+        if mine.ndim != theirs.ndim:
+            raise DataError(
+                f"the test set has {kind} of shape {tuple(mine.shape[1:])}, the devices' are"
+                f" {tuple(theirs.shape[1:])}; bring them to that (own test sets of devices go with"
+                " them: devices=[(train, test), ...])"
+            )
 
 
 def _check_alike(name: str, mine: Samples, like: Samples) -> None:
@@ -301,10 +333,14 @@ def joined_pool(parts: Sequence[Pool]) -> Pool:
 def as_samples(name: str, data: Any) -> Pool:
     """Data as they can be taken in batches; tensors all finite. `name` says whose they are."""
     try:
+        check_kind(data)
         samples = _as_samples(data)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except DataError as error:
+        raise DataError(f"{name} cannot be used: {error}") from None
+    except Exception as error:
         raise DataError(
-            f"{name} cannot be used: {error}; give (inputs, targets) or a Dataset of such pairs"
+            f"{name} cannot be used: {_reason(error)}; give (inputs, targets) or a Dataset of such"
+            " pairs"
         ) from error
     if not isinstance(samples, Samples | NamedTensors):
         return samples
@@ -321,25 +357,41 @@ def as_samples(name: str, data: Any) -> Pool:
     return samples
 
 
+def _reason(error: Exception) -> str:
+    said = str(error).strip().partition("\n")[0]
+    return said if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {said}"
+
+
 def _as_samples(data: Any) -> Pool:
-    if isinstance(data, Samples | NamedTensors | LazySamples):
+    if isinstance(data, NamedTensors | LazySamples):
         return data
     if isinstance(data, TensorDataset):
-        *inputs, target = data.tensors
-        return _as_samples((inputs[0] if len(inputs) == 1 else tuple(inputs), target))
-    if isinstance(data, tuple) and len(data) == 2:
-        inputs, targets = data
-        if isinstance(inputs, Mapping | tuple):
-            return NamedTensors(as_tree(inputs), torch.as_tensor(targets))
-        return Samples(torch.as_tensor(inputs), torch.as_tensor(targets))
-    if not is_sequence(data):
+        *several, target = data.tensors
+        return _as_samples((several[0] if len(several) == 1 else tuple(several), target))
+    if not is_sequence(data) and not isinstance(data, Samples):
         raise TypeError(f"a {type(data).__name__} has no length")
-    if len(data) == 0:
-        raise ValueError("it has no samples")
-    if is_dataset(data):
+    if is_dataset(data) and not isinstance(data, Samples):
+        if len(data) == 0:
+            raise ValueError("it has no samples")
         return LazySamples(data)
-    rows = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in data]
-    return Samples(*(torch.stack(column) for column in zip(*rows, strict=True)))
+    if isinstance(data, Samples):
+        given: list[Any] = [data.inputs, data.targets]
+    else:
+        given = [*data] if is_pair(data) else _columns([data[k] for k in range(len(data))])
+    targets = labels_as_int64(tensor_of(given[1], "targets"))
+    if are_several(given[0], len(targets)):
+        return NamedTensors(as_tensors(given[0]), targets)
+    inputs = tensor_of(given[0], "inputs")
+    same = isinstance(data, Samples) and inputs is data.inputs and targets is data.targets
+    return data if same else Samples(inputs, targets)
+
+
+def _columns(rows: list[Any]) -> list[Any]:
+    if not rows:
+        raise ValueError("it has no samples")
+    if any(not isinstance(row, tuple | list) or len(row) != 2 for row in rows):
+        raise TypeError(f"its samples are {type(rows[0]).__name__}, not (input, target)")
+    return [[torch.as_tensor(v) for v in column] for column in zip(*rows, strict=True)]
 
 
 def _check_parts(parts: Sequence[Pool]) -> None:
@@ -367,29 +419,63 @@ def _check_parts(parts: Sequence[Pool]) -> None:
                 )
 
 
+def _positions(partition: Any, samples: int) -> list[Tensor]:
+    """Of each device's samples in a pool of this size."""
+    if not isinstance(partition, Partition):
+        splits = hasattr(partition, "split")
+        remedy = "give its .split(targets, devices)" if splits else "give Partition.of(targets, it)"
+        raise ConfigError(f"partition = {partition!r:.80} is no Partition; {remedy}")
+    owned = [torch.from_numpy(positions) for positions in partition.samples]
+    last = max((int(own.max()) for own in owned if len(own)), default=0)
+    if last >= samples:
+        raise DataError(
+            f"the partition names sample {last}, but the pool has {samples}; split this pool"
+        )
+    return owned
+
+
 def _servers(servers: Servers, devices: int) -> list[list[int]]:
-    if isinstance(servers, Mapping):
-        home = convert(servers, Mapping[int, int], "servers")
-        servers = [[i for i in home if home[i] == n] for n in sorted({*home.values()})]
-    groups = convert(servers, int | Sequence[Sequence[int]], "servers")
+    given, remedy = _grouped(servers), "; give how many, lists of devices, or {device: server}"
+    if isinstance(given, Mapping):
+        home = convert(given, Mapping[int, int], "servers")
+        given = [[i for i in home if home[i] == n] for n in sorted({*home.values()})]
+    try:
+        groups = convert(given, int | Sequence[Sequence[int]], "servers")
+    except ConfigError as error:
+        raise ConfigError(f"{error}{remedy}") from None
     if isinstance(groups, int):
-        servers = groups
-        if not 1 <= servers <= devices:
-            raise ConfigError(f"servers={servers} must be between 1 and the {devices} devices")
-        bounds = [round(k * devices / servers) for k in range(servers + 1)]
+        if not 1 <= groups <= devices:
+            raise ConfigError(f"servers={groups} must be between 1 and the {devices} devices")
+        bounds = [round(k * devices / groups) for k in range(groups + 1)]
         return [list(range(a, b)) for a, b in pairwise(bounds)]
     groups = [list(group) for group in groups]
     counts = Counter(device for group in groups for device in group)
     wrong = [f"server {n} is empty" for n, group in enumerate(groups) if not group]
+    wrong += [f"there is no device {device}" for device in counts if device not in range(devices)]
     wrong += [
         f"device {device} appears {counts[device]} times"
         for device in range(devices)
         if counts[device] != 1
     ]
-    wrong += [f"there is no device {device}" for device in counts if device not in range(devices)]
     if wrong:
         raise ConfigError(
             f"servers must name each of the {devices} devices exactly once, and no server may be"
             f" empty: {wrong[0]}"
         )
     return groups
+
+
+def _grouped(servers: Any) -> Any:
+    """Groups of any kind as lists; of {server: its devices} the groups."""
+    unordered = (range, set, frozenset)
+    groups = [*servers.values()] if isinstance(servers, Mapping) else servers
+    of_groups = isinstance(groups, list | tuple) and all(
+        isinstance(own, (list, tuple, *unordered)) for own in groups
+    )
+    if not of_groups:
+        return servers
+    return [sorted(own) if isinstance(own, unordered) else own for own in groups]
+
+
+for name in ("model", "loss", "devices", "servers", "test", "metric", "transform", "augment"):
+    PLACES[name] = f"fb.Federation(..., {name}=...)"

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.trees import Tree, joined, leaves, mapped
 from fedbcd.data.samples import Pool, take
+from fedbcd.data.understood import labels_as_int64, tensor_of
 from fedbcd.errors import ConfigError, DataError
 from fedbcd.own import calling
 
@@ -131,7 +132,9 @@ class LazySamples(Pool):
                 " with a target in it"
             )
         *inputs, target = sample
-        return as_tree(inputs[0] if len(inputs) == 1 else tuple(inputs)), as_tensor(target)
+        return as_tree(inputs[0] if len(inputs) == 1 else tuple(inputs)), labels_as_int64(
+            as_tensor(target)
+        )
 
     def _split_mapping(self, sample: Mapping[str, Any]) -> tuple[Tree, Tensor]:
         name = self._target or next((name for name in TARGETS if name in sample), "")
@@ -141,14 +144,15 @@ class LazySamples(Pool):
                 f" {name or ' or '.join(TARGETS)}; fb.LazySamples(data, target=...) names the"
                 " target"
             )
+        target = labels_as_int64(as_tensor(sample[name], name))
         wanted = self._inputs or [key for key in sample if key != name]
         if isinstance(wanted, str):
-            return as_tree(sample[wanted], wanted), as_tensor(sample[name], name)
+            return as_tree(sample[wanted], wanted), target
         if missing := [key for key in wanted if key not in sample]:
             raise DataError(f"a sample has {', '.join(sample)}, but no {missing[0]!r}")
         inputs = {key: as_tree(sample[key], key) for key in wanted}
         alone = len(inputs) == 1 and not self._inputs
-        return next(iter(inputs.values())) if alone else inputs, as_tensor(sample[name], name)
+        return next(iter(inputs.values())) if alone else inputs, target
 
     # ---------------------------------------------------------------------------------------------
     # reading
@@ -201,7 +205,7 @@ class LazySamples(Pool):
         if self._given is not None:
             return torch.as_tensor([*self._given])
         found = [
-            part.known_targets if hasattr(part, "known_targets") else listed(part, self._target)
+            part.known_targets if hasattr(part, "known_targets") else targets_in(part, self._target)
             for part in self._parts
         ]
         if not len(self) or any(part is None for part in found):
@@ -301,21 +305,42 @@ def partitions_of(devices: Any) -> Any:
     return [devices.load_partition(i) for i in range(int(number))]
 
 
-def listed(data: Any, target: str = "") -> Tensor | None:
+def are_several(inputs: Any, samples: int) -> bool:
+    """Whether they are several inputs of so many samples, not so many inputs."""
+    if isinstance(inputs, Mapping):
+        return True
+    lengths = (
+        [len(part) if is_sequence(part) else 0 for part in inputs]
+        if isinstance(inputs, tuple)
+        else []
+    )
+    return bool(lengths) and all(length == samples for length in lengths)
+
+
+def as_tensors(inputs: Any, name: str = "inputs") -> Tree:
+    """Several inputs, each of which has all samples."""
+    if isinstance(inputs, Mapping):
+        return {key: as_tensors(part, str(key)) for key, part in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(as_tensors(part, name) for part in inputs)
+    return tensor_of(inputs, name)
+
+
+def targets_in(data: Any, target: str = "") -> Tensor | None:
     """Targets that a data set lists: a column of a table, or an attribute, of torchvision."""
     indices = getattr(data, "indices", None)
     if indices is not None and hasattr(data, "dataset"):  # a Subset
-        whole = listed(data.dataset, target)
+        whole = targets_in(data.dataset, target)
         return None if whole is None else whole[torch.as_tensor(indices)]
     columns = getattr(data, "column_names", None)
     try:
         if isinstance(columns, list):
             name = target or next(name for name in TARGETS if name in columns)
-            return torch.as_tensor(np.asarray(data[name]))
+            return labels_as_int64(torch.as_tensor(np.asarray(data[name])))
         if getattr(data, "target_transform", None) is not None:
             return None
         found = getattr(data, "targets", None)
-        return None if found is None else torch.as_tensor(found)
+        return None if found is None else labels_as_int64(torch.as_tensor(found))
     except (StopIteration, TypeError, ValueError, RuntimeError, KeyError):
         return None
 

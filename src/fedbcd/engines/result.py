@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from fedbcd.algorithm.params import Layout
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows
-from fedbcd.data.federation import Federation, accuracy
+from fedbcd.config import called, convert
+from fedbcd.data.federation import Federation, accuracy, check_federation
 from fedbcd.data.measure import metric_of
 from fedbcd.data.preview import COLOURS, figure_of, tidy
 from fedbcd.engines.environment import environment
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.history import History, Row
+from fedbcd.record.runfolder import writing_to
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
 
@@ -194,8 +196,9 @@ class Run(Models):
         return f"<p>{escape(what)}</p>{self.history._repr_html_()}"
 
     def save(self, folder: str | Path) -> None:
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
+        path = Path(convert(folder, str | Path, "folder"))
+        with writing_to(path):
+            path.mkdir(parents=True, exist_ok=True)
         self.history.write_csv(path / "history.csv")
         summary = {
             **notes_of(self.federation, self.personal_scores, self.global_scores),
@@ -208,9 +211,16 @@ class Run(Models):
             self.best.save(path)
 
     @classmethod
+    @called("Run.load")
     def load(cls, folder: str | Path, federation: Federation) -> "Run":
         """Read a saved run; the federation supplies the module that the models fit into."""
-        path = Path(folder)
+        check_federation(federation)
+        path = Path(convert(folder, str | Path, "folder"))
+        if not (path / "models.safetensors").is_file():
+            raise RecordError(
+                f"{path} holds no models of a run; give the folder that run.save or train(out=...)"
+                " has made"
+            )
         tensors, metadata = read_tensors(path / "models.safetensors")
         try:
             summary = json.loads(metadata["summary"])
@@ -249,7 +259,7 @@ def _row(models: ManyModels, number: int, what: str) -> Tensor:
 
 def check_there_is(number: int, count: int, what: str) -> None:
     """Refuse the number of somebody whom nobody knows."""
-    if number not in range(count):
+    if convert(number, int, what) not in range(count):
         raise ConfigError(f"there is no {what} {number}; there are {what}s 0 to {count - 1}")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fedbcd.addressed import LINKS, unit_one
-from fedbcd.config import SUCH_AS, convert, fit
+from fedbcd.config import SUCH_AS, convert, fit, settings
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.coordinator import (
     AsyncCoordinator,
@@ -40,6 +40,7 @@ class SyncCloud(_PlainMean):
         return SyncCoordinator(range(servers), iterations)
 
 
+@settings
 @dataclass(frozen=True, slots=True)
 class AsyncCloud(_PlainMean):
     """The first B = `first` servers to finish are mixed; the others go on undisturbed."""
@@ -56,6 +57,7 @@ class AsyncCloud(_PlainMean):
         return AsyncCoordinator(range(servers), self.first, iterations)
 
 
+@settings
 @dataclass(frozen=True, slots=True)
 class RigorousCloud(_PlainMean):
     """Appendix A: numbered rounds; the first B = `first` are mixed, the others finish their phase
@@ -74,6 +76,7 @@ class RigorousCloud(_PlainMean):
         return RigorousCoordinator(range(servers), self.first, iterations)
 
 
+@settings
 @dataclass(frozen=True, slots=True)
 class GraphCloud:
     """Eq. (6) with your own mixing coefficients a_nm: all servers exchange along a graph. Rows and
@@ -107,6 +110,7 @@ class GraphCloud:
         return tuple(tuple(matrix[n][k] for k in servers) for n in servers)
 
 
+@settings
 @dataclass(frozen=True, slots=True)
 class DynamicGraph:
     """Eq. (6) on a graph that changes: of the first B = `first` servers to finish, those that have
