@@ -46,6 +46,7 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 DeviceData = Pool | tuple[Any, Any] | Dataset[Any]
 
 
+FIRST = torch.tensor([0])
 FOR_ALL = -1  # whose test samples are nobody's own
 
 
@@ -193,7 +194,6 @@ class Federation:
         self.test = test
         # where in it each device's own test samples are, and those for all
         self.own_tests = own_tests
-        # of lazy data one sample is read here, and no more
         self.example = self.pool.take(self.positions[:1])
         self.metric = metric or (mse if self.example[1].is_floating_point() else accuracy)
         self.transform = as_dtype if transform is None else transform
@@ -363,17 +363,20 @@ def _reason(error: Exception) -> str:
 
 
 def _as_samples(data: Any) -> Pool:
-    if isinstance(data, NamedTensors | LazySamples):
+    if isinstance(data, NamedTensors):
         return data
     if isinstance(data, TensorDataset):
         *several, target = data.tensors
         return _as_samples((several[0] if len(several) == 1 else tuple(several), target))
-    if not is_sequence(data) and not isinstance(data, Samples):
+    if not is_sequence(data):
         raise TypeError(f"a {type(data).__name__} has no length")
-    if is_dataset(data) and not isinstance(data, Samples):
+    if is_dataset(data) and not isinstance(data, Samples | LazySamples):
+        data = LazySamples(data)
+    if isinstance(data, LazySamples):
         if len(data) == 0:
             raise ValueError("it has no samples")
-        return LazySamples(data)
+        data.take(FIRST)  # one of each, to see that they can be read
+        return data
     if isinstance(data, Samples):
         given: list[Any] = [data.inputs, data.targets]
     else:
