@@ -145,7 +145,7 @@ def test_smoothness_is_judged_where_every_round_is_recorded() -> None:
 
 def test_every_claim_of_the_paper_is_judged() -> None:
     numbers = [claim.__doc__.strip().partition(".")[0] for claim in CLAIMS if claim.__doc__]
-    assert numbers == [str(k) for k in range(1, 12)]
+    assert numbers == [str(k) for k in range(1, 14)]
 
 
 def test_the_text_s_claims_without_a_figure_are_judged_by_their_sign() -> None:
@@ -172,6 +172,9 @@ def test_the_text_s_claims_without_a_figure_are_judged_by_their_sign() -> None:
     assert found[10, "FedProx"].effect == pytest.approx(0.3)
     assert found[11, "0.3 against 0.2"].effect == pytest.approx(0.05)
     assert not found[11, "0.3 against 0.1"].holds
+    assert found[12, "FedBCD-I, fig3a"].effect == pytest.approx(0.3)
+    assert found[12, "FedBCD, fig3a"].effect == pytest.approx(0.0)
+    assert found[13, "fig3a"].effect == pytest.approx(-0.05)
 
 
 @pytest.mark.parametrize("name", ["beta", "rigorous", "aspg", "smooth3"])
