@@ -286,14 +286,13 @@ def _label_counts(federation: Federation) -> dict[str, Any]:
     """How many samples of each label of the data each device has, and the test set where accuracy
     is what is measured.
 
-    Nothing where targets are no labels, or the table would be huge.
+    Nothing where targets are no labels or not known without reading the data, or the table would be
+    huge.
     """
-    targets, tested = (
-        federation.pool.targets,
-        None if federation.test is None else federation.test.targets,
-    )
-    if not _are_labels(targets):
+    targets = federation.pool.known_targets
+    if targets is None or not _are_labels(targets):
         return {}
+    tested = None if federation.test is None else federation.test.known_targets
     tested = targets[:0] if tested is None or not _are_labels(tested) else tested
     labels, place = torch.unique(
         torch.cat([targets, tested]), return_inverse=True

@@ -137,7 +137,7 @@ def rounds_between_looks(federation: Federation, spec: RunSpec, longer: float = 
         spans = federation.own_tests.items()
         tested += sum(end - start for owner, (start, end) in spans if owner != FOR_ALL)
     elif personal and federation.labels is not None:
-        found = torch.unique(federation.test.targets, return_counts=True)
+        found = torch.unique(federation.test.all_targets, return_counts=True)
         count = dict(zip(*(values.tolist() for values in found), strict=True))
         tested += sum(count.get(label, 0) for labels in federation.labels for label in labels)
     return math.ceil(longer * tested / (4 * samples_per_round(federation, spec)))
