@@ -300,7 +300,7 @@ def test_a_claim_is_clear_only_if_student_says_so() -> None:
 
 def test_one_seed_has_no_spread_and_is_no_verdict() -> None:
     table = _claims_table([claims._verdict(1, "x", [0.1], ""), claims._verdict(2, "y", [0, 1], "")])
-    assert [[*column.cells] for column in table.columns[2:]] == [
+    assert [[*map(str, column.cells)] for column in table.columns[2:]] == [
         ["yes, one seed", "yes, within noise"],
         ["+0.1000", "+0.5000"],
         ["-", "0.7071"],
