@@ -8,6 +8,7 @@ from fedbcd.config import dump_toml
 from fedbcd.data.federation import Federation
 from fedbcd.errors import RecordError
 from fedbcd.experiments.job import Job
+from fedbcd.record.names import JOB, LOG
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.tensorfile import write_whole
 
@@ -29,16 +30,12 @@ def check_all(
     jobs: list[Job], federations: list[Federation], places: list[Path], folder: Path, resume: bool
 ) -> None:
     """Refuse several runs together, before the first begins: the last may be hours away."""
-    if resume and (folder / "events.jsonl").exists():
+    if resume and (folder / LOG).exists():
         raise RecordError(
             f"{folder} holds one run, but the job has {len(jobs)}; give the job of that run, or"
             " another folder"
         )
-    if (
-        folder.is_dir()
-        and any(folder.iterdir())
-        and not (resume and (folder / "config.toml").is_file())
-    ):
+    if folder.is_dir() and any(folder.iterdir()) and not (resume and (folder / JOB).is_file()):
         raise RecordError(
             f"{folder} is not empty; choose a new folder with --out, or go on with --resume"
         )
@@ -50,7 +47,7 @@ def claim(folder: Path, table: dict[str, Any]) -> None:
     """Make the folder of several runs, with all that they are set to."""
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "config.toml", dump_toml(table).encode())
+        write_whole(folder / JOB, dump_toml(table).encode())
 
 
 def slug(name: str) -> str:

@@ -77,6 +77,7 @@ from fedbcd.experiments.job import Federations, Job, default_table, parse, read_
 from fedbcd.experiments.pictures import draw_curves, draw_run
 from fedbcd.experiments.pool import recorded_job
 from fedbcd.own import imports
+from fedbcd.record.names import JOB, REPORT
 from fedbcd.record.runfolder import recorded_in
 from fedbcd.report.page import write_report
 from fedbcd.spec import Cluster
@@ -335,8 +336,8 @@ def _complain(sentence: str, code: int) -> NoReturn:
 # ------------------------------------------------------------------------------------------------
 # running
 def _job_table(file: Path | None, resumed: Path | None) -> dict[str, Any]:
-    if file is None and resumed is not None and (resumed / "config.toml").is_file():
-        return read_toml(resumed / "config.toml")
+    if file is None and resumed is not None and (resumed / JOB).is_file():
+        return read_toml(resumed / JOB)
     if file is None and resumed is not None:
         raise RecordError(
             f"{resumed} holds no config.toml to resume from; give the job file as well"
@@ -472,7 +473,7 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     for job, run in zip(jobs, runs, strict=True):
         for sentence in _decided(run):
             say(f"{job.name}: {sentence}", screen)
-    report = folder / "report.html"
+    report = folder / REPORT
     write_report(places_of(jobs, folder), report, plan=False)
     where = f"everything is in {folder}, the report in {report}" + (
         f", the curves in {picture}" if drawn else ""

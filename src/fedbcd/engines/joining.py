@@ -17,7 +17,7 @@ from fedbcd.compute.evaluate import Evaluator
 from fedbcd.compute.workers import OneWorker
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_for
-from fedbcd.data.samples import Samples
+from fedbcd.data.samples import Pool
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError
 from fedbcd.schedule.work import Session
@@ -29,7 +29,7 @@ def joined(run: Run, spec: RunSpec, newcomers: Federation, steps: int) -> dict[s
     score, of their own models after `steps` steps from z, and after as many from x(0), alone.
     """
     federation = run.federation
-    owned = [_samples(newcomers, device) for device in range(newcomers.devices)]
+    owned = [newcomers.pool.only(newcomers.owned(i)) for i in range(newcomers.devices)]
     objective = Objective(federation.make_model(spec.seed).to(spec.dtype), newcomers.loss)
     z = run.global_VF.double().mean(0).to(spec.dtype)
     x0 = objective.layout.flatten(federation.make_model(spec.seed), spec.dtype)
@@ -50,7 +50,7 @@ def models_from(
     z: Tensor,
     federation: Federation,
     spec: RunSpec,
-    owned: Sequence[Samples],
+    owned: Sequence[Pool],
     steps: int,
     seed: int,
 ) -> Tensor:
@@ -71,11 +71,6 @@ def models_from(
     trainer = Trainer(home, method, objective, seed, z, len(owned))
     trainer.check_vectorised(z)
     return _played(trainer, method, z, len(owned), steps)
-
-
-def _samples(federation: Federation, device: int) -> Samples:
-    owned = federation.owned(device)
-    return Samples(federation.pool.inputs[owned], federation.pool.targets[owned])
 
 
 def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
