@@ -40,6 +40,7 @@ from fedbcd.experiments.job import Federations, Job, parse, read_job_file, seeds
 from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.experiments.pool import Result, job_key, run_tasks, task_of, workers_that_fit
 from fedbcd.own import imports
+from fedbcd.record.names import JOB, REPORT
 from fedbcd.report.page import write_report
 
 SEEDS = 5  # of a comparison, where nobody says
@@ -115,7 +116,7 @@ def play_seeds(jobs: Sequence[Job], seeds: int, folder: Path, how: Played, as_js
         for of_job in series:
             of_job[k].spec.check(made.of(of_job[k]))
     places = _places(series, folder)
-    resumed = how.resume and (folder / "config.toml").is_file()
+    resumed = how.resume and (folder / JOB).is_file()
     check_all(list(jobs), federations, places, folder, resumed)
     claim(folder, {"run": {"seeds": seeds}, "runs": [job.to_table() for job in jobs]})
     tasks = [task_of(job, made) for of_job in series for job in of_job]
@@ -154,12 +155,12 @@ def _leave(
         _draw_run(found.results[title][0], place)
     has_picture = _draw(found, folder / "curves.png")
     found.to_csv(folder / "comparison.csv")
-    write_report(places, folder / "report.html", plan=False)
+    write_report(places, folder / REPORT, plan=False)
     screen = screen_for(as_json)
     _show(found, screen)
     if how.tests:
         _show_tests(found, screen)
-    where = f"everything is in {folder}, the report in {folder / 'report.html'}"
+    where = f"everything is in {folder}, the report in {folder / REPORT}"
     where += f", the curves in {folder / 'curves.png'}" if has_picture else ""
     say_where(has_picture, screen, where)
     against = [asdict(one) for baseline in found.baselines for one in found.against(baseline)]
