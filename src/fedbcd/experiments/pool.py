@@ -29,7 +29,6 @@ from fedbcd.experiments.job import Federations, Job, parse
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.history import History, Row
 from fedbcd.record.names import MODELS
-from fedbcd.record.names import MODELS
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.start import named
 from fedbcd.recorded import in_record, shortened
