@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from fedbcd.cli.output import (
     Data,
+    Grid,
     Json,
     Trust,
     console,
@@ -29,6 +29,9 @@ from fedbcd.cli.output import (
     say,
     say_how_to_go_on,
     screen_for,
+    show,
+    table_of,
+    waiting,
 )
 from fedbcd.cli.overrides import new_folder, override
 from fedbcd.config import dump_toml, read_toml
@@ -54,7 +57,7 @@ LOOK_S = 1.0  # between two looks at stores that grow
 
 File = Annotated[
     Path,
-    typer.Argument(help="A job file (TOML) with a \\[deploy] section; the same for all roles."),
+    typer.Argument(help="A job file (TOML) with a [deploy] section; the same for all roles."),
 ]
 OptionalFile = Annotated[
     Path | None,
@@ -193,7 +196,7 @@ def up_command(
     ] = None,
     time_scale: Annotated[
         float | None,
-        typer.Option(help="Draw the delays of \\[clock]; a unit lasts this many seconds."),
+        typer.Option(help="Draw the delays of [clock]; a unit lasts this many seconds."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
     data: Data = None,
@@ -400,7 +403,7 @@ def _watch(up: "Up", job: Job, options: Deploy) -> bool:
     return finished
 
 
-def _picture(view: "View", job: Job) -> Table:
+def _picture(view: "View", job: Job) -> Grid:
     seen, goal = view.coordinator, job.spec.rounds or f"clock {job.spec.until_clock:g}"
     title = (
         f"round {seen.get('round', '-')} of {goal}, clock {seen.get('clock', 0.0):.1f} s,"
@@ -411,11 +414,8 @@ def _picture(view: "View", job: Job) -> Table:
         if view.memory_bytes
         else ""
     )
-    table = Table(title=title, title_justify="left", box=None, header_style="bold")
-    table.add_column("server", no_wrap=True)
-    for name in ("phase", "uploads", "devices", "received", "sent", "refused"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("waits for")
+    names = ("server", "phase", "uploads", "devices", "received", "sent", "refused", "waits for")
+    table = table_of(*names, title=title, words=("waits for",), plain=True)
     for n, server in view.servers.items():
         totals = server.get("totals", {})
         uploads = f"{server.get('received', '-')}/{server.get('active', '-')}"
@@ -444,7 +444,7 @@ def _conclude(
     from fedbcd.engines.deploy.local.finish import conclude
     from fedbcd.report.page import write_report
 
-    with console.status("merging the logs, and replaying them ..."):
+    with waiting("merging the logs, and replaying them ..."):
         run = conclude(
             out,
             federation,
@@ -595,7 +595,7 @@ def status_command(
     if not as_json and len(silent) == len(found):
         print(_nobody(file, silent))
     elif not as_json:
-        Console().print(_status_table(found))
+        show(_status_table(found), Console())
         for status in found:
             for sentence in status.get("trouble", ()):
                 say(f"{status['actor']}: {sentence}", Console())
@@ -641,17 +641,9 @@ def _nobody(file: Path, silent: list[dict[str, Any]]) -> str:
     )
 
 
-def _status_table(found: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "role",
-        "round or phase",
-        "clock",
-        "peers",
-        "waits for",
-        "clocks that are off",
-        box=None,
-        header_style="bold",
-    )
+def _status_table(found: list[dict[str, Any]]) -> Grid:
+    names = ("role", "round or phase", "clock", "peers", "waits for", "clocks that are off")
+    table = table_of(*names, words=("role", "waits for", "clocks that are off"), plain=True)
     for status in found:
         if "error" in status:
             table.add_row(status["actor"], "-", "-", "-", status["error"], "")
