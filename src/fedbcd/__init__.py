@@ -16,9 +16,11 @@ from fedbcd.algorithm.methods import (
     Local,
 )
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.trees import module_loss
 from fedbcd.algorithm.wire import Clip, Integers
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation, accuracy
+from fedbcd.data.lazy import LazySamples
 from fedbcd.data.partition import (
     IID,
     Dirichlet,
@@ -114,6 +116,7 @@ __all__ = [
     "IID",
     "Integers",
     "Job",
+    "LazySamples",
     "Local",
     "LogNormal",
     "Natural",
@@ -143,6 +146,7 @@ __all__ = [
     "diversity",
     "load_dataset",
     "load_job",
+    "module_loss",
     "personalise",
     "replay",
     "train",

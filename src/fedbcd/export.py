@@ -14,16 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedbcd.algorithm.trees import Tree, leaves, outputs_of, shapes
 from fedbcd.compute.evaluate import per_sample
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_in, sample_weights
+from fedbcd.data.samples import Pool
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.experiments.pool import recorded_job
+from fedbcd.record.names import LOG
 from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 
 FORMATS = ("safetensors", "onnx")
 SAMPLES = 64  # on which outputs are compared
+TESTED_AT_ONCE = 1_000
 TOLERANCE = 1e-4  # of ONNX outputs, relative to the largest output
 
 
@@ -69,7 +73,7 @@ def export_run(
     folder).
     """
     hint = "load it with fedbcd.Run.load and use fedbcd.export.write_model"
-    job = recorded_job(folder / "events.jsonl", hint)
+    job = recorded_job(folder / LOG, hint)
     federation = job.make_federation()
     run = Run.load(folder, federation)
     module, sample = _chosen(run, choice), _sample(federation, run.global_VF.dtype)
@@ -88,7 +92,7 @@ def export_run(
 def write_model(
     module: nn.Module,
     fresh: Callable[[], nn.Module],
-    sample: Tensor,
+    sample: Tree,
     stem: Path,
     formats: Sequence[str] = FORMATS,
     metadata: dict[str, str] | None = None,
@@ -105,10 +109,15 @@ def write_model(
         )
     if "onnx" in formats:
         _need_onnx()
+        if not isinstance(sample, Tensor):
+            raise ConfigError(
+                "ONNX files are of models with one input, and this one takes"
+                f" {shapes(sample)}; use --format safetensors"
+            )
     stem.parent.mkdir(parents=True, exist_ok=True)
     module = module.eval()
     with torch.no_grad():
-        expected = module(sample)
+        expected = outputs_of(module, sample)
     files: list[Path] = []
     differences: dict[str, float] = {}
     for name in formats:
@@ -116,7 +125,7 @@ def write_model(
         if name == "safetensors":
             _write_safetensors(module, path, metadata or {})
             with torch.no_grad():
-                found = _load_safetensors(fresh(), path)(sample)
+                found = outputs_of(_load_safetensors(fresh(), path), sample)
         else:
             _write_onnx(module, sample, path)
             found = _run_onnx(path, sample)
@@ -144,9 +153,10 @@ def _chosen(run: Run, choice: Choice) -> nn.Module:
     return run.global_model if choice.server is None else run.server_model(choice.server)
 
 
-def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
-    inputs = federation.pool.inputs if federation.test is None else federation.test.inputs
-    return federation.transform(inputs[:SAMPLES], dtype)
+def _sample(federation: Federation, dtype: torch.dtype) -> Tree:
+    pool = federation.pool if federation.test is None else federation.test
+    inputs, _ = pool.take(torch.arange(min(SAMPLES, len(pool))))
+    return federation.transform(inputs, dtype)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -228,7 +238,7 @@ def _card(
     job: dict[str, Any],
     choice: Choice,
     module: nn.Module,
-    sample: Tensor,
+    sample: Tree,
     files: Sequence[Path],
     differences: dict[str, float],
 ) -> str:
@@ -255,11 +265,7 @@ def _card(
             f"| certificate: {name.replace('_', ' ')} | {value:.4g} |"
             for name, value in summary.get("certificates", {}).items()
         ),
-        (
-            f"| input | {sample.dtype} of shape (batch, {', '.join(map(str, sample.shape[1:]))}),"
-            f" after the transform of the data set: mean {float(sample.double().mean()):.4g}, from"
-            f" {float(sample.min()):.4g} to {float(sample.max()):.4g} |"
-        ),
+        *map(_taken, leaves(sample)),
         "",
         "## Files",
         "",
@@ -273,6 +279,15 @@ def _card(
         "",
     ]
     return "\n".join(rows)
+
+
+def _taken(inputs: Tensor) -> str:
+    values = inputs.double()
+    return (
+        f"| input | {inputs.dtype} of shape (batch, {', '.join(map(str, inputs.shape[1:]))}), after"
+        f" the transform of the data set: mean {float(values.mean()):.4g}, from"
+        f" {float(values.min()):.4g} to {float(values.max()):.4g} |"
+    )
 
 
 def _about(job: dict[str, Any], module: nn.Module) -> list[str]:
@@ -312,25 +327,24 @@ def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
     if test is None:
         return []
     with torch.no_grad():
-        outputs = module(run.federation.transform(test.inputs, run.global_VF.dtype))
-    scores = per_sample(run.federation.metric(outputs, test.targets), len(test))
+        scores = torch.cat([_scores(run, module, test, part) for part in _parts(len(test))])
     rows = [f"| test score, all labels | {float(scores.mean()):.4f} ({len(test)} samples) |"]
     own_tests = run.federation.own_tests or {}
     if choice.device in own_tests:
         own = scores[slice(*own_tests[choice.device])]
         rows.append(f"| test score, its own tests | {float(own.mean()):.4f} ({len(own)} samples) |")
     elif choice.device is not None and not own_tests and run.federation.labels is not None:
-        measure = measure_in(run.summary)
+        measure, targets = measure_in(run.summary), test.all_targets
         tested = dict(
             zip(
-                *(found.tolist() for found in torch.unique(test.targets, return_counts=True)),
+                *(found.tolist() for found in torch.unique(targets, return_counts=True)),
                 strict=True,
             )
         )
         weights = sample_weights(run.federation, choice.device, measure, tested)
         if weights:
             own = torch.tensor(
-                [weights.get(label, 0.0) for label in test.targets.tolist()], dtype=torch.float64
+                [weights.get(label, 0.0) for label in targets.tolist()], dtype=torch.float64
             )
             counted = "by its shares of them" if measure == "own-shares" else "all alike"
             score = float((own * scores).sum() / own.sum())
@@ -343,6 +357,17 @@ def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
                 f"| its server's model on those labels | {run.global_scores[choice.device]:.4f} |"
             )
     return rows
+
+
+def _parts(samples: int) -> Sequence[Tensor]:
+    return torch.split(torch.arange(samples), TESTED_AT_ONCE)
+
+
+def _scores(run: Run, module: nn.Module, test: Pool, positions: Tensor) -> Tensor:
+    """Of these test samples, float64."""
+    inputs, targets = test.take(positions)
+    outputs = outputs_of(module, run.federation.transform(inputs, run.global_VF.dtype))
+    return per_sample(run.federation.metric(outputs, targets), len(positions))
 
 
 def _limits(choice: Choice) -> str:

@@ -76,6 +76,7 @@ from fedbcd.experiments.job import Federations, Job, default_table, parse, read_
 from fedbcd.experiments.pictures import draw_curves, draw_run
 from fedbcd.experiments.pool import recorded_job
 from fedbcd.own import imports
+from fedbcd.record.names import JOB, LOG, REPORT
 from fedbcd.record.runfolder import recorded_in, writing_to
 from fedbcd.record.tensorfile import write_whole
 from fedbcd.report.page import write_report
@@ -321,8 +322,8 @@ def _complain(sentence: str, code: int) -> NoReturn:
 # ------------------------------------------------------------------------------------------------
 # running
 def _job_table(file: Path | None, resumed: Path | None) -> dict[str, Any]:
-    if file is None and resumed is not None and (resumed / "config.toml").is_file():
-        return read_toml(resumed / "config.toml")
+    if file is None and resumed is not None and (resumed / JOB).is_file():
+        return read_toml(resumed / JOB)
     if file is None and resumed is not None:
         raise RecordError(
             f"{resumed} holds no config.toml to resume from; give the job file as well"
@@ -437,16 +438,12 @@ def _check_all(
     jobs: list[Job], federations: list[Federation], places: list[Path], folder: Path, resume: bool
 ) -> None:
     """Refuse several runs together, before the first begins: the last may be hours away."""
-    if resume and (folder / "events.jsonl").exists():
+    if resume and (folder / LOG).exists():
         raise RecordError(
             f"{folder} holds one run, but the job has {len(jobs)}; give the job of that run, or"
             " another folder"
         )
-    if (
-        folder.is_dir()
-        and any(folder.iterdir())
-        and not (resume and (folder / "config.toml").is_file())
-    ):
+    if folder.is_dir() and any(folder.iterdir()) and not (resume and (folder / JOB).is_file()):
         raise RecordError(
             f"{folder} is not empty; choose a new folder with --out, or go on with --resume"
         )
@@ -458,7 +455,7 @@ def _claim(folder: Path, table: dict[str, Any]) -> None:
     """Make the folder of several runs, with all that they are set to."""
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "config.toml", dump_toml(table).encode())
+        write_whole(folder / JOB, dump_toml(table).encode())
 
 
 def _progress() -> Progress:
@@ -499,7 +496,7 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     for job, run in zip(jobs, runs, strict=True):
         for sentence in _decided(run):
             say(f"{job.name}: {sentence}", screen)
-    report = folder / "report.html"
+    report = folder / REPORT
     write_report(_places(jobs, folder), report, plan=False)
     where = f"everything is in {folder}, the report in {report}" + (
         f", the curves in {picture}" if drawn else ""

@@ -6,20 +6,23 @@ Shapes: M models, V servers, P parameters, F values of a model.
 
 import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from fedbcd.algorithm.fused.library import ChainTester
 from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.trees import Tree, called, scores_of, shapes
+from fedbcd.compute.blocks import Blocks
 from fedbcd.compute.fit import check_labels
 from fedbcd.compute.fused import tester_for
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import FOR_ALL, Federation
 from fedbcd.data.measure import DEFAULT, Measure, is_lower_better, sample_weights
+from fedbcd.data.samples import Samples
 from fedbcd.errors import ConfigError, DataError
 from fedbcd.own import calling
 
@@ -77,38 +80,38 @@ class Evaluator:
         self._blocks_of: dict[int, Tensor] = {}  # label -> numbers of its blocks
         self._asked_for: torch.dtype | None = None
         self._spans: dict[int, tuple[int, int]] = {}
+        self._read: Blocks | None = None  # test samples that are not tensors
         if self._test is not None:
-            order = (
-                torch.arange(len(self._test))
-                if federation.labels is None or federation.own_tests is not None
-                else self._test.targets.argsort(stable=True)
-            )
-            self._inputs, self._targets = (
-                self._test.inputs[order].to(where),
-                self._test.targets[order].to(where),
-            )
+            by_label = federation.labels is not None and federation.own_tests is None
+            if by_label:
+                self._test = self._test.only(self._test.all_targets.argsort(stable=True))
+            self._test = self._test.to(where)
             self._spans = self._spans_of_labels()
+            if isinstance(self._test, Samples):
+                self._inputs, self._targets = self._test.inputs, self._test.targets
+            else:
+                self._read = Blocks(self._test, federation.transform, self.chunk, self.keep)
 
     def check(self, flat: Tensor) -> None:
         """Refuse test samples or a metric that do not fit, by the first samples."""
         if self._test is None:
             return
-        targets, p = self._targets[:2], self._layout.size_P
+        inputs, targets = self._test.take(torch.arange(min(2, len(self._test)), device=self._where))
+        p, shape = self._layout.size_P, shapes(inputs)
         state = self._layout.parameters_of(flat[:p]), self._layout.buffers_of(flat[p:])
         inputs_fit = "test samples must be like those of the devices"
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             what = "the model or the transform fail on test inputs of shape {}"
-            shape = tuple(self._inputs.shape[1:])
             with calling(what, shape, remedy=inputs_fit, kind=DataError):
-                inputs = self._federation.transform(self._inputs[:2], flat.dtype)
-                outputs = functional_call(
-                    self._module(), (*state, self._layout.counters), (inputs,)
-                )
-            whose = " of the test set"
-            check_labels(self._objective.loss, outputs, targets, self._targets, whose)
+                inputs = self._federation.transform(inputs, flat.dtype)
+                outputs = scores_of(called(self._module(), (*state, self._layout.counters), inputs))
+            known = self._test.known_targets
+            labels, whose = targets if known is None else known, " of the test set"
+            if self._objective.of_scores:
+                check_labels(self._objective.loss, outputs, targets, labels, whose)
             what = "the metric fails on outputs of shape {} and targets of {}"
-            shapes = tuple(outputs.shape), tuple(targets.shape)
-            with calling(what, *shapes, remedy="use one that fits the task"):
+            sizes = tuple(outputs.shape), tuple(targets.shape)
+            with calling(what, *sizes, remedy="use one that fits the task"):
                 found = torch.as_tensor(self._federation.metric(outputs, targets))
         if found.shape[:1] != targets.shape[:1]:
             raise ConfigError(
@@ -122,9 +125,10 @@ class Evaluator:
         """
         if self._federation.own_tests is not None:
             return self._federation.own_tests
+        assert self._test is not None
         if self._federation.labels is None:
-            return {0: (0, len(self._targets))}
-        labels, counts = torch.unique_consecutive(self._targets, return_counts=True)
+            return {0: (0, len(self._test))}
+        labels, counts = torch.unique_consecutive(self._test.all_targets, return_counts=True)
         ends = counts.cumsum(0).tolist()
         return {int(k): (end - int(n), end) for k, n, end in zip(labels, counts, ends, strict=True)}
 
@@ -205,7 +209,9 @@ class Evaluator:
         for flat, weights in asked:
             models[flat.data_ptr()] = flat
             wanted.setdefault(flat.data_ptr(), {}).update(dict.fromkeys(weights))
-        if self._together and len(models) > len(
+        if self._read is not None:
+            sums = self._read.sums(models, wanted, self._spans, self._of_block)
+        elif self._together and len(models) > len(
             self._spans
         ):  # one model takes a call for all labels, many a call for each label
             sums = self._sums_together(models, wanted)
@@ -243,6 +249,15 @@ class Evaluator:
             sums[key][label] = value
         return sums
 
+    def _of_block(self, flat: Tensor, inputs: Tree, targets: Tensor) -> float:
+        """The sum of the metric of one model."""
+        p = self._layout.size_P
+        state = self._layout.parameters_of(flat[:p]), self._layout.buffers_of(flat[p:])
+        with torch.no_grad():
+            outputs = called(self._module(), (*state, self._layout.counters), inputs)
+            metric = self._federation.metric(scores_of(outputs), targets)
+        return float(per_sample(metric, len(targets)).sum())
+
     def _sums_of_label(self, models_MF: Tensor, label: int) -> Tensor:
         start, stop = self._spans[label]
         inputs = self._prepared(start, stop, models_MF.dtype)
@@ -255,8 +270,7 @@ class Evaluator:
                 self._layout.buffers_of(flat[p:]),
                 self._layout.counters,
             )
-            outputs: Tensor = functional_call(self._module(), state, (part,))
-            return outputs
+            return scores_of(called(self._module(), state, part))
 
         total = torch.zeros(len(models_MF), dtype=torch.float64, device=models_MF.device)
         for part, targets in zip(
@@ -306,11 +320,12 @@ class Evaluator:
             self._layout.buffers_of(flat[p:]),
             self._layout.counters,
         )
-        stretches = (
-            self._prepared(start, stop, flat.dtype) for start, stop in self._stretches(labels)
+        prepared = (
+            self._prepared(start, stop, flat.dtype)
+            for start, stop in stretches(self._spans[label] for label in labels)
         )
-        parts = (part for stretch in stretches for part in torch.split(stretch, self.chunk))
-        return torch.cat([functional_call(self._module(), state, (part,)) for part in parts])
+        parts = (part for stretch in prepared for part in torch.split(stretch, self.chunk))
+        return torch.cat([scores_of(called(self._module(), state, part)) for part in parts])
 
     def _fused_outputs(self, tester: ChainTester, flat: Tensor, labels: list[int]) -> Tensor:
         """The same by compiled code; blocks of samples begin anew with each label, and are filled
@@ -326,15 +341,6 @@ class Evaluator:
             [blocks.flatten(0, 1)[:size] for blocks, size in zip(found, sizes, strict=True)]
         )
 
-    def _stretches(self, labels: list[int]) -> list[tuple[int, int]]:
-        """The samples of these labels as few stretches, in the order of the labels."""
-        stretches: list[tuple[int, int]] = []
-        for start, stop in (self._spans[label] for label in labels):
-            if stretches and stretches[-1][1] == start:
-                start = stretches.pop()[0]
-            stretches.append((start, stop))
-        return stretches
-
     def _module(self) -> nn.Module:
         """A copy per thread: `functional_call` writes into it for a moment."""
         if not hasattr(self._own, "module"):
@@ -347,7 +353,7 @@ class Evaluator:
         if dtype == self._asked_for:
             return
         self._asked_for, self._tester = dtype, None
-        if self._inputs.numel() * dtype.itemsize > self.keep:
+        if self._read is not None or self._inputs.numel() * dtype.itemsize > self.keep:
             return
         ready = self._federation.transform(self._inputs, dtype)
         if not self._together:
@@ -367,7 +373,18 @@ class Evaluator:
     def _prepared(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         if self._ready is not None and self._ready.dtype in (dtype, self._inputs.dtype):
             return self._ready[start:stop]
-        return self._federation.transform(self._inputs[start:stop], dtype)
+        inputs: Tensor = self._federation.transform(self._inputs[start:stop], dtype)
+        return inputs
+
+
+def stretches(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Where samples begin and end, as few stretches, in order."""
+    found: list[tuple[int, int]] = []
+    for start, stop in spans:
+        if found and found[-1][1] == start:
+            start = found.pop()[0]
+        found.append((start, stop))
+    return found
 
 
 def per_sample(metric: Tensor, samples: int) -> Tensor:

@@ -92,7 +92,7 @@ def sample_weights(
     if measure == "pooled-labels":
         return {label: 1.0 for label in federation.labels[device] if label in tested}
     labels, counts = torch.unique(
-        federation.pool.targets[federation.owned(device)], return_counts=True
+        federation.pool.all_targets[federation.owned(device)], return_counts=True
     )
     shares = zip(labels.tolist(), counts.tolist(), strict=True)
     return {label: count / tested[label] for label, count in shares if label in tested}
@@ -110,9 +110,10 @@ def untested(federation: Federation) -> str | None:
             if without
             else None
         )
-    if federation.test is None or federation.labels is None:
+    known = None if federation.test is None else federation.test.known_targets
+    if known is None or federation.labels is None:
         return None
-    tested = set(torch.unique(federation.test.targets).tolist())
+    tested = set(torch.unique(known).tolist())
     missing = sorted({label for owned in federation.labels for label in owned} - tested)
     if not missing:
         return None
