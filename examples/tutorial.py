@@ -68,7 +68,8 @@ left.scatter(run.global_scores.values(), run.personal_scores.values())
 left.plot([0, 1], [0, 1], color="grey", linewidth=1)
 left.set(xlabel="accuracy of its server's model", ylabel="accuracy of its own", title="clients")
 for title, shown in (("sync", run), ("async", asynchronous), ("alone", alone)):
-    right.plot(shown.history.column("clock"), shown.history.column("personal_accuracy"), label=title)
+    table = shown.history
+    right.plot(table.column("clock"), table.column("personal_accuracy"), label=title)
 right.set(xlabel="clock", title="personal accuracy")
 right.legend()
 figure.savefig("tutorial.png", dpi=110)
