@@ -18,7 +18,9 @@ from fedbcd.algorithm.methods import (
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
 from fedbcd.algorithm.wire import Clip, Integers
 from fedbcd.data.datasets import Samples, load_dataset
-from fedbcd.data.federation import Federation, accuracy
+from fedbcd.data.federation import Federation
+from fedbcd.data.holdout import Holdout
+from fedbcd.data.measures import Measure, accuracy
 from fedbcd.data.partition import (
     IID,
     Dirichlet,
@@ -104,11 +106,13 @@ __all__ = [
     "Gamma",
     "GraphCloud",
     "History",
+    "Holdout",
     "IID",
     "Integers",
     "Job",
     "Local",
     "LogNormal",
+    "Measure",
     "Natural",
     "Newcomer",
     "NoProjection",

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbcd.compute.evaluate import per_sample
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_in, sample_weights
 from fedbcd.engines.result import Run
@@ -313,27 +312,26 @@ def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
         return []
     with torch.no_grad():
         outputs = module(run.federation.transform(test.inputs, run.global_VF.dtype))
-    scores = per_sample(run.federation.metric(outputs, test.targets), len(test))
-    rows = [f"| test score, all labels | {float(scores.mean()):.4f} ({len(test)} samples) |"]
+    scores = run.federation.measures(outputs, test.targets)[0].by_sample(outputs, test.targets)
+    start, stop = run.federation.common_test or (0, len(test))
+    common = scores[start:stop]
+    rows = [f"| test score, all labels | {float(common.mean()):.4f} ({len(common)} samples) |"]
     own_tests = run.federation.own_tests or {}
     if choice.device in own_tests:
         own = scores[slice(*own_tests[choice.device])]
         rows.append(f"| test score, its own tests | {float(own.mean()):.4f} ({len(own)} samples) |")
-    elif choice.device is not None and not own_tests and run.federation.labels is not None:
-        measure = measure_in(run.summary)
-        tested = dict(
-            zip(
-                *(found.tolist() for found in torch.unique(test.targets, return_counts=True)),
-                strict=True,
-            )
-        )
+    elif choice.device is not None and run.federation.common_test and run.federation.labels:
+        measure, targets = measure_in(run.summary), test.targets[start:stop]
+        labels, counts = torch.unique(targets, return_counts=True)
+        keys = [("label", label) for label in labels.tolist()]
+        tested = dict(zip(keys, counts.tolist(), strict=True))
         weights = sample_weights(run.federation, choice.device, measure, tested)
         if weights:
             own = torch.tensor(
-                [weights.get(label, 0.0) for label in test.targets.tolist()], dtype=torch.float64
+                [weights.get(("label", k), 0.0) for k in targets.tolist()], dtype=torch.float64
             )
             counted = "by its shares of them" if measure == "own-shares" else "all alike"
-            score = float((own * scores).sum() / own.sum())
+            score = float((own * common).sum() / own.sum())
             rows.append(
                 f"| test score, its own labels | {score:.4f} ({int((own > 0).sum())} samples,"
                 f" counted {counted}) |"

@@ -18,7 +18,8 @@ from fedbcd.algorithm.interpret import Registers
 from fedbcd.algorithm.method import Facts, Method
 from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.batch import Trainer
-from fedbcd.data.federation import DeviceData, Federation, accuracy, as_samples
+from fedbcd.data.federation import DeviceData, Federation, as_samples
+from fedbcd.data.measures import ACCURACY
 from fedbcd.data.samples import Samples
 from fedbcd.engines.replay import recorded_spec
 from fedbcd.engines.result import Run
@@ -271,7 +272,7 @@ def _trained(
 
 
 def _scores(run: Run, flat: Tensor, data: Samples) -> Tensor:
-    """The metric of a model on each sample, float64."""
+    """The first measure of a model on each sample, float64."""
     federation, module = run.federation, run.model_of(flat)
     found = []
     for start in range(0, len(data), SAMPLES_AT_ONCE):
@@ -279,9 +280,10 @@ def _scores(run: Run, flat: Tensor, data: Samples) -> Tensor:
         inputs, targets = data.inputs[part], data.targets[part]
         with torch.no_grad():
             outputs = module(federation.transform(inputs, flat.dtype))
-        if federation.metric is accuracy and not targets.is_floating_point():
+        measure = federation.measures(outputs, targets)[0]
+        if measure is ACCURACY:
             _check_labels(targets, outputs.shape[-1])
-        found.append(federation.metric(outputs, targets).double().reshape(len(inputs), -1).mean(1))
+        found.append(measure.by_sample(outputs, targets))
     return torch.cat(found)
 
 

@@ -49,6 +49,9 @@ BEFORE = (
     Before("weight", "size", ("fedprox", "fedavg"), known=False),
     Before("measure", "pooled-labels", ("run",), known=False),
     Before("dealt", False, ("diversity", "data"), known=False),
+    Before("holdout", 0.0, ("data",), known=False),
+    Before("validation", 0.0, ("data",), known=False),
+    Before("metrics", [], ("model",), known=False),
 )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import (
@@ -26,6 +26,7 @@ from fedbcd.experiments.paper import PANELS, Setting, panels
 from fedbcd.experiments.pool import Result, run_jobs, workers_that_fit
 from fedbcd.experiments.readings import READINGS
 from fedbcd.experiments.sweep import Tried, parse_sweep, rank
+from fedbcd.record.history import in_words
 
 
 def paper_command(
@@ -117,12 +118,10 @@ def sweep_command(
     )
     tried = rank(part, points, results)
     screen = screen_for(as_json)
-    screen.print(_sweep_table(tried, part.best))
+    screen.print(_sweep_table(tried))
     best = tried[0]
     say("best: " + ", ".join(f"{key} = {value}" for key, value in best.values.items()), screen)
-    print_json(
-        as_json, {"best": asdict(best), "by": part.best, "tried": [asdict(t) for t in tried]}
-    )
+    print_json(as_json, {"best": best.plain, "by": best.by, "tried": [t.plain for t in tried]})
 
 
 def _run(jobs: Sequence[Job], folder: Path, workers: int | None) -> list[Result]:
@@ -154,13 +153,11 @@ def _claims_table(verdicts: Sequence[ClaimVerdict]) -> Table:
     return table
 
 
-def _sweep_table(tried: Sequence[Tried], best: str) -> Table:
-    keys: list[Any] = list(tried[0].values)
-    names = (*keys, "global", "personal", "worst 10 %", "spread")
-    table = table_of(*names, title=f"best {best.replace('_', ' ')} first", justify="right")
+def _sweep_table(tried: Sequence[Tried]) -> Table:
+    keys, by = list(tried[0].values), in_words(tried[0].by)
+    names = (*keys, *map(in_words, tried[0].scores), "spread")
+    table = table_of(*names, title=f"best {by} first", justify="right")
     for t in tried:
-        scores = (
-            f"{v:.4f}" for v in (t.global_accuracy, t.personal_accuracy, t.worst_decile, t.spread)
-        )
+        scores = (f"{v:.4f}" for v in (*t.scores.values(), t.spread))
         table.add_row(*(str(t.values[key]) for key in keys), *scores)
     return table

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
@@ -76,6 +76,7 @@ from fedbcd.experiments.pool import recorded_job
 from fedbcd.models import MODELS
 from fedbcd.own import imports
 from fedbcd.protocol.clouds import CLOUDS
+from fedbcd.record.history import ENDS, History, column_of, in_words
 from fedbcd.record.runfolder import recorded_in, writing_to
 from fedbcd.record.tensorfile import write_whole
 from fedbcd.report.page import write_report
@@ -511,11 +512,9 @@ def _progress() -> Progress:
 
 
 def _scores(p: RunProgress) -> str:
-    latest = p.latest
-    scores = (
-        f"round {p.round} clock {p.clock:.0f} global {latest.global_accuracy:.3f} personal"
-        f" {latest.personal_accuracy:.3f}"
-    )
+    latest, shown = p.latest, [*ENDS.items()][:2]
+    ends = " ".join(f"{title} {latest[column_of(each, p.measure)]:.3f}" for each, title in shown)
+    scores = f"round {p.round} clock {p.clock:.0f} {ends}"
     if math.isnan(latest.pull):
         return scores
     apart = (
@@ -532,8 +531,8 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     drawn = draw_curves(histories, picture) if len(runs) > 1 else picture.exists()
     screen = screen_for(as_json)
     screen.print(_table(jobs, runs))
-    if len(runs) > 1 and not any("metric" in run.summary for run in runs):
-        say(_times_to_common_accuracy(histories), screen)
+    if len(runs) > 1:
+        say(_times_to_common_score(histories), screen)
     report = folder / "report.html"
     write_report(_places(jobs, folder), report, plan=False)
     where = f"everything is in {folder}, the report in {report}" + (
@@ -546,32 +545,34 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
 
 def _table(jobs: list[Job], runs: list[Run]) -> Table:
     others = sorted({run.summary["measure"] for run in runs} - {DEFAULT})
-    scored = [run.summary.get("metric", {}).get("name", "accuracy") for run in runs]
-    title = f"test {', '.join(dict.fromkeys(scored))} at the end"
+    measure = runs[0].history.first_measure
+    title = f"test {in_words(measure)} at the end"
     title += f" (personal: {', '.join(others)})" if others else ""
     table = table_of("run", title=title, no_wrap=True)
-    for name in ("rounds", "clock", "global", "personal", "worst", "seconds"):
+    for name in ("rounds", "clock", *ENDS, "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for job, run in zip(jobs, runs, strict=True):
-        s, last = run.summary, run.history.last
-        scores = (
-            f"{v:.3f}" for v in (last.global_accuracy, last.personal_accuracy, last.worst_decile)
-        )
+        s = run.summary
+        scores = (f"{run.history.scores(each, measure)[-1]:.3f}" for each in ENDS)
         table.add_row(
             escape(job.name), str(s["rounds"]), f"{s['clock']:.0f}", *scores, f"{s['seconds']:.1f}"
         )
     return table
 
 
-def _times_to_common_accuracy(histories: dict[str, Any]) -> str:
-    """When each run reached a global accuracy that all of them reach."""
-    goal = min(max(history.column("global_accuracy")) for history in histories.values())
-    times = {
-        name: next(row.clock for row in history if row.global_accuracy >= goal)
-        for name, history in histories.items()
-    }
+def _times_to_common_score(histories: Mapping[str, History]) -> str:
+    """When the global models of each run reached a score that those of all of them reach."""
+    first = next(iter(histories.values()))
+    measure, lower = first.first_measure, first.measures[first.first_measure] == "lower"
+    sign = -1 if lower else 1
+    curves = {name: [sign * v for v in h.scores("global")] for name, h in histories.items()}
+    goal = min(max(filter(math.isfinite, curve), default=math.nan) for curve in curves.values())
+    times = {}
+    for name, history in histories.items():
+        rows = zip(history, curves[name], strict=True)
+        times[name] = next((row.clock for row, score in rows if score >= goal), math.nan)
     reached = "; ".join(f"{name}: {clock:.0f}" for name, clock in times.items())
-    return f"clock time to a global accuracy of {goal:.3f}: {reached}"
+    return f"clock time to a global {in_words(measure)} of {sign * goal:.3f}: {reached}"
 
 
 def _slug(name: str) -> str:

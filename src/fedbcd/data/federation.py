@@ -15,44 +15,26 @@ from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.objective import Loss
 from fedbcd.config import convert
 from fedbcd.data.datasets import Samples
+from fedbcd.data.holdout import Holdout, divided
+from fedbcd.data.measures import (
+    Measure,
+    Metric,
+    accuracy,
+    chosen_measures,
+    fitting_measures,
+    loss_measure,
+    mse,
+)
 from fedbcd.data.partition import Partition, labels_of
 from fedbcd.errors import ConfigError, DataError
 
 Transform = Callable[[Tensor, torch.dtype], Tensor]
 Servers = int | Sequence[Sequence[int]] | Mapping[int, int]
-Metric = Callable[[Tensor, Tensor], Tensor]
 DeviceData = Samples | tuple[Any, Any] | Dataset[Any]
 
 
 FOR_ALL = -1  # whose test samples are nobody's own
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per sample: 1 where the largest output is the target's, else 0."""
-    return (outputs.argmax(-1) == targets).to(torch.float64)
-
-
-def mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per sample: the mean of (output - target)^2; lower is better."""
-    difference = fitting(outputs, targets).double() - targets
-    return difference.square().flatten(1).mean(1) if targets.ndim > 1 else difference.square()
-
-
-mse.better = "lower"  # type: ignore[attr-defined]  # what a metric of one's own may say, too
-
-
-def mse_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean of (output - target)^2 over a batch."""
-    return nn.functional.mse_loss(fitting(outputs, targets), targets)
-
-
-def fitting(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Outputs of shape (N, 1) for targets of shape (N,), and the other way round."""
-    if outputs.numel() != targets.numel():
-        raise ValueError(
-            f"outputs are of shape {tuple(outputs.shape)}, targets of {tuple(targets.shape)}"
-        )
-    return outputs.reshape(targets.shape)
+Key = tuple[str, int]  # samples for what, and whose
 
 
 def as_dtype(inputs: Tensor, dtype: torch.dtype) -> Tensor:
@@ -79,8 +61,12 @@ class Federation:
     test      (inputs, targets) or a Dataset; a personal model is tested on its device's own test
     samples, or else on those of these whose label its device owns (`data.measure`). Without it
     global models are tested on all that devices have
-    metric    metric(outputs, targets) -> a score per sample; higher is better, unless it has an
-    attribute better = "lower". Accuracy by default, `mse` where targets are numbers
+    metric    metric(outputs, targets) -> a score per sample, one for all, or a mapping of names to
+    such; higher is better, unless it has an attribute better = "lower"
+    metrics   several: `fb.Measure`s and such functions; what fits loss and targets by default, and
+    the loss always
+    holdout   a share of each device's samples to test its model on, where it has brought no test
+    set, or a Holdout(test, validation, seed)
     transform applied to each batch of inputs on its way to the model
     augment   changes training batches before that, by addressed draws, e.g. FlipCrop()
     """
@@ -94,6 +80,8 @@ class Federation:
         *,
         test: DeviceData | None = None,
         metric: Metric | None = None,
+        metrics: Sequence[Measure | Metric] = (),
+        holdout: float | Holdout = 0.0,
         transform: Transform = as_dtype,
         augment: Augment | None = None,
     ) -> None:
@@ -102,11 +90,11 @@ class Federation:
         _check_parts(parts)
         pool = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
         bounds = torch.tensor([0, *(len(p) for p in parts)]).cumsum(0)
-        self._set(model, loss, pool, [torch.arange(a, b) for a, b in pairwise(bounds)], servers)
-        tests = {FOR_ALL: test} | {i: own for i, (_, own) in enumerate(pairs)}
-        found, spans = _joined(tests, parts[0])
-        own_tests = spans if set(spans) - {FOR_ALL} else None
-        self._set_evaluation(found, metric, transform, None, augment, own_tests)
+        owned = [torch.arange(a, b) for a, b in pairwise(bounds)]
+        tests = {i: own for i, (_, own) in enumerate(pairs) if own is not None}
+        owned = self._set_tests(pool, owned, test, tests, holdout)
+        self._set(model, loss, pool, owned, servers)
+        self._set_evaluation((metric, metrics), transform, None, augment)
 
     @classmethod
     def from_partition(
@@ -119,19 +107,17 @@ class Federation:
         *,
         test: Samples | None = None,
         metric: Metric | None = None,
+        metrics: Sequence[Measure | Metric] = (),
+        holdout: float | Holdout = 0.0,
         transform: Transform = as_dtype,
         augment: Augment | None = None,
     ) -> "Federation":
         """Devices that own positions of one common pool; the pool is not copied."""
-        self = cls.__new__(cls)
-        self._set(
-            model,
-            loss,
-            as_samples("the pool", pool),
-            [torch.from_numpy(p) for p in partition.samples],
-            servers,
-        )
-        self._set_evaluation(test, metric, transform, partition.labels, augment)
+        self, pool = cls.__new__(cls), as_samples("the pool", pool)
+        owned = [torch.from_numpy(p) for p in partition.samples]
+        owned = self._set_tests(pool, owned, test, {}, holdout)
+        self._set(model, loss, pool, owned, servers)
+        self._set_evaluation((metric, metrics), transform, partition.labels, augment)
         return self
 
     def _set(
@@ -155,29 +141,59 @@ class Federation:
         self.starts = torch.tensor([0, *self.sizes[:-1]]).cumsum(0)
         self.servers = _servers(servers, len(owned))
 
+    def _set_tests(
+        self,
+        pool: Samples,
+        owned: Sequence[Tensor],
+        common: DeviceData | None,
+        brought: Mapping[int, DeviceData],
+        holdout: float | Holdout,
+    ) -> list[Tensor]:
+        """Who is tested on what; returns the samples that devices train on."""
+        parts = divided(owned, convert(holdout, float | Holdout, "holdout"), brought)
+
+        def of_pool(positions: Tensor) -> Samples:
+            return Samples(pool.inputs[positions], pool.targets[positions])
+
+        tests: dict[Key, DeviceData | None] = {("all", FOR_ALL): common}
+        tests |= {("test", i): data for i, data in brought.items()}
+        tests |= {("test", i): of_pool(positions) for i, positions in parts.test.items()}
+        tests |= {("validation", i): of_pool(found) for i, found in parts.validation.items()}
+        self.test, spans = _joined(tests, pool)
+        # where in it each device's own test samples are, and those for all; those to validate on
+        own = {i: span for (kind, i), span in spans.items() if kind != "validation"}
+        self.own_tests = own if set(own) - {FOR_ALL} else None
+        self.validation = {i: span for (kind, i), span in spans.items() if kind == "validation"}
+        self.common_test = own.get(FOR_ALL)
+        return parts.train
+
     def _set_evaluation(
         self,
-        test: Samples | None,
-        metric: Metric | None,
+        said: tuple[Metric | None, Sequence[Measure | Metric]],
         transform: Transform,
         labels: Sequence[tuple[int, ...]] | None,
         augment: Augment | None,
-        own_tests: dict[int, tuple[int, int]] | None = None,
     ) -> None:
-        self.test = test
-        # where in it each device's own test samples are, and those for all
-        self.own_tests = own_tests
-        self.metric = metric or (mse if self.pool.targets.is_floating_point() else accuracy)
+        metric, metrics = said
+        if metric is not None and metrics:
+            raise ConfigError("metric=... and metrics=[...] are both given; put all into metrics")
+        targets = self.pool.targets
+        self.metric = metric or (mse if targets.is_floating_point() else accuracy)
+        self.metrics = tuple([metric] if metric is not None else metrics)
+        self._measures = () if self.metrics else fitting_measures(self.loss, targets)
+        self._loss = loss_measure(self.loss, targets)
         self.transform = transform
         self.augment = augment
-        if (
-            labels is None
-            and test is not None
-            and not self.pool.targets.is_floating_point()
-            and self.pool.targets.ndim == 1
-        ):
-            labels = [labels_of(self.pool.targets[self.owned(i)]) for i in range(len(self.sizes))]
+        is_labelled = not targets.is_floating_point() and targets.ndim == 1
+        if labels is None and self.test is not None and is_labelled:
+            labels = [labels_of(targets[self.owned(i)]) for i in range(len(self.sizes))]
         self.labels = labels
+
+    def measures(self, outputs: Tensor, targets: Tensor) -> tuple[Measure, ...]:
+        """What models are measured by, the loss last; outputs and targets are an example."""
+        found = chosen_measures(self.metrics or self._measures, outputs, targets)
+        has_loss = any(self._loss.name in each.names for each in found)
+        return found if has_loss else (*found, self._loss)
 
     @property
     def devices(self) -> int:
@@ -229,18 +245,19 @@ def with_test(data: Any) -> tuple[DeviceData, DeviceData | None]:
 
 
 def _joined(
-    tests: Mapping[int, DeviceData | None], like: Samples
-) -> tuple[Samples | None, dict[int, tuple[int, int]]]:
+    tests: Mapping[Key, DeviceData | None], like: Samples
+) -> tuple[Samples | None, dict[Key, tuple[int, int]]]:
     """All test samples one after another, and where each one's begin and end."""
     found: list[Samples] = []
-    spans: dict[int, tuple[int, int]] = {}
-    for owner, data in tests.items():
+    spans: dict[Key, tuple[int, int]] = {}
+    start = 0
+    for (kind, owner), data in tests.items():
         if data is None:
             continue
         name = "the test set" if owner == FOR_ALL else f"the test set of device {owner}"
         found.append(as_samples(name, data))
-        start = max((end for _, end in spans.values()), default=0)
-        spans[owner] = start, start + len(found[-1])
+        spans[kind, owner] = start, start + len(found[-1])
+        start += len(found[-1])
         if owner == FOR_ALL:
             continue
         if len(found[-1]) == 0:

@@ -1,6 +1,7 @@
 """What training gives: models, table, and where it ended."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,10 @@ from torch import Tensor, nn
 
 from fedbcd.algorithm.params import Layout
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows
-from fedbcd.data.federation import Federation, accuracy
-from fedbcd.data.measure import metric_of
+from fedbcd.data.federation import Federation
 from fedbcd.engines.environment import environment
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.record.history import History, Row
+from fedbcd.record.history import ACCURACY, DeviceTable, History, Row
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
 
@@ -27,6 +27,7 @@ class Progress:
     clock: float
     fraction: float  # of the run that is done
     latest: Row  # the latest evaluation
+    measure: str = ACCURACY  # the first, by which a run is judged
 
 
 @dataclass
@@ -42,12 +43,13 @@ class Run:
     )  # algorithm, cloud, rounds, clock, accuracies, seconds, digest
     personal_scores: dict[int, float] = field(
         default_factory=dict
-    )  # each device's own model on its own labels
+    )  # each device's own model on its own labels, by the first measure
     finished: bool = True
     global_scores: dict[int, float] = field(
         default_factory=dict
     )  # its server's model on the same labels
     spec: RunSpec | None = None  # how it was trained, where that is known
+    devices: DeviceTable = field(default_factory=DeviceTable)  # all measures of each device
 
     @property
     def digest(self) -> str:
@@ -75,8 +77,10 @@ class Run:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self.history.write_csv(path / "history.csv")
+        self.devices.write_csv(path / DEVICES)
+        notes = (self.personal_scores, self.global_scores, self.history.measures)
         summary = {
-            **notes_of(self.federation, self.personal_scores, self.global_scores),
+            **notes_of(self.federation, *notes),
             "summary": json.dumps(self.summary),
             "finished": json.dumps(self.finished),
             "fedbcd_models": "1",
@@ -105,16 +109,11 @@ class Run:
                 f"{path} holds models of {tuple(x.shape)} (devices, values); this federation has"
                 f" {(federation.devices, size)}"
             )
-        return cls(
-            federation,
-            History.read_csv(path / "history.csv"),
-            x,
-            z,
-            summary,
-            scores,
-            finished,
-            global_scores,
-        )
+        history = History.read_csv(path / "history.csv").known_by(metadata)
+        run = cls(federation, history, x, z, summary, scores, finished, global_scores)
+        if (path / DEVICES).exists():  # earlier versions wrote none
+            run.devices = DeviceTable.read_csv(path / DEVICES)
+        return run
 
 
 def _row(models: ManyModels, number: int, what: str) -> Tensor:
@@ -123,11 +122,15 @@ def _row(models: ManyModels, number: int, what: str) -> Tensor:
     return models[number]
 
 
+DEVICES = "devices.csv"
 MOST_COUNTS = 1_000_000  # entries of a table of devices and labels that is kept in a record
 
 
 def notes_of(
-    federation: Federation, personal: dict[int, float], home: dict[int, float]
+    federation: Federation,
+    personal: dict[int, float],
+    home: dict[int, float],
+    measures: Mapping[str, str],
 ) -> dict[str, str]:
     """What a record of a run says about devices and machine, beside its models: scores, the split,
     versions.
@@ -138,19 +141,18 @@ def notes_of(
         "global_scores": json.dumps(home),
         "partition": json.dumps(partition),
         "environment": json.dumps(environment()),
-        **{key: json.dumps(value) for key, value in metric_of(federation).items()},
+        "measures": json.dumps(dict(measures)),
     }
 
 
 def _label_counts(federation: Federation) -> dict[str, Any]:
-    """How many samples of each label of the data each device has, and the test set where accuracy
-    is what is measured.
+    """How many samples of each label of the data each device has, and the test set.
 
     Nothing where targets are no labels, or the table would be huge.
     """
-    targets, tested = (
-        federation.pool.targets,
-        None if federation.test is None else federation.test.targets,
+    targets, span = federation.pool.targets, federation.common_test
+    tested = (
+        None if federation.test is None or span is None else federation.test.targets[slice(*span)]
     )
     if not _are_labels(targets):
         return {}
@@ -169,7 +171,7 @@ def _label_counts(federation: Federation) -> dict[str, Any]:
         "labels": labels.tolist(),
         "counts": counts.reshape(federation.devices, len(labels)).tolist(),
     }
-    if len(tested) and federation.metric is accuracy:
+    if len(tested):
         found["tested"] = torch.bincount(place[len(targets) :], minlength=len(labels)).tolist()
     return found
 

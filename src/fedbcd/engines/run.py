@@ -26,7 +26,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.data.measure import Measure, untested
 from fedbcd.engines.cluster.engine import cluster_numbers
 from fedbcd.engines.cluster.options import chosen_cluster
-from fedbcd.engines.look import members_of, tested
+from fedbcd.engines.look import device_table, members_of, tested
 from fedbcd.engines.result import Progress, Run, notes_of
 from fedbcd.engines.setup import (
     find_torch_device,
@@ -50,6 +50,7 @@ from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.schedule.work import WorkDone
 from fedbcd.spec import OPTIONS, Cluster, Precision, RunSpec, in_words
 
 
@@ -189,7 +190,7 @@ class _Training:
         self.reader = make_reader(spec, federation)
         self.driver = Driver(self.machines, self.reader)
         self.events = Simulation(self.driver, self._schedule())
-        self.player: Player = EventPlayer(numbers, self.events)
+        self.player: Player = EventPlayer(numbers, self.events, self.reader.done)
         self.watcher = Watcher(federation, spec, numbers, self.machines)
         self.watcher.evaluator.check(numbers.global_VF()[0])
         self.next_devices: Iterator[Collection[int]] = iter(())
@@ -224,7 +225,8 @@ class _Training:
         """From where the run stands, rounds planned ahead; their events are played as well if they
         are logged.
         """
-        outline = Outline(self.federation.servers, self._schedule(), self.spec.cloud)
+        done = WorkDone(self.method, self.federation.sizes)
+        outline = Outline(self.federation.servers, self._schedule(), self.spec.cloud, done)
         outline.go_to(self.events.round)
         self.player = ahead = Ahead(self.numbers, outline, self.compile)
         if self.driver.log is not None:
@@ -305,7 +307,7 @@ class _Training:
         members = {device for device, _ in members_of(self.machines)}
         absent = self.machines.home.keys() - members
         self.numbers.load_state(dict(checkpoint.tensors), self.reader.held, absent)
-        self.player = EventPlayer(self.numbers, self.events, last)
+        self.player = EventPlayer(self.numbers, self.events, self.reader.done, last)
         if self.numbers.digest() != checkpoint.digest:
             raise RecordError(
                 "the checkpoint is damaged: its tensors do not have the digest it names; remove it"
@@ -345,7 +347,7 @@ class _Training:
             if folder is not None and log is not None and (due or stop or looks.is_done(*after)):
                 folder.write_checkpoint(self._checkpoint(log))
                 self.numbers.devices.saved_in(folder.checkpoint)
-            on_round(Progress(*after, looks.fraction(*after), history.last))
+            on_round(Progress(*after, looks.fraction(*after), history.last, history.first_measure))
             if stop:
                 return looks.is_done(*after)
         return True
@@ -367,7 +369,8 @@ class _Training:
     def _checkpoint(self, log: LogWriter) -> Checkpoint:
         self.player.settle()
         digest, scores = self.numbers.digest(), self.watcher.scores
-        notes = notes_of(self.federation, scores.devices, scores.homes)
+        measures = self.watcher.history.measures
+        notes = notes_of(self.federation, scores.devices, scores.homes, measures)
         return Checkpoint(
             self.player.round,
             log.sync(),
@@ -411,6 +414,7 @@ class _Training:
             finished,
             scores.homes,
             self.spec,
+            device_table(self.federation, scores),
         )
 
     def _personal(self) -> ManyModels:

@@ -5,7 +5,7 @@ certificates as often as they are cheap.
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedbcd.compute.certify import (
@@ -19,8 +19,8 @@ from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.players import Player
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import measure_for, metric_of
-from fedbcd.engines.look import members_of, row_of, scores_of
+from fedbcd.data.measure import measure_for
+from fedbcd.engines.look import members_of, row_of, scores_of, summary_of, work_of
 from fedbcd.engines.setup import rounds_between_looks, samples_per_round
 from fedbcd.record.history import History
 from fedbcd.schedule.driver import Machines
@@ -87,22 +87,24 @@ class Watcher:
         work = longest * CALL_COST_SAMPLES + samples_per_round(federation, spec)
         self._certificate_budget = CertificateBudget(federation.sizes, work)
         self.history = History()
-        self.scores = Scores((), {})
+        self.scores = Scores()
         self.seconds = 0.0  # that went into tests of models
 
     def test(self) -> None:
         self.scores = scores_of(self.numbers, self.machines, self.evaluator)
+        self.history.judged_by(self.scores.measures)
 
     def look(self, player: Player) -> None:
         player.settle()
         began = time.perf_counter()
         self.test()
-        found = (self.numbers, self.machines, self.scores, player.now, Certificates())
-        row = row_of(*found, lower=self.evaluator.lower)
+        found = (self.numbers, self.machines, self.scores, player.now)
+        row = row_of(*found, player.done, Certificates())
         self.seconds += time.perf_counter() - began
         certificates = asdict(self._certificates(player.round))
-        now = {"round": player.round, "activations": player.activations}
-        self.history.append(replace(row, **now, **certificates))
+        now: dict[str, float] = {"round": player.round, "activations": player.activations}
+        now |= work_of(self.numbers, player.activations, player.done)
+        self.history.append(row.changed(**now, **certificates))
 
     def last_certificates(self, rounds: int) -> dict[str, float]:
         """Those of the final models, for the summary; empty where there are none."""
@@ -134,19 +136,15 @@ class Watcher:
 
     def summary(self, seconds: float) -> Mapping[str, Any]:
         """What the run's summary says of looks, of a run that took `seconds` in all."""
-        last, z_VF = self.history.last, self.numbers.global_VF()
+        z_VF = self.numbers.global_VF()
         mean = z_VF.double().mean(0).to(self.spec.dtype)
 
         def share(part: float) -> float:
             return round(part / max(seconds, part, 1e-9), 3)
 
         return {
-            "global_accuracy": last.global_accuracy,
-            "personal_accuracy": last.personal_accuracy,
+            **summary_of(self.scores, self.history.last, self.evaluator.score(mean)),
             "measure": self.measure,
-            **metric_of(self.federation),
-            "server_accuracy": [round(score, 6) for score in self.scores.servers],
-            "mean_model_accuracy": self.evaluator.score(mean),
             "evaluation_share": share(self.seconds),
             "certificate_share": share(self.certifier.seconds),
         }

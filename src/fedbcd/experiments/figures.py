@@ -4,8 +4,9 @@ band, and the claims judged (JSON).
 
 import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,7 @@ from fedbcd.experiments.claims import ClaimVerdict
 from fedbcd.experiments.paper import Panel
 from fedbcd.experiments.pictures import COLOURS, tidy
 from fedbcd.experiments.pool import Result
-from fedbcd.record.history import COLUMNS, History
-
-LABELS = {
-    "personal_accuracy": "personal accuracy",
-    "global_accuracy": "global accuracy",
-    "round": "round",
-    "clock": "clock time",
-}
+from fedbcd.record.history import PERSONAL, History, in_words
 
 
 def by_run(results: Sequence[Result]) -> dict[str, list[History]]:
@@ -36,10 +30,12 @@ def by_run(results: Sequence[Result]) -> dict[str, list[History]]:
 def write_table(results: Sequence[Result], path: Path) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("run", "seed", *COLUMNS))
+        columns = [*dict.fromkeys(name for each in results for name in each.history.columns)]
+        writer.writerow(("run", "seed", *columns))
         for result in results:
+            of_run = (result.job.title, result.job.spec.seed)
             writer.writerows(
-                (result.job.title, result.job.spec.seed, *astuple(row)) for row in result.history
+                (*of_run, *(row.get(name, math.nan) for name in columns)) for row in result.history
             )
 
 
@@ -58,7 +54,7 @@ def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) 
     for place, column in zip(axes[0], panel.columns, strict=True):
         _draw_column(place, panel.axis, column, runs)
         place.set_ylabel(
-            f"test: {LABELS[column]}" + (f" ({measures})" if column == "personal_accuracy" else "")
+            f"test: {in_words(column)}" + (f" ({measures})" if column == PERSONAL else "")
         )
     seeds = len(next(iter(runs.values())))
     figure.suptitle(
@@ -78,7 +74,7 @@ def _draw_column(axes: Any, axis: str, column: str, runs: Mapping[str, Sequence[
         mean, spread = curves.mean(0), curves.std(0)
         axes.plot(grid, mean, line, label=title, color=colour, linewidth=1.8)
         axes.fill_between(grid, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
-    axes.set_xlabel(LABELS[axis])
+    axes.set_xlabel(in_words(axis))
     tidy(axes)
 
 

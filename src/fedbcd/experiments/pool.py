@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Federations, Job, parse
 from fedbcd.record.eventlog import LogReader
-from fedbcd.record.history import History, Row
+from fedbcd.record.history import History
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.start import named
 from fedbcd.recorded import in_record, shortened
@@ -59,6 +59,7 @@ def job_key(job: Job) -> str:
     table.pop("modules", None)
     data = table["data"] = shortened(table["data"], "data")
     data.pop("folder", None)
+    table["model"] = shortened(table["model"], "model")
     if ":" in job.data.name:
         data["made"] = _made_by(job)
     if "partition" in data:
@@ -144,7 +145,7 @@ def _compute(job: Job, folder: Path, made: Federations) -> None:
             replace(job, data=replace(job.data, folder=None), modules="").to_table()
         ),  # a result names no place of this machine
         "summary": run.summary,
-        "history": [astuple(row) for row in run.history],
+        "history": run.history.plain(),
         "personal": list(run.personal_scores.values()),
         "made_with": {
             "results": RESULTS,
@@ -173,7 +174,7 @@ def _read(folder: Path, job: Job) -> Result:
     path = _result_file(folder, job)
     try:
         kept = json.loads(path.read_text())
-        history = History([Row(*values) for values in kept["history"]])
+        history = History.of_plain(kept["history"])
         return Result(job, history, kept["summary"], tuple(kept["personal"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(
