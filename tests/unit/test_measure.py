@@ -108,9 +108,9 @@ def test_every_way_to_test_gives_the_scores_of_the_definition(
         path == "together",
         measure,
     )
-    evaluator.keep = 0 if path == "in parts" else evaluator.keep
+    evaluator.outputs.keep = 0 if path == "in parts" else evaluator.outputs.keep
     found = evaluator.scores(models[:4], dict(enumerate(models)), OneWorker(), homes)
-    assert (evaluator._tester is not None) == (path == "compiled" and library() is not None)
+    assert (evaluator.outputs.tester is not None) == (path == "compiled" and library() is not None)
     for device in range(12):
         assert found.devices[device] == pytest.approx(
             oracle(federation, device, module_of(models[device]), measure), abs=1e-12
@@ -220,7 +220,7 @@ def test_models_that_are_better_for_their_devices_have_the_better_accuracy(
     assert view["personal"]["gain"]["better"] == sum(gain > 0 for gain in gains)
     assert (
         view["personal"]["mean"]
-        == view["summary"]["personal_accuracy"]
+        == view["summary"]["personal"]
         == pytest.approx(last.personal_accuracy)
     )
     assert not any(

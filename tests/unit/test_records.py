@@ -37,7 +37,7 @@ floats = st.floats()
 COLUMNS = columns_of(["accuracy", "f1_macro", "loss"], validation=True)
 rows = st.fixed_dictionaries(
     {name: st.integers(0, 10**9) if name in History.whole else floats for name in COLUMNS}
-).map(Row)
+).map(lambda found: Row({name: found[name] for name in COLUMNS}))
 
 
 def row(*values: float) -> Row:
