@@ -1,7 +1,7 @@
 # make run    set up .venv and run the default job          make test   set up and run every test
 # make check  lint, format and types                        make clean  remove what make made
 # make torture  the long forms of the tests under fault (docs/reliability.md): about two hours
-# make golden  run version 0.1.0 and the tree side by side on 900 cases, and name those whose bits differ (tests/golden)
+# make golden  run version 0.1.0 and the tree side by side on 938 cases, and name those whose bits differ (tests/golden)
 # make evidence DATA=DIR  compute what is stale in docs/results, from the MNIST files in DIR; ARGS=--list says what that is
 # make bench  time ours, a plain loop and a floor on this CPU; writes benchmarks/results/
 # make wheel  the package with its compiled parts, in dist/

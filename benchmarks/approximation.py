@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import fedbcd as fb
-from fedbcd.experiments.pictures import COLOURS
+from fedbcd.data.preview import COLOURS
 from fedbcd.planner.order_statistics import (
     Distribution,
     distribution_of,

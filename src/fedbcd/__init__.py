@@ -32,10 +32,13 @@ from fedbcd.data.partition import (
     diversity,
 )
 from fedbcd.data.samples import Scale
+from fedbcd.engines.progress import Progress
 from fedbcd.engines.replay import replay
-from fedbcd.engines.result import Progress, Run
+from fedbcd.engines.result import Best, Run
 from fedbcd.engines.run import train
 from fedbcd.errors import RenamedWarning as _RenamedWarning
+from fedbcd.experiments.compare import compare
+from fedbcd.experiments.comparison import Against, Comparison
 from fedbcd.experiments.job import Job, load_job
 from fedbcd.newcomers import Newcomer, personalise
 from fedbcd.protocol.clouds import (
@@ -47,6 +50,7 @@ from fedbcd.protocol.clouds import (
     SyncCloud,
 )
 from fedbcd.record.history import History, Row
+from fedbcd.record.stopping import Plateau
 from fedbcd.schedule.availability import Availability, Chance
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import (
@@ -76,12 +80,14 @@ def __getattr__(name: str) -> type[RunSpec]:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Against",
     "Algorithm",
     "AsyncCloud",
     "Augment",
     "Availability",
     "Ball",
     "Bandwidth",
+    "Best",
     "Box",
     "Chance",
     "Churn",
@@ -89,6 +95,7 @@ __all__ = [
     "Clock",
     "Cloud",
     "Cluster",
+    "Comparison",
     "Constant",
     "Day",
     "DeviceClass",
@@ -117,6 +124,7 @@ __all__ = [
     "Newcomer",
     "NoProjection",
     "Partition",
+    "Plateau",
     "Progress",
     "Projection",
     "QuantitySkew",
@@ -135,6 +143,7 @@ __all__ = [
     "Uniform",
     "Weibull",
     "accuracy",
+    "compare",
     "diversity",
     "load_dataset",
     "load_job",

@@ -127,7 +127,8 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> 
             home = HOMES.get(key, where)
             hint = nearest(key, known) if home == where else f", which belongs in [{home}]"
             raise ConfigError(
-                f"{place} has an unknown key {key!r}{hint}; known: {', '.join(sorted(known))}"
+                f"{place} has an unknown key {key!r}{hint}; known:"
+                f" {', '.join(sorted(known)) or 'none'}"
             )
 
 

@@ -3,7 +3,7 @@ give it a personal model, and samples that it did not train on say what that gai
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -14,20 +14,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedbcd.algorithm import draws
-from fedbcd.algorithm.interpret import Registers
-from fedbcd.algorithm.method import Facts, Method
-from fedbcd.algorithm.objective import Objective
-from fedbcd.compute.batch import Trainer
 from fedbcd.data.federation import DeviceData, Federation, as_samples
 from fedbcd.data.measures import ACCURACY
 from fedbcd.data.samples import Samples
+from fedbcd.engines.joining import models_from
 from fedbcd.engines.replay import recorded_spec
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, DataError, RecordError
 from fedbcd.experiments.pool import recorded_job
 from fedbcd.own import imports
 from fedbcd.record.eventlog import LogReader
-from fedbcd.schedule.work import Session
 from fedbcd.spec import RunSpec
 
 STEPS = 100  # of a newcomer, where nobody says
@@ -112,7 +108,7 @@ def personalise(
     z = _global(run, server)
     _scores(run, z, own)  # refuses labels that no output stands for
     scores_z = _scores(run, z, rest)
-    x = _trained(run.federation, spec, seed, _as_before(run.federation, spec, steps), z, own, steps)
+    x = models_from(z, run.federation, spec, [own], steps, seed)[0]
     scores_x = _scores(run, x, rest)
     gains = scores_x - scores_z
     return Newcomer(
@@ -215,62 +211,7 @@ def _divided(data: Samples, held_out: float, seed: int) -> tuple[Samples, Sample
 
 
 # ------------------------------------------------------------------------------------------------
-# training
-def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
-    """The run's method for one device more. Who has no personal model goes on from z in one
-    session, since the next would begin at z again.
-    """
-    method = spec.algorithm.method(Facts(federation.devices, federation.sizes))
-    offline = bool(method.offline)
-    length = method.lengths(offline=offline)[1] if method.has_personal else steps
-    if not method.has_personal and (not method.sends or method.sends[0].difference):
-        raise ConfigError(
-            f"{method.name} keeps and sends no models, so it has none for a newcomer; export z"
-        )
-    penalty = float(method.penalties(federation.devices).mean())
-    counts = min(length, steps), min(length, steps)
-    return replace(method, steps=counts, passes=(), penalty=penalty, weight="one", discount=None)
-
-
-def _trained(
-    federation: Federation,
-    spec: RunSpec,
-    seed: int,
-    method: Method,
-    z: Tensor,
-    own: Samples,
-    steps: int,
-) -> Tensor:
-    """x after `steps` steps from z, of a device that begins as one who joins late does."""
-    home = Federation(
-        federation.make_model(spec.seed),
-        federation.loss,
-        [own],
-        1,
-        transform=federation.transform,
-        augment=federation.augment,
-    )
-    z = z.to(spec.dtype)
-    objective = Objective(home.make_model(0).to(spec.dtype), home.loss)
-    trainer = Trainer(home, method, objective, seed, z, 1)
-    trainer.check_vectorised(z)
-    bound = trainer.bound
-    first = bound.first_upload(z)
-    heard = bound.heard.views(bound.first_model(z)[None, : bound.heard.size])
-    kept: Registers = {slot.name: bound.begun(slot, first, z)[None] for slot in method.slots}
-    after: Registers = {}
-    length = method.steps[0]
-    number = 0
-    for done in range(0, steps, length):
-        for offline in (True, False) if method.offline else (False,):
-            length_of = method.lengths(offline=offline)[1]
-            work = Session(0, number, min(length_of, steps - done), None, offline)
-            after = trainer.run([work], kept if offline else {**kept, **heard})
-            kept = {name: after[name] for name in kept}
-            number += 1
-    return after[method.personal if method.has_personal else method.sends[0].name][0]
-
-
+# scores
 def _scores(run: Run, flat: Tensor, data: Samples) -> Tensor:
     """The first measure of a model on each sample, float64."""
     federation, module = run.federation, run.model_of(flat)

@@ -6,6 +6,7 @@ not, unless told: who opens somebody's results does not want to run somebody's p
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,7 +14,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, FedBCDError
 
 _trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 _folder: ContextVar[str] = ContextVar("folder", default="")  # of the job file that is read
@@ -30,6 +31,32 @@ def imports(allowed: bool, folder: str = "") -> Iterator[None]:
     finally:
         _trusted.reset(tokens[0])
         _folder.reset(tokens[1])
+
+
+@contextmanager
+def calling(
+    what: str, *about: object, remedy: str, kind: type[FedBCDError] = ConfigError
+) -> Iterator[None]:
+    """Code that somebody else has written: where it fails, a sentence says so, `what` formatted
+    with the rest, and names the line of theirs.
+    """
+    try:
+        yield
+    except FedBCDError:
+        raise
+    except Exception as error:
+        raise kind(f"{what.format(*about)} ({_failure(error)}); {remedy}") from error
+
+
+def _failure(error: Exception) -> str:
+    ours = ("fedbcd", "torch", "numpy", "contextlib")
+    theirs = [
+        f", {Path(frame.f_code.co_filename).name} line {line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ours
+    ]
+    reason = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {reason}{''.join(theirs[-1:])}"
 
 
 def path_of(kind: type) -> str:

@@ -20,16 +20,16 @@ import torch
 from torch import nn
 
 from fedbcd.algorithm.cloud import check_absolute_step, check_doubly_stochastic
-from fedbcd.algorithm.method import Absolute, Bound, Facts, Method
+from fedbcd.algorithm.method import Absolute, Bound, Facts, Method, method_of
 from fedbcd.algorithm.methods import ALGORITHMS, Algorithm, FedBCD
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
 from fedbcd.config import HOMES, build, check_keys, choose, convert, fit, follow_renamed, offered
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import DEFAULT, Measure, check_tests, measure_for, measure_in
+from fedbcd.data.measure import DEFAULT, Measure, check_column, check_tests, measure_for, measure_in
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
-from fedbcd.own import is_own, path_of
+from fedbcd.own import calling, is_own
 from fedbcd.protocol.clouds import CLOUDS, Cloud, DynamicGraph, GraphCloud, SyncCloud
 from fedbcd.protocol.coordinator import (
     AsyncCoordinator,
@@ -37,6 +37,7 @@ from fedbcd.protocol.coordinator import (
     SyncCoordinator,
 )
 from fedbcd.record.start import named
+from fedbcd.record.stopping import Plateau
 from fedbcd.recorded import completed, going_on, in_record, shortened
 from fedbcd.schedule.availability import RULES, Availability, AvailableDevices
 from fedbcd.schedule.churn import Changes, Churn
@@ -166,6 +167,10 @@ def _availability(value: Any, where: str) -> Availability:
 
 def _churn(value: Any, where: str) -> Churn:
     return build(Churn, value, where)
+
+
+def _plateau(value: Any, where: str) -> Plateau:
+    return build(Plateau, value, where)
 
 
 def _layers(value: Any, where: str) -> tuple[Layer, ...]:
@@ -299,7 +304,7 @@ class Measured:
 # how long, how it is watched, and where
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """When to stop: one of the two."""
+    """When to stop: one of the first two, or sooner."""
 
     rounds: int | None = option(
         None, "stop after this many rounds of the coordinator, or", must=[at_least(1)]
@@ -308,6 +313,13 @@ class Budget:
         None,
         "after the first round that ends at this virtual time or later",
         must=[(lambda value: 0 < value < math.inf, "be a finite number above 0")],
+    )
+
+    stop: Plateau | None = option(
+        None,
+        "sooner, where a column of the history no longer gets better: Plateau(column="
+        '"personal_accuracy", patience=5) ends after five looks in a row without a better one',
+        read=_plateau,
     )
 
     def check_budget(self, section: str = "") -> None:
@@ -355,6 +367,17 @@ class Watch:
         "rounds between two checkpoints (with `out`); by default as often as evaluations",
         must=[at_least(1)],
     )
+    checkpoint_seconds: float = option(
+        60.0,
+        "after so many seconds there is a checkpoint in any case, unless writing one takes more"
+        " than a tenth of that; 0: never for that reason",
+        must=[at_least(0, "; 0 makes none by time")],
+    )
+    best: str | None = option(
+        None,
+        "the column of the history by which the models of the best look are kept beside the last"
+        " (`run.best`); by default that of `stop`",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,6 +421,7 @@ class Place:
     )
 
 
+ENDS = ("rounds", "until_clock")  # of which a run has one
 PARTS = (Timing, Numerics, Measured, Budget, Watch, Place)
 IDENTITY = (Timing, Numerics, Measured)  # the parts that determine the numbers
 
@@ -426,8 +450,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         it.
         """
         changes = {name: value for name, value in said.items() if value is not None}
-        if changes.keys() & {f.name for f in fields(Budget)}:
-            changes = {f.name: None for f in fields(Budget)} | changes
+        if changes.keys() & set(ENDS):
+            changes = dict.fromkeys(ENDS) | changes
         return replace(self, **changes)
 
     def going_on(self, record: Mapping[str, Any]) -> "RunSpec":
@@ -517,20 +541,13 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     def method_of(self, federation: Federation) -> Method:
         """What the algorithm computes, in this federation."""
-        found: Any = self.algorithm.method(Facts(federation.devices, federation.sizes))
-        if not isinstance(found, Method):
-            raise ConfigError(
-                f"{path_of(type(self.algorithm))}.method returns {found!r:.80}; it must return a"
-                " fedbcd.algorithm.method.Method (docs/api.md)"
-            )
-        return found
+        return method_of(self.algorithm, Facts(federation.devices, federation.sizes))
 
     def sent(self, federation: Federation) -> tuple[float, float]:
         """Bytes that a device receives and sends in an activation, where it matters."""
         if self.clock.bandwidth is None:
             return 0.0, 0.0
-        layout = Layout(federation.make_model(self.seed))
-        bound = Bound(self.method_of(federation), layout, federation.sizes)
+        bound = _bound(self, federation)
         return bound.heard.size * self.dtype.itemsize, bound.upload.size * self.dtype.itemsize
 
     def times(self, federation: Federation) -> Times:
@@ -593,7 +610,13 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         self._check_active(federation)
         self._check_availability(federation)
         self._check_method(federation)
+        if any(is_own(type(part)) for part in (self.algorithm, *self.uploads)):
+            _bound(self, federation)  # refuses what does not fit the model
         check_tests(federation, self.measure)
+        if self.stop is not None and self.stop.column:
+            check_column("stop.column", self.stop.column, federation)
+        if self.best:
+            check_column("best", self.best, federation)
         self.times(federation)  # refuses whom nobody knows
         for law in (self.clock.arrival, self.clock.step):
             drawn(law, TRIED[1])
@@ -614,10 +637,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     def _check_coordinator(self, servers: int) -> None:
         """What a cloud of somebody's own makes must be one, and of the kind that it says."""
-        try:
+        with calling("cloud={!r:.80} fails", self.cloud, remedy=f"it needs {CLOUD[2]}"):
             found: Any = self.cloud.coordinator(servers, 1)
-        except TypeError as error:
-            raise ConfigError(f"cloud={self.cloud!r:.80}: {error}; it needs {CLOUD[2]}") from error
         if not all(hasattr(found, name) for name in ("round", "handle", "ends_round")):
             raise ConfigError(
                 f"cloud={self.cloud!r:.80}: its coordinator is {found!r:.80}; it must have round,"
@@ -710,6 +731,14 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                 raise ConfigError(
                     f"server {n} would be left without devices in round {empty}; {remedy}"
                 )
+
+
+def _bound(spec: RunSpec, federation: Federation) -> Bound:
+    """Its method for the model and the devices, before anything is trained."""
+    module = federation.make_model(spec.seed)
+    layout = Layout(module)
+    wiring = spec.uploads, layout.flatten(module, spec.dtype), max(map(len, federation.servers))
+    return Bound(spec.method_of(federation), layout, federation.sizes, wiring)
 
 
 def _first_empty(members: Sequence[int], joins: Changes, leaves: Changes) -> int | None:

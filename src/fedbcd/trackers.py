@@ -18,7 +18,7 @@ from typing import Any
 
 from fedbcd.config import nearest
 from fedbcd.describe import flat
-from fedbcd.engines.result import Progress
+from fedbcd.engines.progress import Progress
 from fedbcd.errors import ConfigError
 
 __all__ = ["MLflow", "TRACKERS", "TensorBoard", "Tracker", "WandB", "tracker"]

@@ -105,9 +105,18 @@ def test_exact_gradients_and_one_device_at_a_time() -> None:
 
 @pytest.mark.usefixtures("two_nodes")
 def test_personal_models_in_files_of_the_actors(tmp_path: Path) -> None:
-    memory = train("fedbcd-async", engine=TWO)
-    files = train("fedbcd-async", engine=TWO, state=tmp_path)
+    seen: list[torch.Tensor] = []
+
+    def look(p: fb.Progress) -> None:
+        seen.append(torch.cat([w.flatten() for w in p.personal_model(5).parameters()]))
+
+    memory = train("fedbcd-async", engine=TWO, best="worst_decile", on_round=look)
+    files = train("fedbcd-async", engine=TWO, best="worst_decile", state=tmp_path)
     assert files.digest == memory.digest
+    assert torch.equal(seen[-1], memory.personal_NF[5].detach())
+    assert files.best is not None
+    assert memory.best is not None
+    assert torch.equal(torch.as_tensor(files.best.personal_NF), memory.best.personal_NF[:])
     assert isinstance(files.personal_NF, Rows)
     assert torch.equal(torch.cat(list(files.personal_NF.blocks())), memory.personal_NF)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.algorithm.method import Facts, Method, Relative, Slot
-from fedbcd.algorithm.plan import Custom, Steps
+from fedbcd.algorithm.plan import Custom, Set, Steps
 from fedbcd.errors import ConfigError, FedBCDError
 from fedbcd.protocol.coordinator import AsyncCoordinator
 from support.runs import federation
@@ -249,6 +249,34 @@ def test_a_method_that_cannot_be_played(changes: dict[str, Any], sentence: str) 
         train(Made(changes), small(), active=1)
 
 
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Steps(-0.1), r"Steps step=-0.1 must be a finite number above 0"),
+        (lambda: Steps("0.1"), "Steps step = '0.1' must be a number"),
+        (lambda: Steps(0.1, pulls=("z",)), r"Steps pulls\[0\] = 'z' must be a Toward"),
+        (lambda: Steps(0.1, projection=3), "Steps projection = 3 has no project"),
+        (lambda: Set("x", (1.0, "z")), r"Set terms\[0\] = 1.0 must be a list"),
+        (
+            lambda: Custom(gives(None)),
+            r"Kept.method\(facts\) fails .*'writes', test_.* line \d",
+        ),
+        (lambda: 1 / 0, r"fails \(ZeroDivisionError: .* line \d+\); facts has devices and sizes"),
+        (lambda: Steps(0.1, only=("1.*",)), r"only=\['1.\*'\] fits none of .*; it has weight"),
+    ],
+)
+def test_an_operation_that_is_none(make: Callable[[], Any], sentence: str, tmp_path: Path) -> None:
+    """Said where the run is checked, before the first of several is trained."""
+
+    @dataclass(frozen=True)
+    class Kept:
+        def method(self, facts: Facts) -> Method:
+            return Method(name="kept", plan=(make(),))
+
+    with pytest.raises(ConfigError, match=sentence):
+        fb.RunSpec(Kept(), active=1).check(small())
+
+
 def test_weights_may_come_as_an_array() -> None:
     run = train(Made({"weight": np.array([1, 2, 3, 4])}), small(), active=1)
     assert run.digest == train(Made({"weight": (1.0, 2.0, 3.0, 4.0)}), small(), active=1).digest
@@ -297,10 +325,11 @@ def test_delays_that_are_none(factor: float) -> None:
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (lambda _: None, r"Within\(\) gives NoneType for two rows of 8 numbers"),
-        (lambda x: x.numpy(), "gives ndarray for two rows"),
-        (lambda x: x[0], r"gives shape \(8,\) for two rows"),
-        (lambda x: x @ x, "fails on two rows of 8 numbers"),
+        (lambda _: None, r"Within\(\) gives NoneType for 2 rows of 8 numbers"),
+        (lambda x: x.numpy(), "gives ndarray for 2 rows"),
+        (lambda x: x[0], r"gives shape \(8,\) for 2 rows"),
+        (lambda x: x @ x, "fails on 2 rows of 8 numbers .RuntimeError: .*python.py line"),
+        (lambda x: x / 2, "moves what it has projected, so it is none"),
     ],
 )
 def test_a_set_that_gives_no_points(found: Callable[[Any], Any], sentence: str) -> None:
@@ -333,8 +362,9 @@ def late(round_: int) -> Any:
     [
         (Mixed(weighs=[[1.0]]), r"has rows of \[1\] numbers; 2 servers need 2 rows of 2"),
         (Mixed(weighs=[[1.0, 1.0], [0.0, 0.0]]), "row 0 of the mixing matrix sums to 2"),
-        (Mixed(weighs=late), "the mixing matrix has a negative entry"),
+        (Mixed(weighs=late), r"weights\(6, .*the mixing matrix has a negative"),
         (Mixed(weighs="x"), "= 'x' must be a list"),
+        (Mixed(weighs=lambda t: {}[t]), r"weights\(0, .* fails .KeyError: 0, test_given.* line"),
         (Mixed(sync=True), "has sync=True, but its coordinator is AsyncCoordinator"),
     ],
 )
@@ -351,6 +381,49 @@ def test_a_coordinator_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Mixed, "coordinator", staticmethod(coordinates))
         with pytest.raises(ConfigError, match=sentence):
             train(fed=small(), active=1, cloud=Mixed())
+
+
+@dataclass(frozen=True)
+class Present:
+    """An availability rule that gives this."""
+
+    gives: Callable[..., Any] = field(repr=False)
+
+    def available(self, members: np.ndarray, round_: int, u: np.ndarray) -> Any:
+        return self.gives(members)
+
+
+@dataclass(frozen=True)
+class Layered:
+    """A layer that sends and reads this."""
+
+    sends: Callable[..., Any] = field(repr=False)
+    reads: Callable[..., Any] = field(repr=False, default=lambda x: x)
+    whole: bool = False
+
+    def send(self, message: torch.Tensor, sender: Any) -> Any:
+        return self.sends(message)
+
+    def read(self, total: torch.Tensor) -> Any:
+        return self.reads(total)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"availability": Present(gives(True))}, r"gives bool of shape \(\) for 2 devices"),
+        ({"availability": Present(lambda m: m[9])}, r"Present\(\) fails .IndexError: .* line \d"),
+        ({"uploads": [Layered(gives(None))]}, r"the layer Layered\(.*: send gives None; send.mess"),
+        ({"uploads": [Layered(lambda x: x[1:])]}, "send gives tensor"),
+        ({"uploads": [Layered(lambda x: x.float())]}, "take a vector of float64"),
+        ({"uploads": [Layered(lambda x: x, gives(0.0))]}, "read gives 0.0"),
+        ({"uploads": [Layered(lambda x: x.q)]}, "fails .AttributeError: .* line"),
+        ({"uploads": [Layered(lambda x: x, whole=True)]}, "has whole=True, but sends tensor"),
+    ],
+)
+def test_a_rule_or_a_layer_that_is_none(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        fb.RunSpec(fb.FedBCD(), active=1, **options).check(small())
 
 
 @pytest.mark.parametrize(

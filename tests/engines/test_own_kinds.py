@@ -14,11 +14,13 @@ import torch
 
 import fedbcd as fb
 from fedbcd.algorithm.fused.library import bounds_of
-from fedbcd.algorithm.projection import diameter, is_within, on_bound, project_
+from fedbcd.algorithm.projection import diameter, is_within, on_bound, project_, projected
 from fedbcd.cli import main
+from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.errors import ConfigError, DataError
-from fedbcd.experiments.job import load_job
-from support.runs import federation, largest_difference
+from fedbcd.experiments.check import check_job
+from fedbcd.experiments.job import load_job, parse
+from support.runs import federation, job_table, largest_difference
 
 THEIRS = '''
 from dataclasses import dataclass
@@ -269,11 +271,33 @@ def test_a_set_that_only_projects_is_asked_for_the_nearest_point(folder: Path) -
 
 
 @dataclass(frozen=True)
-class Slack(fb.Box):
-    """Not the box that it extends: half of what is given."""
+class Rowwise:
+    """A ball whose author has read that rows come, and computes in place."""
+
+    radius: float = 0.5
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
-        return x / 2
+        return x.mul_((self.radius / x.norm(dim=1, keepdim=True)).clamp(max=1.0))
+
+
+def test_a_set_is_given_rows_wherever_it_is_asked() -> None:
+    vector = torch.ones(4)
+    assert torch.equal(projected(Rowwise(), vector), torch.full((4,), 0.25))
+    assert torch.equal(vector, torch.ones(4))
+    assert not is_within(Rowwise(), vector, 1e-6)
+    spec = fb.RunSpec(fb.FedBCD(projection=Rowwise(), batch=8), active=2)
+    start = Blueprint.of(spec, federation()).start
+    assert float(start.norm()) == pytest.approx(0.5)
+    job = parse(job_table())[0].changed(algorithm=spec.algorithm, active=2)
+    assert check_job(job, federation=federation(), devices=1, rounds=20).findings
+
+
+@dataclass(frozen=True)
+class Slack(fb.Box):
+    """Not the box that it extends: half of it."""
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(self.low / 2, self.high / 2)
 
 
 @dataclass(frozen=True)
@@ -287,7 +311,7 @@ class Coin:
 def test_a_set_made_of_one_of_ours_is_another_set() -> None:
     """Compiled code, certificates and reports know more of a box than its nearest points."""
     x, own = torch.tensor([[1.0, -4.0]]), Slack(-2, 2)
-    assert project_(own, x).tolist() == [[0.5, -2.0]]
+    assert project_(own, x).tolist() == [[1.0, -1.0]]
     assert bounds_of(own) is on_bound(own, x) is diameter(own, 2) is None
     assert bounds_of(fb.Box(-2, 2)) == (-2.0, 2.0)
     made = [

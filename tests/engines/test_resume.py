@@ -8,15 +8,29 @@ import shutil
 import signal
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
 import fedbcd as fb
+from fedbcd.errors import RecordError
 from support.forked import CLI, Forked
-from support.runs import BCD, Answer, fedbcd, federation, hash_folder, log_lines, train, write_job
+from support.runs import (
+    BCD,
+    LOGISTIC,
+    Answer,
+    fedbcd,
+    federation,
+    hash_folder,
+    log_lines,
+    train,
+    write_job,
+)
 from support.waiting import ended, wait_for
 
 MODEL = """
@@ -475,11 +489,54 @@ def test_the_api_refuses_another_federation_in_the_folder(tmp_path: Path) -> Non
     assert hash_folder(tmp_path) == before
 
 
+OTHER_LOSS = partial(nn.functional.cross_entropy, label_smoothing=0.1)
+SAME_LOSS = nn.CrossEntropyLoss()
+
+
+def half_right(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return fb.accuracy(outputs, targets) / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "words"),
+    [
+        ("loss", OTHER_LOSS, "another loss: cross_entropy 2.3"),
+        ("loss", lambda *given: 2 * SAME_LOSS(*given), "another loss: cross_entropy .*<lambda> 4"),
+        ("loss", SAME_LOSS, ""),
+        ("metric", half_right, r"another metric: accuracy .* half_right 0\.0"),
+        ("metric", lambda *given: fb.accuracy(*given), ""),
+    ],
+    ids=["smoothed", "doubled", "the same loss", "half", "the same metric"],
+)
+def test_a_changed_loss_or_metric_is_noticed(
+    kind: str, function: Any, words: str, tmp_path: Path
+) -> None:
+    train("fedbcd-sync", rounds=1, out=tmp_path, looks=1, certify_every=0)
+    changed = federation()
+    setattr(changed, kind, function)
+    options: dict[str, Any] = {"rounds": 2, "active": 2, "certify_every": 0}
+    if not words:
+        assert fb.train(changed, BCD, out=tmp_path, resume=True, **options).finished
+        return
+    before = hash_folder(tmp_path)
+    with pytest.raises(RecordError, match=f"{words}.*; give the same settings to resume it"):
+        fb.train(changed, BCD, out=tmp_path, resume=True, **options)
+    assert hash_folder(tmp_path) == before
+
+
+def test_a_changed_model_and_other_data_are_noticed(tmp_path: Path) -> None:
+    train("fedbcd-sync", rounds=1, out=tmp_path, looks=1, certify_every=0)
+    other = federation()
+    other.pool = fb.Samples(other.pool.inputs + 1, other.pool.targets)
+    for changed, words in ((federation(LOGISTIC), "another model"), (other, "other data")):
+        with pytest.raises(RecordError, match=words):
+            fb.train(changed, BCD, rounds=2, active=2, out=tmp_path, resume=True)
+
+
 def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on(
     tmp_path: Path,
 ) -> None:
-    import fedbcd as fb
-    from fedbcd.errors import RecordError
+
     from fedbcd.experiments.job import parse
 
     job = parse(

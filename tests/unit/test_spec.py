@@ -27,7 +27,7 @@ from fedbcd.experiments.pool import job_key, without_none
 from fedbcd.planner.pilots import pilot_spec
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.runfolder import difference
-from fedbcd.spec import IDENTITY, IN_RUN, OPTIONS, Budget, Place, RunSpec, Watch
+from fedbcd.spec import ENDS, IDENTITY, IN_RUN, OPTIONS, Budget, Place, RunSpec, Watch
 from support.runs import BCD, fedbcd, federation, job_table, write_job
 
 ROOT = Path(__file__).parents[2]
@@ -63,11 +63,17 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "measure": ("pooled-labels", "pooled-labels"),
     "rounds": (9, 9),
     "until_clock": (50.0, 50),
+    "stop": (
+        fb.Plateau("worst_decile", 3),
+        {"column": "worst_decile", "patience": 3, "least": 0.0},
+    ),
     "evaluate_every": (3, 3),
     "looks": (5, 5),
     "certify_every": (0, 0),
     "certify_devices": (2, 2),
     "checkpoint_every": (3, 3),
+    "checkpoint_seconds": (5.0, 5),
+    "best": ("worst_decile", "worst_decile"),
     "torch_device": ("cuda", "cuda"),
     "threads": (2, 2),
     "state": ("rows", "rows"),
@@ -94,7 +100,7 @@ def job(name: str | None = None) -> Job:
     table = job_table()
     if name is not None:
         place = {"clock": table, "active": table["federation"]}.get(name, table["run"])
-        if in_part(name, Budget):
+        if name in ENDS:
             del place["rounds"]
         place[name] = OTHER[name][1]
     return parse(table)[0]
@@ -167,7 +173,7 @@ def test_pilots_keep_every_option_but_how_long_and_how_they_are_watched(name: st
 
 @every_option
 def test_a_kept_result_is_found_by_every_option_that_changes_it(name: str) -> None:
-    beside = in_part(name, Place) or name == "checkpoint_every"
+    beside = in_part(name, Place) or name.startswith("checkpoint_")
     assert (job_key(job(name)) == job_key(job())) == beside
 
 
@@ -187,7 +193,7 @@ DEPLOYED = (
     "rounds",
     "until_clock",
 )
-REFUSED = ("dtype", "storage", "precision", "start", "joins", "leaves", "churn")
+REFUSED = ("stop", "dtype", "storage", "precision", "start", "joins", "leaves", "churn")
 
 
 @every_option

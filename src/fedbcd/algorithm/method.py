@@ -19,11 +19,12 @@ from torch import Tensor
 
 from fedbcd.algorithm import cloud, draws
 from fedbcd.algorithm.params import Layout
-from fedbcd.algorithm.plan import EVERYWHERE, Plan, Pull, Repeat, Steps, check_plan, written
+from fedbcd.algorithm.plan import EVERYWHERE, Plan, Pull, Repeat, Steps, check_plan, flat, written
 from fedbcd.algorithm.projection import Projection
 from fedbcd.algorithm.wire import Layer, Sender, Wire, check_layers, exact_weights
 from fedbcd.config import convert, fit
 from fedbcd.errors import ConfigError
+from fedbcd.own import calling, path_of
 
 Width = Literal["model", "parameters"] | int  # of a vector: a model's, that without buffers, or own
 Batch = int | Literal["all"]
@@ -336,6 +337,19 @@ class Settings(Protocol):
         ...
 
 
+def method_of(settings: Settings, facts: Facts) -> Method:
+    """What these settings build; they may be somebody else's."""
+    name = path_of(type(settings))
+    with calling("{}.method(facts) fails", name, remedy="facts has devices and sizes"):
+        found: object = settings.method(facts)
+    if not isinstance(found, Method):
+        raise ConfigError(
+            f"{name}.method returns {found!r:.80}; it must return a"
+            " fedbcd.algorithm.method.Method (docs/api.md)"
+        )
+    return found
+
+
 def _first_steps(plan: Plan) -> Steps | None:
     for part in plan:
         found = _first_steps(part.body) if isinstance(part, Repeat) else part
@@ -408,7 +422,8 @@ def _check_sent(method: Method, sent: Sequence[str]) -> None:
     name, of = method.name, getattr(method.step, "of", None)
     if isinstance(method.step, Relative | Absolute | AddMean) and of not in sent:
         raise ConfigError(
-            f"{name}: its server step is of {of!r}, which is not sent; there is {', '.join(sent)}"
+            f"{name}: its server step is of {of!r}, which is not sent; there is"
+            f" {', '.join(sent) or 'nothing'}"
         )
     for slot in method.slots:
         if slot.restored and slot.restored not in sent:
@@ -508,6 +523,9 @@ class Bound:
             {part.name: self.width(part.width) for part in method.model[: method.hears]}
         )
         self.coupling_F = self._coupling()
+        for operation in flat((*method.plan, *method.offline, *method.at_evaluation)):
+            if isinstance(operation, Steps):
+                self.moves(operation.only)  # refuses patterns that fit nothing
         self.private_F = None if self.coupling_F is None else self.coupling_F == 0
         # whether the cloud's steps take each value by itself
         self.by_value = (

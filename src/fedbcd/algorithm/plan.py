@@ -5,6 +5,7 @@ Backends compare the value: whoever can do better for a plan it knows does so; e
 interprets it (`compute.interpret`). The equations are those of `algorithm.device`.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedbcd.algorithm.device import Contact
 from fedbcd.algorithm.projection import NoProjection, Projection
+from fedbcd.config import fit
 from fedbcd.errors import ConfigError
 
 EVERYWHERE = NoProjection()
@@ -21,8 +23,15 @@ Terms = tuple[tuple[float, str], ...]  # a sum: coefficients and registers
 Function = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
+class _Values:
+    """What operations have in common: their fields are as their types ask."""
+
+    def __post_init__(self) -> None:
+        fit(self, f"{type(self).__name__} ", ("times", "body"), projection="project(x)")
+
+
 @dataclass(frozen=True)
-class Toward:
+class Toward(_Values):
     """A pull: gamma (x - model); without a penalty of its own the device's gamma_i."""
 
     model: str = "z"
@@ -30,7 +39,7 @@ class Toward:
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(_Values):
     """Eq. (4), `times` times: x <- P_X(ex - eta (gradient + linear + sum gamma (ex - z))), at ex =
     x + zeta (x - prev).
 
@@ -51,9 +60,14 @@ class Steps:
     same_batch: bool = False
     projection: Projection = EVERYWHERE
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.step < math.inf:
+            raise ConfigError(f"Steps step={self.step} must be a finite number above 0")
+
 
 @dataclass(frozen=True)
-class Pull:
+class Pull(_Values):
     """Algorithm 2, lines 14-18, `times` times: x <- P_X(x - gamma (x - z)); `contact` says what x -
     prev is afterwards.
     """
@@ -67,7 +81,7 @@ class Pull:
 
 
 @dataclass(frozen=True)
-class Set:
+class Set(_Values):
     """into <- the sum of `terms`, and of `over_steps` divided by K; "shared": only in the tensors
     that are one with the server's (`Method.by_tensor`).
     """
@@ -79,7 +93,7 @@ class Set:
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(_Values):
     """into <- the mini-batch gradient of g_i at a register; loss <- its value, (N, 1).
 
     last_batch: the mini-batch of the gradient before, not a new one.
@@ -100,7 +114,7 @@ class Repeat:
 
 
 @dataclass(frozen=True)
-class Custom:
+class Custom(_Values):
     """What no operation says: a function of the registers, stacks (N, width), that returns those it
     changes. `reads` and `writes` name them.
     """
@@ -202,7 +216,7 @@ def check_plan(plan: object, known: Collection[str], where: str) -> set[str]:
                 raise ConfigError(
                     f"{where} reads {name!r}, which is nothing that a device keeps or is sent, and"
                     f" no operation before {type(operation).__name__} has set it; there is"
-                    f" {', '.join(sorted(there))}"
+                    f" {', '.join(sorted(there)) or 'nothing'}"
                 )
         times = getattr(operation, "times", 1)
         if times != "K" and not (type(times) is int and times >= 1):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedbcd.config import fit
 from fedbcd.errors import ConfigError
+from fedbcd.own import calling
 
 
 @runtime_checkable
@@ -36,7 +37,7 @@ def is_within(projection: Projection, x: Tensor, tolerance: float) -> bool:
     """
     if hasattr(projection, "contains"):
         return projection.contains(x, tolerance)
-    return bool(((projection.project(x) - x).abs() <= tolerance).all())
+    return bool(((projected(projection, x) - x).abs() <= tolerance).all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,22 +252,32 @@ def on_bound(projection: Projection, x: Tensor) -> Tensor | None:
     return None
 
 
-def tried(projection: Projection, x: Tensor) -> Tensor:
-    """The projection of a vector; a set of somebody's own is tried on a stack of them."""
+def projected(projection: Projection, x: Tensor) -> Tensor:
+    """P_X of a vector, or of each row; a set of somebody's own is given rows, copies of these."""
     if ours(projection):
         return projection.project(x)
-    try:
-        found: object = projection.project(x.expand(2, -1).clone())
-    except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
-        raise ConfigError(
-            f"projection={projection!r:.80} fails on two rows of {len(x)} numbers ({error});"
-            " project(x) takes a stack of vectors"
-        ) from error
-    if not (isinstance(found, Tensor) and found.shape == (2, len(x)) and found.dtype == x.dtype):
+    rows = x.reshape(-1, x.shape[-1]).clone()
+    what, shape = "projection={!r:.80} fails on {} rows of {} numbers", tuple(rows.shape)
+    with calling(what, projection, *shape, remedy="project(x) takes a stack of vectors"):
+        found: object = projection.project(rows)
+    if not (isinstance(found, Tensor) and (found.shape, found.dtype) == (shape, x.dtype)):
         kind = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ConfigError(
-            f"projection={projection!r:.80} gives {kind} for two rows of {len(x)} numbers;"
+            f"projection={projection!r:.80} gives {kind} for {shape[0]} rows of {shape[1]} numbers;"
             " project(x) must return a tensor like x, the nearest point to each row"
+        )
+    return found.reshape(x.shape)
+
+
+def tried(projection: Projection, x: Tensor) -> Tensor:
+    """The projection of a vector; a set of somebody's own is tried on a stack, and on what comes
+    out.
+    """
+    found = projected(projection, x.expand(2, -1))
+    if not ours(projection) and not torch.allclose(projected(projection, found), found, 1e-3, 1e-5):
+        raise ConfigError(
+            f"projection={projection!r:.80} moves what it has projected, so it is none; project(x)"
+            " must return points of the set, which it leaves as they are"
         )
     return found[0]
 

@@ -15,13 +15,14 @@ takes off a message stays in the next difference, where members count.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from fedbcd.config import fit
 from fedbcd.errors import ConfigError, NumericalError
+from fedbcd.own import calling, is_own
 
 RING = 2**32  # of integers: the sum of a phase's messages is less than half of it
 EXACT = 2**53  # up to here float64 holds every whole number
@@ -135,6 +136,26 @@ def exact_weights(weights: Sequence[float]) -> list[float]:
     return [max(1.0, round(weight / unit)) * unit if weight else 0.0 for weight in weights]
 
 
+def _try(layer: Layer, like: Tensor) -> None:
+    """Refuse a layer of somebody's own that gives other things than messages, by sending one."""
+    values = torch.linspace(-1.0, 1.0, len(like), dtype=torch.float64, device=like.device)
+    needs = "send(message, sender) and read(total) take a vector of float64 and return another"
+    with calling("the layer {!r:.80} fails", layer, remedy=needs):
+        sent: Any = layer.send(values.clone(), Sender(0, 0, 1.0))
+        read: Any = layer.read(values.clone())
+    for name, found in (("send", sent), ("read", read)):
+        if not isinstance(found, Tensor) or (found.shape, found.dtype) != (
+            like.shape,
+            values.dtype,
+        ):
+            raise ConfigError(f"the layer {layer!r:.80}: {name} gives {found!r:.80}; {needs}")
+    if layer.whole and not torch.equal(sent, sent.round()):
+        raise ConfigError(
+            f"the layer {layer!r:.80} has whole=True, but sends {sent!r:.80}; round what it sends,"
+            " or say whole=False"
+        )
+
+
 class Wire:
     """The layers of a run."""
 
@@ -144,6 +165,9 @@ class Wire:
         """
         self.layers = tuple(layers)
         self.start = start.double()
+        for layer in self.layers:
+            if is_own(type(layer)):
+                _try(layer, self.start)
         self.whole = self.layers[-1].whole
         self.limit = (RING // 2 - 1) // most  # of a message
         self.exact = EXACT // devices  # of a contribution

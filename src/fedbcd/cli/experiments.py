@@ -137,7 +137,7 @@ def _run(jobs: Sequence[Job], folder: Path, workers: int | None) -> list[Result]
         return run_jobs(
             jobs,
             folder,
-            workers_that_fit(jobs[0]) if workers is None else workers,
+            workers_that_fit(jobs[0].make_federation()) if workers is None else workers,
             lambda _: progress.advance(bar),
         )
 

@@ -3,13 +3,11 @@
 import contextlib
 import math
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -65,8 +63,10 @@ from fedbcd.data.datasets import DATASETS
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT
 from fedbcd.engines.environment import environment
+from fedbcd.engines.interrupts import stop_on_interrupt
+from fedbcd.engines.progress import Progress as RunProgress
 from fedbcd.engines.replay import replay
-from fedbcd.engines.result import Progress as RunProgress, Run
+from fedbcd.engines.result import Run, best_file
 from fedbcd.engines.run import explain_backend
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, FedBCDError, RecordError, RenamedWarning
@@ -390,7 +390,7 @@ def _train_all(jobs: list[Job], folder: Path, resume: bool, track: list[str]) ->
         _check_all(jobs, federations, places, folder, resume)
         _claim(folder, {"runs": [job.to_table() for job in jobs]})
     runs: list[Run] = []
-    with _stop_on_interrupt() as stopped, _progress() as progress:
+    with stop_on_interrupt(say, whoever=True) as stopped, _progress() as progress:
         for job, federation, place, told in zip(jobs, federations, places, trackers, strict=True):
             how = {"resume": resume, "federation": federation, "should_stop": stopped}
             runs.append(_train_one(job, place, told, progress, **how))
@@ -479,27 +479,6 @@ def _claim(folder: Path, table: dict[str, Any]) -> None:
         write_whole(folder / "config.toml", dump_toml(table).encode())
 
 
-@contextlib.contextmanager
-def _stop_on_interrupt() -> Iterator[Any]:
-    """The first Ctrl-C ends the run after its present round, with a checkpoint; a second one ends
-    it at once.
-    """
-    asked = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            signal.default_int_handler(number, frame)
-        asked = True
-        console.print("stopping after this round ...")
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _progress() -> Progress:
     columns = (
         SpinnerColumn(),
@@ -533,6 +512,9 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     screen.print(_table(jobs, runs))
     if len(runs) > 1:
         say(_times_to_common_score(histories), screen)
+    for job, run in zip(jobs, runs, strict=True):
+        for sentence in _decided(run):
+            say(f"{job.name}: {sentence}", screen)
     report = folder / "report.html"
     write_report(_places(jobs, folder), report, plan=False)
     where = f"everything is in {folder}, the report in {report}" + (
@@ -541,6 +523,20 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     say_where(drawn, screen, where)
     summaries = [{"title": job.name, **run.summary} for job, run in zip(jobs, runs, strict=True)]
     print_json(as_json, summaries[-1] | {"out": str(folder), "runs": summaries})
+
+
+def _decided(run: Run) -> Iterator[str]:
+    """What ended a run before its budget, and which models are the best, by which column."""
+    if stop := run.summary.get("stopped"):
+        yield (
+            f"stopped after {run.summary['rounds']} rounds: {stop['column']} (on {stop['by']})"
+            f" was no better in {stop['patience']} looks"
+        )
+    if best := run.summary.get("best"):
+        yield (
+            f"the best by {best['column']} (on {best['by']}) was round {best['round']} with"
+            f" {best['value']:.4g}; its models are in {best_file(best['round'])}"
+        )
 
 
 def _table(jobs: list[Job], runs: list[Run]) -> Table:

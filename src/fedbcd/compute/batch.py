@@ -25,7 +25,7 @@ from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Transform
 from fedbcd.data.samples import Samples
 from fedbcd.errors import ConfigError, NumericalError
-from fedbcd.own import is_own
+from fedbcd.own import calling, is_own
 from fedbcd.schedule.work import Session
 
 # all models of a batch on a CPU together have at most this number of parameters: few enough for
@@ -133,13 +133,9 @@ class Trainer:
         returns the reason, if so.
         """
         first = self._positions[[0, min(1, self._size_list[0] - 1)]]
-        try:
+        shape, remedy = self._inputs.shape[1:], "it takes inputs and a dtype, and returns inputs"
+        with calling("the transform fails on inputs of shape {}", tuple(shape), remedy=remedy):
             inputs, targets = self._fetch(first, start.dtype)
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"the transform fails on inputs of shape {tuple(self._inputs.shape[1:])} ({error});"
-                " it takes inputs and a dtype, and returns inputs"
-            ) from error
         self._check_fit(start, inputs, targets)
         if self.one_by_one:
             self.why_not_compiled = self.why_one_by_one = "max_batch = 1: no device with another"
@@ -170,17 +166,18 @@ class Trainer:
 
     def _check_fit(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
         p = self.objective.layout.size_P
-        try:
-            with torch.random.fork_rng(devices=[]):
-                self.objective.gradients_one_by_one(
-                    start[None, :p], start[None, p:], inputs[None], targets[None]
-                )
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ConfigError(
-                f"model or loss fail on inputs of shape {tuple(inputs.shape)} and targets of"
-                f" {targets.dtype} ({reason}); use a model and a loss that fit the data"
-            ) from error
+        with (
+            calling(
+                "model or loss fail on inputs of shape {} and targets of {}",
+                tuple(inputs.shape),
+                targets.dtype,
+                remedy="use a model and a loss that fit the data",
+            ),
+            torch.random.fork_rng(devices=[]),
+        ):
+            self.objective.gradients_one_by_one(
+                start[None, :p], start[None, p:], inputs[None], targets[None]
+            )
 
     def rehearse(self) -> None:
         """Carry out what somebody else has written for devices and servers once, for nothing."""
@@ -188,17 +185,14 @@ class Trainer:
         model = bound.first_model(self._start)
         kept = {name: x[None] for name, x in bound.tables(self._start).items()}
         heard = {name: z[None] for name, z in bound.heard.views(model[: bound.heard.size]).items()}
-        try:
-            if any(isinstance(operation, Custom) for operation in flat(method.plan)):
+        remedy = "it gets tensors by name, of devices with a row for each"
+        if any(isinstance(operation, Custom) for operation in flat(method.plan)):
+            with calling("{}: its plan fails", method.name, remedy=remedy):
                 self.interpreted(method.plan, [Session(0, 0, 1, None, False)], {**kept, **heard})
-            if is_own(type(method.step)):
-                nothing = torch.zeros(bound.upload.size, dtype=torch.float64, device=model.device)
+        if is_own(type(method.step)):
+            nothing = torch.zeros(bound.upload.size, dtype=torch.float64, device=model.device)
+            with calling("{}: its server step fails", method.name, remedy=remedy):
                 bound.stepped(model.double(), nothing, 1.0, 1, 1)
-        except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
-            raise ConfigError(
-                f"{method.name}: its plan or its server step fails ({type(error).__name__}:"
-                f" {error}); they get tensors by name, of devices with a row for each"
-            ) from error
 
     @property
     def divisible(self) -> bool:

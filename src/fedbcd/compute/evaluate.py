@@ -20,13 +20,13 @@ from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Federation, Key
 from fedbcd.data.measure import COMMON, DEFAULT, Measure as Weighting, sample_weights
 from fedbcd.data.measures import Better, Measure
-from fedbcd.errors import ConfigError, DataError
+from fedbcd.errors import DataError
+from fedbcd.own import calling
 
 Weights = Mapping[Key, float]  # of one sample of each kind
 Sums = npt.NDArray[np.float64]  # the statistics of all measures, side by side
 Value = float | None  # None: it is not defined on these samples
 Values = tuple[Value, ...]  # of all measures
-WRONG = (TypeError, RuntimeError, ValueError, IndexError, AttributeError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -97,23 +97,17 @@ class Evaluator:
         """Refuse test samples or a metric that do not fit, by the first samples."""
         targets = self.outputs.targets[:2]
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            try:
+            what = "the model or the transform fail on test inputs of shape {}"
+            inputs_fit = "test samples must be like those of the devices"
+            shape = tuple(self.outputs.inputs.shape[1:])
+            with calling(what, shape, remedy=inputs_fit, kind=DataError):
                 outputs = self.outputs.first(flat, 2)
-            except WRONG as error:
-                shape = tuple(self.outputs.inputs.shape[1:])
-                raise DataError(
-                    f"the model or the transform fail on test inputs of shape {shape}"
-                    f" ({_first_line(error)}); test samples must be like those of the devices"
-                ) from error
-            try:
+            what = "the metric fails on outputs of shape {} and targets of {}"
+            shapes = tuple(outputs.shape), tuple(targets.shape)
+            with calling(what, *shapes, remedy="use one that fits the task"):
                 self._measures = self._federation.measures(outputs, targets)
                 tried = [each.sums(outputs, targets, [len(targets)]) for each in self._measures]
                 self._widths = [sums.shape[1] for sums in tried]
-            except WRONG as error:
-                raise ConfigError(
-                    f"the metric fails on outputs of shape {tuple(outputs.shape)} and targets of"
-                    f" {tuple(targets.shape)} ({_first_line(error)}); use one that fits the task"
-                ) from error
 
     @property
     def measures(self) -> dict[str, Better]:
@@ -230,9 +224,9 @@ class Evaluator:
         with torch.no_grad():
             for call, pairs in calls.items():
                 stacked = torch.stack([models[model] for model, _ in pairs])
-                keys = [call] if isinstance(call, tuple) else [key for _, key in pairs]
-                said = self.outputs.together(stacked, keys)
-                sizes = self.outputs.sizes(keys[:1]) * len(pairs)
+                kinds = [call] if isinstance(call, tuple) else [key for _, key in pairs]
+                said = self.outputs.together(stacked, kinds)
+                sizes = self.outputs.sizes(kinds[:1]) * len(pairs)
                 found.append(torch.cat([each.sums(*said, sizes) for each in self._measures], 1))
         rows = torch.cat(found).cpu().numpy() if found else ()
         for (model, key), row in zip(
@@ -271,10 +265,6 @@ class Evaluator:
             said = self.outputs.of(flat, keys)
             found = [measure.sums(*said, sizes) for measure in self._measures]
         return dict(zip(keys, torch.cat(found, 1).cpu().numpy(), strict=True))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def _all_equal(stack: Tensor) -> bool:

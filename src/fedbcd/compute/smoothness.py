@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbcd.algorithm.method import Method
 from fedbcd.algorithm.objective import Objective
-from fedbcd.algorithm.projection import Ball, Box, ours
+from fedbcd.algorithm.projection import Ball, Box, ours, projected
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.certify import sample_of
 from fedbcd.data.federation import Federation
@@ -207,7 +207,7 @@ def constants(
 def _points(method: Method, x0: Tensor, seed: int) -> list[Tensor]:
     """x(0) and, where one can be drawn, another point of X."""
     drawn = _random_point(method, x0, torch.Generator().manual_seed(seed))
-    return [x0, *(method.projection.project(x) for x in drawn.values())]
+    return [x0, *(projected(method.projection, x) for x in drawn.values())]
 
 
 def sigma(
@@ -325,7 +325,7 @@ def _trained(
     for _ in range(steps):
         ex = x + method.momentum * (x - prev)
         gradient = loss.gradient(ex) + gamma * (ex - start)
-        prev, x = x, method.projection.project(ex - method.device_step * gradient)
+        prev, x = x, projected(method.projection, ex - method.device_step * gradient)
     return x
 
 

@@ -17,6 +17,7 @@ from fedbcd.config import convert
 from fedbcd.data.datasets import Samples
 from fedbcd.data.holdout import Holdout, divided
 from fedbcd.data.measures import (
+    Better,
     Measure,
     Metric,
     accuracy,
@@ -194,6 +195,17 @@ class Federation:
         found = chosen_measures(self.metrics or self._measures, outputs, targets)
         has_loss = any(self._loss.name in each.names for each in found)
         return found if has_loss else (*found, self._loss)
+
+    def known_measures(self) -> dict[str, Better]:
+        """The names of what models are measured by, and which of their values are better; by a
+        trial on the first samples.
+        """
+        inputs, targets = self.pool.inputs[:2], self.pool.targets[:2]
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            module = self.make_model(0).eval()
+            dtype = next((p.dtype for p in module.parameters()), torch.float32)
+            found = self.measures(module(self.transform(inputs, dtype)), targets)
+        return {name: better for each in found for name, better in each.directions.items()}
 
     @property
     def devices(self) -> int:

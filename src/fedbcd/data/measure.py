@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 import torch
 
+from fedbcd.config import nearest
 from fedbcd.data.federation import Federation, Key
-from fedbcd.data.measures import Metric, accuracy, name_of
 from fedbcd.errors import ConfigError
+from fedbcd.record.history import PLACE, columns_of, scored_in
 from fedbcd.recorded import completed
 
 Measure = Literal["own-shares", "pooled-labels", "own-tests"]
@@ -18,23 +19,20 @@ OWN_TESTS: Measure = "own-tests"  # of devices that have brought their own
 COMMON: Key = ("common", 0)  # of test samples for all without labels
 
 
-def is_lower_better(metric: Metric) -> bool:
-    """Of its scores; a metric says so by an attribute, better = "lower"."""
-    better = getattr(metric, "better", "higher")
-    if better not in ("higher", "lower"):
+def check_column(where: str, column: str, federation: Federation) -> None:
+    """Refuse a column that cannot decide anything."""
+    known = federation.known_measures()
+    columns = columns_of(known, bool(federation.validation))[len(PLACE) :]
+    if column not in columns:
         raise ConfigError(
-            f'the metric {name_of(metric)} has better = {better!r}; use "lower" or "higher"'
+            f"{where}={column!r} is no column that can decide{nearest(column, columns)}; there are"
+            f" {', '.join(columns)}"
         )
-    return bool(better == "lower")
-
-
-def metric_of(federation: Federation) -> dict[str, Any]:
-    """What a record says of the metric; nothing where it is accuracy."""
-    metric = federation.metric
-    if metric is accuracy:
-        return {}
-    better = "lower" if is_lower_better(metric) else "higher"
-    return {"metric": {"name": name_of(metric), "better": better}}
+    if scored_in(column, known) is not None and federation.test is None:
+        raise ConfigError(
+            f"{where}={column!r} is a score on test samples, and there are none; give Federation"
+            " test=... or holdout=..., or name another column"
+        )
 
 
 def measure_for(federation: Federation, chosen: Measure | None) -> Measure:

@@ -32,6 +32,7 @@ from fedbcd.data.dealing import (
 from fedbcd.data.manifest import Labels, Origin, Partition, Positions, labels_of
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError, DataError
+from fedbcd.own import calling
 from fedbcd.recorded import in_record
 
 __all__ = [
@@ -79,7 +80,10 @@ class Partitioner(abc.ABC):
         if devices < 1:
             raise DataError(f"devices={devices} must be 1 or more")
         pool = Pool(targets.numpy().astype(np.int64), columns or {})
-        samples, labels = self._checked(self.deal(pool, devices, seed), devices)
+        remedy = "it takes a pool, the number of devices and a seed"
+        with calling("deal() of {} fails", type(self).__name__, remedy=remedy, kind=DataError):
+            dealt = self.deal(pool, devices, seed)
+        samples, labels = self._checked(dealt, devices)
         for device, positions in enumerate(samples):
             if len(positions) == 0:
                 raise DataError(

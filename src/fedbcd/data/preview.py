@@ -13,6 +13,9 @@ from torch import Tensor
 
 from fedbcd.data.manifest import Partition, hash_of_indices
 from fedbcd.data.samples import LoadedDataset
+from fedbcd.errors import ConfigError
+
+COLOURS = ("#7f7f7f", "#1f5fa8", "#d1495b", "#2e8b57", "#8c6bb1", "#e08e0b")
 
 P = ParamSpec("P")
 
@@ -71,6 +74,23 @@ def new_figure(size: tuple[float, float], columns: int = 1, **shared: Any) -> tu
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(1, columns, **shared)
+
+
+def figure_of(size: tuple[float, float], columns: int = 1, **shared: Any) -> tuple[Any, Any]:
+    """The same, asked for by a call that must have it."""
+    try:
+        return new_figure(size, columns, **shared)
+    except ImportError:
+        raise ConfigError(
+            "a picture needs matplotlib; pip install 'fedbcd[report]' brings it"
+        ) from None
+
+
+def tidy(axes: Any) -> None:
+    """A grid in the background, and no frame around it."""
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
 
 
 @drawn

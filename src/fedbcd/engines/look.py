@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbcd.compute.certify import Certificates
 from fedbcd.compute.evaluate import Evaluator, Scores, Tested, Value, Values
 from fedbcd.compute.numbers import Numbers
-from fedbcd.compute.rows import Rows
+from fedbcd.compute.rows import ManyModels, Rows
 from fedbcd.data.federation import Federation
 from fedbcd.record.history import TRAIN_LOSS, WORK, DeviceTable, Row, column_of, columns_of
 from fedbcd.schedule.driver import Machines
@@ -43,6 +43,17 @@ def tested(numbers: Numbers, homes: Mapping[int, int]) -> dict[int, Tensor]:
         after = trainer.interpreted(method.at_evaluation, part, registers)
         found |= dict(zip(devices, after[method.personal], strict=True))
     return {device: found[device] for device in homes}
+
+
+def all_personal(numbers: Numbers, homes: Mapping[int, int]) -> ManyModels:
+    """The model of every device, as it is tested; rows that are kept elsewhere as they are to be
+    kept. `homes` names the server of each.
+    """
+    x_NF = numbers.personal_NF
+    if isinstance(x_NF, Rows) and not numbers.method.at_evaluation:
+        return x_NF.kept()
+    in_order = {device: homes[device] for device in sorted(homes)}
+    return torch.stack([*tested(numbers, in_order).values()]).cpu()
 
 
 def scores_of(numbers: Numbers, machines: Machines, evaluator: Evaluator) -> Scores:

@@ -1,10 +1,12 @@
 """What training gives: models, table, and where it ended."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,26 +14,119 @@ from torch import Tensor, nn
 from fedbcd.algorithm.params import Layout
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows
 from fedbcd.data.federation import Federation
+from fedbcd.data.preview import COLOURS, figure_of, tidy
 from fedbcd.engines.environment import environment
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.record.history import ACCURACY, DeviceTable, History, Row
+from fedbcd.record.history import DeviceTable, History, Row
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-@dataclass(frozen=True)
-class Progress:
-    """Told after every round."""
 
-    round: int
-    clock: float
-    fraction: float  # of the run that is done
-    latest: Row  # the latest evaluation
-    measure: str = ACCURACY  # the first, by which a run is judged
+class Models:
+    """The models of a run at some moment, as modules."""
+
+    federation: Federation
+
+    @property
+    def seed(self) -> int:
+        """That of the run: frozen parameters belong to it."""
+        raise NotImplementedError
+
+    def all_global(self) -> Tensor:
+        """z_n, one row per server."""
+        raise NotImplementedError
+
+    def one_personal(self, device: int) -> Tensor:
+        """x_i."""
+        raise NotImplementedError
+
+    @property
+    def global_model(self) -> nn.Module:
+        """The mean of the servers' models, as a module (with Sync-cloud they are all the same)."""
+        return self.model_of(self.all_global().double().mean(0))
+
+    def server_model(self, server: int) -> nn.Module:
+        return self.model_of(_row(self.all_global(), server, "server"))
+
+    def personal_model(self, device: int) -> nn.Module:
+        check_there_is(device, self.federation.devices, "device")
+        return self.model_of(self.one_personal(device))
+
+    def model_of(self, flat: Tensor) -> nn.Module:
+        module = self.federation.make_model(self.seed)
+        return Layout(module).load(module, flat).eval()
+
+
+class Best(Models):
+    """The models of the look that was the best by a column of the history, and its row. Those in a
+    file are read when they are asked for.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        seed: int,
+        column: str,
+        row: Row,
+        kept: Mapping[str, Any] | Path,
+    ) -> None:
+        """`kept`: x and z, or the file that holds them."""
+        self.federation, self._seed, self._kept = federation, seed, kept
+        self.column, self.row = column, row
+
+    def __repr__(self) -> str:
+        return f"Best(round {self.row.round}, {self.column} {self.row[self.column]:.4g})"
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, Any]:
+        return read_tensors(self._kept)[0] if isinstance(self._kept, Path) else self._kept
+
+    @property
+    def personal_NF(self) -> ManyModels:
+        """x_i, one row per device."""
+        return self._tensors["x"]  # type: ignore[no-any-return]
+
+    @property
+    def global_VF(self) -> Tensor:
+        """z_n, one row per server."""
+        return self._tensors["z"]  # type: ignore[no-any-return]
+
+    def all_global(self) -> Tensor:
+        return self.global_VF
+
+    def one_personal(self, device: int) -> Tensor:
+        return self.personal_NF[device]
+
+    def save(self, folder: Path) -> Path:
+        """The file of these models in a folder; written unless it lies there."""
+        path = folder / best_file(self.row.round)
+        if self._kept != path:
+            write_models(
+                path, self.personal_NF, self.global_VF, {"row": json.dumps(dict(self.row))}
+            )
+        return path
+
+
+def best_file(round_: int) -> str:
+    """The name of the file that holds the models of the best look, while it is the best."""
+    return f"best-{round_}.safetensors"
+
+
+def write_models(path: Path, x: ManyModels, z: Tensor, notes: dict[str, str]) -> None:
+    """All x_i and z_n as one file."""
+    models = SomeRows(x, torch.arange(len(x))) if isinstance(x, Rows) else x
+    write_tensors(path, {"x": models, "z": z}, notes)
 
 
 @dataclass
-class Run:
+class Run(Models):
     """What training gave: models, table, and where it ended."""
 
     federation: Federation
@@ -49,6 +144,7 @@ class Run:
         default_factory=dict
     )  # its server's model on the same labels
     spec: RunSpec | None = None  # how it was trained, where that is known
+    best: Best | None = None  # the models of its best look, where they were kept
     devices: DeviceTable = field(default_factory=DeviceTable)  # all measures of each device
 
     @property
@@ -57,21 +153,48 @@ class Run:
         return str(self.summary["digest"])
 
     @property
-    def global_model(self) -> nn.Module:
-        """The mean of the servers' models, as a module (with Sync-cloud they are all the same)."""
-        return self.model_of(self.global_VF.double().mean(0))
+    def seed(self) -> int:
+        return int(self.summary.get("seed", 0))
 
-    def server_model(self, server: int) -> nn.Module:
-        return self.model_of(_row(self.global_VF, server, "server"))
+    @property
+    def interrupted(self) -> bool:
+        """Whether it ended before it was to end: by Ctrl-C, or by `should_stop`."""
+        return not self.finished
 
-    def personal_model(self, device: int) -> nn.Module:
-        return self.model_of(_row(self.personal_NF, device, "device"))
+    def all_global(self) -> Tensor:
+        return self.global_VF
 
-    def model_of(self, flat: Tensor) -> nn.Module:
-        module = self.federation.make_model(
-            int(self.summary.get("seed", 0))
-        )  # frozen parameters belong to the seed
-        return Layout(module).load(module, flat).eval()
+    def one_personal(self, device: int) -> Tensor:
+        return _row(self.personal_NF, device, "device")
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        *,
+        columns: Sequence[str] = (),
+        axis: str = "clock",
+    ) -> "Figure":
+        """Columns of the history as a figure, also written where a path is given; by default its
+        first measure.
+        """
+        columns = columns or self.history.ends[:2]
+        figure: Figure
+        figure, axes = figure_of((6, 3.9))
+        for colour, column in zip(COLOURS[1:] * len(columns), columns, strict=False):
+            found = self.history.column(axis), self.history.column(column)
+            axes.plot(*found, color=colour, linewidth=2, label=column.replace("_", " "))
+        axes.set_xlabel(axis.replace("_", " "))
+        axes.legend(frameon=False)
+        tidy(axes)
+        if path is not None:
+            figure.savefig(path, dpi=130)
+        return figure
+
+    def _repr_html_(self) -> str:
+        s = self.summary
+        done = "" if self.finished else ", stopped"
+        what = f"{s.get('algorithm')} on the {s.get('cloud')} cloud, seed {s.get('seed')}{done}"
+        return f"<p>{escape(what)}</p>{self.history._repr_html_()}"
 
     def save(self, folder: str | Path) -> None:
         path = Path(folder)
@@ -85,9 +208,9 @@ class Run:
             "finished": json.dumps(self.finished),
             "fedbcd_models": "1",
         }
-        x = self.personal_NF
-        models = SomeRows(x, torch.arange(len(x))) if isinstance(x, Rows) else x
-        write_tensors(path / "models.safetensors", {"x": models, "z": self.global_VF}, summary)
+        write_models(path / "models.safetensors", self.personal_NF, self.global_VF, summary)
+        if self.best is not None:
+            self.best.save(path)
 
     @classmethod
     def load(cls, folder: str | Path, federation: Federation) -> "Run":
@@ -111,15 +234,30 @@ class Run:
             )
         history = History.read_csv(path / "history.csv").known_by(metadata)
         run = cls(federation, history, x, z, summary, scores, finished, global_scores)
+        run.best = _best_in(path, run)
         if (path / DEVICES).exists():  # earlier versions wrote none
             run.devices = DeviceTable.read_csv(path / DEVICES)
         return run
 
 
+def _best_in(folder: Path, run: Run) -> Best | None:
+    found = run.summary.get("best", {})
+    path = folder / best_file(found.get("round", 0))
+    rows = [row for row in run.history if row.round == found.get("round")]
+    if not (rows and path.is_file()):
+        return None
+    return Best(run.federation, run.seed, str(found["column"]), rows[0], path)
+
+
 def _row(models: ManyModels, number: int, what: str) -> Tensor:
-    if number not in range(len(models)):
-        raise ConfigError(f"there is no {what} {number}; there are {what}s 0 to {len(models) - 1}")
+    check_there_is(number, len(models), what)
     return models[number]
+
+
+def check_there_is(number: int, count: int, what: str) -> None:
+    """Refuse the number of somebody whom nobody knows."""
+    if number not in range(count):
+        raise ConfigError(f"there is no {what} {number}; there are {what}s 0 to {count - 1}")
 
 
 DEVICES = "devices.csv"

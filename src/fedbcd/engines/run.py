@@ -2,6 +2,7 @@
 way.
 """
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from fedbcd.compute.ahead import Ahead, AheadWithEvents
 from fedbcd.compute.backends import BackendChoice, choices
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.players import NONE, EventPlayer, Player
-from fedbcd.compute.rows import ManyModels, Rows
 from fedbcd.compute.store import devices_of_rounds, stored_in
 from fedbcd.compute.workers import workers
 from fedbcd.config import renamed
@@ -26,8 +26,11 @@ from fedbcd.data.federation import Federation
 from fedbcd.data.measure import Measure, untested
 from fedbcd.engines.cluster.engine import cluster_numbers
 from fedbcd.engines.cluster.options import chosen_cluster
-from fedbcd.engines.look import device_table, members_of, tested
-from fedbcd.engines.result import Progress, Run, notes_of
+from fedbcd.engines.interrupts import stop_on_interrupt
+from fedbcd.engines.look import all_personal, device_table, members_of
+from fedbcd.engines.progress import LiveModels, Progress
+from fedbcd.engines.result import Run, notes_of
+from fedbcd.engines.saving import Checkpoints, folder_of
 from fedbcd.engines.setup import (
     find_torch_device,
     make_machines,
@@ -44,6 +47,7 @@ from fedbcd.protocol.clouds import Cloud
 from fedbcd.record.eventlog import LogWriter
 from fedbcd.record.runfolder import Checkpoint, RunFolder, recorded_in
 from fedbcd.record.start import keep_copy
+from fedbcd.record.stopping import Plateau
 from fedbcd.schedule.arrays import Outline, why_not_ahead
 from fedbcd.schedule.availability import Availability
 from fedbcd.schedule.churn import Churn
@@ -76,11 +80,14 @@ def train(
     measure: Measure | None = None,
     rounds: int | None = None,
     until_clock: float | None = None,
+    stop: Plateau | None = None,
     evaluate_every: int | None = None,
     looks: int | None = None,
     certify_every: int | None = None,
     certify_devices: int | None = None,
     checkpoint_every: int | None = None,
+    checkpoint_seconds: float | None = None,
+    best: str | None = None,
     torch_device: str | torch.device | None = None,
     threads: int | None = None,
     state: str | Path | None = None,
@@ -104,8 +111,11 @@ def train(
                       there, and as it was set, where `algorithm` was not told otherwise
     record            plain data to keep at the head of the event log, e.g. the job file
     on_round, on_notice, should_stop
-                      progress, remarks in a sentence (without it, what may diverge is a
-                      `DivergenceWarning`), and a polite way to end early
+                      progress (a `Progress`, with the models of the round for who asks), remarks
+                      in a sentence (without it, what may diverge is a `DivergenceWarning`), and a
+                      polite way to end early. Ctrl-C is one, too: the first ends the run after its
+                      present round and returns what there is (`run.interrupted`), the second
+                      raises KeyboardInterrupt
     """
     said = {name: value for name, value in locals().items() if name in ("cloud", *OPTIONS)}
     spec = (algorithm if isinstance(algorithm, RunSpec) else RunSpec(algorithm)).changed(said)
@@ -132,14 +142,15 @@ def train(
     ):
         session = _Training(federation, spec, numbers, on_notice)
         session.choose_player()
-        folder = (
-            None
-            if out is None
-            else RunFolder(Path(out), spec.identity(federation), dict(record or {}))
-        )
-        return session.run(
-            folder, resume, on_round or (lambda _: None), should_stop or (lambda: False)
-        )
+        folder = None if out is None else folder_of(Path(out), federation, spec, record or {})
+        with stop_on_interrupt(_say_on_screen) as interrupted:
+            asked = should_stop or (lambda: False)
+            ends = lambda: asked() or interrupted()  # noqa: E731
+            return session.run(folder, resume, on_round or (lambda _: None), ends)
+
+
+def _say_on_screen(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 train.__doc__ = f"{train.__doc__}\n    Options, None as in the `RunSpec`:\n\n{in_words()}\n"
@@ -193,6 +204,7 @@ class _Training:
         self.player: Player = EventPlayer(numbers, self.events, self.reader.done)
         self.watcher = Watcher(federation, spec, numbers, self.machines)
         self.watcher.evaluator.check(numbers.global_VF()[0])
+        self.live = LiveModels(federation, spec.seed, numbers, self.machines)
         self.next_devices: Iterator[Collection[int]] = iter(())
         self.ahead = self.compile = False
         self.resumed_engine = ""
@@ -259,7 +271,9 @@ class _Training:
         should_stop: Callable[[], bool],
     ) -> Run:
         checkpoint = None if folder is None else folder.inspect(resume)
-        driver = self.driver
+        driver, state = self.driver, self.spec.state
+        kept = Path(state) if folder is None and state is not None else None
+        self.watcher.keep_best(kept if folder is None else folder.path)
         if folder is not None:
             self.numbers.devices.saved_in(None)
         if folder is not None and checkpoint is not None:
@@ -273,7 +287,9 @@ class _Training:
         try:
             if self.ahead:
                 self._plan_ahead()
-            finished = self._play(folder, log, on_round, should_stop)
+            settled = not self.ahead or self.spec.cloud.sync  # saving changes no bit then
+            saving = Checkpoints(folder, log, self.spec, by_time=settled)
+            finished = self._play(saving, on_round, should_stop)
             result = self._result(finished)
             if log is not None and finished:
                 ended = {key: result.summary[key] for key in ("rounds", "clock", "digest")}
@@ -313,26 +329,26 @@ class _Training:
                 "the checkpoint is damaged: its tensors do not have the digest it names; remove it"
                 " to start over"
             )
-        self.watcher.history = checkpoint.history
         self.resumed_engine = checkpoint.engine
-        self.watcher.test()
+        if (remark := self.watcher.go_on(checkpoint.history)) and self.notice is not None:
+            self.notice(remark)
         self.seconds = self.resumed_at = checkpoint.seconds
 
     def _play(
         self,
-        folder: RunFolder | None,
-        log: LogWriter | None,
+        saving: Checkpoints,
         on_round: Callable[[Progress], None],
         should_stop: Callable[[], bool],
     ) -> bool:
         player, watcher = self.player, self.watcher
         history, looks = watcher.history, watcher.looks
+        self.live.player = player
         self._look_ahead()
         began = time.perf_counter() - self.seconds
         if not history:
             self._warn()
             watcher.look(player)
-        while not looks.is_done(player.round, player.now):
+        while not watcher.is_over(player):
             before = (player.round, player.now)
             self.numbers.devices.will_need(next(self.next_devices, ()))
             player.play_round()
@@ -341,16 +357,23 @@ class _Training:
             if look:
                 watcher.look(player)
             self.seconds = time.perf_counter() - began
-            stop = should_stop()
-            every = self.spec.checkpoint_every
-            due = look if every is None else after[0] % every == 0
-            if folder is not None and log is not None and (due or stop or looks.is_done(*after)):
-                folder.write_checkpoint(self._checkpoint(log))
-                self.numbers.devices.saved_in(folder.checkpoint)
-            on_round(Progress(*after, looks.fraction(*after), history.last, history.first_measure))
+            stop, over = should_stop(), watcher.is_over(player)
+            if saving.are_due(player.round, look, last=stop or over):
+                self._save(saving)
+            fraction = 1.0 if over else looks.fraction(*after)
+            seen, judged = history.last if look else None, history.first_measure
+            on_round(Progress(*after, fraction, history.last, seen, self.live, judged))
             if stop:
-                return looks.is_done(*after)
+                return over
         return True
+
+    def _save(self, saving: Checkpoints) -> None:
+        assert saving.folder is not None
+        assert saving.log is not None
+        saving.write(self._checkpoint(saving.log))
+        self.numbers.devices.saved_in(saving.folder.checkpoint)
+        if self.watcher.keeper is not None:
+            self.watcher.keeper.saved(self.watcher.history)
 
     def _look_ahead(self) -> None:
         """Who works in the rounds after the next one, so that their models can be fetched
@@ -403,28 +426,20 @@ class _Training:
 
     def _result(self, finished: bool) -> Run:
         self.player.settle()
-        scores = self.watcher.scores
+        scores, keeper = self.watcher.scores, self.watcher.keeper
         return Run(
             self.federation,
             self.watcher.history,
-            self._personal(),
+            all_personal(self.numbers, self.machines.home),
             self.numbers.global_VF().cpu(),
-            self._summary(),
+            self._summary() | ({} if finished else {"interrupted": True}),
             scores.devices,
             finished,
             scores.homes,
             self.spec,
+            None if keeper is None else keeper.best(self.watcher.history),
             device_table(self.federation, scores),
         )
-
-    def _personal(self) -> ManyModels:
-        """The model of every device."""
-        numbers, home = self.numbers, self.machines.home
-        x_NF = numbers.personal_NF
-        if isinstance(x_NF, Rows) and not self.method.at_evaluation:
-            return x_NF.kept()
-        homes = {device: home[device] for device in range(self.federation.devices)}
-        return torch.stack([*tested(numbers, homes).values()]).cpu()
 
     def _summary(self) -> dict[str, Any]:
         numbers, watcher, player = self.numbers, self.watcher, self.player

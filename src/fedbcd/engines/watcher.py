@@ -6,7 +6,10 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from fedbcd.compute.certify import (
     CALL_COST_SAMPLES,
@@ -18,11 +21,20 @@ from fedbcd.compute.certify import (
 from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.players import Player
+from fedbcd.compute.rows import ManyModels
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_for
-from fedbcd.engines.look import members_of, row_of, scores_of, summary_of, work_of
+from fedbcd.engines.best import Keeper
+from fedbcd.engines.look import (
+    all_personal,
+    members_of,
+    row_of,
+    scores_of,
+    summary_of,
+    work_of,
+)
 from fedbcd.engines.setup import rounds_between_looks, samples_per_round
-from fedbcd.record.history import History
+from fedbcd.record.history import History, better_of, deciding, judged_on
 from fedbcd.schedule.driver import Machines
 from fedbcd.spec import RunSpec
 
@@ -89,10 +101,40 @@ class Watcher:
         self.history = History()
         self.scores = Scores()
         self.seconds = 0.0  # that went into tests of models
+        self.keeper: Keeper | None = None
+        self._judged, self._levelled = 0, False  # how many rows, and what came of it
 
     def test(self) -> None:
         self.scores = scores_of(self.numbers, self.machines, self.evaluator)
         self.history.judged_by(self.scores.measures)
+
+    def keep_best(self, folder: Path | None) -> None:
+        """From here on, if the run is to."""
+        best, stop = self.spec.best, self.spec.stop
+        column = stop.column if best is None and stop is not None else best
+        if column is not None:
+            column = self._deciding(column)
+            lower = better_of(column, self.evaluator.measures) == "lower"
+            self.keeper = Keeper(self.federation, self.spec.seed, column, lower, folder)
+
+    def _deciding(self, column: str) -> str:
+        return deciding(column, self.evaluator.measures, bool(self.federation.validation))
+
+    def go_on(self, history: History) -> str | None:
+        """After a resume; a sentence on what cannot go on as it was."""
+        self.history = history
+        self.test()
+        return None if self.keeper is None else self.keeper.go_on(history)
+
+    def is_over(self, player: Player) -> bool:
+        """Whether the run has come to its end, or no longer gets better."""
+        stop = self.spec.stop
+        if stop is not None and len(self.history) != self._judged:
+            column = self._deciding(stop.column)
+            lower = better_of(column, self.evaluator.measures) == "lower"
+            self._levelled = stop.is_over(self.history, column, lower=lower)
+            self._judged = len(self.history)
+        return self._levelled or self.looks.is_done(player.round, player.now)
 
     def look(self, player: Player) -> None:
         player.settle()
@@ -105,6 +147,12 @@ class Watcher:
         now: dict[str, float] = {"round": player.round, "activations": player.activations}
         now |= work_of(self.numbers, player.activations, player.done)
         self.history.append(row.changed(**now, **certificates))
+        if self.keeper is not None:
+            self.keeper.saw(self.history, self._all_models)
+
+    def _all_models(self) -> tuple[ManyModels, Tensor]:
+        numbers = self.numbers
+        return all_personal(numbers, self.machines.home), numbers.global_VF().cpu()
 
     def last_certificates(self, rounds: int) -> dict[str, float]:
         """Those of the final models, for the summary; empty where there are none."""
@@ -145,6 +193,24 @@ class Watcher:
         return {
             **summary_of(self.scores, self.history.last, self.evaluator.score(mean)),
             "measure": self.measure,
+            **self._decided(),
             "evaluation_share": share(self.seconds),
             "certificate_share": share(self.certifier.seconds),
         }
+
+    def _decided(self) -> dict[str, Any]:
+        """What ended the run before its budget, and which models were the best, by which column."""
+        best = None if self.keeper is None else self.keeper.best(self.history)
+        found: dict[str, Any] = {}
+        if self._levelled and self.spec.stop is not None:
+            column = self._deciding(self.spec.stop.column)
+            by = judged_on(column, self.evaluator.measures)
+            found["stopped"] = asdict(self.spec.stop) | {"column": column, "by": by}
+        if best is not None:
+            found["best"] = {
+                "round": best.row.round,
+                "column": best.column,
+                "value": best.row[best.column],
+                "by": judged_on(best.column, self.evaluator.measures),
+            }
+        return found

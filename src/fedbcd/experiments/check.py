@@ -12,7 +12,7 @@ import torch
 from fedbcd.algorithm.method import Absolute, Method, Relative
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.plan import Steps, Toward
-from fedbcd.algorithm.projection import diameter
+from fedbcd.algorithm.projection import diameter, projected
 from fedbcd.compute.smoothness import bias, constants, estimate, sigma
 from fedbcd.data.federation import Federation
 from fedbcd.engines.participation import (
@@ -279,7 +279,7 @@ class _OfTheProblem:
         layout = self.objective.layout
         self.start = layout.flatten(module, spec.dtype)
         p = layout.size_P
-        self.start[:p] = self.method.projection.project(self.start[:p])
+        self.start[:p] = projected(self.method.projection, self.start[:p])
         self.diameter = diameter(self.method.projection, p)
         self.penalties = self.method.penalties(federation.devices).tolist()
         self.known, self.why_not = _smoothness(

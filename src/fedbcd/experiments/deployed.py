@@ -66,6 +66,11 @@ def spec_of(job: Job, options: Deploy) -> RunSpec:
             "run.joins, run.leaves and run.churn are for a simulation; name those that join in"
             " deploy.late, and use 'fedbcd admit' and 'fedbcd dismiss'"
         )
+    if job.spec.stop is not None:
+        raise ConfigError(
+            "run.stop is for a simulation: a deployment does not measure while it runs; give"
+            " run.rounds, and stop it when you like"
+        )
     return replace(job.spec, joins=dict.fromkeys(options.late, 1))
 
 

@@ -8,22 +8,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbcd.data.preview import drawn, new_figure
+from fedbcd.data.preview import COLOURS, drawn, figure_of, tidy
 from fedbcd.experiments.claims import ClaimVerdict
 from fedbcd.experiments.paper import Panel
-from fedbcd.experiments.pictures import COLOURS, tidy
 from fedbcd.experiments.pool import Result
 from fedbcd.record.history import PERSONAL, History, in_words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def by_run(results: Sequence[Result]) -> dict[str, list[History]]:
     runs: dict[str, list[History]] = {}
     for result in results:
-        runs.setdefault(result.job.title, []).append(result.history)
+        runs.setdefault(result.name, []).append(result.history)
     return runs
 
 
@@ -33,7 +35,7 @@ def write_table(results: Sequence[Result], path: Path) -> None:
         columns = [*dict.fromkeys(name for each in results for name in each.history.columns)]
         writer.writerow(("run", "seed", *columns))
         for result in results:
-            of_run = (result.job.title, result.job.spec.seed)
+            of_run = (result.name, result.spec.seed)
             writer.writerows(
                 (*of_run, *(row.get(name, math.nan) for name in columns)) for row in result.history
             )
@@ -48,22 +50,47 @@ def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) 
     """As PNG and SVG: a line per run, the mean over seeds, and their deviation as a band."""
     from matplotlib import rc_context
 
-    count = len(panel.columns)
-    figure, axes = new_figure((5.2 * count, 3.9), count, squeeze=False)
+    figure, axes = _bands(runs, panel.columns, panel.axis)
     measures = ", ".join(sorted({job.spec.chosen_measure for job in panel.jobs}))
-    for place, column in zip(axes[0], panel.columns, strict=True):
-        _draw_column(place, panel.axis, column, runs)
-        place.set_ylabel(
-            f"test: {in_words(column)}" + (f" ({measures})" if column == PERSONAL else "")
-        )
-    seeds = len(next(iter(runs.values())))
-    figure.suptitle(
-        f"{panel.title} (mean and spread of {seeds} seed{'s' if seeds > 1 else ''})", fontsize=11
-    )
-    axes[0][-1].legend(loc="lower right", frameon=False, fontsize=9)
+    for place, column in zip(axes, panel.columns, strict=True):
+        label = f"test: {in_words(column)}"
+        place.set_ylabel(label + (f" ({measures})" if column == PERSONAL else ""))
+    figure.suptitle(f"{panel.title} ({_seeds(runs)})", fontsize=11)
     with rc_context({"svg.hashsalt": panel.name}):  # the same runs give the same bytes
         figure.savefig(path.with_suffix(".png"), dpi=130)
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+
+
+def draw_bands(
+    runs: Mapping[str, Sequence[History]],
+    columns: Sequence[str],
+    axis: str,
+    path: str | Path | None = None,
+) -> "Figure":
+    """The same of any runs, as a figure, also written where a path is given."""
+    figure, axes = _bands(runs, columns, axis)
+    for place, column in zip(axes, columns, strict=True):
+        place.set_ylabel(in_words(column))
+    figure.suptitle(_seeds(runs), fontsize=11)
+    if path is not None:
+        figure.savefig(path, dpi=130)
+    return figure
+
+
+def _seeds(runs: Mapping[str, Sequence[History]]) -> str:
+    seeds = len(next(iter(runs.values())))
+    return f"mean and spread of {seeds} seed{'s' if seeds > 1 else ''}"
+
+
+def _bands(
+    runs: Mapping[str, Sequence[History]], columns: Sequence[str], axis: str
+) -> tuple["Figure", Any]:
+    """A panel for each column."""
+    figure, axes = figure_of((5.2 * len(columns), 3.9), len(columns), squeeze=False)
+    for place, column in zip(axes[0], columns, strict=True):
+        _draw_column(place, axis, column, runs)
+    axes[0][-1].legend(loc="lower right", frameon=False, fontsize=9)
+    return figure, axes[0]
 
 
 def _draw_column(axes: Any, axis: str, column: str, runs: Mapping[str, Sequence[History]]) -> None:

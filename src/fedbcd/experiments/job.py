@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedbcd.algorithm.augment import FlipCrop
-from fedbcd.algorithm.method import Facts, Method
+from fedbcd.algorithm.method import Facts, Method, method_of
 from fedbcd.algorithm.methods import FedBCD
 from fedbcd.algorithm.objective import Loss
 from fedbcd.config import HOMES, build, check_keys, convert, nearest, read_toml, renamed_keys
@@ -28,11 +28,12 @@ from fedbcd.data.partition import Diversity, Partition, Partitioner
 from fedbcd.describe import describe
 from fedbcd.engines.result import Run
 from fedbcd.engines.run import train
+from fedbcd.engines.saving import folder_of
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
 from fedbcd.own import are_imported, imported_function, imports, names_code
-from fedbcd.record.runfolder import RunFolder, recorded_in
+from fedbcd.record.runfolder import recorded_in
 from fedbcd.recorded import completed
 from fedbcd.spec import OPTIONS, RENAMED, RunSpec
 
@@ -242,7 +243,7 @@ class Job:
     @property
     def method(self) -> Method:
         """What its algorithm computes, as far as it is known without the data."""
-        return self.spec.algorithm.method(Facts(self.devices, (1,) * self.devices))
+        return method_of(self.spec.algorithm, Facts(self.devices, (1,) * self.devices))
 
     @property
     def devices(self) -> int:
@@ -318,7 +319,7 @@ class Job:
         find_torch_device(self.spec.torch_device)
         job = (self.going_on(recorded_in(out)) if resume else self).settled(federation)
         job.spec.check(federation)
-        RunFolder(out, job.spec.identity(federation), job.to_table()).inspect(resume)
+        folder_of(out, federation, job.spec, job.to_table()).inspect(resume)
 
     def use_threads(self, federation: Federation) -> None:
         if self.spec.threads is not None or _is_small(federation):

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbcd.data.preview import drawn, new_figure
+from fedbcd.data.preview import COLOURS, drawn, new_figure, tidy
 from fedbcd.engines.result import Run
 from fedbcd.record.history import History, Scored, in_words
-
-COLOURS = ("#7f7f7f", "#1f5fa8", "#d1495b", "#2e8b57", "#8c6bb1", "#e08e0b")
 
 
 @drawn
@@ -59,10 +57,3 @@ def _panel(axes: Any, histories: Mapping[str, History], of: tuple[Scored, str], 
     axes.set_title(title, fontsize=11)
     axes.set(xlabel="clock", **({"ylim": (0, 1)} if within else {}))
     tidy(axes)
-
-
-def tidy(axes: Any) -> None:
-    """A grid in the background, and no frame around it."""
-    axes.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -5,8 +5,7 @@ picture, and a sentence says so.
 from pathlib import Path
 from typing import Any
 
-from fedbcd.data.preview import drawn, new_figure
-from fedbcd.experiments.pictures import COLOURS, tidy
+from fedbcd.data.preview import COLOURS, drawn, new_figure, tidy
 from fedbcd.planner.pilots import Recommendation
 from fedbcd.planner.plan import Plan
 

@@ -8,11 +8,10 @@ stop, twice as far away. A pilot that goes on resumes its own run.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean, variance
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from fedbcd.data.federation import Federation
 from fedbcd.engines.run import train
@@ -30,7 +29,7 @@ from fedbcd.protocol.clouds import (
     SyncCloud,
 )
 from fedbcd.record.history import column_of
-from fedbcd.spec import RunSpec
+from fedbcd.spec import Budget, RunSpec, Watch, default_of
 
 Planned = AsyncCloud | RigorousCloud | DynamicGraph  # clouds with a B
 PLANNED: dict[str, type[AsyncCloud] | type[RigorousCloud]] = {
@@ -211,6 +210,8 @@ def _advance(
             resume=True,
             on_notice=lambda _: None,  # the run that is chosen says them
         )
+        if run.interrupted:
+            raise KeyboardInterrupt
         measure, better = judged_by(by, run.history)
         by, pilot.sign = by or column_of("global", measure), -1 if better == "lower" else 1
         scores.append(run.history.last[by])
@@ -227,9 +228,10 @@ def _advance(
 
 def pilot_spec(spec: RunSpec, cloud: Planned, stop: float) -> RunSpec:
     """The job's own run on a cloud up to clock `stop`, looked at once, where it ends."""
-    quiet: dict[str, Any] = {"evaluate_every": None, "looks": 1, "certify_every": 0}
-    timed = spec.changed({"cloud": cloud, "until_clock": stop})
-    return replace(timed, checkpoint_every=None, certify_devices=None, **quiet)
+    options = (f for part in (Budget, Watch) for f in fields(part))
+    quiet = {f.name: default_of(f) for f in options}
+    quiet |= {"until_clock": stop, "looks": 1, "certify_every": 0}
+    return replace(spec, cloud=cloud, **quiet)
 
 
 def _without_hopeless(racing: Sequence[Pilot], stop: float) -> list[Pilot]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
 
 from fedbcd.errors import RecordError
+from fedbcd.record.html import html_table
 
 if TYPE_CHECKING:
     import pandas
@@ -44,6 +45,33 @@ def column_of(scored: Scored, measure: str) -> str:
     if scored == "worst":
         return "worst_decile" if measure == ACCURACY else f"worst_decile_{measure}"
     return f"{scored}_{measure}"
+
+
+def scored_in(column: str, measures: Iterable[str]) -> tuple[Scored, str] | None:
+    """What a column holds of which measure; None: it is of none."""
+    found = ((each, name) for name in measures for each in SCORED)
+    return next((pair for pair in found if column_of(*pair) == column), None)
+
+
+def better_of(column: str, measures: Mapping[str, str]) -> str:
+    """Which values of a column are better; of those that are of no measure, the lower ones."""
+    found = scored_in(column, measures)
+    return "lower" if found is None else measures[found[1]]
+
+
+def judged_on(column: str, measures: Iterable[str]) -> str:
+    """By which samples a column is computed."""
+    found = scored_in(column, measures)
+    if found is None:
+        return "training samples and models"
+    return "validation samples" if found[0] == "validation" else "test samples"
+
+
+def deciding(column: str, measures: Iterable[str], validation: bool) -> str:
+    """The column that is said; else that of personal models by the first measure, on validation
+    samples where there are some.
+    """
+    return column or column_of("validation" if validation else "personal", next(iter(measures)))
 
 
 def in_words(column: str) -> str:
@@ -217,6 +245,10 @@ class Table(Sequence[Row]):
     def __repr__(self) -> str:
         return "\n\n".join("\n".join(block) for block in _blocks(self))
 
+    def _repr_html_(self) -> str:
+        names = self.columns
+        return html_table(names, ([_text(row.get(n, math.nan)) for n in names] for row in self))
+
 
 class History(Table):
     """Rows in order of rounds. `measures` says of each measure which is better, "higher" or
@@ -253,6 +285,12 @@ class History(Table):
     def first_measure(self) -> str:
         """What it is judged by."""
         return next(iter(self.measures), ACCURACY)
+
+    @property
+    def ends(self) -> list[str]:
+        """The columns of the first measure: personal models, global ones, the worst tenth."""
+        kinds: tuple[Scored, ...] = ("personal", "global", "worst")
+        return [column_of(each, self.first_measure) for each in kinds]
 
     def scores(self, scored: Scored, measure: str = "") -> list[float]:
         """A column of a measure, of the first by default; NaN where it is not there."""

@@ -94,13 +94,20 @@ class Checkpoint:
 
 class RunFolder:
     """One run on disk. `identity` is what makes it this run and no other: federation, model,
-    algorithm, cloud, clock, seed.
+    algorithm, cloud, clock, seed. `functions`: loss and metric, as `data.functions` names them.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], job: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        identity: dict[str, Any],
+        job: dict[str, Any],
+        functions: Mapping[str, str] | None = None,
+    ) -> None:
         self.path = path
         self.identity = identity
-        self.header = {"identity": identity, "job": job}
+        self.functions = dict(functions or {})
+        self.header = {"identity": identity, "job": job, "functions": self.functions}
         try:
             json.dumps(self.header)
         except (TypeError, ValueError) as error:
@@ -190,7 +197,9 @@ class RunFolder:
             first = file.readline()
         if not first.endswith(b"\n") and header_line(self.header).startswith(first):
             return ""  # killed while it wrote its first line
-        return difference(LogReader(self.events).header.get("identity", {}), self.identity)
+        header = LogReader(self.events).header
+        others = _other_functions(header.get("functions"), self.functions)
+        return difference(header.get("identity", {}), self.identity) or others
 
     # ---------------------------------------------------------------------------------------------
     # checkpoints
@@ -261,6 +270,22 @@ def difference(there: Any, here: Any) -> str:
         if theirs.get(key) != mine.get(key)
     ]
     return "; ".join(_compared(key, theirs.get(key), mine.get(key)) for key in changed[:3])
+
+
+def _other_functions(there: Any, here: Mapping[str, str]) -> str:
+    """Of which kinds others are given than a record names; records of old name none. Functions that
+    answer alike are the same under any name.
+    """
+    known = there if isinstance(there, dict) else {}
+    found = []
+    for kind, mine in here.items():
+        theirs = str(known.get(kind, mine))
+        answers = [text.partition(" ")[2] for text in (theirs, mine)]
+        same = answers[0] == answers[1] if all(answers) else theirs == mine
+        found += (
+            [] if same else [f"another {kind}: {theirs} there, {mine} here (what a probe gives)"]
+        )
+    return "; ".join(found)
 
 
 def _spelled_out(identity: Any) -> Any:

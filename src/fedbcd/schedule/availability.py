@@ -12,6 +12,7 @@ from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
 from fedbcd.config import fit
 from fedbcd.errors import ConfigError
+from fedbcd.own import calling
 from fedbcd.schedule.delays import Floats
 
 Devices = npt.NDArray[np.int64]
@@ -77,7 +78,9 @@ class AvailableDevices:
         order = np.lexsort((members, u))
         if self.rule is None:
             return members[order[: max(self.method.available_of(len(members)), least)]]
-        named = np.asarray(self.rule.available(members, round_, u))
+        remedy = "available(members, round_, u) takes arrays of devices and of draws, and a round"
+        with calling("availability: {!r:.80} fails", self.rule, remedy=remedy):
+            named = np.asarray(self.rule.available(members, round_, u))
         if named.shape != members.shape or named.dtype != bool:
             raise ConfigError(
                 f"availability: {self.rule!r:.80} gives {named.dtype} of shape {named.shape} for"

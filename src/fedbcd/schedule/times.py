@@ -9,7 +9,7 @@ import numpy as np
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
 from fedbcd.errors import ConfigError
-from fedbcd.own import is_own
+from fedbcd.own import calling, is_own
 from fedbcd.protocol.messages import Pull, Train, TrainOffline
 from fedbcd.schedule.delays import (
     CONTINUOUS,
@@ -190,13 +190,9 @@ def drawn(law: Delay, u: Floats, where: Where = TRIED[0]) -> Floats:
     at = getattr(law, "at", None)
     if not is_own(type(law)):
         return law.quantile(u) if at is None else np.asarray(at(u, where), dtype=np.float64)
-    try:
+    remedy = "quantile(u) takes an array, at(u, where) also whose delay it is"
+    with calling("the delay law {!r:.80} fails on {} numbers", law, len(u), remedy=remedy):
         took = np.asarray(law.quantile(u) if at is None else at(u, where), dtype=np.float64)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"the delay law {law!r:.80} fails on {len(u)} numbers ({error}); quantile(u) takes an"
-            " array, at(u, where) also whose delay it is"
-        ) from error
     if took.shape != u.shape or not bool(((took >= 0) & (took < np.inf)).all()):
         raise ConfigError(
             f"the delay law {law!r:.80} gives {took!r:.80} for u of shape {u.shape}; it must give a"

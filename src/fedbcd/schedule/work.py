@@ -15,7 +15,7 @@ from fedbcd.algorithm.method import Method
 from fedbcd.algorithm.plan import gradients_of
 from fedbcd.config import convert
 from fedbcd.errors import ConfigError
-from fedbcd.own import is_own
+from fedbcd.own import calling, is_own
 from fedbcd.protocol import messages as m
 from fedbcd.protocol.clouds import Cloud, Weights
 from fedbcd.protocol.messages import Actor, ModelRef
@@ -395,12 +395,8 @@ def weights_of(cloud: Cloud, round_: int, servers: Sequence[int]) -> Weights | N
     if not is_own(type(cloud)):
         return cloud.weights(round_, servers)
     where = f"cloud={cloud!r:.80}: weights({round_}, {servers!r:.40})"
-    try:
+    with calling("{} fails", where, remedy="it takes a round and the servers of its mix"):
         given = cloud.weights(round_, servers)
-    except (TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ConfigError(
-            f"{where} fails ({error}); it takes a round and the servers of its mix"
-        ) from error
     if given is None:
         return None
     weights: Weights = convert(given, tuple[tuple[float, ...], ...], where)
@@ -409,7 +405,10 @@ def weights_of(cloud: Cloud, round_: int, servers: Sequence[int]) -> Weights | N
             f"{where} has rows of {[len(row) for row in weights]} numbers; {len(servers)} servers"
             f" need {len(servers)} rows of {len(servers)}"
         )
-    check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
+    try:
+        check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     return weights
 
 

@@ -141,5 +141,5 @@ class _TimedEvaluations:
             True,
             self.scores.homes,
             self._spec,
-            device_table(self._federation, self.scores),
+            devices=device_table(self._federation, self.scores),
         )

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fedbcd.algorithm.augment import Augment
-from fedbcd.algorithm.method import Bound, Facts, Method
+from fedbcd.algorithm.method import Bound, Facts, Method, method_of
 from fedbcd.algorithm.methods import Algorithm
 from fedbcd.algorithm.objective import Loss
 from fedbcd.algorithm.params import Layout
+from fedbcd.algorithm.projection import tried
 from fedbcd.algorithm.wire import Layer
 from fedbcd.compute.batch import take
 from fedbcd.data.federation import Federation, Transform, as_dtype
@@ -55,9 +56,9 @@ class Blueprint:
     bound: Bound = field(init=False)
 
     def __post_init__(self) -> None:
-        method = self.algorithm.method(Facts(self.devices, self.sizes))
+        method = method_of(self.algorithm, Facts(self.devices, self.sizes))
         object.__setattr__(self, "method", method)
-        cut = self.method.projection.project(self.initial[: self.size_P])
+        cut = tried(self.method.projection, self.initial[: self.size_P])
         same = torch.equal(cut, self.initial[: self.size_P])
         object.__setattr__(
             self, "start", self.initial if same else torch.cat((cut, self.initial[self.size_P :]))

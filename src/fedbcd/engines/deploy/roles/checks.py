@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.method import Bound
-from fedbcd.algorithm.projection import Projection, is_within
+from fedbcd.algorithm.projection import Projection, is_within, projected
 from fedbcd.engines.deploy.roles.parts import parts
 from fedbcd.errors import ConfigError, NumericalError, Refused
 from fedbcd.protocol.messages import Actor
@@ -127,7 +127,7 @@ def check_within(x_P: Tensor, projection: Projection, roundings: float = 2.0) ->
     allowance = roundings * ROUNDING * norm_of(x_P)
     if is_within(projection, x_P, allowance):
         return
-    away = (x_P - projection.project(x_P)).abs()
+    away = (x_P - projected(projection, x_P)).abs()
     place = int(away.argmax())
     raise Refused(
         "outside",

@@ -1,0 +1,82 @@
+"""Those who come after a run: from z, the local steps of the run's own algorithm give each of them
+a model of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedbcd.algorithm.interpret import Registers
+from fedbcd.algorithm.method import Method
+from fedbcd.algorithm.objective import Objective
+from fedbcd.compute.batch import Trainer
+from fedbcd.data.federation import Federation
+from fedbcd.data.samples import Samples
+from fedbcd.errors import ConfigError
+from fedbcd.schedule.work import Session
+from fedbcd.spec import RunSpec
+
+
+def models_from(
+    z: Tensor,
+    federation: Federation,
+    spec: RunSpec,
+    owned: Sequence[Samples],
+    steps: int,
+    seed: int,
+) -> Tensor:
+    """x after `steps` steps from z, a row for each of those who own these samples; they begin as
+    devices that join late do.
+    """
+    method = _as_before(federation, spec, steps)
+    home = Federation(
+        federation.make_model(spec.seed),
+        federation.loss,
+        owned,
+        1,
+        transform=federation.transform,
+        augment=federation.augment,
+    )
+    z = z.to(spec.dtype)
+    objective = Objective(home.make_model(0).to(spec.dtype), home.loss)
+    trainer = Trainer(home, method, objective, seed, z, len(owned))
+    trainer.check_vectorised(z)
+    return _played(trainer, method, z, len(owned), steps)
+
+
+def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
+    """The run's method for devices more. Who has no personal model goes on from z in one session,
+    since the next would begin at z again.
+    """
+    method = spec.method_of(federation)
+    offline = bool(method.offline)
+    length = method.lengths(offline=offline)[1] if method.has_personal else steps
+    if not method.has_personal and (not method.sends or method.sends[0].difference):
+        raise ConfigError(
+            f"{method.name} keeps and sends no models, so it has none for a newcomer; export z"
+        )
+    penalty = float(method.penalties(federation.devices).mean())
+    counts = min(length, steps), min(length, steps)
+    return replace(method, steps=counts, passes=(), penalty=penalty, weight="one", discount=None)
+
+
+def _played(trainer: Trainer, method: Method, z: Tensor, devices: int, steps: int) -> Tensor:
+    """Sessions as long as those of the run, one after another."""
+    bound = trainer.bound
+    first = bound.first_upload(z)
+    heard = bound.heard.views(bound.first_model(z)[: bound.heard.size].repeat(devices, 1))
+    kept: Registers = {
+        slot.name: bound.begun(slot, first, z).repeat(devices, 1) for slot in method.slots
+    }
+    after: Registers = {}
+    length = method.steps[0]
+    number = 0
+    for done in range(0, steps, length):
+        for offline in (True, False) if method.offline else (False,):
+            count = min(method.lengths(offline=offline)[1], steps - done)
+            work = [Session(device, number, count, None, offline) for device in range(devices)]
+            after = trainer.run(work, kept if offline else {**kept, **heard})
+            kept = {name: after[name] for name in kept}
+            number += 1
+    return after[method.personal if method.has_personal else method.sends[0].name]
