@@ -613,9 +613,9 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
         if any(is_own(type(part)) for part in (self.algorithm, *self.uploads)):
             _bound(self, federation)  # refuses what does not fit the model
         check_tests(federation, self.measure)
-        if self.stop is not None and self.stop.column:
+        if self.stop is not None:
             check_column("stop.column", self.stop.column, federation)
-        if self.best:
+        if self.best is not None:
             check_column("best", self.best, federation)
         self.times(federation)  # refuses whom nobody knows
         for law in (self.clock.arrival, self.clock.step):

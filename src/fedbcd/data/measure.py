@@ -8,7 +8,7 @@ import torch
 from fedbcd.config import nearest
 from fedbcd.data.federation import Federation, Key
 from fedbcd.errors import ConfigError
-from fedbcd.record.history import PLACE, columns_of, scored_in
+from fedbcd.record.history import PLACE, columns_of, deciding, scored_in
 from fedbcd.recorded import completed
 
 Measure = Literal["own-shares", "pooled-labels", "own-tests"]
@@ -22,7 +22,9 @@ COMMON: Key = ("common", 0)  # of test samples for all without labels
 def check_column(where: str, column: str, federation: Federation) -> None:
     """Refuse a column that cannot decide anything."""
     known = federation.known_measures()
-    columns = columns_of(known, bool(federation.validation))[len(PLACE) :]
+    validation = bool(federation.validation)
+    column = deciding(column, known, validation)
+    columns = columns_of(known, validation)[len(PLACE) :]
     if column not in columns:
         raise ConfigError(
             f"{where}={column!r} is no column that can decide{nearest(column, columns)}; there are"

@@ -104,16 +104,8 @@ class Comparison:
     @property
     def lower(self) -> bool:
         """Whether lower scores are better, by the first measure."""
-        return self.is_lower(self.history.ends[0])
-
-    @property
-    def history(self) -> History:
-        """One of them, for its measures."""
-        return next(iter(self.results.values()))[0].history
-
-    def is_lower(self, column: str) -> bool:
-        """Whether lower values of this column are better."""
-        return better_of(column, self.history.measures) == "lower"
+        history = _one_of(self)
+        return better_of(history.ends[0], history.measures) == "lower"
 
     def values(self, title: str, column: str) -> list[float]:
         """Of every seed, at the end; NaN where a run has no such number."""
@@ -139,21 +131,22 @@ class Comparison:
         not every seed got there. Without a goal: what all of them reach in all seeds; without a
         column: personal models by the first measure.
         """
-        column = column or self.history.ends[0]
+        column = column or _one_of(self).ends[0]
         goal = self.common(column) if goal is None else goal
         found = {}
         for title, results in self.results.items():
-            rows = [_first(result, column, goal, self.is_lower(column)) for result in results]
+            rows = [_first(result, column, goal, _is_lower(self, column)) for result in results]
             found[title] = {
                 cost: fmean(math.nan if row is None else row[cost] for row in rows)
                 for cost in COSTS
+                if cost in _one_of(self).columns
             }
         return found
 
     def common(self, column: str = "") -> float:
         """The best score that all methods reach in all seeds."""
-        column = column or self.history.ends[0]
-        best, worst = (min, max) if self.is_lower(column) else (max, min)
+        column = column or _one_of(self).ends[0]
+        best, worst = (min, max) if _is_lower(self, column) else (max, min)
         ends = [best(r.history.column(column)) for rs in self.results.values() for r in rs]
         return float(worst(ends))
 
@@ -223,7 +216,7 @@ class Comparison:
         band; also written, where a path is given.
         """
         curves = {t: [result.history for result in rs] for t, rs in self.results.items()}
-        return draw_bands(curves, columns or self.history.ends[:2], axis, path)
+        return draw_bands(curves, columns or _one_of(self).ends[:2], axis, path)
 
     def __repr__(self) -> str:
         return aligned(cells_of(self, (), " ± "))
@@ -231,6 +224,16 @@ class Comparison:
     def _repr_html_(self) -> str:
         head, *rows = cells_of(self, (), " ± ")
         return html_table(head, rows)
+
+
+def _one_of(comparison: Comparison) -> History:
+    """A history, for its measures."""
+    return next(iter(comparison.results.values()))[0].history
+
+
+def _is_lower(comparison: Comparison, column: str) -> bool:
+    """Whether lower values of this column are better."""
+    return better_of(column, _one_of(comparison).measures) == "lower"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -336,7 +339,7 @@ def _first(result: Result, column: str, goal: float, lower: bool) -> dict[str, f
 # text
 def cells_of(comparison: Comparison, columns: Sequence[str], between: str) -> list[list[str]]:
     """Of a table: a head, and a line for each method."""
-    measure = comparison.history.first_measure
+    measure = _one_of(comparison).first_measure
     ends = {
         column_of(each, measure): f"{title} {in_words(measure)}" for each, title in ENDS.items()
     }
