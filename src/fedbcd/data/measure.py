@@ -5,10 +5,8 @@ from typing import Any, Literal
 
 import torch
 
-from fedbcd.config import nearest
 from fedbcd.data.federation import Federation, Key
 from fedbcd.errors import ConfigError
-from fedbcd.record.history import PLACE, columns_of, deciding, scored_in
 from fedbcd.recorded import completed
 
 Measure = Literal["own-shares", "pooled-labels", "own-tests"]
@@ -17,24 +15,6 @@ OWN_TESTS: Measure = "own-tests"  # of devices that have brought their own
 
 
 COMMON: Key = ("common", 0)  # of test samples for all without labels
-
-
-def check_column(where: str, column: str, federation: Federation) -> None:
-    """Refuse a column that cannot decide anything."""
-    known = federation.known_measures()
-    validation = bool(federation.validation)
-    column = deciding(column, known, validation)
-    columns = columns_of(known, validation)[len(PLACE) :]
-    if column not in columns:
-        raise ConfigError(
-            f"{where}={column!r} is no column that can decide{nearest(column, columns)}; there are"
-            f" {', '.join(columns)}"
-        )
-    if scored_in(column, known) is not None and federation.test is None:
-        raise ConfigError(
-            f"{where}={column!r} is a score on test samples, and there are none; give Federation"
-            " test=... or holdout=..., or name another column"
-        )
 
 
 def measure_for(federation: Federation, chosen: Measure | None) -> Measure:
