@@ -1,6 +1,7 @@
 # make run    set up .venv and run the default job          make test   set up and run every test
 # make check  lint, format and types                        make clean  remove what make made
-# make torture  the long forms of the tests under fault (docs/reliability.md): about two hours
+# make torture  the long forms of the tests under fault (docs/reliability.md): about two hours;
+#               what they print is kept in docs/results/reliability; ARGS=--short: half an hour
 # make golden  run version 0.1.0 and the tree side by side on 938 cases, and name those whose bits differ (tests/golden)
 # make evidence DATA=DIR  compute what is stale in docs/results, from the MNIST files in DIR; ARGS=--list says what that is
 # make bench  time ours, a plain loop and a floor on this CPU; writes benchmarks/results/
@@ -68,18 +69,8 @@ evidence: $(VENV)/run.stamp
 SEED ?= $(shell date +%s)
 torture: $(VENV)/dev.stamp
 	FEDBCD_EXPLORE=$(SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/property
-	cd tests && ../$(BIN)/python -m faultsim --seeds 0:100000
-	cd tests && ../$(BIN)/python -m faultsim.mutations
-	cd tests && ../$(BIN)/python -m faultsim.killing --all
-	cd tests && ../$(BIN)/python -m faultsim.chaos --seconds 300
-	cd tests && ../$(BIN)/python -m faultsim.fuzz --seconds 120
 	FEDBCD_HALF_OPEN=10000 $(BIN)/python -m pytest tests/faults/test_hostile.py
-	cd tests && ../$(BIN)/python -m faultsim.hosts --seconds 8
-	cd tests && ../$(BIN)/python -m faultsim.big --megabytes 1000 --active 1 --no-replay
-	cd tests && ../$(BIN)/python -m faultsim.load --devices 1000 --seconds 60
-	cd tests && ../$(BIN)/python -m faultsim.load --servers 10 --devices 1000 --seconds 90
-	cd tests && ../$(BIN)/python -m faultsim.load --devices 200 --active 200 --values 250000 --seconds 40 --slow-sync 0.1
-	cd tests && ../$(BIN)/python -m faultsim.load --devices 50 --active 10 --seconds 3600 --every 300
+	cd tests && ../$(BIN)/python -m faultsim.raw $(ARGS)
 
 # The package with its compiled parts in dist/; where there is no compiler it is as whole, and slower.
 wheel: $(VENV)/python.stamp

@@ -8,6 +8,7 @@ stands, what it is, and what it may be.
 
 import difflib
 import functools
+import inspect
 import re
 import tomllib
 import types
@@ -97,7 +98,8 @@ def build(
         if f.default is MISSING and f.default_factory is MISSING and n not in table
     ]
     if missing:
-        raise ConfigError(f"[{where}] needs {missing[0]}, e.g. {missing[0]} = 1")
+        example = known[missing[0]].metadata.get(SUCH_AS, 1)
+        raise ConfigError(f"[{where}] needs {missing[0]}, e.g. {missing[0]} = {example}")
     hints = typing.get_type_hints(
         kind.__init__
     )  # what may be given, which can be more than what is kept
@@ -106,11 +108,24 @@ def build(
         key: (
             choose(nested[key], value, f"{where}.{key}")
             if key in nested
-            else convert(value, hints[key], f"{where}.{key}")
+            else _given(value, hints[key], f"{where}.{key}", known[key].metadata.get(SUCH_AS))
         )
         for key, value in table.items()
     }
     return kind(**values)
+
+
+SUCH_AS = "such_as"  # in the metadata of a field: an example, as a job file has it
+
+
+def _given(value: Any, hint: Any, where: str, example: str | None) -> Any:
+    """`convert`, with an example where there is one and the value is of another kind."""
+    try:
+        return convert(value, hint, where)
+    except ConfigError as error:
+        if example is None or not str(error).startswith(f"{where} = "):
+            raise
+        raise ConfigError(f"{error}; e.g. {example}") from None
 
 
 # Fields that are themselves chosen by name; the packages that own the kinds fill this in.
@@ -136,7 +151,17 @@ def check_given(kind: Any, name: str, values: Sequence[Any], given: Mapping[str,
     """Refuse what is given to a dataclass without a name, or by one that it does not know."""
     if values:
         raise ConfigError(f"{name} takes settings by their names, not {values[0]!r:.80}")
-    check_keys(given, {f.name for f in fields(kind) if f.init}, name)
+    check_names(kind.__name__, {f.name for f in fields(kind) if f.init}, given)
+
+
+def check_names(called: str, known: Collection[str], given: Collection[str]) -> None:
+    """Refuse names that what is called does not take, with a pointer to the one that was meant."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{called} takes no {name!r}{nearest(name, known) or elsewhere(name)}; it takes"
+                f" {', '.join(sorted(known))}"
+            )
 
 
 def follow_renamed(
@@ -159,34 +184,84 @@ def renamed_keys(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str
     return {names.get(key, key): value for key, value in given.items()}
 
 
-def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """For a function whose keywords have new names: the old ones go on, with a warning."""
+def called(said: str = "", **names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """For what people call, by the name `said`: what it does not take, or needs and is not given,
+    is a sentence. `names`: keywords that have new names; the old ones go on, with a warning.
+    """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        @functools.wraps(function)
-        def called(*arguments: P.args, **keywords: P.kwargs) -> T:
-            return function(*arguments, **follow_renamed(keywords, names))
+        signature, what = inspect.signature(function), said or function.__name__
+        known = [name for name in signature.parameters if name not in ("self", "cls")]
 
-        return called
+        @functools.wraps(function)
+        def checked(*arguments: P.args, **keywords: P.kwargs) -> T:
+            given = follow_renamed(keywords, names) if names else keywords
+            check_names(what, known, given)
+            try:
+                signature.bind(*arguments, **given)
+            except TypeError as error:
+                of_all = ", ".join(known)
+                raise ConfigError(f"{what}: {error}; it takes {of_all}") from None
+            return function(*arguments, **given)
+
+        return checked
 
     return decorate
 
 
+def settings(kind: type[T]) -> type[T]:
+    """For a dataclass that people make: see `called`."""
+    type.__setattr__(kind, "__init__", called(kind.__name__)(kind.__init__))
+    return kind
+
+
 # What others call it.
 ELSEWHERE = {
-    "lr": "device_step",
-    "learning_rate": "device_step",
-    "gamma": "penalty",
-    "mu": "penalty",
-    "batch_size": "batch",
-    "local_steps": "steps",
+    ours: theirs.split()
+    for ours, theirs in {
+        "device_step": "lr learning_rate eta step_size step local_learning_rate",
+        "penalty": "gamma mu lam lambda_ lamda regularization",
+        "batch": "batch_size bs minibatch",
+        "steps": "local_steps local_iterations num_steps iterations",
+        "epochs": "local_epochs num_epochs",
+        "server_step": "server_lr server_learning_rate",
+        "first": "B wait_for",
+        "mixing": "matrix weights adjacency",
+        "rounds": "num_rounds global_rounds n_rounds round comm_rounds",
+        "active": "fraction join_ratio frac fraction_fit clients_per_round sample_fraction",
+        "seed": "random_state random_seed",
+        "torch_device": "gpu cuda",
+        "out": "folder log_dir save_dir output output_dir path",
+        "on_round": "callback callbacks hook",
+        "evaluate_every": "eval_every eval_gap eval_interval",
+        "cloud": "server strategy",
+        "algorithm": "method strategy",
+        "federation": "fed",
+        "devices": "clients data datasets train_data client_data",
+        "servers": "num_servers n_servers edges",
+        "test": "test_data tests test_set testset eval_data val",
+        "loss": "criterion loss_fn loss_function",
+        "model": "net network module model_fn",
+        "metric": "metrics score score_fn",
+        "transform": "transforms preprocess",
+    }.items()
 }
+# Where what people write elsewhere stands; those who own the kinds fill it in.
+PLACES: dict[str, str] = {}
+
+
+def elsewhere(word: str) -> str:
+    """Where something stands that was looked for here, if that is known."""
+    meant = [word, *(ours for ours, theirs in ELSEWHERE.items() if word in theirs)]
+    places = [PLACES[name] for name in meant if name in PLACES]
+    return f" (it is {places[0]})" if places else ""
 
 
 def nearest(word: str, known: Collection[str]) -> str:
     """A hint at the nearest known word, if one is near."""
-    meant = ELSEWHERE.get(word)
-    close = [meant] if meant in known else difflib.get_close_matches(word, known, n=1)
+    lower = {name.lower(): name for name in known}
+    close = [ours for ours, theirs in ELSEWHERE.items() if word in theirs and ours in known]
+    close += [lower[found] for found in difflib.get_close_matches(word.lower(), lower, n=1)]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -214,6 +289,11 @@ def fit(value: Any, where: str = "", but: Collection[str] = (), **offers: str) -
 def _hints_of(kind: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {f.name: hints[f.name] for f in fields(kind) if f.init}
+
+
+def shown(value: Any) -> str:
+    """A value in a sentence: on one line, and cut."""
+    return f"{' '.join(repr(value).split()):.80}"
 
 
 def offered(
@@ -295,6 +375,8 @@ def _items(
         hints = arguments
     else:
         hints = arguments[:1] * len(value)
+    if all(type(v) is hint for v, hint in zip(value, hints, strict=True)):  # recorded times, say
+        return value if type(value) is tuple else tuple(value)
     whole = whole and isinstance(value, tuple)
     return tuple(
         convert(v, hint, f"{where}[{k}]", whole)
@@ -335,7 +417,8 @@ def _in_words(hint: Any) -> str:
         return WORDS[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_in_words(option) for option in arguments if option is not type(None))
+        words = (_in_words(option) for option in arguments if option is not type(None))
+        return " or ".join(dict.fromkeys(words))
     if origin is typing.Literal:
         return " or ".join(map(repr, arguments))
     if origin is None:

@@ -159,8 +159,9 @@ def samples_in(path: Path) -> Samples:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 found = {name: torch.from_numpy(archive[name]) for name in archive.files}
     except (OSError, ValueError, TypeError, AttributeError, BadZipFile, SafetensorError) as error:
+        said = str(error).partition(" If you trust")[0].rstrip(".")  # nothing is unpickled here
         raise DataError(
-            f"{path} cannot be read ({error}); write arrays inputs and targets as .npz, or as"
+            f"{path} cannot be read ({said}); write arrays inputs and targets as .npz, or as"
             " .safetensors"
         ) from None
     if missing := [name for name in ("inputs", "targets") if name not in found]:

@@ -26,6 +26,7 @@ from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.wire import LAYERS, Layer, check_layers
 from fedbcd.config import (
     HOMES,
+    PLACES,
     build,
     check_keys,
     choose,
@@ -34,6 +35,7 @@ from fedbcd.config import (
     follow_renamed,
     nearest,
     offered,
+    settings,
 )
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT, Measure, check_tests, measure_for, measure_in
@@ -132,8 +134,20 @@ def _as_text(value: Any) -> Any:
 def _dtype(value: Any, where: str) -> torch.dtype:
     if isinstance(value, torch.dtype):
         return value
+    if isinstance(value, str):
+        value = value.removeprefix("torch.")
+    elif isinstance(value, type | np.dtype):
+        value = _name_in_numpy(value)
     name = convert(value, Literal[tuple(FLOATS)], where)
     return FLOATS[name]  # type: ignore[no-any-return]
+
+
+def _name_in_numpy(value: Any) -> Any:
+    """Of what says a type of numbers there: np.float32, or float."""
+    try:
+        return np.dtype(value).name
+    except TypeError:
+        return value
 
 
 def _changes(value: Any, where: str) -> dict[int, int]:
@@ -437,6 +451,7 @@ PARTS = (Timing, Numerics, Measured, Budget, Watch, Place)
 IDENTITY = (Timing, Numerics, Measured)  # the parts that determine the numbers
 
 
+@settings
 @dataclass(frozen=True)
 class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
     """A run, beyond its federation."""
@@ -787,6 +802,9 @@ def default_of(each: Field[Any]) -> Any:
 OPTIONS: dict[str, Field[Any]] = {f.name: f for part in PARTS for f in fields(part)}
 IN_RUN = [name for name in OPTIONS if name not in ("clock", "active")]  # they have sections
 HOMES.update(dict.fromkeys(IN_RUN, "run"))
+for kind in (*CLOUDS.values(), *reversed(ALGORITHMS.values())):
+    PLACES.update({f.name: f"fb.{kind.__name__}({f.name}=...)" for f in fields(kind) if f.init})
+PLACES.update({name: f"fb.train(..., {name}=...)" for name in ("cloud", *OPTIONS)})
 HINTS = get_type_hints(RunSpec)
 
 

@@ -76,7 +76,7 @@ def test_no_algorithm(algorithm: Any, sentence: str) -> None:
 
 
 VALUES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: fb.FedBCD(lr=0.1), r"unknown key 'lr' \(did you mean 'device_step'\?\)"),  # type: ignore[call-arg]
+    (lambda: fb.FedBCD(lr=0.1), r"FedBCD takes no 'lr' \(did you mean 'device_step'\?\)"),  # type: ignore[call-arg]
     (lambda: fb.FedProx(gamma=1.0), r"'gamma' \(did you mean 'penalty'\?\)"),  # type: ignore[call-arg]
     (lambda: fb.FedBCD(steps=(1.0, 3.5)), r"steps\[0\] = 1.0 must be a whole number"),  # type: ignore[arg-type]
     (lambda: fb.FedBCD(steps=(1, 2, 3)), r"steps = \[1, 2, 3\] must have 2 values"),  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ def test_a_model_that_does_not_fit_the_data_is_a_sentence(tmp_path: Path) -> Non
     for max_batch in (None, 1):
         with pytest.raises(
             ConfigError,
-            match=r"fail on inputs of shape \(2, 3\).*use a model and a loss that fit the data",
+            match=r"fails on inputs of shape \(2, 3\).*use a model and a loss that fit the data",
         ):
             fb.train(
                 federation,

@@ -430,8 +430,8 @@ def with_value(value: float) -> tuple[Tensor, Tensor]:
             r"device 1 has inputs of torch.float64, device 0 of torch.float32",
         ),
         (
-            (data(1)[0], data(1)[1].int()),
-            r"device 1 has targets of torch.int32, device 0 of torch.int64",
+            (data(1)[0], data(1)[1].float()),
+            r"device 1 has targets of torch.float32, device 0 of torch.int64",
         ),
         (
             (torch.zeros(4, 5), data(1)[1]),
@@ -446,7 +446,7 @@ def with_value(value: float) -> tuple[Tensor, Tensor]:
         (([[1.0, 2.0], [3.0]], [0, 1]), "device 1 cannot be used"),
         ((torch.tensor(1.0), torch.tensor(1)), "device 1 cannot be used"),
         (7, "device 1 cannot be used: a int has no length"),
-        ([data(1)[0], data(1)[1]], "device 1 cannot be used"),
+        ([data(1)[0], *data(1)], "device 1 cannot be used"),
     ],
 )
 def test_bad_data_are_refused_by_the_number_of_the_device(bad: Any, complaint: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbcd.cli import app
+from fedbcd.cli.experiments import _claims_table
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments import claims
 from fedbcd.experiments.claims import CLAIMS, ClaimVerdict, judge
@@ -292,6 +293,16 @@ def test_a_claim_is_clear_only_if_student_says_so() -> None:
     assert claims._verdict(1, "two seeds, close together", [0.0400, 0.0401], "").clear
     assert not claims._verdict(1, "five seeds", [-0.01, 0.0, 0.01, 0.02, 0.03], "").clear
     assert claims._verdict(1, "five seeds", [0.01, 0.02, 0.02, 0.03, 0.02], "").clear
+
+
+def test_one_seed_has_no_spread_and_is_no_verdict() -> None:
+    table = _claims_table([claims._verdict(1, "x", [0.1], ""), claims._verdict(2, "y", [0, 1], "")])
+    assert [[*column.cells] for column in table.columns[2:]] == [
+        ["yes, one seed", "yes, within noise"],
+        ["+0.1000", "+0.5000"],
+        ["-", "0.7071"],
+        ["1", "2"],
+    ]
 
 
 @pytest.mark.parametrize(("option", "value"), [("rounds", 0), ("workers", 0), ("seeds", 0)])

@@ -100,6 +100,16 @@ def test_traces_are_of_each_device_or_server(tmp_path: Path) -> None:
     assert servers.tolist() == [2.0] * 10 + [4.0] * 10
 
 
+def test_traces_of_a_hundred_thousand_times_are_drawn_from_at_once() -> None:
+    """What belongs to whom is found when they are read, not in every draw (then a minute)."""
+    values = [(k % 100, float(k)) for k in range(100_000)]
+    law = fb.Traces(tuple(reversed(values)))
+    device, u = np.arange(100), np.full(100, 0.25)
+    for _ in range(300):
+        found = law.at(u, Where(device, device, 0.0, (0.0, 0.0)))
+    assert found.tolist() == [25_000.0 + k for k in range(100)]
+
+
 class Growing:
     """A law of one's own that looks at who it is about, and when."""
 
@@ -157,6 +167,10 @@ def test_what_only_events_can_tell_is_not_drawn_ahead(clock: fb.Clock, why: str 
             "clock.day period=0.0 must be a finite",
         ),
         ({"day": {"period": 5}}, "[clock.day] needs night"),
+        ({"day": 24}, "clock.day = 24 must be a Day; e.g. { period = 24, night = 3 }"),
+        ({"bandwidth": 1e5}, "must be a Bandwidth; e.g. { down = 1e6, up = 2e5 }"),
+        ({"classes": {"share": 0.2}}, "must be a list; e.g. [{ share = 0.2, step = 5 }]"),
+        ({"step": {"name": "trace"}}, "[clock.step] needs values, e.g. values = [1.5, 2.0]"),
         ({"dropout": 1.0}, "clock.dropout=1.0 must be 0 or more and below 1"),
         ({"speeds": {"name": "constant", "value": 0}}, "clock.speeds gives a factor of 0"),
         (

@@ -62,9 +62,12 @@ def check_doubly_stochastic(weights: Tensor, tolerance: float = 1e-9) -> None:
         sums = weights.double().sum(axis)
         worst = int((sums - 1).abs().argmax())
         if not abs(float(sums[worst]) - 1) <= tolerance:  # also if it is not a number
+            remedy = "try Metropolis weights"
+            if abs(float(sums[worst]) - 1) < 1e-5:
+                remedy = "float32 has too few digits for it: use float64"
             raise ConfigError(
                 f"{name} {worst} of the mixing matrix sums to {float(sums[worst]):.12g}, not 1; "
-                "Assumption 3(ii) asks for a doubly stochastic matrix (try Metropolis weights)"
+                f"Assumption 3(ii) asks for a doubly stochastic matrix ({remedy})"
             )
 
 

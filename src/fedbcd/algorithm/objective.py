@@ -212,6 +212,13 @@ class Objective:
     def _loss(
         self, params: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        outputs, state = self.outputs(params, buffers, inputs)
+        return self.loss(outputs, targets), {name: state[name] for name in buffers}
+
+    def outputs(
+        self, params: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of the module with these tensors in it, and all its tensors afterwards."""
         counters = {name: value.clone() for name, value in self.layout.counters.items()}
         dtype = self.arithmetic
         if dtype is not None:
@@ -224,8 +231,7 @@ class Objective:
         outputs = functional_call(
             self._module(), state, (inputs,)
         )  # writes buffers that the forward pass has changed back to `state`
-        outputs = outputs if dtype is None else outputs.float()
-        return self.loss(outputs, targets), {name: state[name] for name in buffers}
+        return outputs if dtype is None else outputs.float(), state
 
     def _module(self) -> nn.Module:
         if not hasattr(self._own, "module"):

@@ -5,13 +5,13 @@ A projection is a frozen value with `project(x)` and `contains(x)`.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedbcd.config import fit
+from fedbcd.config import SUCH_AS, fit
 from fedbcd.errors import ConfigError
 from fedbcd.own import calling
 
@@ -157,7 +157,7 @@ class TensorBoxes:
 
     name: ClassVar[str] = "tensor-boxes"
 
-    segments: tuple[tuple[int, float, float], ...]
+    segments: tuple[tuple[int, float, float], ...] = field(metadata={SUCH_AS: "[[650, -2, 2]]"})
 
     def __post_init__(self) -> None:
         fit(self, f"{self.name} ")

@@ -146,10 +146,10 @@ def _claims_table(verdicts: Sequence[ClaimVerdict]) -> Table:
     names = ("claim", "on", "holds", "effect", "spread", "seeds")
     table = table_of(*names, title="the paper's claims on these runs")
     for v in verdicts:
-        holds = ("yes" if v.holds else "no") + ("" if v.clear else ", within noise")
-        table.add_row(
-            str(v.claim), v.part, holds, f"{v.effect:+.4f}", f"{v.spread:.4f}", str(v.seeds)
-        )
+        doubt = "" if v.clear else ", within noise" if v.seeds > 1 else ", one seed"
+        holds = ("yes" if v.holds else "no") + doubt
+        spread = f"{v.spread:.4f}" if v.seeds > 1 else "-"
+        table.add_row(str(v.claim), v.part, holds, f"{v.effect:+.4f}", spread, str(v.seeds))
     return table
 
 

@@ -20,6 +20,7 @@ from fedbcd.algorithm.interpret import Interpreter, Registers
 from fedbcd.algorithm.method import Bound, Method
 from fedbcd.algorithm.objective import Gradients, Objective
 from fedbcd.algorithm.plan import Custom, Plan, batches_of, flat
+from fedbcd.compute.fit import check_fit, ready
 from fedbcd.compute.fused import Compiled, compiled_for, pool_of
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Transform
@@ -126,17 +127,18 @@ class Trainer:
         self._checked = {*self.bound.upload.places, method.personal} - {"z"}
         self.compiled: Compiled | None = None  # whole sessions in compiled code
         self.why_not_compiled = self.why_one_by_one = ""
+        self.doubts: list[str] = []  # about loss and data, seen on the first samples
         self._pool: SamplePool | None = None  # what it can take samples from
 
     def check_vectorised(self, start: Tensor) -> str | None:
         """Try a gradient. Fall back to one device at a time when the model cannot be vectorised;
         returns the reason, if so.
         """
-        first = self._positions[[0, min(1, self._size_list[0] - 1)]]
-        shape, remedy = self._inputs.shape[1:], "it takes inputs and a dtype, and returns inputs"
-        with calling("the transform fails on inputs of shape {}", tuple(shape), remedy=remedy):
-            inputs, targets = self._fetch(first, start.dtype)
-        self._check_fit(start, inputs, targets)
+        first = self._positions[[0, min(1, self._size_list[0] - 1)]][: self._smallest_batch]
+        inputs = ready(self._transform, self._augment, take(self._inputs, first), start.dtype)
+        targets = take(self._targets, first)
+        targets = targets.to(start.dtype) if targets.is_floating_point() else targets
+        self.doubts = check_fit(self.objective, start, inputs, targets, self._targets)
         if self.one_by_one:
             self.why_not_compiled = self.why_one_by_one = "max_batch = 1: no device with another"
             return None
@@ -164,20 +166,11 @@ class Trainer:
         if self.works_together:
             self.together = max(1, COMPILED_CALL_PARAMETERS // self.objective.layout.size_P)
 
-    def _check_fit(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
-        p = self.objective.layout.size_P
-        with (
-            calling(
-                "model or loss fail on inputs of shape {} and targets of {}",
-                tuple(inputs.shape),
-                targets.dtype,
-                remedy="use a model and a loss that fit the data",
-            ),
-            torch.random.fork_rng(devices=[]),
-        ):
-            self.objective.gradients_one_by_one(
-                start[None, :p], start[None, p:], inputs[None], targets[None]
-            )
+    @property
+    def _smallest_batch(self) -> int:
+        """Some layers do not work on one sample."""
+        batch = self.method.batch
+        return min(self._size_list) if batch == "all" else batch
 
     def rehearse(self) -> None:
         """Carry out what somebody else has written for devices and servers once, for nothing."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.objective import Objective
+from fedbcd.compute.fit import check_labels
 from fedbcd.compute.outputs import Outputs
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Federation, Key
@@ -102,6 +103,9 @@ class Evaluator:
             shape = tuple(self.outputs.inputs.shape[1:])
             with calling(what, shape, remedy=inputs_fit, kind=DataError):
                 outputs = self.outputs.first(flat, 2)
+            whose = " of the test set"
+            every = self.outputs.targets
+            check_labels(self._federation.loss, outputs, targets, every, whose)
             what = "the metric fails on outputs of shape {} and targets of {}"
             shapes = tuple(outputs.shape), tuple(targets.shape)
             with calling(what, *shapes, remedy="use one that fits the task"):

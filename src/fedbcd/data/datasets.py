@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedbcd.config import nearest
+from fedbcd.config import convert, nearest
 from fedbcd.data.cifar import load_cifar10
 from fedbcd.data.idx import EMNIST_CLASSES, emnist, load_fashion_mnist, load_kmnist, load_mnist
 from fedbcd.data.parquet import load_parquet
@@ -64,6 +64,7 @@ DATASETS: dict[str, Callable[[Path | None], LoadedDataset]] = {
 
 def load_dataset(name: str, folder: str | Path | None = None) -> LoadedDataset:
     """A data set by name; `folder`, or else the variable FEDBCD_DATA, says where the files are."""
+    name, folder = convert(name, str, "name"), convert(folder, str | Path | None, "folder")
     if name not in DATASETS:
         raise DataError(
             f"unknown data set {name!r}{nearest(name, DATASETS)}; known:"

@@ -131,11 +131,16 @@ def deal_counts(
         if found is not None:
             return found
         _move_a_card(owners, room, spare, devices)
-    scarce = int(np.argmin(room / np.maximum(first, 1)))
+    if first.sum() < devices * labels:  # not even one sample of a label for each who needs it
+        scarce = int(np.argmin(room))
+        why = f"{room[scarce]} samples, so that at most {room[scarce]} devices can own it"
+    else:
+        scarce = int(np.argmin(room / np.maximum(first, 1)))
+        why = f"{room[scarce]} samples for {first[scarce]} devices"
     raise DataError(
         f"{devices} devices cannot get {samples} samples of exactly {labels} labels each without"
-        f" sharing any: label {[*of_label][scarce]} runs out, of which there are {room[scarce]}"
-        f" samples for {first[scarce]} devices; use fewer devices or samples, another diversity,"
+        f" sharing any: label {[*of_label][scarce]} runs out, of which there are {why}; use"
+        " fewer devices or samples, another diversity,"
         " or dealt=False, where devices may share samples"
     )
 

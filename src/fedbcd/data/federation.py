@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedbcd.algorithm.augment import Augment
+from fedbcd.algorithm.augment import Augment, FlipCrop
 from fedbcd.algorithm.objective import Loss
-from fedbcd.config import convert
+from fedbcd.config import PLACES, called, convert, offered, shown
 from fedbcd.data.datasets import Samples
 from fedbcd.data.holdout import Holdout, divided
 from fedbcd.data.measures import (
@@ -27,7 +27,17 @@ from fedbcd.data.measures import (
     mse,
 )
 from fedbcd.data.partition import Partition, labels_of
+from fedbcd.data.understood import (
+    check_function,
+    check_kind,
+    check_module,
+    is_pair,
+    labels_as_int64,
+    listed,
+    tensor_of,
+)
 from fedbcd.errors import ConfigError, DataError
+from fedbcd.own import calling
 
 Transform = Callable[[Tensor, torch.dtype], Tensor]
 Servers = int | Sequence[Sequence[int]] | Mapping[int, int]
@@ -44,7 +54,7 @@ def as_dtype(inputs: Tensor, dtype: torch.dtype) -> Tensor:
     """
     return (
         inputs.to(dtype)
-        if inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int8)
+        if inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int8, torch.bool)
         else inputs
     )
 
@@ -72,6 +82,7 @@ class Federation:
     augment   changes training batches before that, by addressed draws, e.g. FlipCrop()
     """
 
+    @called("Federation")
     def __init__(
         self,
         model: Callable[[], nn.Module] | nn.Module,
@@ -86,7 +97,7 @@ class Federation:
         transform: Transform = as_dtype,
         augment: Augment | None = None,
     ) -> None:
-        pairs = [with_test(data) for data in devices]
+        pairs = [with_test(data) for data in listed(devices)]
         parts = [as_samples(f"device {i}", data) for i, (data, _) in enumerate(pairs)]
         _check_parts(parts)
         pool = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
@@ -98,15 +109,16 @@ class Federation:
         self._set_evaluation((metric, metrics), transform, None, augment)
 
     @classmethod
+    @called("Federation.from_partition")
     def from_partition(
         cls,
         model: Callable[[], nn.Module] | nn.Module,
         loss: Loss,
-        pool: Samples,
+        pool: DeviceData,
         partition: Partition,
         servers: Servers,
         *,
-        test: Samples | None = None,
+        test: DeviceData | None = None,
         metric: Metric | None = None,
         metrics: Sequence[Measure | Metric] = (),
         holdout: float | Holdout = 0.0,
@@ -114,10 +126,9 @@ class Federation:
         augment: Augment | None = None,
     ) -> "Federation":
         """Devices that own positions of one common pool; the pool is not copied."""
-        self, pool = cls.__new__(cls), as_samples("the pool", pool)
-        owned = [torch.from_numpy(p) for p in partition.samples]
-        owned = self._set_tests(pool, owned, test, {}, holdout)
-        self._set(model, loss, pool, owned, servers)
+        self, samples = cls.__new__(cls), as_samples("the pool", pool)
+        owned = self._set_tests(samples, _positions(partition, len(samples)), test, {}, holdout)
+        self._set(model, loss, samples, owned, servers)
         self._set_evaluation((metric, metrics), transform, partition.labels, augment)
         return self
 
@@ -134,6 +145,8 @@ class Federation:
         for i, positions in enumerate(owned):
             if len(positions) == 0:
                 raise DataError(f"device {i} has no samples; leave it out, or give it data")
+        check_function("model", model, "lambda: torch.nn.Linear(4, 2)", classes=True)
+        check_function("loss", loss, "torch.nn.functional.cross_entropy")
         self._model = model
         self.loss = loss
         self.pool = pool
@@ -183,8 +196,11 @@ class Federation:
         self.metrics = tuple([metric] if metric is not None else metrics)
         self._measures = () if self.metrics else fitting_measures(self.loss, targets)
         self._loss = loss_measure(self.loss, targets)
-        self.transform = transform
+        self.transform = as_dtype if transform is None else transform
+        check_function("transform", self.transform, "lambda inputs, dtype: inputs.to(dtype)")
         self.augment = augment
+        if augment is not None:
+            offered(augment, "augment", "apply(inputs, h)", kinds={"": FlipCrop})
         is_labelled = not targets.is_floating_point() and targets.ndim == 1
         if labels is None and self.test is not None and is_labelled:
             labels = [labels_of(targets[self.owned(i)]) for i in range(len(self.sizes))]
@@ -220,20 +236,16 @@ class Federation:
         was given).
         """
         if isinstance(self._model, nn.Module):
-            return copy.deepcopy(self._model)
+            return copy.deepcopy(check_module("model", self._model))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            try:
-                module = self._model()
-            except TypeError as error:
-                raise ConfigError(
-                    f"model() cannot be called: {error}; give a callable without arguments"
-                ) from error
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"model() returned {type(module).__name__}; it must return a torch.nn.Module"
+            remedy = (
+                "give a module, or a function without arguments that makes one, such as lambda:"
+                " torch.nn.Linear(4, 2)"
             )
-        return module
+            with calling("model() fails", remedy=remedy):
+                module = self._model()
+        return check_module("model()", module)
 
     def fingerprint(self) -> str:
         """A hash of the data and of who owns it, by which a run folder knows its federation
@@ -244,6 +256,15 @@ class Federation:
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def check_federation(given: Any) -> None:
+    """Refuse anything else in its place."""
+    if not isinstance(given, Federation):
+        raise ConfigError(
+            f"federation = {shown(given)} is no fb.Federation; make one of your model, loss and"
+            " data, and give it first"
+        )
 
 
 def with_test(data: Any) -> tuple[DeviceData, DeviceData | None]:
@@ -270,10 +291,11 @@ def _joined(
         found.append(as_samples(name, data))
         spans[kind, owner] = start, start + len(found[-1])
         start += len(found[-1])
-        if owner == FOR_ALL:
-            continue
         if len(found[-1]) == 0:
             raise DataError(f"{name} is empty; give None, or samples")
+        if owner == FOR_ALL:
+            _check_axes(found[-1], like)
+            continue
         for kind in ("inputs", "targets"):
             mine, theirs = getattr(found[-1], kind), getattr(like, kind)
             if (mine.dtype, mine.shape[1:]) != (theirs.dtype, theirs.shape[1:]):
@@ -287,13 +309,29 @@ def _joined(
     return Samples(torch.cat(inputs), torch.cat(targets)), spans
 
 
+def _check_axes(test: Samples, like: Samples) -> None:
+    """A list of test sets passes for a set of samples with an axis more."""
+    for kind in ("inputs", "targets"):
+        mine, theirs = getattr(test, kind), getattr(like, kind)
+        if mine.ndim != theirs.ndim:
+            raise DataError(
+                f"the test set has {kind} of shape {tuple(mine.shape[1:])}, the devices' are"
+                f" {tuple(theirs.shape[1:])}; bring them to that (own test sets of devices go with"
+                " them: devices=[(train, test), ...])"
+            )
+
+
 def as_samples(name: str, data: DeviceData) -> Samples:
     """Data as tensors, all finite; `name` says whose they are."""
     try:
+        check_kind(data)
         samples = _as_samples(data)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except DataError as error:
+        raise DataError(f"{name} cannot be used: {error}") from None
+    except Exception as error:
         raise DataError(
-            f"{name} cannot be used: {error}; give (inputs, targets) or a Dataset of such pairs"
+            f"{name} cannot be used: {_reason(error)}; give (inputs, targets) or a Dataset of such"
+            " pairs"
         ) from error
     for kind, tensor in (("input", samples.inputs), ("target", samples.targets)):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -311,19 +349,30 @@ def as_samples(name: str, data: DeviceData) -> Samples:
     return samples
 
 
-def _as_samples(data: DeviceData) -> Samples:
+def _reason(error: Exception) -> str:
+    said = str(error).strip().partition("\n")[0]
+    return said if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {said}"
+
+
+def _as_samples(data: Any) -> Samples:
     if isinstance(data, Samples):
-        return data
-    if isinstance(data, tuple) and len(data) == 2:
-        return Samples(torch.as_tensor(data[0]), torch.as_tensor(data[1]))
-    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        given: list[Any] = [data.inputs, data.targets]
+    elif not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise TypeError(f"a {type(data).__name__} has no length")
-    rows = [data[k] for k in range(len(data))]
+    else:
+        given = [*data] if is_pair(data) else _columns([data[k] for k in range(len(data))])
+    inputs, targets = tensor_of(given[0], "inputs"), tensor_of(given[1], "targets")
+    targets = labels_as_int64(targets)
+    same = isinstance(data, Samples) and inputs is data.inputs and targets is data.targets
+    return data if same else Samples(inputs, targets)
+
+
+def _columns(rows: list[Any]) -> list[Any]:
     if not rows:
         raise ValueError("it has no samples")
-    return Samples(
-        *(torch.stack([torch.as_tensor(v) for v in column]) for column in zip(*rows, strict=True))
-    )
+    if any(not isinstance(row, tuple | list) or len(row) != 2 for row in rows):
+        raise TypeError(f"its samples are {type(rows[0]).__name__}, not (input, target)")
+    return [[torch.as_tensor(v) for v in column] for column in zip(*rows, strict=True)]
 
 
 def _check_parts(parts: Sequence[Samples]) -> None:
@@ -348,29 +397,63 @@ def _check_parts(parts: Sequence[Samples]) -> None:
                 )
 
 
+def _positions(partition: Any, samples: int) -> list[Tensor]:
+    """Of each device's samples in a pool of this size."""
+    if not isinstance(partition, Partition):
+        splits = hasattr(partition, "split")
+        remedy = "give its .split(targets, devices)" if splits else "give Partition.of(targets, it)"
+        raise ConfigError(f"partition = {partition!r:.80} is no Partition; {remedy}")
+    owned = [torch.from_numpy(positions) for positions in partition.samples]
+    last = max((int(own.max()) for own in owned if len(own)), default=0)
+    if last >= samples:
+        raise DataError(
+            f"the partition names sample {last}, but the pool has {samples}; split this pool"
+        )
+    return owned
+
+
 def _servers(servers: Servers, devices: int) -> list[list[int]]:
-    if isinstance(servers, Mapping):
-        home = convert(servers, Mapping[int, int], "servers")
-        servers = [[i for i in home if home[i] == n] for n in sorted({*home.values()})]
-    groups = convert(servers, int | Sequence[Sequence[int]], "servers")
+    given, remedy = _grouped(servers), "; give how many, lists of devices, or {device: server}"
+    if isinstance(given, Mapping):
+        home = convert(given, Mapping[int, int], "servers")
+        given = [[i for i in home if home[i] == n] for n in sorted({*home.values()})]
+    try:
+        groups = convert(given, int | Sequence[Sequence[int]], "servers")
+    except ConfigError as error:
+        raise ConfigError(f"{error}{remedy}") from None
     if isinstance(groups, int):
-        servers = groups
-        if not 1 <= servers <= devices:
-            raise ConfigError(f"servers={servers} must be between 1 and the {devices} devices")
-        bounds = [round(k * devices / servers) for k in range(servers + 1)]
+        if not 1 <= groups <= devices:
+            raise ConfigError(f"servers={groups} must be between 1 and the {devices} devices")
+        bounds = [round(k * devices / groups) for k in range(groups + 1)]
         return [list(range(a, b)) for a, b in pairwise(bounds)]
     groups = [list(group) for group in groups]
     counts = Counter(device for group in groups for device in group)
     wrong = [f"server {n} is empty" for n, group in enumerate(groups) if not group]
+    wrong += [f"there is no device {device}" for device in counts if device not in range(devices)]
     wrong += [
         f"device {device} appears {counts[device]} times"
         for device in range(devices)
         if counts[device] != 1
     ]
-    wrong += [f"there is no device {device}" for device in counts if device not in range(devices)]
     if wrong:
         raise ConfigError(
             f"servers must name each of the {devices} devices exactly once, and no server may be"
             f" empty: {wrong[0]}"
         )
     return groups
+
+
+def _grouped(servers: Any) -> Any:
+    """Groups of any kind as lists; of {server: its devices} the groups."""
+    unordered = (range, set, frozenset)
+    groups = [*servers.values()] if isinstance(servers, Mapping) else servers
+    of_groups = isinstance(groups, list | tuple) and all(
+        isinstance(own, (list, tuple, *unordered)) for own in groups
+    )
+    if not of_groups:
+        return servers
+    return [sorted(own) if isinstance(own, unordered) else own for own in groups]
+
+
+for name in ("model", "loss", "devices", "servers", "test", "metric", "transform", "augment"):
+    PLACES[name] = f"fb.Federation(..., {name}=...)"

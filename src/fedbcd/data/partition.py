@@ -11,7 +11,7 @@ import abc
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm import draws
-from fedbcd.config import NESTED
+from fedbcd.config import NESTED, SUCH_AS
 from fedbcd.data.dealing import (
     cut,
     deal_counts,
@@ -371,7 +371,7 @@ class Natural(Partitioner):
     Of more values than devices, as many as there are devices are drawn.
     """
 
-    column: str | Sequence[int]
+    column: str | Sequence[int] = field(metadata={SUCH_AS: '"writer"'})
     name: ClassVar[str] = "natural"
 
     def __post_init__(self) -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedbcd.errors import DataError
+from fedbcd.config import fit
+from fedbcd.data.understood import tensor_of
+from fedbcd.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,9 @@ class Samples:
     targets: Tensor
 
     def __post_init__(self) -> None:
+        for name in ("inputs", "targets"):
+            if not isinstance(getattr(self, name), Tensor):
+                object.__setattr__(self, name, tensor_of(getattr(self, name), name))
         if len(self.inputs) != len(self.targets):
             raise DataError(
                 f"{len(self.inputs)} inputs but {len(self.targets)} targets; each input needs one"
@@ -38,6 +43,11 @@ class Scale:
     divisor: float
     mean: float = 0.0
     deviation: float = 1.0
+
+    def __post_init__(self) -> None:
+        fit(self, "Scale: ")
+        if 0 in (self.divisor, self.deviation):
+            raise ConfigError(f"{self} divides by 0; give a divisor and a deviation above 0")
 
     def __call__(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         return (inputs.to(dtype) / self.divisor - self.mean) / self.deviation

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from fedbcd.compute.numbers import Numbers
-from fedbcd.config import renamed
-from fedbcd.data.federation import Federation
+from fedbcd.config import called, convert
+from fedbcd.data.federation import Federation, check_federation
 from fedbcd.engines.setup import (
     find_torch_device,
     make_machines,
@@ -35,7 +35,7 @@ OTHER_ORDER = (
 OnStep = Callable[[float, "Replaying"], None]
 
 
-@renamed(device="torch_device")
+@called(device="torch_device")
 def replay(
     log: str | Path,
     federation: Federation,
@@ -54,7 +54,8 @@ def replay(
     compared if the run was computed on a cluster or ahead of its events; the result then names that
     `engine`. `trust`: code that the log names, kinds of other people, may be imported.
     """
-    reader = LogReader(Path(log))
+    check_federation(federation)
+    reader = LogReader(Path(convert(log, str | Path, "log")))
     with imports(allowed=trust):
         spec = recorded_spec(reader, federation)
     if spec.start is not None:

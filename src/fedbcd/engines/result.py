@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from fedbcd.algorithm.params import Layout
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows
-from fedbcd.data.federation import Federation
+from fedbcd.config import called, convert
+from fedbcd.data.federation import Federation, check_federation
 from fedbcd.data.preview import COLOURS, figure_of, tidy
 from fedbcd.engines.environment import environment
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.history import DeviceTable, History, Row
+from fedbcd.record.runfolder import writing_to
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
 
@@ -197,8 +199,9 @@ class Run(Models):
         return f"<p>{escape(what)}</p>{self.history._repr_html_()}"
 
     def save(self, folder: str | Path) -> None:
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
+        path = Path(convert(folder, str | Path, "folder"))
+        with writing_to(path):
+            path.mkdir(parents=True, exist_ok=True)
         self.history.write_csv(path / "history.csv")
         self.devices.write_csv(path / DEVICES)
         notes = (self.personal_scores, self.global_scores, self.history.measures)
@@ -213,9 +216,16 @@ class Run(Models):
             self.best.save(path)
 
     @classmethod
+    @called("Run.load")
     def load(cls, folder: str | Path, federation: Federation) -> "Run":
         """Read a saved run; the federation supplies the module that the models fit into."""
-        path = Path(folder)
+        check_federation(federation)
+        path = Path(convert(folder, str | Path, "folder"))
+        if not (path / "models.safetensors").is_file():
+            raise RecordError(
+                f"{path} holds no models of a run; give the folder that run.save or train(out=...)"
+                " has made"
+            )
         tensors, metadata = read_tensors(path / "models.safetensors")
         try:
             summary = json.loads(metadata["summary"])
@@ -256,7 +266,7 @@ def _row(models: ManyModels, number: int, what: str) -> Tensor:
 
 def check_there_is(number: int, count: int, what: str) -> None:
     """Refuse the number of somebody whom nobody knows."""
-    if number not in range(count):
+    if convert(number, int, what) not in range(count):
         raise ConfigError(f"there is no {what} {number}; there are {what}s 0 to {count - 1}")
 
 

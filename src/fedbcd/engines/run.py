@@ -21,12 +21,13 @@ from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.players import NONE, EventPlayer, Player
 from fedbcd.compute.store import devices_of_rounds, stored_in
 from fedbcd.compute.workers import workers
-from fedbcd.config import renamed
-from fedbcd.data.federation import Federation
+from fedbcd.config import called, convert
+from fedbcd.data.federation import Federation, check_federation
 from fedbcd.data.measure import Measure, untested
 from fedbcd.engines.cluster.engine import cluster_numbers
 from fedbcd.engines.cluster.options import chosen_cluster
 from fedbcd.engines.interrupts import stop_on_interrupt
+from fedbcd.engines.listeners import check_listeners
 from fedbcd.engines.look import all_personal, device_table, members_of
 from fedbcd.engines.progress import LiveModels, Progress
 from fedbcd.engines.result import Run, notes_of
@@ -58,7 +59,7 @@ from fedbcd.schedule.work import WorkDone
 from fedbcd.spec import OPTIONS, Cluster, Precision, RunSpec, in_words
 
 
-@renamed(device="torch_device")
+@called(device="torch_device")
 def train(
     federation: Federation,
     algorithm: Algorithm | RunSpec,
@@ -118,6 +119,10 @@ def train(
                       raises KeyboardInterrupt
     """
     said = {name: value for name, value in locals().items() if name in ("cloud", *OPTIONS)}
+    check_federation(federation)
+    check_listeners(on_round=on_round, on_notice=on_notice, should_stop=should_stop)
+    out = convert(out, str | Path | None, "out")
+    record = convert(record, Mapping[str, Any] | None, "record")
     spec = (algorithm if isinstance(algorithm, RunSpec) else RunSpec(algorithm)).changed(said)
     if resume and out is None:
         raise ConfigError("resume=True goes on with what is in a folder: give it, out=...")

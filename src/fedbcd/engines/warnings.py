@@ -38,6 +38,7 @@ def setting_warnings(federation: Federation, spec: RunSpec, numbers: Numbers) ->
         alone,
         _penalty(numbers),
         _step(federation, numbers),
+        *numbers.trainer.doubts,
     )
     return [text for text in found if text]
 

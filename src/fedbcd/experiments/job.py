@@ -366,7 +366,8 @@ def load_job(path: str | Path, run: str | None = None) -> Job:
     """The job of a file, to look at, change and `run`; of several in one file, the one called
     `run`.
     """
-    jobs = {job.name: job for job in parse(read_job_file(Path(path)))}
+    path = Path(convert(path, str | Path, "path"))
+    jobs = {job.name: job for job in parse(read_job_file(path))}
     if run is None and len(jobs) == 1:
         return next(iter(jobs.values()))
     if run not in jobs:

@@ -33,19 +33,28 @@ LOOKED_AT = 200  # mixes, the last ones
 
 def alone(header: Mapping[str, Any], round_: int, servers: Sequence[int]) -> list[int]:
     """The servers that had no link to the others of this mix, where the log's cloud has links."""
+    return _without_links(_cloud(header), round_, servers)
+
+
+def _cloud(header: Mapping[str, Any]) -> Any:
+    """As the log says; None where it does not, or names code that may not be imported here."""
     try:
-        rows = RunSpec.from_identity(header["identity"]).cloud.weights(round_, servers)
+        return RunSpec.from_identity(header["identity"]).cloud
     except (KeyError, TypeError, ValueError, IndexError, ConfigError):
-        return []
-    return [n for n, row in zip(servers, rows or (), strict=False) if sum(a > 0 for a in row) < 2]
+        return None
+
+
+def _without_links(cloud: Any, round_: int, servers: Sequence[int]) -> list[int]:
+    rows = () if cloud is None else cloud.weights(round_, servers) or ()
+    return [n for n, row in zip(servers, rows, strict=False) if sum(a > 0 for a in row) < 2]
 
 
 def lonely(timeline: Timeline) -> str:
     """How often servers of a mix had nobody to mix with; empty where they always had."""
-    mixes = timeline.mixes
+    mixes, cloud = timeline.mixes, _cloud(timeline.header)
     last = range(max(0, len(mixes) - LOOKED_AT), len(mixes))
     groups = [(k, [*mixes.members(k)]) for k in last]
-    count = sum(len(alone(timeline.header, k, servers)) for k, servers in groups)
+    count = sum(len(_without_links(cloud, k, servers)) for k, servers in groups)
     if not count:
         return ""
     return (

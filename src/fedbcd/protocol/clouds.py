@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fedbcd.addressed import LINKS, unit_one
-from fedbcd.config import convert, fit
+from fedbcd.config import SUCH_AS, convert, fit, settings
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.coordinator import (
     AsyncCoordinator,
@@ -40,6 +40,7 @@ class SyncCloud(_PlainMean):
         return SyncCoordinator(range(servers), iterations)
 
 
+@settings
 @dataclass(frozen=True, slots=True)
 class AsyncCloud(_PlainMean):
     """The first B = `first` servers to finish are mixed; the others go on undisturbed."""
@@ -56,6 +57,7 @@ class AsyncCloud(_PlainMean):
         return AsyncCoordinator(range(servers), self.first, iterations)
 
 
+@settings
 @dataclass(frozen=True, slots=True)
 class RigorousCloud(_PlainMean):
     """Appendix A: numbered rounds; the first B = `first` are mixed, the others finish their phase
@@ -74,6 +76,7 @@ class RigorousCloud(_PlainMean):
         return RigorousCoordinator(range(servers), self.first, iterations)
 
 
+@settings
 @dataclass(frozen=True, slots=True)
 class GraphCloud:
     """Eq. (6) with your own mixing coefficients a_nm: all servers exchange along a graph. Rows and
@@ -83,7 +86,7 @@ class GraphCloud:
     Assumption 3).
     """
 
-    mixing: tuple[tuple[tuple[float, ...], ...], ...]
+    mixing: tuple[Weights, ...] = field(metadata={SUCH_AS: "[[0.5, 0.5], [0.5, 0.5]]"})
     name: ClassVar[str] = "graph"
     sync: ClassVar[bool] = False
 
@@ -107,6 +110,7 @@ class GraphCloud:
         return tuple(tuple(matrix[n][k] for k in servers) for n in servers)
 
 
+@settings
 @dataclass(frozen=True, slots=True)
 class DynamicGraph:
     """Eq. (6) on a graph that changes: of the first B = `first` servers to finish, those that have
@@ -119,7 +123,7 @@ class DynamicGraph:
     a_nn is what is left (Metropolis): doubly stochastic, whoever is there.
     """
 
-    edges: tuple[tuple[Link, ...], ...]
+    edges: tuple[tuple[Link, ...], ...] = field(metadata={SUCH_AS: "[[0, 1], [1, 2]]"})
     first: int
     link_failure: float = 0.0
     seed: int = 0  # of the links that fail
@@ -152,7 +156,7 @@ class DynamicGraph:
         for n in sorted({n for links in self.edges for link in links for n in link}):
             if not 0 <= n < servers:
                 raise ConfigError(f"edges names server {n}; there are servers 0 to {servers - 1}")
-        _check_first(self.first, servers)
+        _check_first(self.first, servers, f"first={servers}")
         return AsyncCoordinator(range(servers), self.first, iterations, alike=False)
 
     def weights(self, round_: int, servers: Sequence[int]) -> Weights:
@@ -187,9 +191,9 @@ def _several(tables: Any) -> Any:
         return [plain]
 
 
-def _check_first(first: int, servers: int) -> None:
+def _check_first(first: int, servers: int, for_all: str = "SyncCloud()") -> None:
     if not 1 <= first <= servers:
         raise ConfigError(
             f"first={first} must be between 1 and the {servers} servers; to wait for all, use"
-            " SyncCloud()"
+            f" {for_all}"
         )

@@ -29,6 +29,8 @@ from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 from fedbcd.recorded import completed
 
 FINGERPRINTS = ("data", "model")  # parts of the identity that say nothing to a reader
+ANOTHER = "choose another folder (--out, in Python out=...)"
+GO_ON = "to go on with it: --resume, in Python resume=True"
 LOCK_S = 0.2  # how long to try for the lock of a folder
 
 
@@ -38,9 +40,7 @@ def writing_to(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RecordError(
-            f"cannot write to {folder}: {error.strerror}; choose another folder with --out"
-        ) from None
+        raise RecordError(f"cannot write to {folder}: {error.strerror}; {ANOTHER}") from None
 
 
 def is_at_work(folder: Path) -> bool:
@@ -130,8 +130,7 @@ class RunFolder:
             handle = lock(self.path)
         if handle is None:
             raise RecordError(
-                f"another process is at work in {self.path}; wait for it, stop it, or choose"
-                " another folder with --out"
+                f"another process is at work in {self.path}; wait for it, stop it, or {ANOTHER}"
             )
         try:
             yield
@@ -151,16 +150,14 @@ class RunFolder:
                 ("config.toml", "config.tmp") if resume else ()
             )  # all that a run leaves that is killed before its first event
             if self.path.exists() and any(p.name not in allowed for p in self.path.iterdir()):
-                raise RecordError(f"{self.path} is not empty; choose a new folder with --out")
+                raise RecordError(f"{self.path} is not empty; {ANOTHER}")
         return None
 
     def _inspect_run(self, resume: bool) -> Checkpoint | None:
         difference = self._difference()
         if not resume:
-            hint = "it is another run" if difference else "resume it with --resume"
-            raise RecordError(
-                f"{self.path} holds a run already ({hint}); choose another folder with --out"
-            )
+            hint = "it is another run" if difference else GO_ON
+            raise RecordError(f"{self.path} holds a run already ({hint}); {ANOTHER}")
         if difference:
             raise RecordError(
                 f"{self.path} holds another run ({difference}); give the same settings to resume"

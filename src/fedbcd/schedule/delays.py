@@ -5,13 +5,13 @@ function, so that delays can be addressed draws; `schedule.times` draws them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedbcd.config import fit
+from fedbcd.config import SUCH_AS, fit
 from fedbcd.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
@@ -154,11 +154,11 @@ class Constant:
         return np.full_like(np.asarray(u, dtype=np.float64), self.value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # beside its field it has an array, since there may be many values
 class Trace:
     """Drawn from recorded `values`, each equally likely."""
 
-    values: tuple[float, ...]
+    values: tuple[float, ...] = field(metadata={SUCH_AS: "[1.5, 2.0]"})
     name: ClassVar[str] = "trace"
 
     def __post_init__(self) -> None:
@@ -169,39 +169,49 @@ class Trace:
         bad = [value for value in self.values if not 0 <= value < math.inf]
         if bad:
             raise ConfigError(f"trace values must be finite and 0 or more, not {bad[0]}")
+        object.__setattr__(self, "_times", np.array(self.values))
 
     def quantile(self, u: Floats) -> Floats:
         """The empirical quantile."""
-        values = np.asarray(self.values)
-        return np.asarray(values[(np.asarray(u) * len(values)).astype(np.int64)])
+        return _of_sample(self._times, u)  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, slots=True)
+def _of_sample(times: Floats, u: Floats) -> Floats:
+    return np.asarray(times[(np.asarray(u) * len(times)).astype(np.int64)])
+
+
+@dataclass(frozen=True)  # likewise
 class Traces:
     """Drawn from times recorded of each device, or of the devices of each server: `values` are
     pairs of its number and a time. Whom no pair names draws from all of them.
     """
 
-    values: tuple[tuple[int, float], ...]
+    values: tuple[tuple[int, float], ...] = field(metadata={SUCH_AS: "[[0, 1.5], [1, 2.0]]"})
     by: Literal["device", "server"] = "device"
     name: ClassVar[str] = "traces"
 
     def __post_init__(self) -> None:
         fit(self, f"{self.name} ")
-        Trace(tuple(time for _, time in self.values))  # refuses what are no times
+        every = Trace(tuple(time for _, time in self.values))  # refuses what are no times
+        number, time = (np.array(column) for column in zip(*self.values, strict=True))
+        order = np.lexsort((time, number))
+        named, begin = np.unique(number[order], return_index=True)
+        own = dict(zip(named.tolist(), np.split(time[order], begin[1:]), strict=True))
+        object.__setattr__(self, "_every", every)
+        object.__setattr__(self, "_own", own)
 
     def quantile(self, u: Floats) -> Floats:
         """Of all of them."""
-        return Trace(tuple(time for _, time in self.values)).quantile(u)
+        return self._every.quantile(u)  # type: ignore[attr-defined, no-any-return]
 
     def at(self, u: Floats, where: Where) -> Floats:
         """The empirical quantile of each one's own."""
         number = np.broadcast_to(where.device if self.by == "device" else where.server, u.shape)
         found = self.quantile(u)
         for one in np.unique(number):
-            own = tuple(time for named, time in self.values if named == one)
-            if own:
-                found[number == one] = Trace(own).quantile(u[number == one])
+            own = self._own.get(int(one))  # type: ignore[attr-defined]
+            if own is not None:
+                found[number == one] = _of_sample(own, u[number == one])
         return found
 
 
@@ -270,7 +280,7 @@ class Bandwidth:
 
 
 # of fields that descriptions name only where they are set: records are older than them
-BRIEF = {"brief": True}
+BRIEF: dict[str, Any] = {"brief": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +299,14 @@ class Clock:
 
     arrival: Delay = field(default_factory=lambda: Exponential(2.0))
     step: Delay = field(default_factory=lambda: Exponential(1.0))
-    classes: tuple[DeviceClass, ...] = field(default=(), metadata=BRIEF)
+    classes: tuple[DeviceClass, ...] = field(
+        default=(), metadata=BRIEF | {SUCH_AS: "[{ share = 0.2, step = 5 }]"}
+    )
     speeds: Delay | None = field(default=None, metadata=BRIEF)
-    day: Day | None = field(default=None, metadata=BRIEF)
-    bandwidth: Bandwidth | None = field(default=None, metadata=BRIEF)
+    day: Day | None = field(default=None, metadata=BRIEF | {SUCH_AS: "{ period = 24, night = 3 }"})
+    bandwidth: Bandwidth | None = field(
+        default=None, metadata=BRIEF | {SUCH_AS: "{ down = 1e6, up = 2e5 }"}
+    )
     dropout: float = field(default=0.0, metadata=BRIEF)
 
     def __post_init__(self) -> None:
