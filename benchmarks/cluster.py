@@ -3,7 +3,7 @@ run.
 
 usage: python benchmarks/cluster.py [--devices 100,1000,10000] [--json] [--out FILE] [--repeats 5]
 FedBCD on Sync-cloud with ten servers, a tenth of the devices active (at least 3 per server), 60
-samples of 784 values each. At 100 devices the model is the paper's MLP; above, logistic regression.
+samples of 784 values each. At 100 devices the model is the recipes' MLP, above logistic regression.
 Simulation with one worker, one actor, two actors, in turn: a ratio is the median over repeats of
 runs that followed one another, with the smallest and the largest beside it. CPU time is that of
 this process and of all that it has started, Ray's own included. Takes some five minutes on two free

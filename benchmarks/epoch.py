@@ -1,4 +1,4 @@
-"""epoch: the paper's MNIST round with 19 steps (one pass over 600 samples) per activation.
+"""epoch: the recipes' MNIST round with 19 steps (one pass over 600 samples) per activation.
 
 usage: python benchmarks/epoch.py [--json] [--out FILE] [--repeats 5] [--threads 2]
 """

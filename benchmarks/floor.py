@@ -53,7 +53,7 @@ def gradient(flat: Array, x: Array, y: npt.NDArray[np.int64], out: Array) -> Non
 
 
 class Floor:
-    """FedBCD, FedBCD-I and FedProx on the paper's MLP."""
+    """FedBCD, FedBCD-I and FedProx on the recipes' MLP."""
 
     def __init__(
         self,

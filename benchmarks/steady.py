@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument(
         "--hidden",
         type=int,
-        help="units of the only hidden layer, for many short rounds; otherwise the paper's MLP",
+        help="units of the only hidden layer, for many short rounds; otherwise the recipes' MLP",
     )
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)

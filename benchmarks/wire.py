@@ -182,7 +182,7 @@ async def measure(size: int, folder: str, repeats: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument(
-        "--sizes", default="0,109386,11173962", help="parameters: none, the paper's MLP, ResNet-18"
+        "--sizes", default="0,109386,11173962", help="parameters: none, the recipes' MLP, ResNet-18"
     )
     chosen = parser.parse_args()
     torch.set_num_threads(1)

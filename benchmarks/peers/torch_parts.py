@@ -1,5 +1,5 @@
-"""What the peers on PyTorch share: the paper's MLP, the data as tensors, and random mini-batches of
-a device.
+"""What the peers on PyTorch share: the recipes' MLP, the data as tensors, and random mini-batches
+of a device.
 """
 
 from collections.abc import Iterator

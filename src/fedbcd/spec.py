@@ -314,7 +314,7 @@ class Measured:
     measure: Measure | None = option(
         None,
         'of personal accuracy: "own-shares", the default, counts each label by its share of the'
-        " device's own samples; \"pooled-labels\", the paper's, all test samples of the device's"
+        " device's own samples; \"pooled-labels\", of the recipes, all test samples of the device's"
         ' labels alike; where devices have brought tests of their own it is "own-tests"',
         always=True,
     )

@@ -54,9 +54,8 @@ PARTS: dict[str, tuple[str, str]] = {
 }
 
 
-def run(name: str, short: bool) -> int:
+def run(name: str, command: str) -> int:
     """One part, told as it goes and kept when it is done; its exit status."""
-    command = PARTS[name][short]
     began, day, lines = time.monotonic(), time.strftime("%Y-%m-%d"), []
     process = subprocess.Popen(
         [sys.executable, "-m", *command.split()],
@@ -112,8 +111,9 @@ def _seeds(lines: Sequence[str]) -> str:
 
 
 def _mutations(lines: Sequence[str]) -> str:
-    seeds = [int(n) for n in re.findall(r"caught by seed (\d+)", "\n".join(lines))]
-    return f"{len(seeds)} of {len(lines)} breaks caught, the slowest by seed {max(seeds)}"
+    seeds = [int(n) for n in re.findall(r"caught by seed (-?\d+)", "\n".join(lines))]
+    caught = sum(seed >= 0 for seed in seeds)
+    return f"{caught} of {len(seeds)} breaks caught, the slowest by seed {max(seeds)}"
 
 
 def _killing(lines: Sequence[str]) -> str:
@@ -125,6 +125,16 @@ def _fuzz(lines: Sequence[str]) -> str:
     found = objects(lines)
     inputs = ", ".join(f"{one['target']} {one['inputs']:,}" for one in found)
     return f"inputs: {inputs}; {sum(len(one['findings']) for one in found)} findings"
+
+
+def _hosts(lines: Sequence[str]) -> str:
+    found = objects(lines)[-1]
+    cut = ", ".join(
+        f"{one['host']} cut off: {one['rounds_during']} rounds meanwhile, two more"
+        f" {one['two_more_rounds_s']} s after"
+        for one in found["troubles"]
+    )
+    return f"{found['rounds']} rounds, {found['restarts']} restarts, {cut}"
 
 
 def _last(*names: str) -> Callable[[Sequence[str]], str]:
@@ -158,7 +168,7 @@ SAID: dict[str, Callable[[Sequence[str]], str]] = {
         *("recovery_median_s", "recovery_worst_s", "replayed"),
     ),
     "fuzz": _fuzz,
-    "hosts": _last("rounds", "restarts", "troubles", "replayed"),
+    "hosts": _hosts,
     "big": _last("model_bytes", "rounds", "most_memory_in_models", "bytes_over_least", "replayed"),
 }
 
@@ -187,11 +197,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faultsim.raw", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*PARTS, []], metavar="NAME")
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--arguments", help="in place of a part's own, such as '--seeds 0:9'")
     parser.add_argument("--list", action="store_true")
     asked = parser.parse_args()
     bad = 0
     for name in () if asked.list else asked.names or PARTS:
-        bad += run(name, asked.short) != 0
+        command = PARTS[name][asked.short]
+        if asked.arguments is not None:
+            command = f"{command.split()[0]} {asked.arguments}"
+        bad += run(name, command) != 0
     PAGE.write_text(filled(PAGE.read_text()))
     print(table())
     return int(bad > 0)

@@ -1,6 +1,7 @@
 """One environment with Flower: its protobuf is older than the newest, and is enough for us."""
 
 import subprocess
+import sys
 import sysconfig
 import venv
 from pathlib import Path
@@ -23,12 +24,13 @@ print(google.protobuf.__version__)
 
 def test_flower_and_fedbcd_are_imported_into_one_process(tmp_path: Path) -> None:
     """What Flower pins comes first; what only we need (torch) is taken from where tests run."""
-    venv.create(tmp_path, with_pip=True)
-    pip = [tmp_path / "bin/python", "-m", "pip", "--disable-pip-version-check", "-q"]
+    venv.create(tmp_path)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     fetched = [*pip, "download", "--no-deps", "-d", tmp_path / "wheels", FLOWER[0]]
     if subprocess.run(fetched, capture_output=True).returncode:
         pytest.skip("no package registry can be reached")
-    subprocess.run([*pip, "install", *FLOWER], check=True)
+    into = ["--python", tmp_path / "bin/python", "install", "--no-compile"]
+    subprocess.run([*pip, *into, *FLOWER], check=True)
     (here,) = (tmp_path / "lib").glob("python*/site-packages")
     ours = [Path(fb.__file__).parents[1], sysconfig.get_paths()["platlib"]]
     (here / "fedbcd.pth").write_text("".join(f"{path}\n" for path in ours))

@@ -25,14 +25,16 @@ FORGOTTEN = python(f"signal.signal(signal.SIGCHLD, signal.SIG_IGN); {BURNING}.wa
 STAYS = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
 
 
-def run(folder: Path, body: str, most: float = 60.0) -> tuple[int, float, str]:
+def run(
+    folder: Path, body: str, most: float = 60.0, patience: float = 300.0
+) -> tuple[int, float, str]:
     """Status, seconds counted and what is said of a suite with one test."""
     (folder / "test_one.py").write_text(
         f"import subprocess, sys\n\n\ndef test_one():\n    {body}\n"
     )
     script = (
-        "import sys, budget; budget.EVERY_S, budget.PATIENCE_S, budget.TABLE = 0.05, 1.0,"
-        f" budget.Path({str(folder / 'cpu.txt')!r})\n"
+        f"import sys, budget; budget.EVERY_S, budget.PATIENCE_S = 0.05, {patience}\n"
+        f"budget.TABLE = budget.Path({str(folder / 'cpu.txt')!r})\n"
     )
     script += (
         f"budget.BUDGETS_S = {{'tests': {most}}}; sys.exit(budget.run(['-p', 'no:cacheprovider',"
@@ -73,7 +75,7 @@ def test_more_than_the_budget_fails_and_names_the_files(tmp_path: Path) -> None:
 
 def test_a_failed_test_keeps_its_status_and_a_process_left_behind_fails(tmp_path: Path) -> None:
     assert run(tmp_path, "sys.exit(3)")[0] == 1
-    status, _, said = run(tmp_path, STAYS)
+    status, _, said = run(tmp_path, STAYS, patience=0.5)
     assert status == 1
     assert "left behind" in said
     assert re.search(r"\(sleep 600 \) of \S*test_one\.py", said)

@@ -1,5 +1,5 @@
 """Personal accuracy: each device's test samples are weighted by its own shares of labels, or pooled
-as in the paper.
+as in the recipes.
 """
 
 import math

@@ -72,3 +72,28 @@ def test_every_line_of_both_algorithms_is_in_the_map(algorithm: int, lines: int)
     assert sorted(
         k for first, last in spans for k in range(int(first), int(last or first) + 1)
     ) == [*range(1, lines + 1)]
+
+
+# what the paper says nothing of, or leaves open: widths and parameters of the network, how images
+# are normalised, how clocks count offline rounds, who is tested on what
+NOT_SAID = re.compile(
+    r"paper['’]s\s+(recipes|MLP|MNIST (round|setting|size)|normalis\w+|109,386)"
+    r"|(normalised|counts it|no clock time), as (in )?the paper"
+    r"|\"pooled-labels\"`*,? (is )?the paper's"
+)
+
+
+def test_nothing_is_called_the_paper_s_that_it_leaves_open() -> None:
+    files = [
+        *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.[pjt]*"), ROOT / "README.md",
+        *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.md"),
+        ROOT / "CHANGELOG.md", *(ROOT / "examples").glob("*.py"),
+    ]  # fmt: skip
+    texts = {
+        path: path.read_text() for path in files if path.suffix in (".py", ".md", ".js", ".toml")
+    }
+    assert len(texts) > 250
+    assert {
+        path.name: said[0] for path, text in texts.items() if (said := NOT_SAID.search(text))
+    } == {}
+    assert NOT_SAID.search("the paper's 109,386 parameters")

@@ -71,7 +71,7 @@ class Federation:
     the server of each device, {device: server}
     test      (inputs, targets) or a Dataset; a personal model is tested on its device's own test
     samples, or else on those of these whose label its device owns (`data.measure`). Without it
-    global models are tested on all that devices have
+    global models are tested on all test samples of devices
     metric    metric(outputs, targets) -> a score per sample, one for all, or a mapping of names to
     such; higher is better, unless it has an attribute better = "lower"
     metrics   several: `fb.Measure`s and such functions; what fits loss and targets by default, and

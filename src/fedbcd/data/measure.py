@@ -31,7 +31,7 @@ def sample_weights(
     own-shares     a label counts by its share of the device's training samples, whatever its share
     of the test set
     own-tests      the device's own test samples and no others; by "own-shares" where it has none
-    pooled-labels  the paper's: every test sample of a label that the device owns counts alike,
+    pooled-labels  of the recipes: every test sample of a label that the device owns counts alike,
     however few it has of it
 
     Labels of which there is no test sample are left out: the shares of the others are then of the

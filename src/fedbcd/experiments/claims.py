@@ -3,7 +3,7 @@ say.
 
 A claim's effect is a number whose sign decides: positive, the claim holds. It is computed per seed;
 the verdict is on the mean, and `clear` says whether the mean differs from zero by more than chance
-would have it in 5 of 100 cases (Student's t). Personal accuracy is taken as the paper takes it,
+would have it in 5 of 100 cases (Student's t). Personal accuracy is as the recipes read the paper,
 measure = "pooled-labels", which its panels name.
 """
 

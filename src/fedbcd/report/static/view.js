@@ -274,7 +274,7 @@ const fedbcd = (() => {
 
   /* How test samples are weighted in personal scores, and whether it is the same in all runs. */
   function measured(runs) {
-    const words = { "own-shares": "each label counts by its share of the device's own samples", "own-tests": "each device on test samples of its own", "pooled-labels": "all test samples of a device's labels count alike, as in the paper" };
+    const words = { "own-shares": "each label counts by its share of the device's own samples", "own-tests": "each device on test samples of its own", "pooled-labels": "all test samples of a device's labels count alike" };
     const [one, ...others] = Object.keys(words).map((measure) => [words[measure], runs.filter((run) => run.summary.measure === measure).map((run) => run.name)]).filter(([, names]) => names.length);
     if (!one) return "";
     return others.length ? `Personal scores of these runs do not compare: ${[one, ...others].map(([text, names]) => `in ${names.join(", ")} ${text}`).join("; ")}.` : `In personal scores ${one[0]}.`;
