@@ -16,10 +16,12 @@ from fedbcd.algorithm.methods import (
     Local,
 )
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
+from fedbcd.algorithm.trees import module_loss
 from fedbcd.algorithm.wire import Clip, Integers
 from fedbcd.data.datasets import Samples, load_dataset
 from fedbcd.data.federation import Federation
 from fedbcd.data.holdout import Holdout
+from fedbcd.data.lazy import LazySamples
 from fedbcd.data.measures import Measure, accuracy
 from fedbcd.data.partition import (
     IID,
@@ -117,6 +119,7 @@ __all__ = [
     "IID",
     "Integers",
     "Job",
+    "LazySamples",
     "Local",
     "LogNormal",
     "Measure",
@@ -147,6 +150,7 @@ __all__ = [
     "diversity",
     "load_dataset",
     "load_job",
+    "module_loss",
     "personalise",
     "replay",
     "train",

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedbcd.algorithm.augment import Augment
@@ -64,7 +65,7 @@ def device(
         )
     plan = deployment_of(parsed, settled, model=model)
     own_data = as_samples("the data of this device", data)
-    loss = loss or parsed.loss(own_data.targets)
+    loss = loss or parsed.loss(own_data.take(torch.tensor([0]))[1])
     federation = Federation(
         model or parsed.model_factory(), loss, [own_data], 1, transform=transform, augment=augment
     )

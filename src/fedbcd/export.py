@@ -14,15 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedbcd.algorithm.trees import Tree, leaves, outputs_of, shapes
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_in, sample_weights
+from fedbcd.data.samples import Pool
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.experiments.pool import recorded_job
+from fedbcd.record.names import LOG
 from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 
 FORMATS = ("safetensors", "onnx")
 SAMPLES = 64  # on which outputs are compared
+TESTED_AT_ONCE = 1_000
 TOLERANCE = 1e-4  # of ONNX outputs, relative to the largest output
 
 
@@ -68,7 +72,7 @@ def export_run(
     folder).
     """
     hint = "load it with fedbcd.Run.load and use fedbcd.export.write_model"
-    job = recorded_job(folder / "events.jsonl", hint)
+    job = recorded_job(folder / LOG, hint)
     federation = job.make_federation()
     run = Run.load(folder, federation)
     module, sample = _chosen(run, choice), _sample(federation, run.global_VF.dtype)
@@ -87,7 +91,7 @@ def export_run(
 def write_model(
     module: nn.Module,
     fresh: Callable[[], nn.Module],
-    sample: Tensor,
+    sample: Tree,
     stem: Path,
     formats: Sequence[str] = FORMATS,
     metadata: dict[str, str] | None = None,
@@ -104,10 +108,15 @@ def write_model(
         )
     if "onnx" in formats:
         _need_onnx()
+        if not isinstance(sample, Tensor):
+            raise ConfigError(
+                "ONNX files are of models with one input, and this one takes"
+                f" {shapes(sample)}; use --format safetensors"
+            )
     stem.parent.mkdir(parents=True, exist_ok=True)
     module = module.eval()
     with torch.no_grad():
-        expected = module(sample)
+        expected = outputs_of(module, sample)
     files: list[Path] = []
     differences: dict[str, float] = {}
     for name in formats:
@@ -115,7 +124,7 @@ def write_model(
         if name == "safetensors":
             _write_safetensors(module, path, metadata or {})
             with torch.no_grad():
-                found = _load_safetensors(fresh(), path)(sample)
+                found = outputs_of(_load_safetensors(fresh(), path), sample)
         else:
             _write_onnx(module, sample, path)
             found = _run_onnx(path, sample)
@@ -143,9 +152,10 @@ def _chosen(run: Run, choice: Choice) -> nn.Module:
     return run.global_model if choice.server is None else run.server_model(choice.server)
 
 
-def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:
-    inputs = federation.pool.inputs if federation.test is None else federation.test.inputs
-    return federation.transform(inputs[:SAMPLES], dtype)
+def _sample(federation: Federation, dtype: torch.dtype) -> Tree:
+    pool = federation.pool if federation.test is None else federation.test
+    inputs, _ = pool.take(torch.arange(min(SAMPLES, len(pool))))
+    return federation.transform(inputs, dtype)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -227,7 +237,7 @@ def _card(
     job: dict[str, Any],
     choice: Choice,
     module: nn.Module,
-    sample: Tensor,
+    sample: Tree,
     files: Sequence[Path],
     differences: dict[str, float],
 ) -> str:
@@ -254,11 +264,7 @@ def _card(
             f"| certificate: {name.replace('_', ' ')} | {value:.4g} |"
             for name, value in summary.get("certificates", {}).items()
         ),
-        (
-            f"| input | {sample.dtype} of shape (batch, {', '.join(map(str, sample.shape[1:]))}),"
-            f" after the transform of the data set: mean {float(sample.double().mean()):.4g}, from"
-            f" {float(sample.min()):.4g} to {float(sample.max()):.4g} |"
-        ),
+        *map(_taken, leaves(sample)),
         "",
         "## Files",
         "",
@@ -272,6 +278,15 @@ def _card(
         "",
     ]
     return "\n".join(rows)
+
+
+def _taken(inputs: Tensor) -> str:
+    values = inputs.double()
+    return (
+        f"| input | {inputs.dtype} of shape (batch, {', '.join(map(str, inputs.shape[1:]))}), after"
+        f" the transform of the data set: mean {float(values.mean()):.4g}, from"
+        f" {float(values.min()):.4g} to {float(values.max()):.4g} |"
+    )
 
 
 def _about(job: dict[str, Any], module: nn.Module) -> list[str]:
@@ -311,8 +326,7 @@ def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
     if test is None:
         return []
     with torch.no_grad():
-        outputs = module(run.federation.transform(test.inputs, run.global_VF.dtype))
-    scores = run.federation.measures(outputs, test.targets)[0].by_sample(outputs, test.targets)
+        scores = torch.cat([_scores(run, module, test, part) for part in _parts(len(test))])
     start, stop = run.federation.common_test or (0, len(test))
     common = scores[start:stop]
     rows = [f"| test score, all labels | {float(common.mean()):.4f} ({len(common)} samples) |"]
@@ -321,7 +335,7 @@ def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
         own = scores[slice(*own_tests[choice.device])]
         rows.append(f"| test score, its own tests | {float(own.mean()):.4f} ({len(own)} samples) |")
     elif choice.device is not None and run.federation.common_test and run.federation.labels:
-        measure, targets = measure_in(run.summary), test.targets[start:stop]
+        measure, targets = measure_in(run.summary), test.all_targets[start:stop]
         labels, counts = torch.unique(targets, return_counts=True)
         keys = [("label", label) for label in labels.tolist()]
         tested = dict(zip(keys, counts.tolist(), strict=True))
@@ -341,6 +355,17 @@ def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
                 f"| its server's model on those labels | {run.global_scores[choice.device]:.4f} |"
             )
     return rows
+
+
+def _parts(samples: int) -> Sequence[Tensor]:
+    return torch.split(torch.arange(samples), TESTED_AT_ONCE)
+
+
+def _scores(run: Run, module: nn.Module, test: Pool, positions: Tensor) -> Tensor:
+    """Of these test samples, float64."""
+    inputs, targets = test.take(positions)
+    outputs = outputs_of(module, run.federation.transform(inputs, run.global_VF.dtype))
+    return run.federation.measures(outputs, targets)[0].by_sample(outputs, targets)
 
 
 def _limits(choice: Choice) -> str:

@@ -9,14 +9,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedbcd.algorithm import draws
+from fedbcd.algorithm.trees import outputs_of
 from fedbcd.data.federation import DeviceData, Federation, as_samples
 from fedbcd.data.measures import ACCURACY
-from fedbcd.data.samples import Samples
+from fedbcd.data.samples import Pool, Samples
 from fedbcd.engines.joining import models_from
 from fedbcd.engines.replay import recorded_spec
 from fedbcd.engines.result import Run
@@ -24,6 +23,8 @@ from fedbcd.errors import ConfigError, DataError, RecordError
 from fedbcd.experiments.pool import recorded_job
 from fedbcd.own import imports
 from fedbcd.record.eventlog import LogReader
+from fedbcd.record.names import LOG, MODELS
+from fedbcd.record.tensorfile import opened
 from fedbcd.spec import RunSpec
 
 STEPS = 100  # of a newcomer, where nobody says
@@ -124,8 +125,8 @@ def personalise(
 
 
 def _run_in(folder: Path, federation: Federation | None) -> tuple[Run, RunSpec]:
-    log = folder / "events.jsonl"
-    if not log.is_file() and (folder / "models.safetensors").is_file():
+    log = folder / LOG
+    if not log.is_file() and (folder / MODELS).is_file():
         raise RecordError(
             f"{folder} has models but no events.jsonl, as Run.save leaves them, so it does not say"
             " how they were trained; personalise(Run.load(folder, federation), data, spec=...)"
@@ -154,11 +155,12 @@ def samples_in(path: Path) -> Samples:
     """Arrays called inputs and targets in a file of NumPy (.npz) or of safetensors."""
     try:
         if path.suffix == ".safetensors":
-            found = load_file(path)
+            with opened(path) as file:
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         else:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 found = {name: torch.from_numpy(archive[name]) for name in archive.files}
-    except (OSError, ValueError, TypeError, AttributeError, BadZipFile, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, BadZipFile) as error:
         said = str(error).partition(" If you trust")[0].rstrip(".")  # nothing is unpickled here
         raise DataError(
             f"{path} cannot be read ({said}); write arrays inputs and targets as .npz, or as"
@@ -172,8 +174,10 @@ def samples_in(path: Path) -> Samples:
     return Samples(found["inputs"], found["targets"])
 
 
-def _fitting(given: Samples, pool: Samples) -> Samples:
+def _fitting(given: Pool, pool: Pool) -> Pool:
     """Samples like those of the run."""
+    if not (isinstance(given, Samples) and isinstance(pool, Samples)):
+        return given  # read when needed, and then refused
     return Samples(
         _like("inputs", given.inputs, pool.inputs), _like("targets", given.targets, pool.targets)
     )
@@ -194,7 +198,7 @@ def _like(kind: str, mine: Tensor, theirs: Tensor) -> Tensor:
     return changed
 
 
-def _divided(data: Samples, held_out: float, seed: int) -> tuple[Samples, Samples]:
+def _divided(data: Pool, held_out: float, seed: int) -> tuple[Pool, Pool]:
     """What to train on, and what to test on."""
     if not 0 < held_out < 1:
         raise ConfigError(f"held_out={held_out:g} must be between 0 and 1")
@@ -206,22 +210,20 @@ def _divided(data: Samples, held_out: float, seed: int) -> tuple[Samples, Sample
     order = torch.from_numpy(np.argsort(draws.unit(h), kind="stable"))
     count = min(len(data) - 1, max(1, round(held_out * len(data))))
     rest, own = order[:count], order[count:]
-    return Samples(data.inputs[own], data.targets[own]), Samples(
-        data.inputs[rest], data.targets[rest]
-    )
+    return data.only(own), data.only(rest)
 
 
 # ------------------------------------------------------------------------------------------------
 # scores
-def _scores(run: Run, flat: Tensor, data: Samples) -> Tensor:
+def _scores(run: Run, flat: Tensor, data: Pool) -> Tensor:
     """The first measure of a model on each sample, float64."""
     federation, module = run.federation, run.model_of(flat)
     found = []
     for start in range(0, len(data), SAMPLES_AT_ONCE):
-        part = slice(start, start + SAMPLES_AT_ONCE)
-        inputs, targets = data.inputs[part], data.targets[part]
+        part = torch.arange(start, min(len(data), start + SAMPLES_AT_ONCE))
+        inputs, targets = data.take(part)
         with torch.no_grad():
-            outputs = module(federation.transform(inputs, flat.dtype))
+            outputs = outputs_of(module, federation.transform(inputs, flat.dtype))
         measure = federation.measures(outputs, targets)[0]
         if measure is ACCURACY:
             _check_labels(targets, outputs.shape[-1])

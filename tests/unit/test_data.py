@@ -359,8 +359,8 @@ def test_data_may_come_in_any_usual_form(form: str) -> None:
     assert made.sizes == [4, 2]
     assert made.devices == 2
     assert made.labels == [(0, 1), (0, 1)]
-    assert torch.equal(made.pool.inputs[made.owned(1)], data(1, size=2)[0])
-    assert torch.equal(made.pool.targets[made.owned(0)], data(0)[1])
+    assert torch.equal(made.pool.take(made.owned(1))[0], data(1, size=2)[0])
+    assert torch.equal(made.pool.take(made.owned(0))[1], data(0)[1])
 
 
 def test_a_partition_owns_positions_of_one_pool() -> None:

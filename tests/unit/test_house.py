@@ -44,6 +44,7 @@ CHOOSERS = {"engines/run"}  # the one place that chooses
 ELSEWHERE = {
     "addressed": "unit/test_draws.py",
     "compute/batch": "engines/test_workers.py",
+    "compute/blocks": "unit/test_lazy.py",
     "compute/certify": "engines/test_certificates.py",
     "compute/contributions": "engines/test_membership.py",
     "compute/evaluate": "unit/test_measure.py",

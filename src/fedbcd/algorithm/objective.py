@@ -9,18 +9,19 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
 from fedbcd.algorithm.fused.chain import LinearLayer, chain_of
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.traced import Operations, trace
+from fedbcd.algorithm.trees import Tree, called, mapped, module_loss, scores_of, with_labels
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
 Shapes = tuple[torch.Size | torch.dtype, ...]
 
 
@@ -65,6 +66,7 @@ class Objective:
             self.module
         ).eval()  # computes in its own dtype, whatever `arithmetic` is
         self.loss = loss
+        self.of_scores = takes_scores(loss)
         self.layout = Layout(module)
         self.stochastic = False  # draws random numbers in its forward pass (dropout)
         self.traceable = True
@@ -90,7 +92,7 @@ class Objective:
         return self
 
     def gradients(
-        self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor
+        self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tree, targets: Tensor
     ) -> Gradients:
         """All devices in one vectorised call; inputs and targets have a leading axis of N devices,
         then R samples.
@@ -99,7 +101,8 @@ class Objective:
         missing = 0 if self.stochastic else -devices % self._multiple
         if missing:
             params_NP, buffers_NB, inputs, targets = (
-                _filled(t, missing) for t in (params_NP, buffers_NB, inputs, targets)
+                mapped(lambda t: _filled(t, missing), tree)
+                for tree in (params_NP, buffers_NB, inputs, targets)
             )
         call = self._worthwhile(params_NP, buffers_NB, inputs, targets) or self._vectorised
         *parts, loss, buffers = call(params_NP, buffers_NB, inputs, targets)
@@ -110,7 +113,7 @@ class Objective:
         return Gradients(tuple(parts), loss, buffers)
 
     def _vectorised(
-        self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor
+        self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tree, targets: Tensor
     ) -> tuple[Tensor, ...]:
         randomness = "different" if self.stochastic else "error"
         call = vmap(grad_and_value(self._loss, has_aux=True), randomness=randomness)
@@ -128,8 +131,10 @@ class Objective:
 
     def _worthwhile(self, *tensors: Tensor) -> Operations | None:
         """A trace for tensors of these shapes, once it pays; it gives the same bits, so when it
-        comes in does not matter.
+        comes in does not matter. Inputs that are several tensors have none.
         """
+        if not isinstance(tensors[2], Tensor):
+            return None
         shapes = _shapes(tensors)
         known = self._traces.get(shapes)
         if known is not None or self.stochastic or not self.traceable:
@@ -183,19 +188,20 @@ class Objective:
         )
 
     def gradients_one_by_one(
-        self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tensor, targets: Tensor
+        self, params_NP: Tensor, buffers_NB: Tensor, inputs: Tree, targets: Tensor
     ) -> Gradients:
         """The same, one device after another with ordinary autograd: works for every module, and no
         row depends on another.
         """
         rows = [
-            self._gradient(*row) for row in zip(params_NP, buffers_NB, inputs, targets, strict=True)
+            self._gradient(params_NP[k], buffers_NB[k], row_of(inputs, k), targets[k])
+            for k in range(len(params_NP))
         ]
         gradient, loss, buffers = (torch.stack(column) for column in zip(*rows, strict=True))
         return Gradients((gradient,), loss, buffers)
 
     def _gradient(
-        self, params: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor
+        self, params: Tensor, buffers: Tensor, inputs: Tree, targets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         params = params.detach().requires_grad_(True)
         with torch.enable_grad():
@@ -210,14 +216,14 @@ class Objective:
         )
 
     def _loss(
-        self, params: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
+        self, params: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tree, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        outputs, state = self.outputs(params, buffers, inputs)
+        outputs, state = self.outputs(params, buffers, inputs, targets)
         return self.loss(outputs, targets), {name: state[name] for name in buffers}
 
     def outputs(
-        self, params: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, params: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tree, targets: Tensor
+    ) -> tuple[Any, dict[str, Tensor]]:
         """Of the module with these tensors in it, and all its tensors afterwards."""
         counters = {name: value.clone() for name, value in self.layout.counters.items()}
         dtype = self.arithmetic
@@ -226,12 +232,21 @@ class Objective:
                 name: value if name in self._exact else value.to(dtype)
                 for name, value in params.items()
             }
-            inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+            inputs = mapped(lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
         state = {**params, **buffers, **counters}
-        outputs = functional_call(
-            self._module(), state, (inputs,)
-        )  # writes buffers that the forward pass has changed back to `state`
-        return outputs if dtype is None else outputs.float(), state
+        # writes buffers that the forward pass has changed back to `state`
+        return self.taken(self._module(), state, inputs, targets), state
+
+    def taken(
+        self, module: nn.Module, state: dict[str, Tensor], inputs: Tree, targets: Tensor
+    ) -> Any:
+        """What the module returns with these tensors, as the loss takes it."""
+        if self.loss is module_loss:
+            inputs = with_labels(inputs, targets)
+        outputs = called(module, state, inputs)
+        outputs = scores_of(outputs) if self.of_scores else outputs
+        exact = self.arithmetic is not None and isinstance(outputs, Tensor)
+        return outputs.float() if exact else outputs
 
     def _module(self) -> nn.Module:
         if not hasattr(self._own, "module"):
@@ -256,14 +271,12 @@ class Objective:
         names = [slot.name for slot in self.layout.parameters]
 
         def loss(parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor) -> Tensor:
-            return self.loss(
-                functional_call(module, dict(zip(names, parameters, strict=True)), (inputs,)),
-                targets,
-            )
+            state = dict(zip(names, parameters, strict=True))
+            return self.loss(self.taken(module, state, inputs, targets), targets)
 
         return chain_of(loss, self.layout.parameters, flat, inputs, targets)
 
-    def why_not_vectorised(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
+    def why_not_vectorised(self, flat: Tensor, inputs: Tree, targets: Tensor) -> str | None:
         """Try a small vectorised gradient. None: it works (`stochastic` is set on the way).
         Otherwise: the reason, in a sentence.
         """
@@ -272,7 +285,7 @@ class Objective:
         sample = (
             stack[:, :p],
             stack[:, p:],
-            inputs.expand(2, *inputs.shape),
+            mapped(lambda t: t.expand(2, *t.shape), inputs),
             targets.expand(2, *targets.shape),
         )
         reason = None
@@ -290,6 +303,15 @@ class Objective:
             return None
         self.stochastic = False
         return reason
+
+
+def takes_scores(loss: Loss) -> bool:
+    """Whether a loss is given the scores: torch's own and those of this package, as they know
+    nothing else. Others get what the module returns, as it is.
+    """
+    loss = getattr(loss, "func", loss)  # of a partial
+    where = getattr(loss, "__module__", None) or type(loss).__module__
+    return loss is not module_loss and where.partition(".")[0] in ("torch", "fedbcd")
 
 
 def _sharing_parameters(module: nn.Module) -> nn.Module:
@@ -317,6 +339,10 @@ def _keep_statistics_exact(module: nn.Module, arithmetic: torch.dtype) -> frozen
 def _filled(rows: Tensor, missing: int) -> Tensor:
     """With copies of the first row at its end."""
     return torch.cat([rows, rows[:1].expand(missing, *rows.shape[1:])])
+
+
+def row_of(inputs: Tree, row: int) -> Tree:
+    return mapped(lambda t: t[row], inputs)
 
 
 def _nearly(a: Tensor, b: Tensor) -> bool:

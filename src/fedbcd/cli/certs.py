@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from fedbcd.cli.output import say
+from fedbcd.cli.commands import add_command
+from fedbcd.cli.output import say, show, table_of
 from fedbcd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ Identities = Annotated[
 Days = Annotated[int, typer.Option(help="Days until the certificates expire.")]
 
 
-@certs_app.command("init")
 def init_command(
     folder: Folder = Path("certs"),
     days: Annotated[int, typer.Option(help="Days until the authority expires.")] = 3650,
@@ -47,7 +46,6 @@ def init_command(
     )
 
 
-@certs_app.command("issue")
 def issue_command(
     identities: Identities,
     folder: Folder = Path("certs"),
@@ -70,7 +68,6 @@ def issue_command(
         say(f"{identity}: hand {made} to its process, over a safe way", Console())
 
 
-@certs_app.command("rotate")
 def rotate_command(
     identities: Identities,
     folder: Folder = Path("certs"),
@@ -88,7 +85,6 @@ def rotate_command(
         say(f"{identity}: copy {made} over the old one", Console())
 
 
-@certs_app.command("revoke")
 def revoke_command(identities: Identities, folder: Folder = Path("certs")) -> None:
     """Lock identities out: new connections are refused, open ones end as soon as a role sees the
     new list.
@@ -100,7 +96,6 @@ def revoke_command(identities: Identities, folder: Folder = Path("certs")) -> No
     say(f"copy {folder / 'crl.pem'} to every role", Console())
 
 
-@certs_app.command("list")
 def list_command(
     folder: Folder = Path("certs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
@@ -111,11 +106,12 @@ def list_command(
         print(json.dumps([asdict(entry) for entry in issued]))
         return
     now = datetime.now(UTC).isoformat()
-    table = Table("identity", "serial number", "good until", "", box=None, header_style="bold")
+    names = ("identity", "serial number", "good until", "")
+    table = table_of(*names, words=names, plain=True)
     for entry in issued:
         state = "revoked" if entry.revoked else "expired" if entry.until < now else ""
         table.add_row(entry.identity, entry.serial, entry.until[:16].replace("T", " "), state)
-    Console().print(table)
+    show(table, Console())
 
 
 def expand(identities: list[str]) -> list[str]:
@@ -137,3 +133,13 @@ def _authority(folder: Path) -> "Authority":
     from fedbcd.engines.deploy.links.certs import Authority
 
     return Authority(folder)
+
+
+for _name, _command in (
+    ("init", init_command),
+    ("issue", issue_command),
+    ("rotate", rotate_command),
+    ("revoke", revoke_command),
+    ("list", list_command),
+):
+    add_command(certs_app, _name, _command)

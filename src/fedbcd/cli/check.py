@@ -4,14 +4,25 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
-from fedbcd.cli.output import Data, Json, console, note, print_json, say, screen_for, table_of
+from fedbcd.cli.output import (
+    Data,
+    Grid,
+    Json,
+    note,
+    print_json,
+    say,
+    screen_for,
+    show,
+    table_of,
+    waiting,
+)
 from fedbcd.cli.overrides import read_jobs
 from fedbcd.experiments.check import CheckReport, check_job, recorded_jobs
 from fedbcd.experiments.job import Federations
 from fedbcd.experiments.promise import MEANING, Promise
+from fedbcd.record.names import LOG
 from fedbcd.theory.assumptions import Verdict
 
 SOMETHING_FAILS = 1
@@ -47,24 +58,24 @@ def check_command(
     Exit code: 0 if no assumption fails, 1 if one does; a job that cannot run at all is an error, as
     for 'fedbcd run'.
     """
-    path = log / "events.jsonl" if log is not None and log.is_dir() else log
+    path = log / LOG if log is not None and log.is_dir() else log
     made, jobs = Federations(), read_jobs(file, data)
     jobs, skipped = (jobs, []) if path is None else recorded_jobs(jobs, path, made)
     for sentence in skipped:
         note(sentence)
     reports = []
     for job in jobs:
-        with console.status(f"checking {job.name} ..."):
+        with waiting(f"checking {job.name} ..."):
             how = {"devices": devices, "rounds": rounds}
             reports.append(check_job(job, log=path, federation=made.of(job), **how))
     screen = screen_for(as_json)
     for report in reports:
-        screen.print(_table(report))
+        show(_table(report), screen)
         say(report.sentence, screen)
         if isinstance(report.promise, str):
             say(report.promise and f"Theorem 1: {report.promise}.", screen)
         else:
-            screen.print(_theorem(report.promise))
+            show(_theorem(report.promise), screen)
             constants = report.promise.constants.items()
             say("with " + ", ".join(f"{name} = {value:.4g}" for name, value in constants), screen)
             say(report.promise.sentence, screen)
@@ -79,18 +90,19 @@ def check_command(
         raise typer.Exit(SOMETHING_FAILS)
 
 
-def _table(report: CheckReport) -> Table:
+def _table(report: CheckReport) -> Grid:
     names = ("", "assumption", "verdict", "found", "would pass")
-    table = table_of(*names, title=escape(report.title), overflow="fold")
+    table = table_of(*names, title=report.title, words=names)
     for f in report.findings:
-        verdict = f"[{COLOURS[f.verdict]}]{f.verdict.value}[/]"
-        table.add_row(f.assumption, escape(f.says), verdict, escape(f.found), escape(f.remedy))
+        verdict = Text(f.verdict.value, COLOURS[f.verdict])
+        table.add_row(f.assumption, f.says, verdict, f.found, f.remedy)
     return table
 
 
-def _theorem(promise: Promise) -> Table:
+def _theorem(promise: Promise) -> Grid:
     title = f"Theorem 1 for T = {promise.rounds}: means over the rounds, at most"
-    table = table_of("", "of", "bound", "any points of X", "says more from T", title=title)
+    names = ("", "of", "bound", "any points of X", "says more from T")
+    table = table_of(*names, title=title, words=names[:2])
     for name, meaning in MEANING.items():
         needed = promise.telling[name]
         numbers = [f"{getattr(each, name):.3g}" for each in (promise.bounds, promise.trivial)]

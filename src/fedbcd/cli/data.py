@@ -17,11 +17,22 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
-from fedbcd.cli.output import Json, console, print_json, say, say_where, screen_for
+from fedbcd.cli.commands import add_command
+from fedbcd.cli.kinds import names_of
+from fedbcd.cli.output import (
+    Grid,
+    Json,
+    console,
+    print_json,
+    say,
+    say_where,
+    screen_for,
+    show,
+    table_of,
+)
 from fedbcd.config import choose
-from fedbcd.data.datasets import load_dataset
+from fedbcd.data.datasets import DATASETS, load_dataset
 from fedbcd.data.fetch import fetch
 from fedbcd.data.files import VARIABLE
 from fedbcd.data.partition import PARTITIONS, Partition, Partitioner
@@ -34,9 +45,14 @@ data_app = typer.Typer(
 )
 
 
-@data_app.command("fetch")
 def fetch_command(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, kmnist, emnist or cifar10.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="mnist, fashion-mnist, kmnist, emnist or cifar10.",
+            autocompletion=names_of(DATASETS),
+        ),
+    ],
     data: Annotated[
         Path | None, typer.Option(help=f"Folder to put it into (default: {VARIABLE}, else data).")
     ] = None,
@@ -69,9 +85,11 @@ def fetch_command(
     )
 
 
-@data_app.command("show")
 def show_command(
-    name: Annotated[str, typer.Argument(help="A data set; see fedbcd models.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A data set; see fedbcd models.", autocompletion=names_of(DATASETS)),
+    ],
     data: Annotated[
         Path | None, typer.Option(help=f"Where its files are (default: {VARIABLE}).")
     ] = None,
@@ -102,7 +120,7 @@ def show_command(
     if split is not None:
         summary["partition"] = summarise_partition(split)
     screen = screen_for(as_json)
-    screen.print(_table(summary))
+    show(_table(summary), screen)
     if out is not None and split is not None:
         _save(split, loaded, out, f"{name}: {partition or manifest}", screen)
     print_json(as_json, summary)
@@ -131,8 +149,8 @@ def _partitioner(text: str) -> Partitioner:
     return choose(PARTITIONS, table, "partition")
 
 
-def _table(summary: dict[str, Any]) -> Table:
-    table = Table("", "", show_header=False, box=None)
+def _table(summary: dict[str, Any]) -> Grid:
+    table = table_of("", "", words=("",), plain=True)
     shape = "x".join(map(str, summary["input"]))
     table.add_row(
         "data set",
@@ -166,3 +184,10 @@ def _save(split: Partition, loaded: LoadedDataset, out: Path, title: str, screen
     drawn = draw_partition(split, loaded.train.targets, out / "partition.png", title)
     picture = f", its picture in {out / 'partition.png'}" if drawn else ""
     say_where(drawn, screen, f"the split is in {out / 'manifest.json'}{picture}")
+
+
+for _name, _command in (
+    ("fetch", fetch_command),
+    ("show", show_command),
+):
+    add_command(data_app, _name, _command)

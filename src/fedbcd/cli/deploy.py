@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from fedbcd.cli.output import (
     Data,
+    Grid,
     Json,
     Trust,
     console,
@@ -29,6 +29,9 @@ from fedbcd.cli.output import (
     say,
     say_how_to_go_on,
     screen_for,
+    show,
+    table_of,
+    waiting,
 )
 from fedbcd.cli.overrides import new_folder, override
 from fedbcd.config import dump_toml, read_toml
@@ -42,6 +45,7 @@ from fedbcd.experiments.pictures import draw_run
 from fedbcd.own import imports
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
 from fedbcd.record.history import in_words
+from fedbcd.record.names import DEPLOY, JOB, LOG, REPORT
 from fedbcd.record.tensorfile import write_whole
 
 if TYPE_CHECKING:
@@ -55,7 +59,7 @@ LOOK_S = 1.0  # between two looks at stores that grow
 
 File = Annotated[
     Path,
-    typer.Argument(help="A job file (TOML) with a \\[deploy] section; the same for all roles."),
+    typer.Argument(help="A job file (TOML) with a [deploy] section; the same for all roles."),
 ]
 OptionalFile = Annotated[
     Path | None,
@@ -194,7 +198,7 @@ def up_command(
     ] = None,
     time_scale: Annotated[
         float | None,
-        typer.Option(help="Draw the delays of \\[clock]; a unit lasts this many seconds."),
+        typer.Option(help="Draw the delays of [clock]; a unit lasts this many seconds."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
     data: Data = None,
@@ -311,25 +315,26 @@ def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
 
 def _resumed(out: Path) -> tuple[Job, Deploy]:
     """The job and options of the deployment in a folder, as they were."""
-    if not (out / "deploy.toml").is_file():
+    if not (out / DEPLOY).is_file():
         raise RecordError(
             f"{out} holds no deployment to go on with; start a new one without --resume"
         )
-    job = one_job(read_toml(out / "config.toml"), recorded=True)
-    return job, merge_options(read_toml(out / "deploy.toml").get("deploy", {}), {}, {})
+    job = one_job(read_toml(out / JOB), recorded=True)
+    return job, merge_options(read_toml(out / DEPLOY).get("deploy", {}), {}, {})
 
 
 def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     from fedbcd.engines.deploy.local.finish import growing_log
-    from fedbcd.engines.deploy.local.up import Up, actors_of, check_stores
+    from fedbcd.engines.deploy.local.up import Up, actors_of, check_stores, rehearse_apart
 
     federation = job.make_federation()
     job = job.settled(federation)
+    rehearse_apart(job.spec, federation)
     warning = never_mixes(job.spec.cloud, job.federation.servers)
     if warning is not None:
         note(warning)
     deployment = deployment_of(job, options, job.spec.rounds, federation=federation)
-    if (out / "deploy.toml").exists():
+    if (out / DEPLOY).exists():
         check_stores(options, deployment.blueprint)
     else:
         options = _begin(job, options, deployment.blueprint, out)
@@ -362,8 +367,8 @@ def _begin(job: Job, options: Deploy, blueprint: "Blueprint", out: Path) -> Depl
     if not options.plain:
         make_certificates(out / "certs", blueprint)
     make_stores(options, blueprint)
-    write_whole(out / "config.toml", dump_toml(job.to_table()).encode())
-    write_whole(out / "deploy.toml", dump_toml({"deploy": asdict(options)}).encode())
+    write_whole(out / JOB, dump_toml(job.to_table()).encode())
+    write_whole(out / DEPLOY, dump_toml({"deploy": asdict(options)}).encode())
     return options
 
 
@@ -401,7 +406,7 @@ def _watch(up: "Up", job: Job, options: Deploy) -> bool:
     return finished
 
 
-def _picture(view: "View", job: Job) -> Table:
+def _picture(view: "View", job: Job) -> Grid:
     seen, goal = view.coordinator, job.spec.rounds or f"clock {job.spec.until_clock:g}"
     title = (
         f"round {seen.get('round', '-')} of {goal}, clock {seen.get('clock', 0.0):.1f} s,"
@@ -412,11 +417,8 @@ def _picture(view: "View", job: Job) -> Table:
         if view.memory_bytes
         else ""
     )
-    table = Table(title=title, title_justify="left", box=None, header_style="bold")
-    table.add_column("server", no_wrap=True)
-    for name in ("phase", "uploads", "devices", "received", "sent", "refused"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("waits for")
+    names = ("server", "phase", "uploads", "devices", "received", "sent", "refused", "waits for")
+    table = table_of(*names, title=title, words=("waits for",), plain=True)
     for n, server in view.servers.items():
         totals = server.get("totals", {})
         uploads = f"{server.get('received', '-')}/{server.get('active', '-')}"
@@ -445,7 +447,7 @@ def _conclude(
     from fedbcd.engines.deploy.local.finish import conclude
     from fedbcd.report.page import write_report
 
-    with console.status("merging the logs, and replaying them ..."):
+    with waiting("merging the logs, and replaying them ..."):
         run = conclude(
             out,
             federation,
@@ -455,7 +457,7 @@ def _conclude(
             facts,
         )
     draw_run(job.name, run, out)
-    write_report([out], out / "report.html", plan=False)
+    write_report([out], out / REPORT, plan=False)
     _report(run, out, as_json)
 
 
@@ -473,7 +475,7 @@ def _report(run: "Run", out: Path, as_json: bool) -> None:
         f" {d['restarts']} restarts, {d['bytes_per_activation']} bytes per activation"
         f" ({d['bytes_over_least']:.2%} more than a model down and one up). The replay of the log"
         f" ends with the same models: digest {digest}. Everything is in {out}, the report in"
-        f" {out / 'report.html'}",
+        f" {out / REPORT}",
         screen,
     )
     print_json(as_json, s | {"out": str(out)})
@@ -585,7 +587,7 @@ def status_command(
     """Ask the coordinator and the servers of a running deployment how they are doing; needs the
     certificate of 'operator'.
     """
-    path = file / "deploy.toml" if file.is_dir() else file
+    path = file / DEPLOY if file.is_dir() else file
     options = merge_options(
         read_toml(path).get("deploy", {}),
         os.environ,
@@ -598,7 +600,7 @@ def status_command(
     if not as_json and len(silent) == len(found):
         print(_nobody(file, silent))
     elif not as_json:
-        Console().print(_status_table(found))
+        show(_status_table(found), Console())
         for status in found:
             for sentence in status.get("trouble", ()):
                 say(f"{status['actor']}: {sentence}", Console())
@@ -635,7 +637,7 @@ def _nobody(file: Path, silent: list[dict[str, Any]]) -> str:
     """
     from fedbcd.report.view import read_run, standing_of
 
-    if (file / "events.jsonl").is_file():
+    if (file / LOG).is_file():
         stands = standing_of(read_run(file))
         if stands.state != "running":
             return f"{stands.words}; no role runs" if stands.state == "finished" else stands.words
@@ -644,17 +646,9 @@ def _nobody(file: Path, silent: list[dict[str, Any]]) -> str:
     )
 
 
-def _status_table(found: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "role",
-        "round or phase",
-        "clock",
-        "peers",
-        "waits for",
-        "clocks that are off",
-        box=None,
-        header_style="bold",
-    )
+def _status_table(found: list[dict[str, Any]]) -> Grid:
+    names = ("role", "round or phase", "clock", "peers", "waits for", "clocks that are off")
+    table = table_of(*names, words=("role", "waits for", "clocks that are off"), plain=True)
     for status in found:
         if "error" in status:
             table.add_row(status["actor"], "-", "-", "-", status["error"], "")

@@ -14,9 +14,20 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
-from fedbcd.cli.output import Data, Json, console, print_json, say, say_where, screen_for, table_of
+from fedbcd.cli.kinds import names_of
+from fedbcd.cli.output import (
+    Data,
+    Grid,
+    Json,
+    console,
+    print_json,
+    say,
+    say_where,
+    screen_for,
+    show,
+    table_of,
+)
 from fedbcd.cli.overrides import override
 from fedbcd.config import follow_renamed
 from fedbcd.experiments.claims import ClaimVerdict, judge
@@ -30,7 +41,10 @@ from fedbcd.record.history import in_words
 
 
 def paper_command(
-    panel: Annotated[list[str], typer.Argument(help=f"{', '.join(PANELS)} or all")],
+    panel: Annotated[
+        list[str],
+        typer.Argument(help=f"{', '.join(PANELS)} or all", autocompletion=names_of(PANELS)),
+    ],
     data: Annotated[
         Path | None, typer.Option(help="Folder with MNIST and CIFAR-10 (default: FEDBCD_DATA).")
     ] = None,
@@ -50,7 +64,8 @@ def paper_command(
         typer.Option(
             help="Another reading of what the paper leaves open, one or more: "
             + ", ".join(name for name, each in READINGS.items() if not each.default)
-            + "."
+            + ".",
+            autocompletion=names_of(READINGS),
         ),
     ] = None,
     out: Annotated[
@@ -79,7 +94,7 @@ def paper_command(
     verdicts = judge(curves)
     write_claims(verdicts, out / "claims.json")
     screen = screen_for(as_json)
-    screen.print(_claims_table(verdicts))
+    show(_claims_table(verdicts), screen)
     say(f"figures, tables and claims.json are in {out}", screen)
     print_json(
         as_json,
@@ -118,7 +133,7 @@ def sweep_command(
     )
     tried = rank(part, points, results)
     screen = screen_for(as_json)
-    screen.print(_sweep_table(tried))
+    show(_sweep_table(tried), screen)
     best = tried[0]
     say("best: " + ", ".join(f"{key} = {value}" for key, value in best.values.items()), screen)
     print_json(as_json, {"best": best.plain, "by": best.by, "tried": [t.plain for t in tried]})
@@ -142,9 +157,9 @@ def _run(jobs: Sequence[Job], folder: Path, workers: int | None) -> list[Result]
         )
 
 
-def _claims_table(verdicts: Sequence[ClaimVerdict]) -> Table:
+def _claims_table(verdicts: Sequence[ClaimVerdict]) -> Grid:
     names = ("claim", "on", "holds", "effect", "spread", "seeds")
-    table = table_of(*names, title="the paper's claims on these runs")
+    table = table_of(*names, title="the paper's claims on these runs", words=("on", "holds"))
     for v in verdicts:
         doubt = "" if v.clear else ", within noise" if v.seeds > 1 else ", one seed"
         holds = ("yes" if v.holds else "no") + doubt
@@ -153,10 +168,10 @@ def _claims_table(verdicts: Sequence[ClaimVerdict]) -> Table:
     return table
 
 
-def _sweep_table(tried: Sequence[Tried]) -> Table:
+def _sweep_table(tried: Sequence[Tried]) -> Grid:
     keys, by = list(tried[0].values), in_words(tried[0].by)
     names = (*keys, *map(in_words, tried[0].scores), "spread")
-    table = table_of(*names, title=f"best {by} first", justify="right")
+    table = table_of(*names, title=f"best {by} first")
     for t in tried:
         scores = (f"{v:.4f}" for v in (*t.scores.values(), t.spread))
         table.add_row(*(str(t.values[key]) for key in keys), *scores)

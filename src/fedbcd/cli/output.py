@@ -1,22 +1,28 @@
 """What all commands share: options of the same name, sentences and tables on the screen, and the
-one object that `--json` asks for.
+one object that `--json` asks for. All that is printed goes through here, to the letter: nothing
+that somebody has written (a title, a path, a section in brackets) is markup.
 """
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.status import Status
+from rich.table import Column, Table
+from rich.text import Text
 
 from fedbcd.own import names_code
 
 console = Console(stderr=True)
 INTERRUPTED = 130  # exit code after Ctrl-C
+SHORTEST = 12  # columns of a title that is cut
+VERBOSE: set[str] = set()  # holds a word once --verbose is given
 
 Json = Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")]
 Data = Annotated[
@@ -28,14 +34,28 @@ Trust = Annotated[
 ]
 
 
+def talk(quiet: bool, verbose: bool) -> None:
+    """How much is said beside results: nothing but errors, what is usual, or all there is."""
+    console.quiet = quiet
+    VERBOSE.clear()
+    VERBOSE.update({"verbose"} if verbose else ())
+
+
 def screen_for(as_json: bool) -> Console:
     """Where results are shown: with --json, stdout is left to the object."""
     return console if as_json else Console()
 
 
-def say(sentence: str, screen: Console = console) -> None:
-    """Print a sentence to the letter: whatever it quotes is no markup."""
-    screen.print(sentence, markup=False, emoji=False, highlight=False, soft_wrap=True)
+def say(sentence: str, screen: Console | None = None, style: str = "", end: str = "\n") -> None:
+    """Print a sentence; to stderr, if nothing else is said."""
+    where = console if screen is None else screen
+    how: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}
+    where.print(sentence, style=style or None, end=end, **how)
+
+
+def waiting(sentence: str) -> AbstractContextManager[Status]:
+    """Something that turns while there is nothing else to see."""
+    return console.status(Text(sentence))
 
 
 def say_how_to_go_on(command: str, folder: Path, jobs: Sequence[dict[str, Any]]) -> None:
@@ -61,15 +81,73 @@ def say_where(drawn: bool, screen: Console, sentence: str = "") -> None:
         say("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib", screen)
 
 
-def table_of(*names: str, title: str | None = None, **column: Any) -> Table:
-    """An empty table; `column` says how each of its columns looks."""
-    table = Table(
-        title=title,
+# ------------------------------------------------------------------------------------------------
+# tables
+class Grid(Table):
+    """A table that loses nothing but the ends of titles: where it is too wide, words go on in the
+    next line, titles are cut, and numbers stay whole; if need be, lines are longer than the screen.
+    """
+
+    titles: Collection[str] = ()
+    words: Collection[str] = ()
+
+    def add_row(self, *cells: Any, **how: Any) -> None:
+        texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+        for column, text in zip(self.columns, texts, strict=True):
+            if column.header not in (*self.titles, *self.words):
+                column.min_width = max(column.min_width or 0, text.cell_len)
+        super().add_row(*texts, **how)
+
+    def fit(self, width: int) -> None:
+        """Cut titles by what the table is too wide, and let columns move closer."""
+        too_wide = self._natural_width() - width
+        self.collapse_padding = too_wide > 0
+        for column in self.columns if too_wide > 0 else ():
+            if column.header in self.titles:
+                wide = max(text.cell_len for text in _texts(column))
+                column.max_width = max(SHORTEST, wide - max(0, self._natural_width() - width))
+
+    def _natural_width(self) -> int:
+        wide = Console(width=10_000)
+        return self.__rich_measure__(wide, wide.options).maximum
+
+
+def _texts(column: Column) -> list[Text]:
+    return [Text(str(column.header)), *(cell for cell in column.cells if isinstance(cell, Text))]
+
+
+def table_of(
+    *names: str,
+    title: str | None = None,
+    titles: Collection[str] = (),
+    words: Collection[str] = (),
+    plain: bool = False,
+) -> Grid:
+    """An empty table. Its columns hold numbers, which are aligned to the right, but those of
+    `titles`, which may be cut, and of `words`, which may go on in the next line. `plain`: without
+    lines.
+    """
+    table = Grid(
+        title=None if title is None else Text(title),
         title_justify="left",
         header_style="bold",
-        box=box.SIMPLE_HEAD,
+        box=None if plain else box.SIMPLE_HEAD,
         pad_edge=False,
+        show_header=any(names),
     )
+    table.titles, table.words = titles, words
     for name in names:
-        table.add_column(name, **column)
+        text = name in titles or name in words
+        table.add_column(
+            name,
+            justify="left" if text else "right",
+            no_wrap=name in titles,
+            overflow="ellipsis" if name in titles else "fold",
+        )
     return table
+
+
+def show(table: Grid, screen: Console) -> None:
+    """Print a table whole, whatever the width."""
+    table.fit(screen.width)
+    screen.print(table, crop=False, no_wrap=False, overflow="ignore", markup=False, highlight=False)

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from fedbcd.cli.output import (
     INTERRUPTED,
     Data,
+    Grid,
     Json,
-    console,
     note,
     print_json,
     say,
     say_where,
     screen_for,
+    show,
     table_of,
+    waiting,
 )
 from fedbcd.cli.overrides import read_jobs
 from fedbcd.config import choose
@@ -151,7 +151,7 @@ def plan_command(
         sources, number = _from_job(job, _numbers(active, "--active")), job.federation.servers
     chosen = _cloud(screen, job, cloud)
     firsts = _numbers(first, "--first")
-    with console.status("planning ..."):
+    with waiting("planning ..."):
         plan = make_plan(
             sources,
             number if servers is None else servers,
@@ -169,7 +169,7 @@ def plan_command(
             recommendation = _pilots(screen, job, firsts, seeds, by, until_clock, chosen)
         except KeyboardInterrupt:
             interrupted = True
-            console.print("interrupted: the plan is kept, without pilots")
+            say("interrupted: the plan is kept, without pilots")
     _keep(screen, plan, recommendation, fits, out, as_json)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -208,7 +208,7 @@ def explain_command(
 
     story = explain(log, round_, note)
     screen = screen_for(as_json)
-    screen.print(_story_table(story))
+    show(_story_table(story), screen)
     for sentence in story.sentences:
         say(sentence, screen)
     print_json(as_json, asdict(story) | {"length": story.length, "sentences": story.sentences})
@@ -364,7 +364,7 @@ def _pilots(
             screen,
         )
         return None
-    with console.status("pilot runs ...") as status:
+    with waiting("pilot runs ...") as status:
         found = run_pilots(
             job,
             firsts,
@@ -376,7 +376,7 @@ def _pilots(
                 f"pilot runs: stop {stop + 1}, B = {pilot.first}: {pilot.score:.3f}"
             ),
         )
-    screen.print(_pilot_table(found))
+    show(_pilot_table(found), screen)
     say(found.sentence, screen)
     return found
 
@@ -387,27 +387,24 @@ def _show_plan(
     screen: Console, plan: "Plan", fits: "Sequence[Fit]", job: Job | None, large_n: bool
 ) -> None:
     if fits:
-        screen.print(_fit_table(fits))
+        show(_fit_table(fits), screen)
         say(f"nearest: {fits[0].name}; the plan uses the recorded times themselves", screen)
     what = "" if job is None else f" of {job.name}"
     title = (
         f"{plan.servers} servers on the {plan.cloud} cloud{what}; E[tau_n] = {plan.server_time:.3g}"
     )
-    table = _plan_table(plan, escape(title))
-    wanted = table.__rich_measure__(screen, screen.options.update(width=1000)).maximum
-    table.collapse_padding = wanted > screen.width  # columns move closer, no number is cut
-    screen.print(table)
+    show(_plan_table(plan, title), screen)
     say(LEGEND, screen)
     if plan.slowest:
         say(plan.slowest, screen)
     if not plan.has_bars:
         say(NO_BARS, screen)
     if large_n:
-        screen.print(_large_n_table(plan))
+        show(_large_n_table(plan), screen)
         say(LARGE_N, screen)
 
 
-def _plan_table(plan: "Plan", title: str) -> Table:
+def _plan_table(plan: "Plan", title: str) -> Grid:
     several = len({row.active for row in plan.rows}) > 1
     names = ["q"] * several + [
         "B",
@@ -421,7 +418,7 @@ def _plan_table(plan: "Plan", title: str) -> Table:
         "age",
         "old",
     ]
-    table = table_of(*names, title=title, justify="right", no_wrap=True)
+    table = table_of(*names, title=title)
     for row in _some(plan.rows):
         numbers = [
             f"{row.order_statistic:.3g}",
@@ -436,11 +433,11 @@ def _plan_table(plan: "Plan", title: str) -> Table:
     return table
 
 
-def _large_n_table(plan: "Plan") -> Table:
+def _large_n_table(plan: "Plan") -> Grid:
     names = ("B", "F^-1", "sd", "r", "eq. 8", "off", "limit", "off")
     spread = "infinite" if plan.server_spread is None else f"{plan.server_spread:.3g}"
     title = f"eq. (8) at N = {plan.servers}; sigma_tau = {spread}"
-    table = table_of(*names, title=title, justify="right", no_wrap=True)
+    table = table_of(*names, title=title)
     for row in _some(plan.large_n):
         exact = [_or_dash(row.middle), _or_dash(row.deviation), f"{row.exact:.3g}"]
         limit = [_or_dash(row.limit), _percent(row.limit_error)]
@@ -471,24 +468,22 @@ def _some(rows: "Sequence[Row]") -> "list[Row]":
     return [row for row in rows if row.first in kept]
 
 
-def _fit_table(fits: "Sequence[Fit]") -> Table:
-    table = table_of("fitted to the log", "parameters", "KS distance")
+def _fit_table(fits: "Sequence[Fit]") -> Grid:
+    names = ("fitted to the log", "parameters", "KS distance")
+    table = table_of(*names, words=names[:2])
     for fit in fits:
         parameters = ", ".join(f"{name} {value:.4g}" for name, value in fit.parameters.items())
         table.add_row(fit.name, parameters, f"{fit.distance:.4f}")
     return table
 
 
-def _pilot_table(found: "Recommendation") -> Table:
+def _pilot_table(found: "Recommendation") -> Grid:
     title = (
         f"pilots on the {found.cloud} cloud: {found.by.replace('_', ' ')} at equal clock, mean"
         " (spread) over seeds"
     )
-    table = table_of("B", title=title)
-    for stop in found.stops:
-        table.add_column(f"clock {stop:.0f}", justify="right", no_wrap=True)
-    table.add_column("rounds", justify="right")
-    table.add_column("")
+    stops = [f"clock {stop:.0f}" for stop in found.stops]
+    table = table_of("B", *stops, "rounds", "", title=title, words=("",))
     for pilot in found.pilots:
         cells = [
             f"{mean(scores):.3f} ({f'{stdev(scores):.3f}' if len(scores) > 1 else '-'})"
@@ -505,10 +500,10 @@ def _pilot_table(found: "Recommendation") -> Table:
     return table
 
 
-def _story_table(story: "ExplainedRound") -> Table:
+def _story_table(story: "ExplainedRound") -> Grid:
     names = ("server", "opened", "ready", "waited", "last device", "arrival", "work", "steps")
     title = f"round {story.round}: who waited"
-    table = table_of(*names, title=title, justify="right", no_wrap=True)
+    table = table_of(*names, title=title)
     for part in [*story.mixed, *story.left_out]:
         table.add_row(*_story_cells(part))
     return table

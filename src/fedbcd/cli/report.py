@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from fedbcd.cli.output import Json, Trust, console, note, print_json, say, screen_for
+from fedbcd.cli.output import Json, Trust, note, print_json, say, screen_for, waiting
 from fedbcd.errors import ConfigError
 from fedbcd.own import imports
+from fedbcd.record.names import REPORT
 
 
 def report_command(
@@ -28,8 +29,8 @@ def report_command(
     """
     from fedbcd.report.page import write_report
 
-    target = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "report.html"
-    with console.status("reading ..."):
+    target = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / REPORT
+    with waiting("reading ..."):
         count = write_report(runs, target, plan=plan, on_notice=note)
     screen = screen_for(as_json)
     say(f"{count} {'run' if count == 1 else 'runs'} in {target}", screen)
@@ -64,7 +65,7 @@ def export_command(
         raise ConfigError(
             "give --device I for a personal model, or --global (with --server N for one server's)"
         )
-    with console.status("exporting ..."), imports(allowed=trust):
+    with waiting("exporting ..."), imports(allowed=trust):
         done = export_run(run, Choice(device, server), out, tuple(format_ or FORMATS))
     screen = screen_for(as_json)
     for path in done.files:

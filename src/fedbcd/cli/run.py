@@ -4,15 +4,13 @@ import contextlib
 import math
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -20,12 +18,11 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
 from fedbcd import __version__
-from fedbcd.algorithm.methods import ALGORITHMS
 from fedbcd.cli.certs import certs_app
 from fedbcd.cli.check import check_command
+from fedbcd.cli.commands import add_command
 from fedbcd.cli.dashboard import dashboard_command
 from fedbcd.cli.data import data_app
 from fedbcd.cli.deploy import (
@@ -39,10 +36,13 @@ from fedbcd.cli.deploy import (
     up_command,
 )
 from fedbcd.cli.experiments import paper_command, sweep_command
+from fedbcd.cli.kinds import algorithms_command, models_command
 from fedbcd.cli.newcomers import personalise_command
 from fedbcd.cli.output import (
     INTERRUPTED,
+    VERBOSE,
     Data,
+    Grid,
     Json,
     Trust,
     console,
@@ -52,14 +52,16 @@ from fedbcd.cli.output import (
     say_how_to_go_on,
     say_where,
     screen_for,
+    show,
     table_of,
+    talk,
+    waiting,
 )
 from fedbcd.cli.overrides import new_folder, override
 from fedbcd.cli.plan import explain_command, plan_command
 from fedbcd.cli.report import export_command, report_command
 from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.config import dump_toml, read_toml
-from fedbcd.data.datasets import DATASETS
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import DEFAULT
 from fedbcd.engines.environment import environment
@@ -73,10 +75,9 @@ from fedbcd.errors import ConfigError, FedBCDError, RecordError, RenamedWarning
 from fedbcd.experiments.job import Federations, Job, default_table, parse, read_job_file
 from fedbcd.experiments.pictures import draw_curves, draw_run
 from fedbcd.experiments.pool import recorded_job
-from fedbcd.models import MODELS
 from fedbcd.own import imports
-from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.record.history import ENDS, History, column_of, in_words
+from fedbcd.record.names import JOB, LOG, REPORT
 from fedbcd.record.runfolder import recorded_in, writing_to
 from fedbcd.record.tensorfile import write_whole
 from fedbcd.report.page import write_report
@@ -84,7 +85,6 @@ from fedbcd.spec import Cluster
 from fedbcd.trackers import Tracker, tracker
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -95,7 +95,6 @@ app = typer.Typer(
 )
 
 
-@app.command("run")
 def run_command(
     file: Annotated[
         Path | None,
@@ -177,7 +176,6 @@ def run_command(
     _show(jobs, runs, folder, as_json)
 
 
-@app.command("replay")
 def replay_command(
     log: Annotated[Path, typer.Argument(help="An event log, or the folder of a run.")],
     exact: Annotated[
@@ -203,7 +201,7 @@ def replay_command(
         job = recorded_job(log, "use fedbcd.replay()")
     federation = job.make_federation()
     job.use_threads(federation)
-    with console.status("replaying ..."):
+    with waiting("replaying ..."):
         result = replay(
             log,
             federation,
@@ -212,18 +210,16 @@ def replay_command(
             trust=trust,
         )
     if not result["complete"]:
-        console.print(
-            "the log has no end: the run was stopped or killed. What it holds was replayed."
-        )
+        say("the log has no end: the run was stopped or killed. What it holds was replayed.")
     else:
         same = "schedule" if "engine" in result else "models"
-        console.print(
+        say(
             f"the same {same} after {result['rounds']} rounds, clock {result['clock']:.1f}: digest"
             f" {result['digest'][:16]}"
         )
     if "engine" in result:
         order = {"ahead": "rounds planned ahead", "cluster": "a cluster"}[result["engine"]]
-        console.print(
+        say(
             f"digests were not compared: {order} may add up sums in another order than events do,"
             " so that last bits differ"
         )
@@ -236,38 +232,20 @@ def _place_of(job: Job) -> str:
     try:
         find_torch_device(name)
     except ConfigError:
-        console.print(
+        say(
             f"there is no {name!r} here, so this is computed on the CPU, where last bits may differ"
         )
         return "cpu"
     return name
 
 
-@app.command("models")
-def models_command() -> None:
-    """List the networks and data sets that a job file can name."""
-    for title, registry in (("model", MODELS), ("data set", DATASETS)):
-        table = Table(title, "what it is", box=None, header_style="bold")
-        for name, kind in registry.items():
-            table.add_row(name, _headline(kind))
-        Console().print(table)
-    Console().print('A model of your own: name = "package.module:factory".')
-
-
-@app.command("algorithms")
-def algorithms_command() -> None:
-    """List the algorithms and clouds that a job file can name, with their settings."""
-    for title, registry in (("algorithm", ALGORITHMS), ("cloud", CLOUDS)):
-        table = Table(title, "what it is", "settings", box=None, header_style="bold")
-        for name, kind in registry.items():
-            table.add_row(name, _headline(kind), ", ".join(f.name for f in fields(kind) if f.init))
-        Console().print(table)
-    Console().print('Of your own: name = "package.module:Name" (docs/api.md).')
-
-
 app.add_typer(data_app, name="data")
 app.add_typer(certs_app, name="certs")
 COMMANDS: dict[str, Callable[..., None]] = {
+    "run": run_command,
+    "replay": replay_command,
+    "models": models_command,
+    "algorithms": algorithms_command,
     "paper": paper_command,
     "sweep": sweep_command,
     "check": check_command,
@@ -287,7 +265,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "dashboard": dashboard_command,
 }
 for name, command in COMMANDS.items():
-    app.command(name)(command)
+    add_command(app, name, command)
 
 
 @app.callback(invoke_without_command=True)
@@ -308,9 +286,12 @@ def main() -> None:
     keep_freed_memory()
     warnings.simplefilter("always", RenamedWarning)
     warnings.showwarning = _show_warning
+    talk(quiet=False, verbose=False)
     try:
-        app()
+        app(prog_name="fedbcd")
     except FedBCDError as error:
+        if VERBOSE:
+            traceback.print_exc()
         _complain(str(error), error.exit_code)
     except OSError as error:
         _complain(
@@ -333,7 +314,8 @@ def _show_warning(
 
 
 def _complain(sentence: str, code: int) -> NoReturn:
-    console.print("error:", style="bold red", end=" ")
+    console.quiet = False
+    say("error:", style="bold red", end=" ")
     say(sentence)
     sys.exit(code)
 
@@ -341,8 +323,8 @@ def _complain(sentence: str, code: int) -> NoReturn:
 # ------------------------------------------------------------------------------------------------
 # running
 def _job_table(file: Path | None, resumed: Path | None) -> dict[str, Any]:
-    if file is None and resumed is not None and (resumed / "config.toml").is_file():
-        return read_toml(resumed / "config.toml")
+    if file is None and resumed is not None and (resumed / JOB).is_file():
+        return read_toml(resumed / JOB)
     if file is None and resumed is not None:
         raise RecordError(
             f"{resumed} holds no config.toml to resume from; give the job file as well"
@@ -410,6 +392,8 @@ def _train_one(
 
     def on_round(p: RunProgress) -> None:
         progress.update(bar, completed=p.fraction, note=_scores(p))
+        if VERBOSE and p.row is not None:
+            say(f"{job.name}: {_scores(p)}")
         for each in trackers:
             each(p)
 
@@ -455,16 +439,12 @@ def _check_all(
     jobs: list[Job], federations: list[Federation], places: list[Path], folder: Path, resume: bool
 ) -> None:
     """Refuse several runs together, before the first begins: the last may be hours away."""
-    if resume and (folder / "events.jsonl").exists():
+    if resume and (folder / LOG).exists():
         raise RecordError(
             f"{folder} holds one run, but the job has {len(jobs)}; give the job of that run, or"
             " another folder"
         )
-    if (
-        folder.is_dir()
-        and any(folder.iterdir())
-        and not (resume and (folder / "config.toml").is_file())
-    ):
+    if folder.is_dir() and any(folder.iterdir()) and not (resume and (folder / JOB).is_file()):
         raise RecordError(
             f"{folder} is not empty; choose a new folder with --out, or go on with --resume"
         )
@@ -476,7 +456,7 @@ def _claim(folder: Path, table: dict[str, Any]) -> None:
     """Make the folder of several runs, with all that they are set to."""
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "config.toml", dump_toml(table).encode())
+        write_whole(folder / JOB, dump_toml(table).encode())
 
 
 def _progress() -> Progress:
@@ -509,13 +489,13 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     picture = folder / "curves.png"
     drawn = draw_curves(histories, picture) if len(runs) > 1 else picture.exists()
     screen = screen_for(as_json)
-    screen.print(_table(jobs, runs))
+    show(_table(jobs, runs), screen)
     if len(runs) > 1:
         say(_times_to_common_score(histories), screen)
     for job, run in zip(jobs, runs, strict=True):
         for sentence in _decided(run):
             say(f"{job.name}: {sentence}", screen)
-    report = folder / "report.html"
+    report = folder / REPORT
     write_report(_places(jobs, folder), report, plan=False)
     where = f"everything is in {folder}, the report in {report}" + (
         f", the curves in {picture}" if drawn else ""
@@ -539,19 +519,18 @@ def _decided(run: Run) -> Iterator[str]:
         )
 
 
-def _table(jobs: list[Job], runs: list[Run]) -> Table:
+def _table(jobs: list[Job], runs: list[Run]) -> Grid:
     others = sorted({run.summary["measure"] for run in runs} - {DEFAULT})
     measure = runs[0].history.first_measure
     title = f"test {in_words(measure)} at the end"
     title += f" (personal: {', '.join(others)})" if others else ""
-    table = table_of("run", title=title, no_wrap=True)
-    for name in ("rounds", "clock", *ENDS, "seconds"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("run", "rounds", "clock", *ENDS.values(), "seconds")
+    table = table_of(*names, title=title, titles=("run",))
     for job, run in zip(jobs, runs, strict=True):
         s = run.summary
         scores = (f"{run.history.scores(each, measure)[-1]:.3f}" for each in ENDS)
         table.add_row(
-            escape(job.name), str(s["rounds"]), f"{s['clock']:.0f}", *scores, f"{s['seconds']:.1f}"
+            job.name, str(s["rounds"]), f"{s['clock']:.0f}", *scores, f"{s['seconds']:.1f}"
         )
     return table
 
@@ -573,9 +552,3 @@ def _times_to_common_score(histories: Mapping[str, History]) -> str:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _headline(thing: Any) -> str:
-    """The first sentence of what its docstring says, over as many lines as it takes."""
-    words = " ".join((thing.__doc__ or "").split("\n\n")[0].split())
-    return words.split(". ")[0].rstrip(".")

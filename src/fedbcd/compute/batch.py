@@ -20,11 +20,12 @@ from fedbcd.algorithm.interpret import Interpreter, Registers
 from fedbcd.algorithm.method import Bound, Method
 from fedbcd.algorithm.objective import Gradients, Objective
 from fedbcd.algorithm.plan import Custom, Plan, batches_of, flat
+from fedbcd.algorithm.trees import Tree, mapped
 from fedbcd.compute.fit import check_fit, ready
 from fedbcd.compute.fused import Compiled, compiled_for, pool_of
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Transform
-from fedbcd.data.samples import Samples
+from fedbcd.data.samples import Pool, Samples
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.own import calling, is_own
 from fedbcd.schedule.work import Session
@@ -60,7 +61,7 @@ class Batches(NamedTuple):
 class TrainingData(Protocol):
     """What training needs of a federation."""
 
-    pool: Samples
+    pool: Pool
     positions: Tensor  # of the devices' samples in the pool, one device after the other
     starts: Tensor  # where each device's begin
     sizes: list[int]
@@ -107,10 +108,9 @@ class Trainer:
         )
         self._transform = federation.transform
         self._augment = federation.augment
-        self._inputs, self._targets = (
-            federation.pool.inputs.to(where),
-            federation.pool.targets.to(where),
-        )
+        self._samples = federation.pool.to(where)
+        self.why_not_tensors = self._samples.why_not_tensors
+        self._addressed = self._augment is not None or bool(self.why_not_tensors)
         self._positions, self._starts = federation.positions.to(where), federation.starts.to(where)
         self._sizes = torch.tensor(federation.sizes, device=where)
         plans = (method.plan, method.offline, method.at_evaluation)
@@ -135,30 +135,39 @@ class Trainer:
         returns the reason, if so.
         """
         first = self._positions[[0, min(1, self._size_list[0] - 1)]][: self._smallest_batch]
-        inputs = ready(self._transform, self._augment, take(self._inputs, first), start.dtype)
-        targets = take(self._targets, first)
+        raw, targets = self._samples.take(first)
+        inputs = ready(self._transform, self._augment, raw, start.dtype)
         targets = targets.to(start.dtype) if targets.is_floating_point() else targets
-        self.doubts = check_fit(self.objective, start, inputs, targets, self._targets)
+        labels = self._samples.known_targets
+        self.doubts = check_fit(
+            self.objective, start, inputs, targets, targets if labels is None else labels
+        )
         if self.one_by_one:
             self.why_not_compiled = self.why_one_by_one = "max_batch = 1: no device with another"
             return None
         self._fuse(start, inputs, targets)
         if self.compiled is not None:  # can be vectorised as well, and vmap need not be loaded
             return None
-        reason = self.objective.why_not_vectorised(start, inputs, targets)
+        if self._samples.collate is None:
+            reason = self.objective.why_not_vectorised(start, inputs, targets)
+        else:
+            reason = "what a collate function makes may be of another shape each time"
         if reason is not None:
             self.one_by_one, self.max_batch, self.why_one_by_one = True, 1, reason
         return reason
 
-    def _fuse(self, start: Tensor, inputs: Tensor, targets: Tensor) -> None:
+    def _fuse(self, start: Tensor, inputs: Tree, targets: Tensor) -> None:
         """Let compiled code do the work, if it can."""
-        self._pool = pool_of(
-            self._inputs, self._targets, None if self._augment is not None else self._transform
-        )
+        if not isinstance(self._samples, Samples):
+            self.why_not_compiled = self._samples.why_not_tensors
+            return
+        self._pool = pool_of(self._samples, None if self._augment is not None else self._transform)
         batch = self.method.batch
         samples = max(self._size_list) if batch == "all" else batch
         example = (inputs, targets)
-        found = compiled_for(self.bound, self.objective, start, example, self._targets, samples)
+        found = compiled_for(
+            self.bound, self.objective, start, example, self._samples.targets, samples
+        )
         if isinstance(found, str):
             self.why_not_compiled = found
             return
@@ -291,7 +300,7 @@ class Trainer:
         within = draws.batch_positions(self.seed, device_N, session_N, self._sizes[device_N], grid)
         hashes = (
             None
-            if self._augment is None
+            if not self._addressed
             else draws.slots(self.seed, draws.AUGMENT, device_N, session_N, grid)
         )
         return Batches(self._positions[self._starts[device_N][:, None, None] + within], hashes)
@@ -343,11 +352,11 @@ class Trainer:
 
     def _fetch(
         self, positions: Tensor, dtype: torch.dtype, hashes: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tree, Tensor]:
         """Samples as the model wants them: gathered in their small dtype, augmented, then
         transformed.
         """
-        inputs, targets = (take(samples, positions) for samples in (self._inputs, self._targets))
+        inputs, targets = self._samples.take(positions, hashes)
         if hashes is not None and self._augment is not None:
             inputs = self._augment.apply(inputs, hashes)
         return self._transform(inputs, dtype), (
@@ -355,11 +364,9 @@ class Trainer:
         )
 
 
-def take(samples: Tensor, positions: Tensor) -> Tensor:
-    """samples[positions], in a third of the time."""
-    return samples.index_select(0, positions.reshape(-1)).reshape(
-        *positions.shape, *samples.shape[1:]
-    )
+def with_axis(tree: Tree) -> Tree:
+    """One device's batch as that of a stack of one."""
+    return mapped(lambda t: t[None], tree)
 
 
 @contextmanager

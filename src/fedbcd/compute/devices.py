@@ -156,6 +156,8 @@ class StackedDevices:
             return "personal models are kept in files (`state`) or on a cluster"
         if not self.trainer.divisible or self.trainer.max_batch is not None:
             return "its devices train one after another, or draw random numbers in the forward pass"
+        if self.trainer.why_not_tensors:
+            return self.trainer.why_not_tensors
         plans = [one_loop(plan) for plan in (self.method.plan, self.method.offline) if plan]
         if None in plans or self._training.slots not in ({"x", "x_prev"}, set()):
             return "its plan is more than a loop of steps on x and x_prev"

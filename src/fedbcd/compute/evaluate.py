@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.trees import Tree, shapes
 from fedbcd.compute.fit import check_labels
 from fedbcd.compute.outputs import Outputs
 from fedbcd.compute.workers import OneWorker, Workers
@@ -91,24 +92,25 @@ class Evaluator:
         self._widths: list[int] = []  # how many statistics each has
         self._weights: dict[int, Weights] = {}  # of the devices that were asked for
         self._federation = federation
+        self._objective = objective
         self.outputs = Outputs(federation, objective, where, together)
         self._spans = self.outputs.spans
 
     def check(self, flat: Tensor) -> None:
         """Refuse test samples or a metric that do not fit, by the first samples."""
-        targets = self.outputs.targets[:2]
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             what = "the model or the transform fail on test inputs of shape {}"
             inputs_fit = "test samples must be like those of the devices"
-            shape = tuple(self.outputs.inputs.shape[1:])
-            with calling(what, shape, remedy=inputs_fit, kind=DataError):
-                outputs = self.outputs.first(flat, 2)
-            whose = " of the test set"
-            every = self.outputs.targets
-            check_labels(self._federation.loss, outputs, targets, every, whose)
+            inputs, targets = self.outputs.first(2)
+            with calling(what, shapes(inputs), remedy=inputs_fit, kind=DataError):
+                outputs = self.outputs.of_raw(flat, inputs)
+            if self._objective.of_scores:
+                every, whose = self.outputs.known_targets, " of the test set"
+                labels = targets if every is None else every
+                check_labels(self._objective.loss, outputs, targets, labels, whose)
             what = "the metric fails on outputs of shape {} and targets of {}"
-            shapes = tuple(outputs.shape), tuple(targets.shape)
-            with calling(what, *shapes, remedy="use one that fits the task"):
+            sizes = tuple(outputs.shape), tuple(targets.shape)
+            with calling(what, *sizes, remedy="use one that fits the task"):
                 self._measures = self._federation.measures(outputs, targets)
                 tried = [each.sums(outputs, targets, [len(targets)]) for each in self._measures]
                 self._widths = [sums.shape[1] for sums in tried]
@@ -199,7 +201,9 @@ class Evaluator:
         for flat, weights in asked:
             models[flat.data_ptr()] = flat
             wanted.setdefault(flat.data_ptr(), {}).update(dict.fromkeys(weights))
-        if self._together and len(models) > len(self._common()):
+        if self.outputs.blocks is not None:
+            sums = self.outputs.blocks.sums(models, wanted, self._spans, self._of_block)
+        elif self._together and len(models) > len(self._common()):
             # one model takes a call for all labels, many a call for each label
             sums = self._sums_together(models, wanted)
         else:
@@ -259,6 +263,13 @@ class Evaluator:
             defined = not np.isfinite(part).all()  # a model that has diverged has no value
             found += [value if defined or math.isfinite(value) else None for value in values]
         return tuple(found)
+
+    def _of_block(self, flat: Tensor, inputs: Tree, targets: Tensor) -> Sums:
+        """The sums of statistics of one model over a block of samples."""
+        with torch.no_grad():
+            said = self.outputs.of_batch(flat, inputs), targets
+            found = [measure.sums(*said, [len(targets)])[0] for measure in self._measures]
+        return torch.cat(found).cpu().numpy()
 
     def _sums(self, flat: Tensor, keys: list[Key]) -> dict[Key, Sums]:
         """The sums of statistics over the samples of each kind."""

@@ -4,7 +4,7 @@ anything runs. What does not fit is a sentence, with the remedy where it is know
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.objective import Loss, Objective
+from fedbcd.algorithm.trees import Tree, leaves, mapped, shapes
 from fedbcd.config import shown
 from fedbcd.data.federation import Transform
 from fedbcd.errors import ConfigError
@@ -20,11 +21,12 @@ from fedbcd.own import calling
 FITS = "use a model and a loss that fit the data"
 
 
-def ready(transform: Transform, augment: Augment | None, raw: Tensor, dtype: torch.dtype) -> Tensor:
+def ready(transform: Transform, augment: Augment | None, raw: Tree, dtype: torch.dtype) -> Tree:
     """Inputs as the model gets them."""
-    about, takes = f"on inputs of shape {tuple(raw.shape[1:])}", "it takes inputs and a dtype"
+    about, takes = f"on inputs of shape {shapes(raw)}", "it takes inputs and a dtype"
+    first = leaves(raw)[0]
     if augment is not None:
-        hashes = torch.zeros(len(raw), dtype=torch.int64, device=raw.device)
+        hashes = torch.zeros(len(first), dtype=torch.int64, device=first.device)
         remedy = "use one for such inputs, or none"
         with calling("augment={} fails {}", shown(augment), about, remedy=remedy):
             changed = augment.apply(raw, hashes)
@@ -36,21 +38,23 @@ def ready(transform: Transform, augment: Augment | None, raw: Tensor, dtype: tor
     remedy = f"{takes}, and returns inputs, such as lambda inputs, dtype: inputs.to(dtype) / 255"
     with calling("the transform fails {}", about, remedy=remedy):
         found = transform(raw, dtype)
-    if not isinstance(found, Tensor) or found.shape[:1] != raw.shape[:1]:
+    if not isinstance(raw, Tensor) and isinstance(found, Mapping | tuple):
+        return found
+    if not isinstance(found, Tensor) or found.shape[:1] != first.shape[:1]:
         gives = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise ConfigError(f"the transform gives {gives} for {len(raw)} samples; {remedy}")
+        raise ConfigError(f"the transform gives {gives} for {len(first)} samples; {remedy}")
     if found.is_floating_point() and not bool(found.isfinite().all()):
         raise ConfigError("the transform makes values that are not finite; it may divide by 0")
     return found
 
 
 def check_fit(
-    objective: Objective, flat: Tensor, inputs: Tensor, targets: Tensor, labels: Tensor
+    objective: Objective, flat: Tensor, inputs: Tree, targets: Tensor, labels: Tensor
 ) -> list[str]:
     """Refuse a model or a loss that fails on these samples, or on the extremes of these labels;
     returns what is doubtful.
     """
-    outputs = _outputs(objective, flat, inputs)
+    outputs = _outputs(objective, flat, inputs, targets)
     check_labels(objective.loss, outputs, targets, labels)
     value = _tried_loss(objective.loss, outputs, targets)
     for wrong, says in (
@@ -70,14 +74,17 @@ def check_fit(
             raise ConfigError(f"the loss {says}")
     p = objective.layout.size_P
     with calling("the gradient fails", remedy=FITS), torch.random.fork_rng(devices=[]):
-        objective.gradients_one_by_one(flat[None, :p], flat[None, p:], inputs[None], targets[None])
+        batch = mapped(lambda t: t[None], inputs)
+        objective.gradients_one_by_one(flat[None, :p], flat[None, p:], batch, targets[None])
     return _doubts(objective.loss, outputs, targets)
 
 
-def _outputs(objective: Objective, flat: Tensor, inputs: Tensor) -> Any:
+def _outputs(objective: Objective, flat: Tensor, inputs: Tree, targets: Tensor) -> Any:
     p, layout = objective.layout.size_P, objective.layout
     remedy = FITS
-    if not inputs.is_floating_point():
+    if not isinstance(inputs, Tensor):
+        remedy = "it gets them by name, or one after another"
+    elif not inputs.is_floating_point():
         remedy = f"{inputs.dtype} is left as it is, for tokens; give inputs.float() if it is none"
     elif inputs.dtype != flat.dtype:
         remedy = f"the transform returns {inputs.dtype}; use the dtype that it is given"
@@ -87,7 +94,7 @@ def _outputs(objective: Objective, flat: Tensor, inputs: Tensor) -> Any:
         torch.enable_grad(),
     ):
         params = layout.parameters_of(flat[:p].detach().requires_grad_(True))
-        outputs, _ = objective.outputs(params, layout.buffers_of(flat[p:]), inputs)
+        outputs, _ = objective.outputs(params, layout.buffers_of(flat[p:]), inputs, targets)
     if isinstance(outputs, Tensor) and not outputs.requires_grad:
         raise ConfigError(
             "the model's outputs have no gradient; leave .detach(), .item() and .numpy() out of its"
@@ -204,6 +211,8 @@ def _remedy(outputs: Any, targets: Tensor) -> str:
 
 
 def _shape(value: Any) -> Any:
+    if isinstance(value, Mapping | tuple):
+        return ", ".join(value) if isinstance(value, Mapping) else f"{len(value)} inputs"
     return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 

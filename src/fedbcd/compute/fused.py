@@ -25,7 +25,7 @@ from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.plan import OneLoop, Plan, Steps, one_loop
 from fedbcd.compute.workers import Workers
 from fedbcd.data.federation import Transform, as_dtype
-from fedbcd.data.samples import Scale
+from fedbcd.data.samples import Samples, Scale
 
 # values of a mini-batch; above this, arithmetic takes the time, not the overhead, and every thread
 # keeps the mini-batch twice
@@ -147,10 +147,11 @@ def tester_for(
     return None if layers is None else ChainTester(layers, objective.layout.size_P, compiled)
 
 
-def pool_of(inputs: Tensor, targets: Tensor, transform: Transform | None) -> SamplePool | None:
+def pool_of(samples: Samples, transform: Transform | None) -> SamplePool | None:
     """Samples as they are in memory, if each number of an input can be made by itself; None if only
     `transform` knows how.
     """
+    inputs, targets = samples.inputs, samples.targets
     if not (inputs.is_contiguous() and (isinstance(transform, Scale) or transform is as_dtype)):
         return None
     if inputs.dtype == torch.uint8:

@@ -12,13 +12,16 @@ from itertools import pairwise
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from fedbcd.algorithm.fused.library import ChainTester
 from fedbcd.algorithm.objective import Objective
+from fedbcd.algorithm.trees import Tree, called, scores_of
+from fedbcd.compute.blocks import Blocks
 from fedbcd.compute.fused import tester_for
-from fedbcd.data.federation import FOR_ALL, Federation, Key
+from fedbcd.data.federation import FOR_ALL, Federation, Key, joined_pool
 from fedbcd.data.measure import COMMON
+from fedbcd.data.samples import Pool, Samples
 
 INPUT_VALUES_AT_ONCE = 2**27  # elements of the inputs of all models in one call on a GPU
 TRAINING_SAMPLES = 2_000  # of all devices together, for the training loss: far fewer than tests
@@ -48,22 +51,36 @@ class Outputs:
         self._blocks = torch.empty(0)
         self._blocks_of: dict[Key, Tensor] = {}  # numbers of the blocks of each kind
         self._asked_for: torch.dtype | None = None
-        self.inputs, self.targets, self.spans = evaluation_samples(federation, where)
+        pool, self.spans = evaluation_samples(federation)
+        self._pool = pool.to(where)
+        self.blocks: Blocks | None = None  # of samples that are not tensors
+        if isinstance(self._pool, Samples):
+            self._inputs, self._targets = self._pool.inputs, self._pool.targets
+        else:
+            self.blocks = Blocks(self._pool, federation.transform, self.chunk, self.keep)
 
-    def first(self, flat: Tensor, samples: int) -> Tensor:
-        """Of one model on the first samples."""
-        inputs = self._federation.transform(self.inputs[:samples], flat.dtype)
-        return self._called(flat, inputs)
+    @property
+    def known_targets(self) -> Tensor | None:
+        """Of all samples, where they are known without reading these."""
+        return self._pool.known_targets
 
-    def _called(self, flat: Tensor, inputs: Tensor) -> Tensor:
+    def first(self, samples: int) -> tuple[Tree, Tensor]:
+        """The first samples."""
+        return self._pool.take(torch.arange(min(samples, len(self._pool)), device=self._where))
+
+    def of_raw(self, flat: Tensor, inputs: Tree) -> Tensor:
+        """Of one model on samples as the data have them."""
+        return self.of_batch(flat, self._federation.transform(inputs, flat.dtype))
+
+    def of_batch(self, flat: Tensor, inputs: Tree) -> Tensor:
+        """Of one model on samples that are ready for it."""
         p = self._layout.size_P
         state = (
             self._layout.parameters_of(flat[:p]),
             self._layout.buffers_of(flat[p:]),
             self._layout.counters,
         )
-        outputs: Tensor = functional_call(self._module(), state, (inputs,))
-        return outputs
+        return scores_of(called(self._module(), state, inputs))
 
     def sizes(self, keys: Sequence[Key]) -> list[int]:
         """How many samples there are of each kind."""
@@ -71,7 +88,7 @@ class Outputs:
 
     def of(self, flat: Tensor, keys: list[Key]) -> tuple[Tensor, Tensor]:
         """Of one model on all samples of these kinds, with their targets."""
-        targets = torch.cat([self.targets[slice(*self.spans[key])] for key in keys])
+        targets = torch.cat([self._targets[slice(*self.spans[key])] for key in keys])
         if self.tester is not None:
             return self._fused_outputs(self.tester, flat, keys), targets
         return self._outputs(flat, keys), targets
@@ -82,10 +99,10 @@ class Outputs:
         spans = [self.spans[key] for key in keys]
         parts = [self._prepared(start, stop, models_MF.dtype) for start, stop in spans]
         inputs = parts[0] if same else torch.stack(parts)
-        targets = torch.stack([self.targets[start:stop] for start, stop in spans])
+        targets = torch.stack([self._targets[start:stop] for start, stop in spans])
         size = INPUT_VALUES_AT_ONCE // (len(models_MF) * max(1, parts[0][0].numel()))
         chunks = torch.split(inputs, max(1, size), dim=0 if same else 1)
-        call = vmap(self._called, in_dims=(0, None if same else 0))
+        call = vmap(self.of_batch, in_dims=(0, None if same else 0))
         outputs = torch.cat([call(models_MF, chunk) for chunk in chunks], dim=1)
         targets = targets.expand(len(models_MF), *targets.shape[1:])
         return outputs.flatten(0, 1), targets.flatten(0, 1)
@@ -95,7 +112,7 @@ class Outputs:
             self._prepared(start, stop, flat.dtype) for start, stop in self._stretches(keys)
         )
         parts = (part for stretch in stretches for part in torch.split(stretch, self.chunk))
-        return torch.cat([self._called(flat, part) for part in parts])
+        return torch.cat([self.of_batch(flat, part) for part in parts])
 
     def _fused_outputs(self, tester: ChainTester, flat: Tensor, keys: list[Key]) -> Tensor:
         """The same by compiled code; blocks of samples begin anew with each kind, and are filled
@@ -134,12 +151,12 @@ class Outputs:
         if dtype == self._asked_for:
             return
         self._asked_for, self.tester = dtype, None
-        if self.inputs.numel() * dtype.itemsize > self.keep:
+        if self.blocks is not None or self._inputs.numel() * dtype.itemsize > self.keep:
             return
-        ready = self._federation.transform(self.inputs, dtype)
+        ready = self._federation.transform(self._inputs, dtype)
         if not self._together:
             self.tester = tester_for(
-                self._objective, self._where, dtype, (ready[:2], self.targets[:2])
+                self._objective, self._where, dtype, (ready[:2], self._targets[:2])
             )
         if self.tester is None:
             self._ready = ready
@@ -152,44 +169,54 @@ class Outputs:
         )
 
     def _prepared(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        if self._ready is not None and self._ready.dtype in (dtype, self.inputs.dtype):
+        if self._ready is not None and self._ready.dtype in (dtype, self._inputs.dtype):
             return self._ready[start:stop]
-        return self._federation.transform(self.inputs[start:stop], dtype)
+        inputs: Tensor = self._federation.transform(self._inputs[start:stop], dtype)
+        return inputs
 
 
-def evaluation_samples(
-    federation: Federation, where: torch.device
-) -> tuple[Tensor, Tensor, dict[Key, tuple[int, int]]]:
+def evaluation_samples(federation: Federation) -> tuple[Pool, dict[Key, tuple[int, int]]]:
     """All samples that models are tested on, kind by kind, and where each kind is: test samples for
     all, by label where there are labels; those of each device, those to validate on, and a few of
     those that it trains on.
     """
     places: dict[Key, Tensor] = {}
-    test, pool = federation.test, federation.pool
+    test = federation.test
     if test is not None and federation.common_test is not None:
-        places |= _common_places(federation, test.targets)
+        places |= _common_places(federation, test)
     spans = [("test", federation.own_tests or {}), ("validation", federation.validation)]
     for kind, of_devices in spans:
         places |= {(kind, i): torch.arange(*span) for i, span in of_devices.items() if i != FOR_ALL}
-    parts = [] if test is None else [(test, torch.cat([*places.values()]))]
-    if test is None or (_alike(test.inputs, pool.inputs) and _alike(test.targets, pool.targets)):
-        trained = _training_places(federation)
-        parts.append((pool, torch.cat([*trained.values()])))
+    trained = _training_places(federation)
+    parts = [] if test is None else [test.only(torch.cat([*places.values()]))]
+    seen = _like(test, federation.pool, torch.cat([*trained.values()]))
+    if seen is not None:
+        parts.append(seen)
         places |= trained
     ends = np.cumsum([0, *map(len, places.values())]).tolist()
-    return (
-        torch.cat([samples.inputs[chosen] for samples, chosen in parts]).to(where),
-        torch.cat([samples.targets[chosen] for samples, chosen in parts]).to(where),
-        dict(zip(places, pairwise(ends), strict=True)),
-    )
+    return joined_pool(parts), dict(zip(places, pairwise(ends), strict=True))
 
 
-def _common_places(federation: Federation, targets: Tensor) -> dict[Key, Tensor]:
+def _like(test: Pool | None, pool: Pool, places: Tensor) -> Pool | None:
+    """Some samples that devices train on, beside test samples; None where these are of another
+    kind, or of another shape.
+    """
+    if not isinstance(test, Samples):
+        return pool.only(places)
+    inputs, targets = pool.take(places)
+    if not isinstance(inputs, Tensor):
+        return None
+    alike = _alike(test.inputs, inputs) and _alike(test.targets, targets)
+    return Samples(inputs, targets) if alike else None
+
+
+def _common_places(federation: Federation, test: Pool) -> dict[Key, Tensor]:
     start, stop = federation.common_test or (0, 0)
     if federation.labels is None:
         return {COMMON: torch.arange(start, stop)}
-    order = targets[start:stop].argsort(stable=True)
-    labels, counts = torch.unique_consecutive(targets[start:stop][order], return_counts=True)
+    targets = test.all_targets[start:stop]
+    order = targets.argsort(stable=True)
+    labels, counts = torch.unique_consecutive(targets[order], return_counts=True)
     parts = torch.split(order + start, counts.tolist())
     return {("label", label): part for label, part in zip(labels.tolist(), parts, strict=True)}
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbcd.algorithm.method import Method
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.projection import Ball, Box, ours, projected
+from fedbcd.algorithm.trees import Tree, mapped
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.certify import sample_of
 from fedbcd.data.federation import Federation
@@ -70,22 +70,24 @@ class DeviceLoss:
         positions = federation.owned(device)[:most]
         self._objective = objective
         self._buffers = flat[objective.layout.size_P :]
-        self.inputs = federation.transform(federation.pool.inputs[positions], flat.dtype).to(
-            flat.device
-        )
-        targets = federation.pool.targets[positions].to(flat.device)
+        inputs, targets = federation.pool.take(positions)
+        self.inputs = mapped(lambda t: t.to(flat.device), federation.transform(inputs, flat.dtype))
+        targets = targets.to(flat.device)
         self.targets = targets.to(flat.dtype) if targets.is_floating_point() else targets
-        self.loss = federation.loss
+
+    @property
+    def each(self) -> Tree:
+        """Every sample as a batch of its own."""
+        return mapped(lambda t: t[:, None], self.inputs)
 
     def value(self, x: Tensor) -> Tensor:
         """g_i(x)."""
         layout = self._objective.layout
         counters = {name: value.clone() for name, value in layout.counters.items()}
         state = {**layout.parameters_of(x), **layout.buffers_of(self._buffers.clone()), **counters}
-        loss: Tensor = self.loss(
-            functional_call(self._objective.module, state, (self.inputs,)), self.targets
-        )
-        return loss
+        objective = self._objective
+        outputs = objective.taken(objective.module, state, self.inputs, self.targets)
+        return objective.loss(outputs, self.targets)
 
     def gradient(self, x: Tensor) -> Tensor:
         """grad g_i(x)."""
@@ -224,7 +226,7 @@ def sigma(
         with torch.random.fork_rng(devices=[]):
             stack = start.expand(n, -1)
             each = objective.gradients_one_by_one(
-                stack[:, :p], stack[:, p:], data.inputs[:, None], data.targets[:, None]
+                stack[:, :p], stack[:, p:], data.each, data.targets[:, None]
             ).gradient_NP.double()
         worst = max(worst, float((each - each.mean(0)).square().sum(1).mean()))
     return math.sqrt(worst)
@@ -284,7 +286,8 @@ def _reasons(
         )
         found[reason] = 'augment = "none"'
     data = DeviceLoss(federation, objective, 0, start, 8)
-    objective.why_not_vectorised(start, data.inputs[:2], data.targets[:2])
+    two = mapped(lambda t: t[:2], data.inputs)
+    objective.why_not_vectorised(start, two, data.targets[:2])
     if objective.stochastic:
         found["the forward pass draws random numbers (dropout), so g_i itself is random"] = (
             "no dropout"
@@ -307,7 +310,7 @@ def _are_coupled(objective: Objective, data: DeviceLoss, start: Tensor) -> bool:
     p, n = objective.layout.size_P, len(data.targets)
     stack = start.expand(n, -1)
     each = objective.gradients_one_by_one(
-        stack[:, :p], stack[:, p:], data.inputs[:, None], data.targets[:, None]
+        stack[:, :p], stack[:, p:], data.each, data.targets[:, None]
     ).gradient_NP.double()
     together = data.gradient(start[:p]).double()
     return float((each.mean(0) - together).norm()) > 1e3 * torch.finfo(start.dtype).eps * float(

@@ -4,18 +4,29 @@ import copy
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from fedbcd.algorithm.augment import Augment, FlipCrop
-from fedbcd.algorithm.objective import Loss
+from fedbcd.algorithm.objective import Loss, takes_scores
+from fedbcd.algorithm.trees import Tree, joined, leaves, mapped, module_loss, outputs_of
 from fedbcd.config import PLACES, called, convert, offered, shown
 from fedbcd.data.datasets import Samples
 from fedbcd.data.holdout import Holdout, divided
+from fedbcd.data.lazy import (
+    LazySamples,
+    NamedTensors,
+    are_several,
+    as_tensors,
+    is_dataset,
+    is_sequence,
+    partitions_of,
+)
 from fedbcd.data.measures import (
     Better,
     Measure,
@@ -27,6 +38,7 @@ from fedbcd.data.measures import (
     mse,
 )
 from fedbcd.data.partition import Partition, labels_of
+from fedbcd.data.samples import Pool
 from fedbcd.data.understood import (
     check_function,
     check_kind,
@@ -39,19 +51,23 @@ from fedbcd.data.understood import (
 from fedbcd.errors import ConfigError, DataError
 from fedbcd.own import calling
 
-Transform = Callable[[Tensor, torch.dtype], Tensor]
+Transform = Callable[[Any, torch.dtype], Any]
 Servers = int | Sequence[Sequence[int]] | Mapping[int, int]
-DeviceData = Samples | tuple[Any, Any] | Dataset[Any]
+DeviceData = Pool | tuple[Any, Any] | Dataset[Any]
 
 
+FIRST = torch.tensor([0])
+SEEN = 64  # samples whose targets say which measures fit, where they have to be read
 FOR_ALL = -1  # whose test samples are nobody's own
 Key = tuple[str, int]  # samples for what, and whose
 
 
-def as_dtype(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+def as_dtype(inputs: Tree, dtype: torch.dtype) -> Tree:
     """The default transform: numbers become the model's dtype; integer tokens (int32, int64) are
-    left alone.
+    left alone. Of several inputs, each.
     """
+    if not isinstance(inputs, Tensor):
+        return mapped(lambda part: as_dtype(part, dtype), inputs)
     return (
         inputs.to(dtype)
         if inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int8, torch.bool)
@@ -65,8 +81,10 @@ class Federation:
     model     a callable without arguments that makes the `nn.Module` (a class will do), or a module
     to start from
     loss      loss(outputs, targets) -> scalar, the mean over the batch
-    devices   per device: (inputs, targets) as tensors or arrays, or a torch Dataset of (input,
-    target); or a pair (train, test) of such data, test None where a device has none of its own
+    devices   per device: (inputs, targets) as tensors or arrays, inputs perhaps a mapping or a
+    tuple of such; or a torch Dataset, or one of Hugging Face, which is read when it is needed
+    (`LazySamples` says how); or a pair (train, test) of such data, test None where a device has
+    none of its own. Or an object with `load_partition`, as flwr-datasets has them
     servers   how many servers share the devices evenly, a list of device numbers per server, or
     the server of each device, {device: server}
     test      (inputs, targets) or a Dataset; a personal model is tested on its device's own test
@@ -97,10 +115,10 @@ class Federation:
         transform: Transform = as_dtype,
         augment: Augment | None = None,
     ) -> None:
-        pairs = [with_test(data) for data in listed(devices)]
+        pairs = [with_test(data) for data in listed(partitions_of(devices))]
         parts = [as_samples(f"device {i}", data) for i, (data, _) in enumerate(pairs)]
         _check_parts(parts)
-        pool = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
+        pool = joined_pool(parts)
         bounds = torch.tensor([0, *(len(p) for p in parts)]).cumsum(0)
         owned = [torch.arange(a, b) for a, b in pairwise(bounds)]
         tests = {i: own for i, (_, own) in enumerate(pairs) if own is not None}
@@ -136,7 +154,7 @@ class Federation:
         self,
         model: Callable[[], nn.Module] | nn.Module,
         loss: Loss,
-        pool: Samples,
+        pool: Pool,
         owned: list[Tensor],
         servers: Servers,
     ) -> None:
@@ -149,7 +167,7 @@ class Federation:
         check_function("loss", loss, "torch.nn.functional.cross_entropy")
         self._model = model
         self.loss = loss
-        self.pool = pool
+        self.pool: Pool = pool
         self.sizes = [len(positions) for positions in owned]
         self.positions = torch.cat(owned)
         self.starts = torch.tensor([0, *self.sizes[:-1]]).cumsum(0)
@@ -157,7 +175,7 @@ class Federation:
 
     def _set_tests(
         self,
-        pool: Samples,
+        pool: Pool,
         owned: Sequence[Tensor],
         common: DeviceData | None,
         brought: Mapping[int, DeviceData],
@@ -165,14 +183,10 @@ class Federation:
     ) -> list[Tensor]:
         """Who is tested on what; returns the samples that devices train on."""
         parts = divided(owned, convert(holdout, float | Holdout, "holdout"), brought)
-
-        def of_pool(positions: Tensor) -> Samples:
-            return Samples(pool.inputs[positions], pool.targets[positions])
-
         tests: dict[Key, DeviceData | None] = {("all", FOR_ALL): common}
         tests |= {("test", i): data for i, data in brought.items()}
-        tests |= {("test", i): of_pool(positions) for i, positions in parts.test.items()}
-        tests |= {("validation", i): of_pool(found) for i, found in parts.validation.items()}
+        tests |= {("test", i): pool.only(positions) for i, positions in parts.test.items()}
+        tests |= {("validation", i): pool.only(found) for i, found in parts.validation.items()}
         self.test, spans = _joined(tests, pool)
         # where in it each device's own test samples are, and those for all; those to validate on
         own = {i: span for (kind, i), span in spans.items() if kind != "validation"}
@@ -191,36 +205,55 @@ class Federation:
         metric, metrics = said
         if metric is not None and metrics:
             raise ConfigError("metric=... and metrics=[...] are both given; put all into metrics")
-        targets = self.pool.targets
-        self.metric = metric or (mse if targets.is_floating_point() else accuracy)
+        self.example = self.pool.take(self.positions[:1])
+        self.metric = metric or (mse if self.example[1].is_floating_point() else accuracy)
         self.metrics = tuple([metric] if metric is not None else metrics)
-        self._measures = () if self.metrics else fitting_measures(self.loss, targets)
-        self._loss = loss_measure(self.loss, targets)
+        known = self.pool.known_targets
+        seen = self.pool.take(self.positions[:SEEN])[1] if known is None else known
+        self._measures = () if self.metrics else fitting_measures(self.loss, seen)
+        self._loss = loss_measure(self.loss, seen)
         self.transform = as_dtype if transform is None else transform
         check_function("transform", self.transform, "lambda inputs, dtype: inputs.to(dtype)")
         self.augment = augment
         if augment is not None:
             offered(augment, "augment", "apply(inputs, h)", kinds={"": FlipCrop})
-        is_labelled = not targets.is_floating_point() and targets.ndim == 1
-        if labels is None and self.test is not None and is_labelled:
-            labels = [labels_of(targets[self.owned(i)]) for i in range(len(self.sizes))]
-        self.labels = labels
+        self._labels = labels
+
+    @cached_property
+    def labels(self) -> Sequence[tuple[int, ...]] | None:
+        """Which each device owns, where there are tests by label."""
+        targets = self.example[1]
+        if self._labels is not None or self.test is None:
+            return self._labels
+        if targets.is_floating_point() or targets.ndim > 1:
+            return None
+        return [labels_of(self.pool.all_targets[self.owned(i)]) for i in range(len(self.sizes))]
 
     def measures(self, outputs: Tensor, targets: Tensor) -> tuple[Measure, ...]:
         """What models are measured by, the loss last; outputs and targets are an example."""
         found = chosen_measures(self.metrics or self._measures, outputs, targets)
-        has_loss = any(self._loss.name in each.names for each in found)
-        return found if has_loss else (*found, self._loss)
+        with_loss = any(self._loss.name in each.names for each in found)
+        return found if with_loss or not self._is_of(outputs, targets) else (*found, self._loss)
+
+    def _is_of(self, outputs: Tensor, targets: Tensor) -> bool:
+        """Whether the loss is one of scores: others want what the module returns as it is."""
+        if takes_scores(self.loss):
+            return True
+        try:
+            self._loss.sums(outputs, targets, [len(targets)])
+        except Exception:  # noqa: BLE001  it may ask anything of the module's own object
+            return False
+        return self.loss is not module_loss
 
     def known_measures(self) -> dict[str, Better]:
         """The names of what models are measured by, and which of their values are better; by a
         trial on the first samples.
         """
-        inputs, targets = self.pool.inputs[:2], self.pool.targets[:2]
+        inputs, targets = self.pool.take(self.positions[:2])
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             module = self.make_model(0).eval()
             dtype = next((p.dtype for p in module.parameters()), torch.float32)
-            found = self.measures(module(self.transform(inputs, dtype)), targets)
+            found = self.measures(outputs_of(module, self.transform(inputs, dtype)), targets)
         return {name: better for each in found for name, better in each.directions.items()}
 
     @property
@@ -249,10 +282,10 @@ class Federation:
 
     def fingerprint(self) -> str:
         """A hash of the data and of who owns it, by which a run folder knows its federation
-        again.
+        again. Of lazy data: of a few samples, and of how many there are.
         """
         digest = hashlib.sha256(repr((self.sizes, self.servers)).encode())
-        for tensor in (self.pool.inputs, self.pool.targets, self.positions):
+        for tensor in (*self.pool.known_by(), self.positions):
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
@@ -271,17 +304,21 @@ def with_test(data: Any) -> tuple[DeviceData, DeviceData | None]:
     """(train, test) of a device; the parts of (inputs, targets) are tensors, arrays or lists."""
     if isinstance(data, tuple) and len(data) == 2:
         train, test = data
-        kinds = (Samples, tuple, Dataset)
-        if isinstance(train, kinds) and (test is None or isinstance(test, kinds)):
+        if _is_whole(train) and (test is None or _is_whole(test)):
             return train, test
     return data, None
 
 
+def _is_whole(data: Any) -> bool:
+    """Inputs and targets, not one of them."""
+    return isinstance(data, tuple) or is_dataset(data)
+
+
 def _joined(
-    tests: Mapping[Key, DeviceData | None], like: Samples
-) -> tuple[Samples | None, dict[Key, tuple[int, int]]]:
+    tests: Mapping[Key, DeviceData | None], like: Pool
+) -> tuple[Pool | None, dict[Key, tuple[int, int]]]:
     """All test samples one after another, and where each one's begin and end."""
-    found: list[Samples] = []
+    found: list[Pool] = []
     spans: dict[Key, tuple[int, int]] = {}
     start = 0
     for (kind, owner), data in tests.items():
@@ -293,20 +330,15 @@ def _joined(
         start += len(found[-1])
         if len(found[-1]) == 0:
             raise DataError(f"{name} is empty; give None, or samples")
-        if owner == FOR_ALL:
-            _check_axes(found[-1], like)
-            continue
-        for kind in ("inputs", "targets"):
-            mine, theirs = getattr(found[-1], kind), getattr(like, kind)
-            if (mine.dtype, mine.shape[1:]) != (theirs.dtype, theirs.shape[1:]):
-                raise DataError(
-                    f"{name} has {kind} of shape {tuple(mine.shape[1:])} ({mine.dtype}), the"
-                    f" devices' are {tuple(theirs.shape[1:])} ({theirs.dtype}); bring them to that"
-                )
+        mine = found[-1]
+        if isinstance(mine, Samples) and isinstance(like, Samples):
+            if owner == FOR_ALL:
+                _check_axes(mine, like)
+            else:
+                _check_alike(name, mine, like)
     if len(found) < 2:
         return (found[0] if found else None), spans
-    inputs, targets = ([getattr(one, kind) for one in found] for kind in ("inputs", "targets"))
-    return Samples(torch.cat(inputs), torch.cat(targets)), spans
+    return joined_pool(found), spans
 
 
 def _check_axes(test: Samples, like: Samples) -> None:
@@ -321,8 +353,29 @@ def _check_axes(test: Samples, like: Samples) -> None:
             )
 
 
-def as_samples(name: str, data: DeviceData) -> Samples:
-    """Data as tensors, all finite; `name` says whose they are."""
+def _check_alike(name: str, mine: Samples, like: Samples) -> None:
+    for kind in ("inputs", "targets"):
+        one, other = getattr(mine, kind), getattr(like, kind)
+        if (one.dtype, one.shape[1:]) != (other.dtype, other.shape[1:]):
+            raise DataError(
+                f"{name} has {kind} of shape {tuple(one.shape[1:])} ({one.dtype}), the"
+                f" devices' are {tuple(other.shape[1:])} ({other.dtype}); bring them to that"
+            )
+
+
+def joined_pool(parts: Sequence[Pool]) -> Pool:
+    """One after the other: as tensors where all are."""
+    known = [part for part in parts if isinstance(part, Samples | NamedTensors)]
+    if len(known) == len(parts):
+        inputs = joined(torch.cat, [part.inputs for part in known])
+        targets = torch.cat([part.targets for part in known])
+        kind = Samples if isinstance(inputs, Tensor) else NamedTensors
+        return kind(inputs, targets)
+    return parts[0] if len(parts) == 1 else LazySamples.joined(parts)
+
+
+def as_samples(name: str, data: Any) -> Pool:
+    """Data as they can be taken in batches; tensors all finite. `name` says whose they are."""
     try:
         check_kind(data)
         samples = _as_samples(data)
@@ -333,15 +386,14 @@ def as_samples(name: str, data: DeviceData) -> Samples:
             f"{name} cannot be used: {_reason(error)}; give (inputs, targets) or a Dataset of such"
             " pairs"
         ) from error
-    for kind, tensor in (("input", samples.inputs), ("target", samples.targets)):
+    if not isinstance(samples, Samples | NamedTensors):
+        return samples
+    for kind, tensor in (
+        *(("input", part) for part in leaves(samples.inputs)),
+        ("target", samples.targets),
+    ):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            bad = int(
-                (~torch.isfinite(tensor))
-                .flatten(1 if tensor.ndim > 1 else 0)
-                .reshape(len(tensor), -1)
-                .any(1)
-                .nonzero()[0]
-            )
+            bad = int((~torch.isfinite(tensor)).reshape(len(tensor), -1).any(1).nonzero()[0])
             raise DataError(
                 f"{name} has a value that is not finite in {kind} {bad}; remove or repair that"
                 " sample"
@@ -354,15 +406,29 @@ def _reason(error: Exception) -> str:
     return said if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {said}"
 
 
-def _as_samples(data: Any) -> Samples:
+def _as_samples(data: Any) -> Pool:
+    if isinstance(data, NamedTensors):
+        return data
+    if isinstance(data, TensorDataset):
+        *several, target = data.tensors
+        return _as_samples((several[0] if len(several) == 1 else tuple(several), target))
+    if not is_sequence(data):
+        raise TypeError(f"a {type(data).__name__} has no length")
+    if is_dataset(data) and not isinstance(data, Samples | LazySamples):
+        data = LazySamples(data)
+    if isinstance(data, LazySamples):
+        if len(data) == 0:
+            raise ValueError("it has no samples")
+        data.take(FIRST)  # one of each, to see that they can be read
+        return data
     if isinstance(data, Samples):
         given: list[Any] = [data.inputs, data.targets]
-    elif not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        raise TypeError(f"a {type(data).__name__} has no length")
     else:
         given = [*data] if is_pair(data) else _columns([data[k] for k in range(len(data))])
-    inputs, targets = tensor_of(given[0], "inputs"), tensor_of(given[1], "targets")
-    targets = labels_as_int64(targets)
+    targets = labels_as_int64(tensor_of(given[1], "targets"))
+    if are_several(given[0], len(targets)):
+        return NamedTensors(as_tensors(given[0]), targets)
+    inputs = tensor_of(given[0], "inputs")
     same = isinstance(data, Samples) and inputs is data.inputs and targets is data.targets
     return data if same else Samples(inputs, targets)
 
@@ -375,15 +441,18 @@ def _columns(rows: list[Any]) -> list[Any]:
     return [[torch.as_tensor(v) for v in column] for column in zip(*rows, strict=True)]
 
 
-def _check_parts(parts: Sequence[Samples]) -> None:
+def _check_parts(parts: Sequence[Pool]) -> None:
     if not parts:
         raise DataError("a federation needs at least one device; `devices` is empty")
     for i, part in enumerate(parts):
         if len(part) == 0:
             raise DataError(f"device {i} has no samples; leave it out, or give it data")
+        like = parts[0]
+        if not (isinstance(part, Samples) and isinstance(like, Samples)):
+            continue  # read when needed, and then refused
         for kind, mine, first in (
-            ("inputs", part.inputs, parts[0].inputs),
-            ("targets", part.targets, parts[0].targets),
+            ("inputs", part.inputs, like.inputs),
+            ("targets", part.targets, like.targets),
         ):
             if mine.dtype != first.dtype:
                 raise DataError(

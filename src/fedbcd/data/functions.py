@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedbcd.algorithm.trees import outputs_of
 from fedbcd.data.federation import Federation
 from fedbcd.data.measures import Measure, name_of
 
@@ -18,7 +19,8 @@ DIGITS = 9  # of the answer
 
 def functions_of(federation: Federation, module: nn.Module) -> dict[str, str]:
     """The loss and the metric of a federation, as a record names them."""
-    targets = federation.pool.targets[:SAMPLES]
+    some = torch.arange(min(SAMPLES, len(federation.pool)))
+    targets = federation.pool.take(some)[1]
     shape = _shape_of_outputs(federation, module)
 
     def named(function: Any) -> str:
@@ -36,10 +38,11 @@ def _shape_of_outputs(federation: Federation, module: nn.Module) -> tuple[int, .
     dtype = next((p.dtype for p in module.parameters()), torch.float32)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            found: Any = module.eval()(federation.transform(federation.pool.inputs[:1], dtype))
+            inputs, _ = federation.pool.take(torch.tensor([0]))
+            found = outputs_of(module.eval(), federation.transform(inputs, dtype))
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError):
         return None
-    return tuple(found.shape[1:]) if isinstance(found, Tensor) else None
+    return tuple(found.shape[1:])
 
 
 def _answer(function: Any, shape: tuple[int, ...] | None, targets: Tensor) -> str:

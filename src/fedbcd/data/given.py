@@ -7,9 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedbcd.algorithm.trees import leaves
 from fedbcd.data.datasets import LoadedDataset, load_dataset
 from fedbcd.data.federation import Transform, as_dtype, as_samples, with_test
-from fedbcd.data.samples import Samples
+from fedbcd.data.lazy import partitions_of
+from fedbcd.data.samples import Pool, Samples
 from fedbcd.errors import DataError, FedBCDError
 from fedbcd.own import imported_function
 
@@ -20,8 +24,8 @@ KEYS = ("devices", "test", "transform")
 class DealtData:
     """Data that come by device."""
 
-    devices: list[tuple[Samples, Samples | None]]
-    test: Samples | None = None
+    devices: list[tuple[Pool, Pool | None]]
+    test: Pool | None = None
     transform: Transform = as_dtype
 
 
@@ -48,10 +52,10 @@ def load_data(name: str, folder: Path | None) -> Data:
 
 def _as_data(found: Any, said: str) -> Data:
     if isinstance(found, LoadedDataset):
-        train = as_samples(f"{said}: the training set", found.train)
-        return replace(found, train=train, test=as_samples(f"{said}: the test set", found.test))
+        train = _tensors(f"{said}: the training set", found.train)
+        return replace(found, train=train, test=_tensors(f"{said}: the test set", found.test))
     parts = found if isinstance(found, Mapping) else {"devices": found}
-    devices = parts.get("devices")
+    devices = partitions_of(parts.get("devices"))
     if not (isinstance(devices, list) and devices and set(parts) <= {*KEYS}):
         what = f"keys {', '.join(map(str, parts))}" if parts is found else type(found).__name__
         raise DataError(
@@ -76,12 +80,25 @@ def sizes_of(data: Data) -> tuple[int, int]:
     if isinstance(data, LoadedDataset):
         return data.train.inputs[0].numel(), data.classes
     known = [samples for pair in data.devices for samples in pair if samples is not None]
-    first = known[0]
-    if first.targets.is_floating_point() or first.targets.ndim > 1:
-        return first.inputs[0].numel(), first.targets[0].numel()
-    labels = max(int(samples.targets.max()) for samples in known if len(samples))
-    return first.inputs[0].numel(), labels + 1
+    inputs, targets = known[0].take(torch.tensor([0]))
+    width = sum(part[0].numel() for part in leaves(inputs))
+    if targets.is_floating_point() or targets.ndim > 1:
+        return width, targets[0].numel()
+    labels = max(int(samples.all_targets.max()) for samples in known if len(samples))
+    return width, labels + 1
 
 
 def targets_of(data: Data) -> Any:
-    return (data.train if isinstance(data, LoadedDataset) else data.devices[0][0]).targets
+    """Of a sample."""
+    pool = data.train if isinstance(data, LoadedDataset) else data.devices[0][0]
+    return pool.take(torch.tensor([0]))[1]
+
+
+def _tensors(name: str, data: Any) -> Samples:
+    found = as_samples(name, data)
+    if not isinstance(found, Samples):
+        raise DataError(
+            f"{name} is no tensor in memory, as a LoadedDataset has them; return a list with the"
+            " data of each device"
+        )
+    return found

@@ -45,7 +45,7 @@ def sample_weights(
         owned = [("label", label) for label in federation.labels[device]]
         return {key: 1.0 for key in owned if key in tested}
     labels, counts = torch.unique(
-        federation.pool.targets[federation.owned(device)], return_counts=True
+        federation.pool.all_targets[federation.owned(device)], return_counts=True
     )
     shares = {("label", k): n for k, n in zip(labels.tolist(), counts.tolist(), strict=True)}
     return {key: count / tested[key] for key, count in shares.items() if key in tested}
@@ -65,8 +65,10 @@ def untested(federation: Federation) -> str | None:
             + (" personal scores are about the others" if own else " there are no personal scores")
             + "; holdout=0.2 keeps a share of their data back for that"
         )
-    assert federation.test is not None
-    tested = set(torch.unique(federation.test.targets[slice(*common)]).tolist())
+    known = None if federation.test is None else federation.test.known_targets
+    if known is None:
+        return None
+    tested = set(torch.unique(known[slice(*common)]).tolist())
     missing = sorted({label for owned in federation.labels for label in owned} - tested)
     if not missing:
         return None

@@ -12,7 +12,7 @@ from fedbcd.algorithm.method import Method
 from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.batch import Trainer
 from fedbcd.data.federation import Federation
-from fedbcd.data.samples import Samples
+from fedbcd.data.samples import Pool
 from fedbcd.errors import ConfigError
 from fedbcd.schedule.work import Session
 from fedbcd.spec import RunSpec
@@ -22,7 +22,7 @@ def models_from(
     z: Tensor,
     federation: Federation,
     spec: RunSpec,
-    owned: Sequence[Samples],
+    owned: Sequence[Pool],
     steps: int,
     seed: int,
 ) -> Tensor:

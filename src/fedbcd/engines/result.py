@@ -19,6 +19,7 @@ from fedbcd.data.preview import COLOURS, figure_of, tidy
 from fedbcd.engines.environment import environment
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.history import DeviceTable, History, Row
+from fedbcd.record.names import DEVICES, HISTORY, MODELS
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
@@ -202,7 +203,7 @@ class Run(Models):
         path = Path(convert(folder, str | Path, "folder"))
         with writing_to(path):
             path.mkdir(parents=True, exist_ok=True)
-        self.history.write_csv(path / "history.csv")
+        self.history.write_csv(path / HISTORY)
         self.devices.write_csv(path / DEVICES)
         notes = (self.personal_scores, self.global_scores, self.history.measures)
         summary = {
@@ -211,7 +212,7 @@ class Run(Models):
             "finished": json.dumps(self.finished),
             "fedbcd_models": "1",
         }
-        write_models(path / "models.safetensors", self.personal_NF, self.global_VF, summary)
+        write_models(path / MODELS, self.personal_NF, self.global_VF, summary)
         if self.best is not None:
             self.best.save(path)
 
@@ -221,12 +222,12 @@ class Run(Models):
         """Read a saved run; the federation supplies the module that the models fit into."""
         check_federation(federation)
         path = Path(convert(folder, str | Path, "folder"))
-        if not (path / "models.safetensors").is_file():
+        if not (path / MODELS).is_file():
             raise RecordError(
                 f"{path} holds no models of a run; give the folder that run.save or train(out=...)"
                 " has made"
             )
-        tensors, metadata = read_tensors(path / "models.safetensors")
+        tensors, metadata = read_tensors(path / MODELS)
         try:
             summary = json.loads(metadata["summary"])
             scores = _scores(metadata["scores"])
@@ -234,7 +235,7 @@ class Run(Models):
             x, z, finished = tensors["x"], tensors["z"], bool(json.loads(metadata["finished"]))
         except (KeyError, ValueError) as error:
             raise RecordError(
-                f"{path / 'models.safetensors'} does not hold the models of a run ({error})"
+                f"{path / MODELS} does not hold the models of a run ({error})"
             ) from None
         size = Layout(federation.make_model(0)).size_F
         if x.shape != (federation.devices, size) or z.shape != (len(federation.servers), size):
@@ -242,7 +243,7 @@ class Run(Models):
                 f"{path} holds models of {tuple(x.shape)} (devices, values); this federation has"
                 f" {(federation.devices, size)}"
             )
-        history = History.read_csv(path / "history.csv").known_by(metadata)
+        history = History.read_csv(path / HISTORY).known_by(metadata)
         run = cls(federation, history, x, z, summary, scores, finished, global_scores)
         run.best = _best_in(path, run)
         if (path / DEVICES).exists():  # earlier versions wrote none
@@ -270,7 +271,6 @@ def check_there_is(number: int, count: int, what: str) -> None:
         raise ConfigError(f"there is no {what} {number}; there are {what}s 0 to {count - 1}")
 
 
-DEVICES = "devices.csv"
 MOST_COUNTS = 1_000_000  # entries of a table of devices and labels that is kept in a record
 
 
@@ -296,14 +296,14 @@ def notes_of(
 def _label_counts(federation: Federation) -> dict[str, Any]:
     """How many samples of each label of the data each device has, and the test set.
 
-    Nothing where targets are no labels, or the table would be huge.
+    Nothing where targets are no labels or not known without reading the data, or the table would be
+    huge.
     """
-    targets, span = federation.pool.targets, federation.common_test
-    tested = (
-        None if federation.test is None or span is None else federation.test.targets[slice(*span)]
-    )
-    if not _are_labels(targets):
+    targets, span = federation.pool.known_targets, federation.common_test
+    if targets is None or not _are_labels(targets):
         return {}
+    tested = None if federation.test is None or span is None else federation.test.known_targets
+    tested = None if tested is None or span is None else tested[slice(*span)]
     tested = targets[:0] if tested is None or not _are_labels(tested) else tested
     labels, place = torch.unique(
         torch.cat([targets, tested]), return_inverse=True

@@ -5,6 +5,7 @@ torch computes.
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.projection import tried
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import Devices, StackedDevices
+from fedbcd.compute.evaluate import Evaluator
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import MakeRows
 from fedbcd.data.federation import FOR_ALL, Federation
@@ -110,6 +112,16 @@ def make_numbers(
     return numbers
 
 
+def rehearse(spec: RunSpec, federation: Federation) -> None:
+    """Carry out once what others have written (model, loss, plan, server step, metric), on the
+    first samples of a device, so that a sentence says what fails before anything runs.
+    """
+    trainer, start = make_trainer(replace(spec, max_batch=1), federation, torch.device("cpu"))
+    trainer.check_vectorised(start)
+    trainer.rehearse()
+    Evaluator(federation, trainer.objective, start.device).check(start)
+
+
 def _begin_with(numbers: Numbers, start: str | Path) -> None:
     """The models of an earlier run in place of x(0)."""
     x_NF, z_VF = models_of(start)
@@ -138,7 +150,7 @@ def rounds_between_looks(federation: Federation, spec: RunSpec, longer: float = 
         spans = federation.own_tests.items()
         tested += sum(end - start for owner, (start, end) in spans if owner != FOR_ALL)
     elif personal and federation.labels is not None:
-        found = torch.unique(federation.test.targets, return_counts=True)
+        found = torch.unique(federation.test.all_targets, return_counts=True)
         count = dict(zip(*(values.tolist() for values in found), strict=True))
         tested += sum(count.get(label, 0) for labels in federation.labels for label in labels)
     return math.ceil(longer * tested / (4 * samples_per_round(federation, spec)))

@@ -29,7 +29,7 @@ from fedbcd.describe import describe
 from fedbcd.engines.result import Run
 from fedbcd.engines.run import train
 from fedbcd.engines.saving import folder_of
-from fedbcd.engines.setup import find_torch_device
+from fedbcd.engines.setup import find_torch_device, rehearse
 from fedbcd.errors import ConfigError
 from fedbcd.models import MODELS
 from fedbcd.own import are_imported, imported_function, imports, names_code
@@ -319,6 +319,8 @@ class Job:
         find_torch_device(self.spec.torch_device)
         job = (self.going_on(recorded_in(out)) if resume else self).settled(federation)
         job.spec.check(federation)
+        if names_code(job.to_table()):
+            rehearse(job.spec, federation)
         folder_of(out, federation, job.spec, job.to_table()).inspect(resume)
 
     def use_threads(self, federation: Federation) -> None:

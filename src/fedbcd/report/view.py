@@ -24,6 +24,7 @@ from fedbcd.record.history import (
     columns_of,
     in_words,
 )
+from fedbcd.record.names import DEPLOY, LOG
 from fedbcd.record.tensorfile import FLOATS
 from fedbcd.record.timeline import Timeline
 from fedbcd.report.baseline import Baseline, has_personal_models
@@ -108,7 +109,7 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder whole. A log that is damaged is read up to there, and a notice says so."""
-    follower = LogFollower(folder / "events.jsonl")
+    follower = LogFollower(folder / LOG)
     follower.poll()
     return record_of(folder, follower, read_extras(folder))
 
@@ -219,7 +220,7 @@ def _certificates(record: RunRecord) -> dict[str, Any]:
 def _why_no_certificates(record: RunRecord) -> str:
     if not has_personal_models(record.identity):
         return "its algorithm keeps no personal models"
-    if "deployment" in record.extras.summary or (record.folder / "deploy.toml").is_file():
+    if "deployment" in record.extras.summary or (record.folder / DEPLOY).is_file():
         return "a deployment takes none"
     if record.extras.summary:
         return "none were asked for"

@@ -25,7 +25,6 @@ from fedbcd.compute.rows import MakeRows, Rows
 from fedbcd.compute.store import stored_in
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_for
-from fedbcd.data.samples import Samples
 from fedbcd.engines.cluster.options import import_ray
 from fedbcd.engines.setup import find_torch_device, make_devices, make_trainer, products_in
 from fedbcd.schedule.work import Count, Session, Sessions
@@ -75,7 +74,7 @@ def part_of(federation: Federation, devices: Sequence[int]) -> Federation:
     owned = torch.cat([federation.owned(device) for device in devices])
     kept, positions = torch.unique(owned, return_inverse=True)
     part = copy.copy(federation)
-    part.pool = Samples(federation.pool.inputs[kept], federation.pool.targets[kept])
+    part.pool = federation.pool.only(kept)
     part.positions = torch.cat(
         [positions, positions[:1]]
     )  # one more: a trial gradient takes two samples

@@ -18,9 +18,8 @@ from fedbcd.algorithm.objective import Loss
 from fedbcd.algorithm.params import Layout
 from fedbcd.algorithm.projection import tried
 from fedbcd.algorithm.wire import Layer
-from fedbcd.compute.batch import take
 from fedbcd.data.federation import Federation, Transform, as_dtype
-from fedbcd.data.samples import Samples
+from fedbcd.data.samples import Pool
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 from fedbcd.protocol import Coordinator, Device, Server
@@ -219,7 +218,7 @@ class Blueprint:
 class OwnData:
     """What one device trains with, and nobody else sees."""
 
-    samples: Samples
+    samples: Pool
     module: nn.Module
     loss: Loss
     transform: Transform = as_dtype
@@ -229,11 +228,8 @@ class OwnData:
     def of(cls, federation: Federation, device: int, seed: int) -> "OwnData":
         """The part of a federation that belongs to one device."""
         positions = federation.owned(device)
-        samples = Samples(
-            take(federation.pool.inputs, positions), take(federation.pool.targets, positions)
-        )
         return cls(
-            samples,
+            federation.pool.only(positions),
             federation.make_model(seed),
             federation.loss,
             federation.transform,

@@ -14,7 +14,7 @@ from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.wire import Wire
 from fedbcd.compute.batch import Trainer
 from fedbcd.data.federation import Transform
-from fedbcd.data.samples import Samples
+from fedbcd.data.samples import Pool
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint, OwnData
 from fedbcd.engines.deploy.roles.checks import first_not_finite
 from fedbcd.errors import DataError, NumericalError
@@ -123,7 +123,7 @@ class _OwnFederation:
 
     def __init__(self, devices: int, data: OwnData) -> None:
         self.devices = devices
-        self.pool: Samples = data.samples
+        self.pool: Pool = data.samples
         self.positions = torch.arange(len(data.samples))
         self.starts = torch.zeros(1, dtype=torch.int64).expand(devices)
         self.sizes = [len(data.samples)] * devices
