@@ -57,7 +57,7 @@ DeviceData = Pool | tuple[Any, Any] | Dataset[Any]
 
 
 FIRST = torch.tensor([0])
-SEEN = 64  # samples whose targets say which measures fit, where they have to be read
+SEEN = 16  # samples whose targets say which measures fit, where they have to be read
 FOR_ALL = -1  # whose test samples are nobody's own
 Key = tuple[str, int]  # samples for what, and whose
 
@@ -208,10 +208,6 @@ class Federation:
         self.example = self.pool.take(self.positions[:1])
         self.metric = metric or (mse if self.example[1].is_floating_point() else accuracy)
         self.metrics = tuple([metric] if metric is not None else metrics)
-        known = self.pool.known_targets
-        seen = self.pool.take(self.positions[:SEEN])[1] if known is None else known
-        self._measures = () if self.metrics else fitting_measures(self.loss, seen)
-        self._loss = loss_measure(self.loss, seen)
         self.transform = as_dtype if transform is None else transform
         check_function("transform", self.transform, "lambda inputs, dtype: inputs.to(dtype)")
         self.augment = augment
@@ -229,9 +225,20 @@ class Federation:
             return None
         return [labels_of(self.pool.all_targets[self.owned(i)]) for i in range(len(self.sizes))]
 
+    @cached_property
+    def _fitting(self) -> tuple[Measure, ...]:
+        """What fits these data, where nobody says; the loss last."""
+        known = self.pool.known_targets
+        seen = self.pool.take(self.positions[:SEEN])[1] if known is None else known
+        return (*fitting_measures(self.loss, seen), loss_measure(self.loss, seen))
+
+    @property
+    def _loss(self) -> Measure:
+        return self._fitting[-1]
+
     def measures(self, outputs: Tensor, targets: Tensor) -> tuple[Measure, ...]:
         """What models are measured by, the loss last; outputs and targets are an example."""
-        found = chosen_measures(self.metrics or self._measures, outputs, targets)
+        found = chosen_measures(self.metrics or self._fitting[:-1], outputs, targets)
         with_loss = any(self._loss.name in each.names for each in found)
         return found if with_loss or not self._is_of(outputs, targets) else (*found, self._loss)
 
