@@ -287,7 +287,7 @@ def personal_models_converge_faster(curves: Curves) -> list[ClaimVerdict]:
     """
     areas = {
         panel: {
-            run: [_area(h, "round", "personal_accuracy") for h in histories]
+            run: [_area(h, "round", PERSONAL) for h in histories]
             for run, histories in curves[panel].items()
         }
         for panel in _present(curves, "fig3")

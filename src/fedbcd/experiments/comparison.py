@@ -343,7 +343,7 @@ def cells_of(comparison: Comparison, columns: Sequence[str], between: str) -> li
     ends = {
         column_of(each, measure): f"{title} {in_words(measure)}" for each, title in ENDS.items()
     }
-    shown = list(columns) or [name for name in ends if name in comparison.columns]
+    shown = list(columns) or scores_shown(comparison)
     head = ["", *(ends.get(name, in_words(name)) for name in shown)]
     lines = [[*head, *(f"lose to {baseline}" for baseline in comparison.baselines)]]
     for row in comparison.rows(*shown):
@@ -352,6 +352,12 @@ def cells_of(comparison: Comparison, columns: Sequence[str], between: str) -> li
         cells += ["" if math.isnan(share) else f"{share:.0%}" for share in shares]
         lines.append([row["title"], *cells])
     return lines
+
+
+def scores_shown(comparison: Comparison) -> list[str]:
+    """The columns of the first measure, as tables of ends show them."""
+    names = [column_of(each, _one_of(comparison).first_measure) for each in ENDS]
+    return [name for name in names if name in comparison.columns]
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
