@@ -249,6 +249,8 @@ CLAIMS = {
     9: "rigorous and first-B Async perform alike",
     10: "ASPG converges faster than plain steps",
     11: "beta smaller than 0.3 is worse",
+    12: "FedBCD, FedBCD-I: personal models converge faster than both",
+    13: "FedProx: global progress faster than FedBCD-I's, in rounds",
 }
 
 

@@ -22,6 +22,7 @@ from fedbcd.data.samples import Pool
 from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError, NumericalError
 from fedbcd.experiments.pool import recorded_job
+from fedbcd.record.names import LOG
 from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 
 FORMATS = ("safetensors", "onnx")
@@ -72,7 +73,7 @@ def export_run(
     folder).
     """
     hint = "load it with fedbcd.Run.load and use fedbcd.export.write_model"
-    job = recorded_job(folder / "events.jsonl", hint)
+    job = recorded_job(folder / LOG, hint)
     federation = job.make_federation()
     run = Run.load(folder, federation)
     module, sample = _chosen(run, choice), _sample(federation, run.global_VF.dtype)

@@ -9,8 +9,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedbcd.algorithm import draws
@@ -24,6 +22,8 @@ from fedbcd.errors import ConfigError, DataError, RecordError
 from fedbcd.experiments.pool import recorded_job
 from fedbcd.own import imports
 from fedbcd.record.eventlog import LogReader
+from fedbcd.record.names import LOG, MODELS
+from fedbcd.record.tensorfile import opened
 from fedbcd.spec import RunSpec
 
 STEPS = 100  # of a newcomer, where nobody says
@@ -124,8 +124,8 @@ def personalise(
 
 
 def _run_in(folder: Path, federation: Federation | None) -> tuple[Run, RunSpec]:
-    log = folder / "events.jsonl"
-    if not log.is_file() and (folder / "models.safetensors").is_file():
+    log = folder / LOG
+    if not log.is_file() and (folder / MODELS).is_file():
         raise RecordError(
             f"{folder} has models but no events.jsonl, as Run.save leaves them, so it does not say"
             " how they were trained; personalise(Run.load(folder, federation), data, spec=...)"
@@ -154,11 +154,12 @@ def samples_in(path: Path) -> Samples:
     """Arrays called inputs and targets in a file of NumPy (.npz) or of safetensors."""
     try:
         if path.suffix == ".safetensors":
-            found = load_file(path)
+            with opened(path) as file:
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         else:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 found = {name: torch.from_numpy(archive[name]) for name in archive.files}
-    except (OSError, ValueError, TypeError, AttributeError, BadZipFile, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, BadZipFile) as error:
         said = str(error).partition(" If you trust")[0].rstrip(".")  # nothing is unpickled here
         raise DataError(
             f"{path} cannot be read ({said}); write arrays inputs and targets as .npz, or as"

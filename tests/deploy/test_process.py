@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,19 @@ from support.deployments import BCD, federation
 from support.waiting import LIMIT_S, eventually
 
 
+def plan(folder: Path, rounds: int | None = None) -> Deployment:
+    places = tuple(f"127.0.0.1:{7401 + n}" for n in range(3))
+    spec = RunSpec(BCD, fb.AsyncCloud(first=1), active=2)
+    options = Deploy(folder=str(folder), servers=places, plain=True)
+    return Deployment.of(federation(), spec, options, rounds)
+
+
+def test_a_log_level_that_is_none_is_refused_before_a_store_is_begun(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="log_level='loud' must be one of debug, info, warning"):
+        replace(plan(folder), log_level="loud")
+    assert not folder.exists() or not any(folder.iterdir())
+
+
 def play(
     folder: Path,
     actor: Actor,
@@ -45,16 +59,9 @@ def play(
     init: bool = True,
 ) -> None:
     """A scene with the process of one role, without links."""
-    places = tuple(f"127.0.0.1:{7401 + n}" for n in range(3))
-    plan = Deployment.of(
-        federation(),
-        RunSpec(BCD, fb.AsyncCloud(first=1), active=2),
-        Deploy(folder=str(folder), servers=places, plain=True),
-        rounds,
-    )
 
     async def whole() -> None:
-        process: Process = plan.process(actor, init=init)
+        process: Process = plan(folder, rounds).process(actor, init=init)
         try:
             await scene(process)
         finally:

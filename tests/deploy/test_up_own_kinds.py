@@ -1,12 +1,18 @@
 """Methods and rules of other people in real processes, by name in a job file."""
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
+import fedbcd as fb
+from fedbcd.engines.deploy.local.up import rehearse_apart
+from fedbcd.errors import ConfigError
 from support.naive import EXAMPLES
 from support.processes import job, run, write_job
+from support.runs import federation
 
 JOBS = {
     "scaffold": {"algorithm": {"name": "scaffold:Scaffold"}},
@@ -39,3 +45,19 @@ def test_a_deployment_replays_to_its_own_digest(
         again = run("up", "--resume", "--out", out)
         assert "--trust" in again.stderr
         assert run("up", "--resume", "--trust", "--out", out).returncode == 0
+
+
+def test_code_that_fails_is_named_before_a_process_begins() -> None:
+    """And the process that has found it out is not this one, which forks the roles later."""
+
+    def fails(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        raise KeyError(len(outputs) + len(targets))
+
+    fine = federation()
+    spec = fb.RunSpec(fb.FedBCD(batch=2), active=2)
+    rehearse_apart(spec, fine)
+    for name in ("metric", "loss"):
+        wrong = copy.copy(fine)
+        setattr(wrong, name, fails)
+        with pytest.raises(ConfigError, match=rf"{name} fail.*KeyError: .*own_kinds.py line \d+\)"):
+            rehearse_apart(spec, wrong)

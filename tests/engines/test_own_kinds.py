@@ -246,6 +246,15 @@ def test_a_deal_that_is_none_is_refused(folder: Path, partition: str, sentence: 
         load_job(folder / "job.toml").run(folder / "out")
 
 
+def test_code_is_tried_where_a_job_is_checked_before_the_first_of_several_is_trained(
+    folder: Path,
+) -> None:
+    (folder / "job.toml").write_text(f"{JOB}[model]\nmetric = 'theirs:net'")
+    job = load_job(folder / "job.toml")
+    with pytest.raises(ConfigError, match=r"the metric fails .*net\(\) takes 0 positional"):
+        job.check(job.make_federation(), folder / "out", resume=False)
+
+
 def test_mixing_weights_of_a_later_round_are_looked_at(folder: Path) -> None:
     """A share beyond 1 is none in any round; one that grows is none from round 2 on."""
     sys.path.append(str(folder))

@@ -15,6 +15,7 @@ from fedbcd.protocol.messages import (
     Actor,
     Command,
     Event,
+    OfflineTrained,
     OpenPhase,
     ServerReady,
     Trained,
@@ -207,3 +208,32 @@ def test_a_few_slow_devices_strand_the_servers_that_wait_for_all() -> None:
     }
     assert last["sync", True] > 6 * last["sync", False]
     assert last["async", True] < 1.7 * last["async", False]
+
+
+def test_offline_rounds_that_cost_no_time_train_more_where_rounds_are_short() -> None:
+    """Sessions of local training per device in 100 units of the clock (docs/spec.md, "Protocols"):
+    one offline round in each round of the coordinator is far more work at B = 3 than on Sync-cloud;
+    where it takes its time, less so. FedProx trains in activations only.
+    """
+
+    def sessions(kind: type[Event], algorithm: fb.Algorithm, cloud: fb.Cloud) -> float:
+        method, diary = method_of(algorithm), Diary()
+        servers = [[*members(n)] for n in range(SERVERS)]
+        machines = Machines(servers, cloud, 3, 1, method.offline_limit)
+        simulation = Simulation(
+            Driver(machines, None, diary), Schedule(method, fb.Clock(), SEED, 3)
+        )
+        while simulation.now < 400:
+            simulation.play_round()
+        count = sum(type(event) is kind for _, _, event, _ in diary.lines)
+        return count / (SERVERS * MEMBERS) / (simulation.now / 100)
+
+    free, timed = fb.FedBCDI(offline_time="free"), fb.FedBCDI(offline_time="timed")
+    found = [
+        sessions(OfflineTrained, free, fb.AsyncCloud(first=3)),
+        sessions(OfflineTrained, free, fb.SyncCloud()),
+        sessions(OfflineTrained, timed, fb.AsyncCloud(first=3)),
+        sessions(OfflineTrained, timed, fb.SyncCloud()),
+        sessions(Trained, fb.FedProx(), fb.SyncCloud()),
+    ]
+    assert found == pytest.approx([13.9, 4.9, 11.0, 7.8, 2.2], rel=0.08)

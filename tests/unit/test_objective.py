@@ -762,7 +762,7 @@ def test_a_module_without_parameters_is_refused_before_training() -> None:
 
 
 def test_a_model_that_does_not_fit_the_data_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"model or loss fail on inputs of shape \(2, 6\)"):
+    with pytest.raises(ConfigError, match=r"the model fails on inputs of shape \(2, 6\)"):
         fb.train(tiny_federation(lambda: nn.Linear(5, CLASSES)), fb.FedBCD(), rounds=1)
 
 

@@ -21,6 +21,7 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.algorithm.fused.chain import LinearLayer
 from fedbcd.errors import RecordError
+from fedbcd.record import names
 from fedbcd.record.history import COLUMNS
 from support.rounding import ROUNDED_64, U, exact_outputs
 from support.runs import LOGISTIC, MLP, federation, outputs, train
@@ -179,6 +180,17 @@ def test_the_core_imports_torch_numpy_scipy_and_the_standard_library_only(name: 
     if not name.startswith("fedbcd.protocol"):  # machines know no tensors
         allowed |= {"torch", "numpy", "scipy"}
     assert {target.split(".")[0] for target in _imports(tree_of(name))} <= allowed
+
+
+def test_one_module_knows_the_format_of_tensors_and_one_the_names_of_files() -> None:
+    known = {f'"{name}"' for key, name in vars(names).items() if key.isupper()}
+    for name, path in MODULES.items():
+        format_ = name == "fedbcd.record.tensorfile"
+        assert format_ or not [n for n in _imports(tree_of(name)) if n.startswith("safetensors")], (
+            name
+        )
+        text = path.read_text(encoding="utf-8")
+        assert name == names.__name__ or not [file for file in known if file in text], name
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -22,6 +22,7 @@ from fedbcd.cli.overrides import read_jobs
 from fedbcd.experiments.check import CheckReport, check_job, recorded_jobs
 from fedbcd.experiments.job import Federations
 from fedbcd.experiments.promise import MEANING, Promise
+from fedbcd.record.names import LOG
 from fedbcd.theory.assumptions import Verdict
 
 SOMETHING_FAILS = 1
@@ -57,7 +58,7 @@ def check_command(
     Exit code: 0 if no assumption fails, 1 if one does; a job that cannot run at all is an error, as
     for 'fedbcd run'.
     """
-    path = log / "events.jsonl" if log is not None and log.is_dir() else log
+    path = log / LOG if log is not None and log.is_dir() else log
     made, jobs = Federations(), read_jobs(file, data)
     jobs, skipped = (jobs, []) if path is None else recorded_jobs(jobs, path, made)
     for sentence in skipped:

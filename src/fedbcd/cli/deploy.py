@@ -44,6 +44,7 @@ from fedbcd.experiments.job import Job, default_table, read_job_file
 from fedbcd.experiments.pictures import draw_run
 from fedbcd.own import imports
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
+from fedbcd.record.names import DEPLOY, JOB, LOG, REPORT
 from fedbcd.record.tensorfile import write_whole
 
 if TYPE_CHECKING:
@@ -270,12 +271,13 @@ def _planned(
 
 
 def _up_table() -> dict[str, Any]:
-    """The default deployment: the data and model of the default job, FedBCD, the first 3 servers
-    that are ready.
+    """The default deployment: the model of the default job, digits for any number of devices,
+    FedBCD, the first 3 servers that are ready.
     """
-    table = default_table()
-    del table["runs"], table["run"]
-    return table | {
+    return {
+        "data": {"name": "digits", "diversity": 3, "samples": 60},
+        "federation": {"servers": 10, "devices": 10, "active": 3},
+        "model": default_table()["model"],
         "algorithm": {
             "name": "fedbcd",
             "device_step": 0.02,
@@ -313,25 +315,26 @@ def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
 
 def _resumed(out: Path) -> tuple[Job, Deploy]:
     """The job and options of the deployment in a folder, as they were."""
-    if not (out / "deploy.toml").is_file():
+    if not (out / DEPLOY).is_file():
         raise RecordError(
             f"{out} holds no deployment to go on with; start a new one without --resume"
         )
-    job = one_job(read_toml(out / "config.toml"), recorded=True)
-    return job, merge_options(read_toml(out / "deploy.toml").get("deploy", {}), {}, {})
+    job = one_job(read_toml(out / JOB), recorded=True)
+    return job, merge_options(read_toml(out / DEPLOY).get("deploy", {}), {}, {})
 
 
 def _run_up(job: Job, options: Deploy, out: Path, as_json: bool) -> None:
     from fedbcd.engines.deploy.local.finish import growing_log
-    from fedbcd.engines.deploy.local.up import Up, actors_of, check_stores
+    from fedbcd.engines.deploy.local.up import Up, actors_of, check_stores, rehearse_apart
 
     federation = job.make_federation()
     job = job.settled(federation)
+    rehearse_apart(job.spec, federation)
     warning = never_mixes(job.spec.cloud, job.federation.servers)
     if warning is not None:
         note(warning)
     deployment = deployment_of(job, options, job.spec.rounds, federation=federation)
-    if (out / "deploy.toml").exists():
+    if (out / DEPLOY).exists():
         check_stores(options, deployment.blueprint)
     else:
         options = _begin(job, options, deployment.blueprint, out)
@@ -364,8 +367,8 @@ def _begin(job: Job, options: Deploy, blueprint: "Blueprint", out: Path) -> Depl
     if not options.plain:
         make_certificates(out / "certs", blueprint)
     make_stores(options, blueprint)
-    write_whole(out / "config.toml", dump_toml(job.to_table()).encode())
-    write_whole(out / "deploy.toml", dump_toml({"deploy": asdict(options)}).encode())
+    write_whole(out / JOB, dump_toml(job.to_table()).encode())
+    write_whole(out / DEPLOY, dump_toml({"deploy": asdict(options)}).encode())
     return options
 
 
@@ -454,7 +457,7 @@ def _conclude(
             facts,
         )
     draw_run(job.name, run, out)
-    write_report([out], out / "report.html", plan=False)
+    write_report([out], out / REPORT, plan=False)
     _report(run, out, as_json)
 
 
@@ -470,7 +473,7 @@ def _report(run: "Run", out: Path, as_json: bool) -> None:
         f" {d['restarts']} restarts, {d['bytes_per_activation']} bytes per activation"
         f" ({d['bytes_over_least']:.2%} more than a model down and one up). The replay of the log"
         f" ends with the same models: digest {digest}. Everything is in {out}, the report in"
-        f" {out / 'report.html'}",
+        f" {out / REPORT}",
         screen,
     )
     print_json(as_json, s | {"out": str(out)})
@@ -582,7 +585,7 @@ def status_command(
     """Ask the coordinator and the servers of a running deployment how they are doing; needs the
     certificate of 'operator'.
     """
-    path = file / "deploy.toml" if file.is_dir() else file
+    path = file / DEPLOY if file.is_dir() else file
     options = merge_options(
         read_toml(path).get("deploy", {}),
         os.environ,
@@ -632,7 +635,7 @@ def _nobody(file: Path, silent: list[dict[str, Any]]) -> str:
     """
     from fedbcd.report.view import read_run, standing_of
 
-    if (file / "events.jsonl").is_file():
+    if (file / LOG).is_file():
         stands = standing_of(read_run(file))
         if stands.state != "running":
             return f"{stands.words}; no role runs" if stands.state == "finished" else stands.words

@@ -8,6 +8,7 @@ import typer
 from fedbcd.cli.output import Json, Trust, note, print_json, say, screen_for, waiting
 from fedbcd.errors import ConfigError
 from fedbcd.own import imports
+from fedbcd.record.names import REPORT
 
 
 def report_command(
@@ -28,7 +29,7 @@ def report_command(
     """
     from fedbcd.report.page import write_report
 
-    target = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "report.html"
+    target = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / REPORT
     with waiting("reading ..."):
         count = write_report(runs, target, plan=plan, on_notice=note)
     screen = screen_for(as_json)

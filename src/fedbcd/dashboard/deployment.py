@@ -20,11 +20,12 @@ from typing import Any
 
 from fedbcd.engines.deploy.local.status_client import get
 from fedbcd.errors import ConfigError
+from fedbcd.record.names import LOG
 from fedbcd.record.timeline import ServerStanding, Timeline
 from fedbcd.report.advice import advice
 from fedbcd.report.planning import Planned, arrivals_of
 from fedbcd.report.protocol_view import timeline_view
-from fedbcd.report.runs import LOG, Extras
+from fedbcd.report.runs import Extras
 from fedbcd.report.standing import RunStanding
 from fedbcd.report.view import RunRecord, run_view
 

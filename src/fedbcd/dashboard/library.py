@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.errors import FedBCDError, RecordError
+from fedbcd.record.names import CHECKPOINT, HISTORY, LOG, MODELS
 from fedbcd.record.runfolder import is_at_work
 from fedbcd.report.advice import advice
 from fedbcd.report.baseline import best_baseline, job_folders, modified
 from fedbcd.report.follow import LogFollower
 from fedbcd.report.planning import Planned, arrivals_of
 from fedbcd.report.protocol_view import device_page, timeline_view
-from fedbcd.report.runs import LOG, MODELS, Extras, find_runs, read_extras
+from fedbcd.report.runs import Extras, find_runs, read_extras
 from fedbcd.report.standing import RunStanding
 from fedbcd.report.view import RunRecord, devices_view, differences, record_of, run_view
 
@@ -23,7 +24,7 @@ LOG_BYTES_AT_ONCE = (
     1 << 25
 )  # bytes of a log that are read for one answer; the rest comes with the next ones
 MOST_PICKED = 8
-FILES = ("checkpoint.safetensors", "models.safetensors", "history.csv")  # beside the log
+FILES = (CHECKPOINT, MODELS, HISTORY)  # beside the log
 
 
 class Watched:

@@ -20,6 +20,7 @@ from fedbcd.data.preview import COLOURS, figure_of, tidy
 from fedbcd.engines.environment import environment
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.history import History, Row
+from fedbcd.record.names import HISTORY, MODELS
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
@@ -199,14 +200,14 @@ class Run(Models):
         path = Path(convert(folder, str | Path, "folder"))
         with writing_to(path):
             path.mkdir(parents=True, exist_ok=True)
-        self.history.write_csv(path / "history.csv")
+        self.history.write_csv(path / HISTORY)
         summary = {
             **notes_of(self.federation, self.personal_scores, self.global_scores),
             "summary": json.dumps(self.summary),
             "finished": json.dumps(self.finished),
             "fedbcd_models": "1",
         }
-        write_models(path / "models.safetensors", self.personal_NF, self.global_VF, summary)
+        write_models(path / MODELS, self.personal_NF, self.global_VF, summary)
         if self.best is not None:
             self.best.save(path)
 
@@ -216,12 +217,12 @@ class Run(Models):
         """Read a saved run; the federation supplies the module that the models fit into."""
         check_federation(federation)
         path = Path(convert(folder, str | Path, "folder"))
-        if not (path / "models.safetensors").is_file():
+        if not (path / MODELS).is_file():
             raise RecordError(
                 f"{path} holds no models of a run; give the folder that run.save or train(out=...)"
                 " has made"
             )
-        tensors, metadata = read_tensors(path / "models.safetensors")
+        tensors, metadata = read_tensors(path / MODELS)
         try:
             summary = json.loads(metadata["summary"])
             scores = _scores(metadata["scores"])
@@ -229,7 +230,7 @@ class Run(Models):
             x, z, finished = tensors["x"], tensors["z"], bool(json.loads(metadata["finished"]))
         except (KeyError, ValueError) as error:
             raise RecordError(
-                f"{path / 'models.safetensors'} does not hold the models of a run ({error})"
+                f"{path / MODELS} does not hold the models of a run ({error})"
             ) from None
         size = Layout(federation.make_model(0)).size_F
         if x.shape != (federation.devices, size) or z.shape != (len(federation.servers), size):
@@ -237,7 +238,7 @@ class Run(Models):
                 f"{path} holds models of {tuple(x.shape)} (devices, values); this federation has"
                 f" {(federation.devices, size)}"
             )
-        history = History.read_csv(path / "history.csv")
+        history = History.read_csv(path / HISTORY)
         run = cls(federation, history, x, z, summary, scores, finished, global_scores)
         run.best = _best_in(path, run)
         return run

@@ -5,6 +5,7 @@ torch computes.
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.projection import tried
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.devices import Devices, StackedDevices
+from fedbcd.compute.evaluate import Evaluator
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import MakeRows
 from fedbcd.data.federation import FOR_ALL, Federation
@@ -107,6 +109,16 @@ def make_numbers(
     if spec.start is not None:
         _begin_with(numbers, spec.start)
     return numbers
+
+
+def rehearse(spec: RunSpec, federation: Federation) -> None:
+    """Carry out once what others have written (model, loss, plan, server step, metric), on the
+    first samples of a device, so that a sentence says what fails before anything runs.
+    """
+    trainer, start = make_trainer(replace(spec, max_batch=1), federation, torch.device("cpu"))
+    trainer.check_vectorised(start)
+    trainer.rehearse()
+    Evaluator(federation, trainer.objective, start.device).check(start)
 
 
 def _begin_with(numbers: Numbers, start: str | Path) -> None:

@@ -28,6 +28,7 @@ from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Federations, Job, parse
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.history import History, Row
+from fedbcd.record.names import MODELS
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.start import named
 from fedbcd.recorded import in_record, shortened
@@ -172,7 +173,7 @@ def run_tasks(
 
 
 def _is_done(task: Task, folder: Path, kept: Mapping[str, Path]) -> bool:
-    there = task.key not in kept or (kept[task.key] / "models.safetensors").exists()
+    there = task.key not in kept or (kept[task.key] / MODELS).exists()
     return there and _result_file(folder, task.key).exists()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.errors import RecordError
+from fedbcd.record.names import LOG
 from fedbcd.record.timeline import MISSING, NEVER, Timeline, read_timeline
 
 
@@ -86,8 +87,8 @@ def read_record(log: Path, on_notice: Callable[[str], None] = lambda _: None) ->
 
 
 def _log_in(folder: Path) -> Path:
-    path = folder / "events.jsonl"
-    inside = sorted(str(found.parent) for found in folder.glob("*/events.jsonl"))
+    path = folder / LOG
+    inside = sorted(str(found.parent) for found in folder.glob(f"*/{LOG}"))
     if inside and not path.exists():
         raise RecordError(
             f"{folder} has no event log of its own but holds runs; name one of them:"

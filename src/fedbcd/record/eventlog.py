@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Protocol, get_args, get_origin, get_type_hints
 from fedbcd.errors import RecordError
 from fedbcd.protocol import messages
 from fedbcd.protocol.messages import Actor, Command, Event
+from fedbcd.record.names import LOG
 
 VERSION = 1
 _TYPES: dict[str, type] = {
@@ -156,7 +157,7 @@ class LogReader:
     """
 
     def __init__(self, path: Path, unfinished: bool = False) -> None:
-        self.path = path = path / "events.jsonl" if path.is_dir() else path
+        self.path = path = path / LOG if path.is_dir() else path
         self.unfinished = unfinished
         self.cut: int | None = None
         self.end: dict[str, Any] | None = None

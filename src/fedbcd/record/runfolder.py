@@ -24,6 +24,7 @@ from fedbcd.describe import flat
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.eventlog import LogReader, LogWriter, header_line
 from fedbcd.record.history import History, Row
+from fedbcd.record.names import CHECKPOINT, JOB, LOG
 from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 from fedbcd.recorded import completed
 
@@ -115,8 +116,8 @@ class RunFolder:
                 " frozen dataclasses whose fields are numbers, texts and tuples, and `record` plain"
                 " data"
             ) from None
-        self.events = path / "events.jsonl"
-        self.checkpoint = path / "checkpoint.safetensors"
+        self.events = path / LOG
+        self.checkpoint = path / CHECKPOINT
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -146,7 +147,7 @@ class RunFolder:
             if self.events.exists():
                 return self._inspect_run(resume)
             allowed = (
-                ("config.toml", "config.tmp") if resume else ()
+                (JOB, "config.tmp") if resume else ()
             )  # all that a run leaves that is killed before its first event
             if self.path.exists() and any(p.name not in allowed for p in self.path.iterdir()):
                 raise RecordError(f"{self.path} is not empty; {ANOTHER}")
@@ -178,7 +179,7 @@ class RunFolder:
         with writing_to(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             if self.header["job"]:
-                write_whole(self.path / "config.toml", dump_toml(self.header["job"]).encode())
+                write_whole(self.path / JOB, dump_toml(self.header["job"]).encode())
             if checkpoint is not None:
                 return LogWriter(self.events, keep=checkpoint.log_bytes)
             if resume:
@@ -241,7 +242,7 @@ def recorded_in(folder: Path) -> dict[str, Any]:
     """What the run in a folder was set to, by its log, or by its config.toml where the log was not
     begun; empty where there is neither.
     """
-    log, config = folder / "events.jsonl", folder / "config.toml"
+    log, config = folder / LOG, folder / JOB
     try:
         with log.open("rb") as file:
             begun = file.readline().endswith(b"\n")

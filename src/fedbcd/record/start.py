@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedbcd.errors import ConfigError
+from fedbcd.record.names import MODELS
 from fedbcd.record.tensorfile import digest_of, read_tensors, write_tensors
 
 COPY = "start.safetensors"
@@ -16,7 +17,7 @@ HASH = "sha256:"  # how a record names them
 
 def models_of(start: str | Path) -> tuple[Tensor, Tensor]:
     """x_i of all devices and z_n of all servers: of a run's folder, or of one file of it."""
-    path = Path(start) / "models.safetensors" if Path(start).is_dir() else Path(start)
+    path = Path(start) / MODELS if Path(start).is_dir() else Path(start)
     tensors = read_tensors(path)[0] if path.is_file() else {}
     found = [tensors.get(name) for name in ("x", "z")]
     match found:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -158,13 +159,23 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A file, to take tensors from. Raises OSError, or ValueError where it is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a file whole; a damaged one is refused."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with opened(path) as file:
             names = file.keys()
             return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError) as error:
         raise RecordError(
             f"{path} is missing or damaged ({error}); restore it, or remove it to start over"
         ) from None

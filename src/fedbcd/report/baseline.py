@@ -11,7 +11,8 @@ from typing import Any
 
 from fedbcd.algorithm.method import Facts
 from fedbcd.algorithm.methods import ALGORITHMS
-from fedbcd.report.runs import LOG, MODELS, head_of, scores_in
+from fedbcd.record.names import JOB, LOG, MODELS
+from fedbcd.report.runs import head_of, scores_in
 
 SAME = (
     "data",
@@ -48,7 +49,7 @@ def job_folders(folder: Path) -> list[Path]:
     """The run folders of the job that a run is part of; several runs of one job lie in its
     folder.
     """
-    if not (folder.parent / "config.toml").is_file():
+    if not (folder.parent / JOB).is_file():
         return [folder]
     return sorted(log.parent for log in folder.parent.glob(f"*/{LOG}"))
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from fedbcd.errors import RecordError
 from fedbcd.record.history import History, Row
+from fedbcd.record.names import CHECKPOINT, HISTORY, JOB, LOG, MODELS
 from fedbcd.record.tensorfile import read_head
-
-LOG, MODELS = "events.jsonl", "models.safetensors"
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,7 @@ def _below(path: Path) -> list[Path]:
 def _started(folder: Path) -> float:
     """The job file is written when a run starts; the log is written until it ends."""
     try:
-        return min(
-            file.stat().st_mtime for file in (folder / "config.toml", folder / LOG) if file.exists()
-        )
+        return min(file.stat().st_mtime for file in (folder / JOB, folder / LOG) if file.exists())
     except (OSError, ValueError):
         return math.inf
 
@@ -76,8 +73,8 @@ def read_extras(folder: Path) -> Extras:
     """
     notices: list[str] = []
     models = head_of(folder / MODELS, notices)
-    checkpoint = head_of(folder / "checkpoint.safetensors", notices)
-    saved = _saved_history(folder / "history.csv", notices)
+    checkpoint = head_of(folder / CHECKPOINT, notices)
+    saved = _saved_history(folder / HISTORY, notices)
     going = _checkpoint_history(checkpoint, folder, notices)
     newer = len(going) > 0 and (not saved or going.last.round > saved.last.round)
     head = checkpoint if newer or not models else models

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedbcd.record.names import DEPLOY, JOB
 from fedbcd.record.runfolder import is_at_work
 from fedbcd.record.timeline import Timeline
 
@@ -42,11 +43,11 @@ def _place(timeline: Timeline | None, job: dict[str, Any]) -> str:
 
 
 def _way_on(folder: Path) -> str:
-    if (folder / "deploy.toml").is_file():
+    if (folder / DEPLOY).is_file():
         return f"fedbcd up --resume --out {shlex.quote(str(folder))}"
     whole = (
-        folder.parent if (folder.parent / "config.toml").is_file() else folder
+        folder.parent if (folder.parent / JOB).is_file() else folder
     )  # several runs of one job lie in its folder
-    if (whole / "config.toml").is_file():
+    if (whole / JOB).is_file():
         return f"fedbcd run --resume --out {shlex.quote(str(whole))}"
     return f"train(..., out={str(folder)!r}, resume=True)"

@@ -15,6 +15,7 @@ from fedbcd.data.measure import measure_in
 from fedbcd.describe import flat
 from fedbcd.planner.slowest import lonely, slowest
 from fedbcd.record.history import COLUMNS, History
+from fedbcd.record.names import DEPLOY, LOG
 from fedbcd.record.tensorfile import FLOATS
 from fedbcd.record.timeline import Timeline
 from fedbcd.report.baseline import Baseline, has_personal_models
@@ -99,7 +100,7 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder whole. A log that is damaged is read up to there, and a notice says so."""
-    follower = LogFollower(folder / "events.jsonl")
+    follower = LogFollower(folder / LOG)
     follower.poll()
     return record_of(folder, follower, read_extras(folder))
 
@@ -214,7 +215,7 @@ def _certificates(record: RunRecord) -> dict[str, Any]:
 def _why_no_certificates(record: RunRecord) -> str:
     if not has_personal_models(record.identity):
         return "its algorithm keeps no personal models"
-    if "deployment" in record.extras.summary or (record.folder / "deploy.toml").is_file():
+    if "deployment" in record.extras.summary or (record.folder / DEPLOY).is_file():
         return "a deployment takes none"
     if record.extras.summary:
         return "none were asked for"

@@ -335,11 +335,6 @@ KINDS = (*CONTINUOUS, Constant, Trace, Traces)
 DELAYS: dict[str, type[Delay]] = {kind.name: kind for kind in KINDS}
 
 
-def quantile_at(delay: Delay, u: float) -> float:
-    """F^-1 at one u."""
-    return float(delay.quantile(np.array([u]))[0])
-
-
 def _above_zero(name: str, **values: float) -> None:
     for key, value in values.items():
         if not 0 < value < math.inf:

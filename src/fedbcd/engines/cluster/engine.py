@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from fedbcd.algorithm.method import Bound
@@ -40,6 +39,7 @@ from fedbcd.engines.setup import make_numbers_of, make_trainer
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.own import modules_of
 from fedbcd.protocol.messages import ModelRef
+from fedbcd.record.tensorfile import opened
 from fedbcd.schedule.work import Count, Sessions
 from fedbcd.spec import Cluster, RunSpec
 
@@ -287,7 +287,7 @@ def rows_in(
     checkpoint: Path, tables: Iterable[str], devices: Collection[int]
 ) -> Iterator[tuple[str, list[int], tuple[Array, str]]]:
     """The rows of some devices in a checkpoint: (which, devices, models)."""
-    with safe_open(checkpoint, framework="pt") as file:
+    with opened(checkpoint) as file:
         for which in tables:
             rows = file.get_slice(which)
             named = f"{which}:rows" in file.keys()  # noqa: SIM118
@@ -302,7 +302,7 @@ def rows_in(
 
 def uploads_in(checkpoint: Path) -> dict[str, Tensor]:
     """Those that wait in a checkpoint."""
-    with safe_open(checkpoint, framework="pt") as file:
+    with opened(checkpoint) as file:
         names = [name for name in file.keys() if name.startswith(UPLOAD)]  # noqa: SIM118
         return {name: file.get_tensor(name) for name in names}
 

@@ -25,6 +25,7 @@ from fedbcd.engines.result import Run
 from fedbcd.engines.warnings import at_the_border
 from fedbcd.errors import ReplayMismatch
 from fedbcd.record.history import History
+from fedbcd.record.names import LOG
 from fedbcd.spec import RunSpec
 
 LOOKS = 20
@@ -44,11 +45,11 @@ def conclude(
     end = merge_stores(out, federation, spec, options, job)
     looks = _TimedEvaluations(federation, spec, [end["clock"] * k / LOOKS for k in range(LOOKS)])
     began = time.perf_counter()
-    log = out / "events.jsonl"  # written here: it names what the job has named
+    log = out / LOG  # written here: it names what the job has named
     found = replay(log, federation, exact=True, on_step=looks.before, trust=True)
     if found["digest"] != end["digest"]:
         raise ReplayMismatch(
-            f"the replay of {out / 'events.jsonl'} ends with {found['digest']}, the deployment with"
+            f"the replay of {out / LOG} ends with {found['digest']}, the deployment with"
             f" {end['digest']}"
         )
     run = looks.result(end, {**facts, "replay_seconds": round(time.perf_counter() - began, 3)})
@@ -74,7 +75,7 @@ def growing_log(
 ) -> GrowingLog:
     blueprint = Blueprint.of(spec, federation)
     folders = {actor: options.folder_of(actor) for actor in actors_of(blueprint)}
-    return GrowingLog(out / "events.jsonl", header_of(spec, federation, job), blueprint, folders)
+    return GrowingLog(out / LOG, header_of(spec, federation, job), blueprint, folders)
 
 
 class _TimedEvaluations:

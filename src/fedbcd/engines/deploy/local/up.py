@@ -3,6 +3,7 @@ watched until the rounds are done.
 """
 
 import math
+import multiprocessing
 import random
 import socket
 import sys
@@ -10,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.links.certs import Authority
 from fedbcd.engines.deploy.local.growing_log import GrowingLog, Settled
 from fedbcd.engines.deploy.local.status_client import ask_status
@@ -23,8 +26,10 @@ from fedbcd.engines.deploy.processes.clock import AHEAD_S, TICK_S, SteadyClock
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.engines.deploy.roles.filestore import FileStore
+from fedbcd.engines.setup import rehearse
 from fedbcd.errors import ConfigError, FedBCDError
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
+from fedbcd.spec import RunSpec
 
 PORTS = (
     20_000,
@@ -65,6 +70,31 @@ class View:
 def actors_of(blueprint: Blueprint) -> list[Actor]:
     servers = [server_actor(n) for n in range(len(blueprint.servers))]
     return [COORDINATOR, *servers, *(device_actor(i) for i in range(blueprint.devices))]
+
+
+def rehearse_apart(spec: RunSpec, federation: Federation) -> None:
+    """Refuse a job whose own code fails. A process of its own tries it: beside a GPU, one that has
+    taken gradients can no longer fork the roles.
+    """
+    context = multiprocessing.get_context("fork")
+    heard, said = context.Pipe(duplex=False)
+    child = context.Process(target=_rehearse, args=(said, spec, federation))
+    child.start()
+    said.close()
+    try:
+        sentence = heard.recv_bytes().decode()
+    except EOFError:  # nothing to say
+        return
+    finally:
+        child.join()
+    raise ConfigError(sentence)
+
+
+def _rehearse(said: Connection, spec: RunSpec, federation: Federation) -> None:
+    try:
+        rehearse(spec, federation)
+    except FedBCDError as error:
+        said.send_bytes(str(error).encode())
 
 
 def make_certificates(folder: Path, blueprint: Blueprint) -> None:

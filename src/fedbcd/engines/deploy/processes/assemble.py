@@ -14,7 +14,7 @@ from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.processes.base import Process
 from fedbcd.engines.deploy.processes.coordinator import CoordinatorProcess
 from fedbcd.engines.deploy.processes.device import DeviceProcess
-from fedbcd.engines.deploy.processes.logs import RoleLog, log_of
+from fedbcd.engines.deploy.processes.logs import LEVELS, RoleLog, log_of
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.processes.pace import Drawn, Pace, Real
 from fedbcd.engines.deploy.processes.server import ServerProcess
@@ -46,6 +46,10 @@ class Deployment:
     rounds: int | None = None
     log_level: str = "info"
     not_before: float = -math.inf  # the clocks of all roles go on from here
+
+    def __post_init__(self) -> None:
+        if self.log_level not in LEVELS:
+            raise ConfigError(f"log_level={self.log_level!r} must be one of {', '.join(LEVELS)}")
 
     @classmethod
     def of(
