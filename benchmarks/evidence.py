@@ -51,8 +51,9 @@ from as_published import Published, Training, played
 from tables import COLUMNS
 
 import fedbcd as fb
+from fedbcd.config import nearest
 from fedbcd.data.samples import LoadedDataset, Samples, Scale
-from fedbcd.errors import FedBCDError
+from fedbcd.errors import ConfigError, FedBCDError
 from fedbcd.experiments.job import Job, ModelPart, parse
 from fedbcd.experiments.paper import Setting, panels
 from fedbcd.experiments.pool import without_none
@@ -619,6 +620,18 @@ def run_kind(file: str) -> int:
     return int(file.endswith(PUBLISHED))
 
 
+def chosen(only: str) -> list[Wanted]:
+    """The runs of some files, named with commas between them; without a name all."""
+    names, known = only.split(",") if only else [], {w.file for w in wanted()}
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"--only {name}: there is no such panel and reading{nearest(name, known)}; --list"
+                " names them"
+            )
+    return [w for w in wanted() if not names or w.file in names]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -635,8 +648,7 @@ def main() -> None:
     parser.add_argument("--take", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    only = given.only.split(",") if given.only else []
-    todo = [w for w in wanted() if not only or w.file in only]
+    todo = chosen(given.only)
     todo = [w for w in todo if given.seeds is None or w.seed < given.seeds]
     if given.take:
         take(lines_of(given.take))
@@ -656,4 +668,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FedBCDError as error:
+        sys.exit(f"error: {error}")

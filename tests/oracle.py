@@ -60,6 +60,7 @@ class Problem:
     gradient: Callable[[int, np.ndarray, list[int] | None], np.ndarray]
     start: np.ndarray
     project: Callable[[np.ndarray], np.ndarray]
+    earlier: tuple[list[np.ndarray], list[np.ndarray]] | None = None  # x_i and z_n to begin with
 
 
 @dataclass
@@ -286,6 +287,8 @@ class Simulation:
             for i in members:
                 if i not in settings.joins:
                     self.admit(n, i)  # A1.1: x_i(-1,0) = x_i(-1,-1) = x(0)
+        if problem.earlier is not None:
+            self.go_on_from(*problem.earlier)
         self.round = 0
         self.clock = 0.0
         self.queue: list[int] = []
@@ -294,6 +297,18 @@ class Simulation:
         self.mixes: list[tuple[float, tuple[int, ...]]] = []
         self.activations: list[tuple[float, int, int, int]] = []
         self.trace: list[tuple[np.ndarray, ...]] = []
+
+    def go_on_from(self, x: list[np.ndarray], z: list[np.ndarray]) -> None:
+        """An earlier run's models in place of x(0), without momentum; one z for all is their
+        mean.
+        """
+        for n, server in enumerate(self.servers):
+            begin = np.mean(z, axis=0) if self.settings.cloud == "sync" else z[n]
+            server.z = self.problem.project(begin)
+            for i in server.copies:
+                own = self.problem.project(x[i])
+                self.devices[i] = Device(own.copy(), own.copy())
+                server.copies[i] = own.copy()
 
     def run(self) -> Result:
         """Events in order of time, equal times in order of cause, until the T-th mix and the steps

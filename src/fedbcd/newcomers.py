@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.trees import outputs_of
+from fedbcd.config import convert
 from fedbcd.data.federation import DeviceData, Federation, accuracy, as_samples
 from fedbcd.data.samples import Pool, Samples
 from fedbcd.engines.joining import models_from
@@ -99,7 +100,7 @@ def personalise(
         )
     if not isinstance(steps, int) or steps < 1:
         raise ConfigError(f"steps={steps!r} must be a whole number, 1 or more")
-    seed = spec.seed if seed is None else seed
+    seed = spec.seed if seed is None else convert(seed, int, "seed")
     own = _fitting(as_samples("the newcomer's data", data), run.federation.pool)
     if test is None:
         own, rest = _divided(own, held_out, seed)

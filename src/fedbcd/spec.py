@@ -197,6 +197,15 @@ def _plateau(value: Any, where: str) -> Plateau:
     return build(Plateau, value, where)
 
 
+def _start(value: Any, where: str) -> str | Path:
+    if isinstance(value, str | Path):
+        return value
+    raise ConfigError(
+        f"{where} = {value!r:.40} is no path; give the folder of a finished run, which"
+        " train(out=...), Run.save and 'fedbcd run' leave, or its models.safetensors"
+    )
+
+
 def _layers(value: Any, where: str) -> tuple[Layer, ...]:
     if not isinstance(value, list | tuple):
         says = 'must be a list of layers, such as [{name = "integers"}]'
@@ -291,6 +300,7 @@ class Numerics:
         None,
         "the folder of an earlier run, with whose personal and global models this one begins,"
         " without momentum",
+        read=_start,
     )
     uploads: Sequence[Layer] = option(
         (),
@@ -493,9 +503,14 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
     def from_table(cls, table: Mapping[str, Any], active: int | None = None) -> "RunSpec":
         """What a job file says, in its sections algorithm, cloud, clock and run."""
         said: dict[str, Any] = {"algorithm": FedBCD(), "active": active}
-        for key, kinds in (("algorithm", ALGORITHMS), ("cloud", CLOUDS)):
+        for key, kinds, usual in (
+            ("algorithm", ALGORITHMS, FedBCD.name),
+            ("cloud", CLOUDS, SyncCloud.name),
+        ):
             if key in table:
-                said[key] = choose(kinds, table[key], key)
+                given = table[key]
+                named = {"name": usual, **given} if isinstance(given, Mapping) else given
+                said[key] = choose(kinds, named, key)
         if "clock" in table:
             said["clock"] = _clock(table["clock"], "clock")
         run = table.get("run", {"rounds": 100})

@@ -4,6 +4,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,7 +220,9 @@ def _gradient(
     return np.concatenate([(dh.T @ x).ravel(), dh.sum(0), (d.T @ h).ravel(), d.sum(0)])
 
 
-def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
+def _expected(
+    case: Case, seed: int, model: type[Net] = Net, earlier: fb.Run | None = None
+) -> oracle.Result:
     a = case.algorithm
     federation = _federation(torch.float64, model)
     module = federation.make_model(seed).double()
@@ -234,6 +237,8 @@ def _expected(case: Case, seed: int, model: type[Net] = Net) -> oracle.Result:
     problem = oracle.Problem(
         federation.servers, dict(enumerate(SIZES)), gradient, project(start.numpy()), project
     )
+    if earlier is not None:
+        problem.earlier = [*earlier.personal_NF.numpy()], [*earlier.global_VF.numpy()]
     settings = oracle.Settings(
         algorithm=a.name,
         cloud=case.cloud.name,
@@ -313,7 +318,12 @@ def _carrying(clock: fb.Clock, dtype: torch.dtype) -> fb.Clock:
 
 
 def _actual(
-    case: Case, seed: int, dtype: torch.dtype, max_batch: int | None, model: type[Net] = Net
+    case: Case,
+    seed: int,
+    dtype: torch.dtype,
+    max_batch: int | None,
+    model: type[Net] = Net,
+    **more: Any,
 ) -> fb.Run:
     return fb.train(
         _federation(dtype, model),
@@ -328,6 +338,7 @@ def _actual(
         dtype=dtype,
         max_batch=max_batch,
         uploads=case.uploads,
+        **more,
     )
 
 
@@ -346,6 +357,17 @@ def test_every_algorithm_on_every_cloud_agrees_with_the_oracle_in_float64(
     run = _actual(CASES[name], seed, torch.float64, max_batch)
     assert run.summary["clock"] == pytest.approx(expected.clock, rel=1e-12)
     assert _largest_difference(run, expected) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["fedbcd-sync", "fedbcd-i-rigorous", "timed-async"])
+def test_a_run_that_begins_with_earlier_models_agrees_with_the_oracle(
+    name: str, tmp_path: Path
+) -> None:
+    earlier = _actual(CASES["fedbcd-async"], 3, torch.float64, None, out=tmp_path)
+    run = _actual(CASES[name], 0, torch.float64, None, start=tmp_path)
+    expected = _expected(CASES[name], 0, earlier=earlier)
+    assert _largest_difference(run, expected) < 1e-9
+    assert _largest_difference(run, _expected_of(name, 0)) > 1e-3
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "integers" in name])

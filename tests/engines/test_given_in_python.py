@@ -47,6 +47,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"uploads": [fb.Clip]}, r"uploads\[0\] = Clip is a class"),
     ({"uploads": fb.Clip(1.0)}, r"uploads = Clip\(norm=1.0\) must be a list of layers"),
     ({"churn": 0.1}, r"\[churn\] must be a table, not 0.1; in Python, a Churn"),
+    ({"start": 3}, "start = 3 is no path; give the folder of a finished run"),
     ({"engine": 3}, "engine = 3 must be a text or a Cluster"),
     ({"compile": "yes"}, "compile = 'yes' must be true or false"),
     ({"torch_device": 0}, "torch_device = 0 must be a text or a device"),

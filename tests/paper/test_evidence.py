@@ -167,6 +167,15 @@ def test_an_interrupted_file_of_runs_goes_on(tmp_path: Path) -> None:
     assert [line["seed"] for line, _ in evidence.lines_of(path).values()] == [1, 2]
 
 
+def test_a_file_that_nobody_wants_is_named() -> None:
+    assert {run.file for run in evidence.chosen("fig3a,fig3b-dealt")} == {"fig3a", "fig3b-dealt"}
+    assert evidence.chosen("") == [*evidence.wanted()]
+    with pytest.raises(
+        evidence.ConfigError, match=r"fig3b-deal: there is no .* mean 'fig3b-dealt'"
+    ):
+        evidence.chosen("fig3b-deal")
+
+
 def test_words_do_not_make_code_older_and_numbers_do() -> None:
     before = 'def f():\n    """Says."""\n    return 0.5  # half\n'
     assert evidence._code(before, ".py") == evidence._code("def f():\n    return 0.5", ".py")

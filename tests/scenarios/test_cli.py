@@ -12,6 +12,7 @@ import torch
 import fedbcd as fb
 from fedbcd.algorithm.methods import ALGORITHMS
 from fedbcd.data.datasets import DATASETS
+from fedbcd.experiments.job import default_table, seeds_in
 from fedbcd.models import MODELS
 from fedbcd.protocol.clouds import CLOUDS
 from support.runs import fedbcd, hash_folder, write_job
@@ -90,10 +91,11 @@ def test_an_unknown_command_or_option_is_a_sentence_with_code_2() -> None:
 # the default
 @pytest.fixture(scope="module")
 def default(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each run of the default job once; with its seeds it is a comparison (`test_compare_cli`)."""
     out = tmp_path_factory.mktemp("default") / "out"
-    answer = fedbcd("run", "--rounds", "2", "--out", out)
+    answer = fedbcd("run", "--rounds", "2", "--seeds", "1", "--out", out)
     assert answer.code == 0, answer.err
-    for title in ("FedProx, sync cloud", "FedBCD, sync cloud"):
+    for title in ("FedAvg + tuning", "FedBCD, sync"):
         assert title in answer.out
     assert (
         f"everything is in {out}, the report in {out / 'report.html'}, the curves in"
@@ -105,7 +107,10 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_default_job_leaves_everything_that_happened(default: Path) -> None:
     runs = {path.name for path in default.iterdir() if path.is_dir()}
-    assert runs == {"fedprox-sync-cloud", "fedbcd-sync-cloud", "fedbcd-i-async-cloud"}
+    assert runs == {
+        *("local", "fedavg", "fedavg-tuning"),
+        *("fedbcd-sync", "fedbcd-i-async"),
+    }
     for run in runs:
         assert {path.name for path in (default / run).iterdir()} >= FILES
         assert not list((default / run).glob("*.tmp"))
@@ -115,6 +120,10 @@ def test_the_default_job_leaves_everything_that_happened(default: Path) -> None:
         "curves.png",
         "report.html",
     }
+
+
+def test_the_default_job_is_played_with_three_seeds() -> None:
+    assert seeds_in(default_table()) == 3
 
 
 def test_without_out_a_new_folder_is_made_for_each_run(
@@ -157,7 +166,7 @@ def test_the_config_of_a_run_is_a_job_that_gives_the_same_digest(
     default: Path, tmp_path: Path
 ) -> None:
     """Also for one run of several, with everything that the file left out spelled out."""
-    for run in ("fedprox-sync-cloud", "fedbcd-i-async-cloud"):
+    for run in ("fedavg-tuning", "fedbcd-i-async"):
         again = fedbcd("run", default / run / "config.toml", "--out", tmp_path / run, "--json")
         assert again.code == 0, again.err
         end = (default / run / "events.jsonl").read_text().splitlines()[-1]
@@ -226,7 +235,7 @@ def test_a_run_leaves_its_input_alone(tmp_path: Path) -> None:
 
 def test_replay_leaves_the_folder_alone(default: Path) -> None:
     before = hash_folder(default)
-    assert fedbcd("replay", default / "fedbcd-sync-cloud").code == 0
+    assert fedbcd("replay", default / "fedbcd-sync").code == 0
     assert hash_folder(default) == before
 
 

@@ -125,6 +125,7 @@ def test_data_of_another_kind_are_refused(run: fb.Run, change: Any, sentence: st
     ("options", "sentence"),
     [
         ({"steps": 0}, "steps=0 must be a whole number, 1 or more"),
+        ({"seed": "x"}, "seed = 'x' must be a whole number"),
         ({"steps": "10"}, "steps='10' must be a whole number"),
         ({"server": "1"}, "server '1' is not in this run"),
         ({"held_out": 1.5}, "held_out=1.5 must be between"),

@@ -271,12 +271,13 @@ def _planned(
 
 
 def _up_table() -> dict[str, Any]:
-    """The default deployment: the data and model of the default job, FedBCD, the first 3 servers
-    that are ready.
+    """The default deployment: the model of the default job, digits for any number of devices,
+    FedBCD, the first 3 servers that are ready.
     """
-    table = default_table()
-    del table["runs"], table["run"]
-    return table | {
+    return {
+        "data": {"name": "digits", "diversity": 3, "samples": 60},
+        "federation": {"servers": 10, "devices": 10, "active": 3},
+        "model": default_table()["model"],
         "algorithm": {
             "name": "fedbcd",
             "device_step": 0.02,

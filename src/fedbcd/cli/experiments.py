@@ -6,21 +6,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from fedbcd.cli.kinds import names_of
 from fedbcd.cli.output import (
     Data,
     Grid,
     Json,
+    Workers,
     console,
+    counting,
+    note,
     print_json,
     say,
     say_where,
@@ -70,9 +65,7 @@ def paper_command(
     out: Annotated[
         Path, typer.Option(help="Folder for figures, tables and what is known already.")
     ] = Path("runs/paper"),
-    workers: Annotated[
-        int | None, typer.Option(help="Processes at a time (default: what cores and memory allow).")
-    ] = None,
+    workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Draw a figure of the paper from raw data, and judge the paper's claims on it. Interrupt it as
@@ -116,9 +109,7 @@ def sweep_command(
         typer.Option(help="Folder for what is known already (default: runs/sweep-NAME)."),
     ] = None,
     data: Data = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes at a time (default: what cores and memory allow).")
-    ] = None,
+    workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Try every combination of some settings, in parallel, and say which is best."""
@@ -141,21 +132,12 @@ def sweep_command(
 
 
 def _run(jobs: Sequence[Job], folder: Path, workers: int | None) -> list[Result]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(None),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("runs", total=len(jobs))
-        return run_jobs(
-            jobs,
-            folder,
-            workers_that_fit(jobs[0].make_federation()) if workers is None else workers,
-            lambda _: progress.advance(bar),
-        )
+    fit = workers_that_fit(jobs[0].make_federation()) if workers is None else workers
+    with counting(len(jobs)) as done:
+        results = run_jobs(jobs, folder, fit, done)
+    for text in dict.fromkeys(text for result in results for text in result.notices):
+        note(text)
+    return results
 
 
 def _claims_table(verdicts: Sequence[ClaimVerdict]) -> Grid:

@@ -5,14 +5,22 @@ that somebody has written (a title, a path, a section in brackets) is markup.
 
 import json
 import shlex
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.status import Status
 from rich.table import Column, Table
 from rich.text import Text
@@ -27,6 +35,10 @@ VERBOSE: set[str] = set()  # holds a word once --verbose is given
 Json = Annotated[bool, typer.Option("--json", help="Print one summary object on the last line.")]
 Data = Annotated[
     Path | None, typer.Option(help="Where the files of the data set are, e.g. for MNIST.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Processes at a time (default: what cores and memory allow)."),
 ]
 Trust = Annotated[
     bool,
@@ -79,6 +91,21 @@ def say_where(drawn: bool, screen: Console, sentence: str = "") -> None:
         say(sentence, screen)
     if not drawn:
         say("no picture was drawn: pip install 'fedbcd[report]' brings matplotlib", screen)
+
+
+@contextmanager
+def counting(total: int) -> Iterator[Callable[[Any], None]]:
+    """A bar of runs that are done, and of the time that the others will take."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("runs", total=total)
+        yield lambda _: progress.advance(bar)
 
 
 # ------------------------------------------------------------------------------------------------

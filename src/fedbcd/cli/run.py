@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import re
 import sys
 import traceback
 import warnings
@@ -23,6 +22,7 @@ from fedbcd import __version__
 from fedbcd.cli.certs import certs_app
 from fedbcd.cli.check import check_command
 from fedbcd.cli.commands import add_command
+from fedbcd.cli.compare import Played, compare_command, play_seeds
 from fedbcd.cli.dashboard import dashboard_command
 from fedbcd.cli.data import data_app
 from fedbcd.cli.deploy import (
@@ -45,6 +45,7 @@ from fedbcd.cli.output import (
     Grid,
     Json,
     Trust,
+    Workers,
     console,
     note,
     print_json,
@@ -58,11 +59,11 @@ from fedbcd.cli.output import (
     waiting,
 )
 from fedbcd.cli.overrides import new_folder, override
+from fedbcd.cli.places import check_all, claim, places_of
 from fedbcd.cli.plan import explain_command, plan_command
 from fedbcd.cli.report import export_command, report_command
 from fedbcd.compute.allocator import keep_freed_memory
-from fedbcd.config import dump_toml, read_toml
-from fedbcd.data.federation import Federation
+from fedbcd.config import read_toml
 from fedbcd.data.measure import DEFAULT
 from fedbcd.engines.environment import environment
 from fedbcd.engines.interrupts import stop_on_interrupt
@@ -72,13 +73,12 @@ from fedbcd.engines.result import Run, best_file
 from fedbcd.engines.run import explain_backend
 from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, FedBCDError, RecordError, RenamedWarning
-from fedbcd.experiments.job import Federations, Job, default_table, parse, read_job_file
+from fedbcd.experiments.job import Federations, Job, default_table, parse, read_job_file, seeds_in
 from fedbcd.experiments.pictures import draw_curves, draw_run
 from fedbcd.experiments.pool import recorded_job
 from fedbcd.own import imports
-from fedbcd.record.names import JOB, LOG, REPORT
-from fedbcd.record.runfolder import recorded_in, writing_to
-from fedbcd.record.tensorfile import write_whole
+from fedbcd.record.names import JOB, REPORT
+from fedbcd.record.runfolder import recorded_in
 from fedbcd.report.page import write_report
 from fedbcd.spec import Cluster
 from fedbcd.trackers import Tracker, tracker
@@ -150,6 +150,14 @@ def run_command(
         int | None, typer.Option(help="Shards on the cluster (default: one per CPU).")
     ] = None,
     gpus: Annotated[float, typer.Option(help="GPUs of each actor; a fraction shares one.")] = 0.0,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="Play each run with so many seeds, from its own on, in parallel; 1: once (default:"
+            " the file's)."
+        ),
+    ] = None,
+    workers: Workers = None,
     trust: Trust = False,
     explain: Annotated[
         bool,
@@ -170,6 +178,11 @@ def run_command(
         jobs = [job.changed(**place) for job in _jobs(table, folder, resume, recorded=file is None)]
         if explain:
             _explain_backends(jobs)
+            return
+        count = seeds_in(table) if seeds is None else seeds
+        if count != 1:
+            alone = "--track" if track else "--engine cluster" if engine == "cluster" else ""
+            play_seeds(jobs, count, folder, Played(workers, resume, alone), as_json)
             return
         runs = _train_all(jobs, folder, resume, track or [])
     _show(jobs, runs, folder, as_json)
@@ -247,6 +260,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "algorithms": algorithms_command,
     "paper": paper_command,
     "sweep": sweep_command,
+    "compare": compare_command,
     "check": check_command,
     "coordinator": coordinator_command,
     "server": server_command,
@@ -339,7 +353,7 @@ def _jobs(table: dict[str, Any], folder: Path, resume: bool, recorded: bool) -> 
     runs = (
         {job.name: job.to_table() for job in parse(there, recorded=True)} if "runs" in there else {}
     )
-    places = zip(jobs, _places(jobs, folder), strict=True)
+    places = zip(jobs, places_of(jobs, folder), strict=True)
     return [
         job.going_on(recorded_in(place)).going_on(runs.get(job.name, {})) for job, place in places
     ]
@@ -359,7 +373,7 @@ def _engine(
 
 def _train_all(jobs: list[Job], folder: Path, resume: bool, track: list[str]) -> list[Run]:
     """Train the jobs one after another; stop politely on Ctrl-C."""
-    places = _places(jobs, folder)
+    places = places_of(jobs, folder)
     trackers = [
         [tracker(wish, place, job.name, job.to_table()) for wish in track]
         for job, place in zip(jobs, places, strict=True)
@@ -368,8 +382,8 @@ def _train_all(jobs: list[Job], folder: Path, resume: bool, track: list[str]) ->
     federations = [made.of(job) for job in jobs]
     jobs = [job.settled(federation) for job, federation in zip(jobs, federations, strict=True)]
     if len(jobs) > 1:
-        _check_all(jobs, federations, places, folder, resume)
-        _claim(folder, {"runs": [job.to_table() for job in jobs]})
+        check_all(jobs, federations, places, folder, resume)
+        claim(folder, {"runs": [job.to_table() for job in jobs]})
     runs: list[Run] = []
     with stop_on_interrupt(say, whoever=True) as stopped, _progress() as progress:
         for job, federation, place, told in zip(jobs, federations, places, trackers, strict=True):
@@ -421,43 +435,6 @@ def _explain_backends(jobs: list[Job]) -> None:
             say(text)
 
 
-def _places(jobs: list[Job], folder: Path) -> list[Path]:
-    """Where each job's files go: one job in the folder itself, several in folders named after
-    them.
-    """
-    if len(jobs) == 1:
-        return [folder]
-    places: list[Path] = []
-    for number, job in enumerate(jobs, start=1):
-        place = folder / (_slug(job.name) or "run")
-        places.append(place if place not in places else folder / f"{place.name}-{number}")
-    return places
-
-
-def _check_all(
-    jobs: list[Job], federations: list[Federation], places: list[Path], folder: Path, resume: bool
-) -> None:
-    """Refuse several runs together, before the first begins: the last may be hours away."""
-    if resume and (folder / LOG).exists():
-        raise RecordError(
-            f"{folder} holds one run, but the job has {len(jobs)}; give the job of that run, or"
-            " another folder"
-        )
-    if folder.is_dir() and any(folder.iterdir()) and not (resume and (folder / JOB).is_file()):
-        raise RecordError(
-            f"{folder} is not empty; choose a new folder with --out, or go on with --resume"
-        )
-    for job, federation, place in zip(jobs, federations, places, strict=True):
-        job.check(federation, place, resume)
-
-
-def _claim(folder: Path, table: dict[str, Any]) -> None:
-    """Make the folder of several runs, with all that they are set to."""
-    with writing_to(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / JOB, dump_toml(table).encode())
-
-
 def _progress() -> Progress:
     columns = (
         SpinnerColumn(),
@@ -497,7 +474,7 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
         for sentence in _decided(run):
             say(f"{job.name}: {sentence}", screen)
     report = folder / REPORT
-    write_report(_places(jobs, folder), report, plan=False)
+    write_report(places_of(jobs, folder), report, plan=False)
     where = f"everything is in {folder}, the report in {report}" + (
         f", the curves in {picture}" if drawn else ""
     )
@@ -547,7 +524,3 @@ def _times_to_common_accuracy(histories: dict[str, Any]) -> str:
     }
     reached = "; ".join(f"{name}: {clock:.0f}" for name, clock in times.items())
     return f"clock time to a global accuracy of {goal:.3f}: {reached}"
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

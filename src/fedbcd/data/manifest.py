@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,10 @@ class Partition:
     samples: tuple[Positions, ...]
     labels: tuple[Labels, ...]
     origin: Origin | None = field(default=None, compare=False)
+
+    def of_devices(self, who: slice) -> "Partition":
+        """The part of some of its devices."""
+        return replace(self, samples=self.samples[who], labels=self.labels[who])
 
     @classmethod
     def of(

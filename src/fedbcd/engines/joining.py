@@ -4,18 +4,46 @@ a model of its own.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
+import torch
 from torch import Tensor
 
 from fedbcd.algorithm.interpret import Registers
 from fedbcd.algorithm.method import Method
 from fedbcd.algorithm.objective import Objective
 from fedbcd.compute.batch import Trainer
+from fedbcd.compute.evaluate import Evaluator
+from fedbcd.compute.workers import OneWorker
 from fedbcd.data.federation import Federation
+from fedbcd.data.measure import measure_for
 from fedbcd.data.samples import Pool
+from fedbcd.engines.result import Run
 from fedbcd.errors import ConfigError
 from fedbcd.schedule.work import Session
 from fedbcd.spec import RunSpec
+
+
+def joined(run: Run, spec: RunSpec, newcomers: Federation, steps: int) -> dict[str, float]:
+    """How devices that were kept out of a run do with what it found: the mean over them of z's
+    score, of their own models after `steps` steps from z, and after as many from x(0), alone.
+    """
+    federation = run.federation
+    owned = [newcomers.pool.only(newcomers.owned(i)) for i in range(newcomers.devices)]
+    objective = Objective(federation.make_model(spec.seed).to(spec.dtype), newcomers.loss)
+    z = run.global_VF.double().mean(0).to(spec.dtype)
+    x0 = objective.layout.flatten(federation.make_model(spec.seed), spec.dtype)
+    measure = measure_for(newcomers, spec.measure)
+    evaluator = Evaluator(newcomers, objective, torch.device("cpu"), measure=measure)
+    evaluator.check(z)
+    homes = dict.fromkeys(range(newcomers.devices), 0)
+    found = {}
+    for name, start in (("own", z), ("alone", x0)):
+        x_NF = models_from(start, federation, spec, owned, steps, spec.seed)
+        scores = evaluator.scores(z[None], dict(enumerate(x_NF)), OneWorker(), homes)
+        found[name] = fmean(scores.devices.values())
+    found["global"] = fmean(scores.homes.values())
+    return {"devices": newcomers.devices, "steps": steps, **found}
 
 
 def models_from(
@@ -46,12 +74,13 @@ def models_from(
 
 
 def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
-    """The run's method for devices more. Who has no personal model goes on from z in one session,
+    """The run's method for devices more. Who begins every session at z goes on from it in one,
     since the next would begin at z again.
     """
     method = spec.method_of(federation)
     offline = bool(method.offline)
-    length = method.lengths(offline=offline)[1] if method.has_personal else steps
+    anew = not method.has_personal or bool(method.at_evaluation)
+    length = steps if anew else method.lengths(offline=offline)[1]
     if not method.has_personal and (not method.sends or method.sends[0].difference):
         raise ConfigError(
             f"{method.name} keeps and sends no models, so it has none for a newcomer; export z"

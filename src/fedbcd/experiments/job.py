@@ -24,6 +24,7 @@ from fedbcd.data.given import Data, load_data, sizes_of, targets_of
 from fedbcd.data.measure import measure_for
 from fedbcd.data.partition import Diversity, Partition, Partitioner
 from fedbcd.describe import describe
+from fedbcd.engines.joining import joined
 from fedbcd.engines.result import Run
 from fedbcd.engines.run import train
 from fedbcd.engines.saving import folder_of
@@ -117,11 +118,20 @@ class FederationPart:
 
     servers: int = 10
     devices: int = 10  # per server
+    # devices more that are kept out of the run; at the end they get models from z
+    newcomers: int = field(default=0, metadata={"brief": True})
+    # how many local steps they take
+    newcomer_steps: int = field(default=20, metadata={"brief": True})
 
     def __post_init__(self) -> None:
         for name in ("servers", "devices"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"federation.{name} = {getattr(self, name)} must be 1 or more")
+        for name, least in (("newcomers", 0), ("newcomer_steps", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"federation.{name} = {getattr(self, name)} must be {least} or more"
+                )
         if self.servers * self.devices > MOST_DEVICES:
             raise ConfigError(
                 f"federation.servers = {self.servers} with {self.devices} devices each are more"
@@ -263,20 +273,29 @@ class Job:
 
     def make_federation(self, load: Load = load_data) -> Federation:
         """Load the data, split them, and put the model to them."""
+        return self._federation_of(slice(self.devices), self.federation.servers, load)
+
+    def newcomers(self, load: Load = load_data) -> Federation | None:
+        """Those who are kept out, on the same test samples."""
+        there = self.federation.newcomers
+        return self._federation_of(slice(self.devices, None), 1, load) if there else None
+
+    def _federation_of(self, who: slice, servers: int, load: Load) -> Federation:
+        """Of some of those among whom the data are split."""
         folder = None if self.data.folder is None else Path(self.data.folder)
         with imports(self.may_import, self.modules):
             data = load(self.data.name, folder)
             metric = self.model.function("metric", METRICS)
         given = (self.model_factory(data), self.loss(targets_of(data)))
         beside = {"transform": data.transform, "metric": metric, "augment": self._augment()}
-        servers = self.federation.servers
+        everyone = self.devices + self.federation.newcomers
         if isinstance(data, LoadedDataset):
-            split = self.data.split(data, self.devices, self.spec.seed)
+            split = self.data.split(data, everyone, self.spec.seed).of_devices(who)
             return Federation.from_partition(
                 *given, data.train, split, servers, test=data.test, **beside
             )
-        self.data.check_dealt(len(data.devices), self.devices)
-        return Federation(*given, data.devices, servers, test=data.test, **beside)
+        self.data.check_dealt(len(data.devices), everyone)
+        return Federation(*given, data.devices[who], servers, test=data.test, **beside)
 
     def _augment(self) -> FlipCrop | None:
         chosen = self.data.augment or ("flip-crop" if self.data.name == "cifar10" else "none")
@@ -313,7 +332,12 @@ class Job:
         federation = federation or job.make_federation()
         job = job.settled(federation)
         job.use_threads(federation)
-        return train(federation, job.spec, out=out, resume=resume, record=job.to_table(), **more)
+        run = train(federation, job.spec, out=out, resume=resume, record=job.to_table(), **more)
+        newcomers = job.newcomers() if run.finished else None
+        if newcomers is not None:
+            steps = job.federation.newcomer_steps
+            run.summary["newcomers"] = joined(run, job.spec, newcomers, steps)
+        return run
 
 
 class Federations:
@@ -363,6 +387,15 @@ def default_table() -> dict[str, Any]:
     return read_toml(Path(str(files("fedbcd.experiments") / "default.toml")))
 
 
+def seeds_in(table: Mapping[str, Any]) -> int:
+    """With how many seeds each run of a job file is to be played: `[run] seeds`."""
+    run = table.get("run", {})
+    seeds: int = convert(run.get("seeds", 1) if isinstance(run, Mapping) else 1, int, "run.seeds")
+    if seeds < 1:
+        raise ConfigError(f"run.seeds = {seeds} must be 1 or more")
+    return seeds
+
+
 def parse(table: Mapping[str, Any], recorded: bool = False) -> list[Job]:
     """The jobs of a job file: one, or one per entry of `[[runs]]`, each with its own changes.
 
@@ -381,6 +414,8 @@ def _parsed(table: Mapping[str, Any], recorded: bool) -> list[Job]:
     if not (isinstance(runs, list) and runs and all(isinstance(entry, Mapping) for entry in runs)):
         raise ConfigError("runs must be a list of tables, written [[runs]]")
     base = {key: value for key, value in table.items() if key != "runs"}
+    if seeds_in(table) and "seeds" in base.get("run", {}):  # not of one run, but how many there are
+        base["run"] = {key: value for key, value in base["run"].items() if key != "seeds"}
     jobs = []
     for number, entry in enumerate(runs):
         check_keys(entry, {*SECTIONS, "title", "modules"}, f"runs #{number + 1}")
