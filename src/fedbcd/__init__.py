@@ -15,12 +15,15 @@ from fedbcd.algorithm.methods import (
     FineTuned,
     Local,
 )
+from fedbcd.algorithm.optimizers import SGD, Adam, Cosine, Stairs
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
 from fedbcd.algorithm.trees import module_loss
 from fedbcd.algorithm.wire import Clip, Integers
 from fedbcd.data.datasets import Samples, load_dataset
-from fedbcd.data.federation import Federation, accuracy
+from fedbcd.data.federation import Federation
+from fedbcd.data.holdout import Holdout
 from fedbcd.data.lazy import LazySamples
+from fedbcd.data.measures import Measure, accuracy
 from fedbcd.data.partition import (
     IID,
     Dirichlet,
@@ -80,6 +83,7 @@ def __getattr__(name: str) -> type[RunSpec]:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Adam",
     "Against",
     "Algorithm",
     "AsyncCloud",
@@ -97,6 +101,7 @@ __all__ = [
     "Cluster",
     "Comparison",
     "Constant",
+    "Cosine",
     "Day",
     "DeviceClass",
     "Dirichlet",
@@ -113,12 +118,14 @@ __all__ = [
     "Gamma",
     "GraphCloud",
     "History",
+    "Holdout",
     "IID",
     "Integers",
     "Job",
     "LazySamples",
     "Local",
     "LogNormal",
+    "Measure",
     "Natural",
     "Newcomer",
     "NoProjection",
@@ -131,10 +138,12 @@ __all__ = [
     "Row",
     "Run",
     "RunSpec",
+    "SGD",
     "Samples",
     "Scale",
     "Shards",
     "Simplex",
+    "Stairs",
     "SyncCloud",
     "TensorBoxes",
     "Trace",

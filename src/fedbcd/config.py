@@ -107,7 +107,7 @@ def build(
     values = {
         key: (
             choose(nested[key], value, f"{where}.{key}")
-            if key in nested
+            if key in nested and value is not None
             else _given(value, hints[key], f"{where}.{key}", known[key].metadata.get(SUCH_AS))
         )
         for key, value in table.items()
@@ -233,6 +233,7 @@ ELSEWHERE = {
         "torch_device": "gpu cuda",
         "out": "folder log_dir save_dir output output_dir path",
         "on_round": "callback callbacks hook",
+        "stop": "early_stopping early_stop patience",
         "evaluate_every": "eval_every eval_gap eval_interval",
         "cloud": "server strategy",
         "algorithm": "method strategy",

@@ -48,7 +48,13 @@ BEFORE = (
     Before("epochs", None, ALGORITHMS, known=False),
     Before("weight", "size", ("fedprox", "fedavg"), known=False),
     Before("measure", "pooled-labels", ("run",), known=False),
+    Before("weight_decay", 0.0, (*ALGORITHMS, "fedavg-ft", "local"), known=False),
+    Before("schedule", None, (*ALGORITHMS, "fedavg-ft", "local"), known=False),
+    Before("optimizer", None, ("fedprox", "fedavg", "fedavg-ft", "local"), known=False),
     Before("dealt", False, ("diversity", "data"), known=False),
+    Before("holdout", 0.0, ("data",), known=False),
+    Before("validation", 0.0, ("data",), known=False),
+    Before("metrics", [], ("model",), known=False),
 )
 
 
