@@ -30,7 +30,11 @@ from fedbcd.record.history import History, Row
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 DOCUMENTS = (RESULTS / "README.md", RESULTS / "claims.md")
-FILLED = (*DOCUMENTS, ROOT / "docs" / "planner.md")  # these have tables from files
+FILLED = (
+    *DOCUMENTS,
+    ROOT / "docs" / "planner.md",
+    RESULTS / "deployed" / "README.md",
+)  # these have tables from files
 SLOW = ROOT / "benchmarks" / "results" / "slow.json"
 COLUMNS = ("round", "clock", "global_accuracy", "personal_accuracy", "worst_decile")
 Runs = Mapping[str, Mapping[int, History]]  # title -> seed -> history
@@ -303,6 +307,34 @@ def slow_ones() -> str:
     return table((*head, "uploads: slow", "others"), lines)
 
 
+def deployed(name: str) -> str:
+    """Experiment II with 111 processes, of `experiment2.py`; seconds are of the wall clock."""
+    rows = []
+    for cloud, run in json.loads((RESULTS / "deployed" / f"{name}.json").read_text())[
+        "runs"
+    ].items():
+        summary, cost = run["summary"], run["summary"]["deployment"]
+        rows.append(
+            [
+                cloud,
+                *(str(number) for number in (summary["rounds"], cost["activations"])),
+                *(f"{summary[score]:.3f}" for score in ("global_accuracy", "personal_accuracy")),
+                f"{cost['round_s']:.3f}",
+                f"{run['planned_round_s']:.3f}",
+                f"{cost['round_overhead_s']:.3f}",
+                f"{cost['phase_overhead_s']:.3f} ({cost['phase_overhead_s_p95']:.3f})",
+                f"{cost['answer_s']:.3f}",
+                f"{cost['memory_bytes'] / 2**30:.2f} GiB",
+                f"{cost['cpu_seconds']:.0f} s",
+                f"{cost['bytes_over_least']:.2%}",
+                f"{run['load_before']:.1f}, {run['load_after']:.1f}",
+            ]
+        )
+    head = ("cloud", "rounds", "activations", "global", "personal", "s per round", "planned")
+    costs = ("overhead per round", "of a phase (95 %)", "of an answer", "memory (PSS)", "CPU")
+    return table((*head, *costs, "bytes above the least", "load before, after"), rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "final": lambda: final_accuracy(("", ("fig3a", "fig3b", "fig3c"))),
     "cifar10": lambda: final_accuracy(("", ("fig3d",)), ("pull", ("fig3d",))),
@@ -315,6 +347,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "claimed": lambda: "\n".join(f"{number}. {claim}" for number, claim in CLAIMS.items()),
     "made": where_made,
     "slow": slow_ones,
+    "deployed": lambda: deployed("fedbcd"),
+    "deployed-quiet": lambda: deployed("quiet"),
 }
 MARKED = re.compile(r"(<!-- evidence: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
