@@ -6,13 +6,14 @@
 # make evidence DATA=DIR  compute what is stale in docs/results, from the MNIST files in DIR; ARGS=--list says what that is
 # make bench  time ours, a plain loop and a floor on this CPU; writes benchmarks/results/
 # make wheel  the package with its compiled parts, in dist/
+# make tried PYTHON=python3.12 TORCH=2.13.0  install it there, and run what decides (docs/release.md)
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: run test golden check format clean bench evidence torture wheel
+.PHONY: run test golden check format clean bench evidence torture wheel tried
 BENCHMARKS := round epoch scale evaluate steady timeline
 
 # Each stamp records one finished installation, so that a second `make run` installs nothing.
@@ -76,5 +77,15 @@ torture: $(VENV)/dev.stamp
 wheel: $(VENV)/python.stamp
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
 
+# One Python with one torch: the package from this clone in an environment of its own, its default job, and the tests that decide about numbers.
+TORCH ?= 2.13.0
+DECIDE := $(addprefix tests/,engines/test_against_oracle.py engines/test_determinism.py engines/test_stopping.py unit/test_fused.py)
+tried:
+	rm -rf .tried && $(PYTHON) -m venv .tried
+	.tried/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) '.[report]' pytest pytest-timeout hypothesis
+	.tried/bin/fedbcd --version
+	.tried/bin/fedbcd run --rounds 2 --out .tried/run
+	OMP_NUM_THREADS=1 .tried/bin/python -m pytest -q -p no:cacheprovider $(DECIDE) $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .tried $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

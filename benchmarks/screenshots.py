@@ -1,6 +1,7 @@
 """The pictures of real pages in README and docs, taken with headless Chromium.
 
-fedbcd run --out runs/pictures && python benchmarks/screenshots.py runs/pictures --out docs/images
+fedbcd run examples/diversity.toml --out runs/pictures
+python benchmarks/screenshots.py runs/pictures --out docs/images
 """
 
 import argparse

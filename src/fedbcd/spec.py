@@ -503,9 +503,14 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
     def from_table(cls, table: Mapping[str, Any], active: int | None = None) -> "RunSpec":
         """What a job file says, in its sections algorithm, cloud, clock and run."""
         said: dict[str, Any] = {"algorithm": FedBCD(), "active": active}
-        for key, kinds in (("algorithm", ALGORITHMS), ("cloud", CLOUDS)):
+        for key, kinds, usual in (
+            ("algorithm", ALGORITHMS, FedBCD.name),
+            ("cloud", CLOUDS, SyncCloud.name),
+        ):
             if key in table:
-                said[key] = choose(kinds, table[key], key)
+                given = table[key]
+                named = {"name": usual, **given} if isinstance(given, Mapping) else given
+                said[key] = choose(kinds, named, key)
         if "clock" in table:
             said["clock"] = _clock(table["clock"], "clock")
         run = table.get("run", {"rounds": 100})

@@ -39,11 +39,12 @@ def shown(table: Grid, width: int) -> str:
 @pytest.mark.parametrize("width", [30, 60, 80, 200])
 def test_titles_are_cut_and_numbers_are_not(width: int) -> None:
     numbers = [f"{1234.56789 * k:.5f}" for k in range(1, 7)]
-    table = table_of("run", *"abcdef", title="[a title]", titles=("run",))
+    table = table_of("run", *"abcde", "[f]", title="[a title]", titles=("run",))
     table.add_row(TITLE, *numbers)
     text = shown(table, width)
     assert all(number in text for number in numbers)
     assert "[a title]" in text
+    assert "[f]" in text
     assert (TITLE in text) is (width == 200)
     assert ("…" in text) is (width < 200)
     if width == 80:

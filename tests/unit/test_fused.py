@@ -37,6 +37,7 @@ from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.compute.workers import OneWorker
 from fedbcd.data.samples import Scale
 from fedbcd.engines.setup import make_numbers
+from fedbcd.errors import ConfigError
 from fedbcd.models import logistic, mlp
 from support.chains import RULE, Example, builds, runs_here
 from support.exploring import examples
@@ -185,12 +186,7 @@ def test_products_in_bfloat16_are_left_to_torch() -> None:
     )
 
 
-@needs_library
-@pytest.mark.parametrize("targets", [[0, 1, 2, -100], [0, 1, 2, 3]])
-def test_targets_that_are_no_class_are_left_to_torch(targets: list[int]) -> None:
-    """-100 is cross_entropy's own way to leave a sample out; 3 of 3 classes is an error, and torch
-    tells it.
-    """
+def _compiled_for(targets: list[int]) -> object:
     devices = [(torch.randn(4, 6), torch.tensor(targets))] * 2
     setting = fb.RunSpec(fb.FedBCD(batch=2), active=1)
     numbers = make_numbers(
@@ -199,7 +195,15 @@ def test_targets_that_are_no_class_are_left_to_torch(targets: list[int]) -> None
         torch.device("cpu"),
     )
     numbers.trainer.check_vectorised(numbers.global_VF()[0])
-    assert numbers.trainer.compiled is None
+    return numbers.trainer.compiled
+
+
+@needs_library
+def test_targets_that_are_no_class_are_left_to_torch_or_refused() -> None:
+    """-100 is cross_entropy's own way to leave a sample out; 3 of 3 classes is an error."""
+    assert _compiled_for([0, 1, 2, -100]) is None
+    with pytest.raises(ConfigError, match="the loss fails on 3"):
+        _compiled_for([0, 1, 2, 3])
 
 
 @needs_library

@@ -186,6 +186,16 @@ def test_a_stranger_guesses_where_the_tests_of_a_module_are(module: str) -> None
         assert guessed(module), f"name a file of tests after {module}, or say where they are"
 
 
+def test_the_version_is_the_same_everywhere() -> None:
+    root = TESTS.parent
+    places = {"pyproject.toml": 'version = "(.+)"', "CITATION.cff": "version: (.+)"}
+    found = {
+        name: re.search(f"^{what}$", (root / name).read_text(), re.MULTILINE)
+        for name, what in places.items()
+    }
+    assert {match and match[1] for match in found.values()} == {fb.__version__}
+
+
 def test_the_list_of_tests_elsewhere_is_of_modules_that_there_are() -> None:
     assert sorted(ELSEWHERE) == list(ELSEWHERE)
     assert ELSEWHERE.keys() <= FILES.keys()

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from fedbcd.cli.output import (
     INTERRUPTED,
@@ -188,7 +187,7 @@ def _show(found: Comparison, screen: Console) -> None:
     count = len(found.seeds)
     over = f"mean and deviation over {count} seeds" if count > 1 else "one seed"
     heads = [name.partition("_")[0] for name in shown]
-    heads += [f"lose to\n{escape(baseline)}" for baseline in found.baselines]
+    heads += [f"lose to\n{baseline}" for baseline in found.baselines]
     title = f"test scores at the end, {over}"
     table = table_of("run", *heads, title=title, titles=("run",))
     for cells in rows:

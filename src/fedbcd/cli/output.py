@@ -121,7 +121,7 @@ class Grid(Table):
     def add_row(self, *cells: Any, **how: Any) -> None:
         texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
         for column, text in zip(self.columns, texts, strict=True):
-            if column.header not in (*self.titles, *self.words):
+            if str(column.header) not in (*self.titles, *self.words):
                 column.min_width = max(column.min_width or 0, text.cell_len)
         super().add_row(*texts, **how)
 
@@ -130,7 +130,7 @@ class Grid(Table):
         too_wide = self._natural_width() - width
         self.collapse_padding = too_wide > 0
         for column in self.columns if too_wide > 0 else ():
-            if column.header in self.titles:
+            if str(column.header) in self.titles:
                 wide = max(text.cell_len for text in _texts(column))
                 column.max_width = max(SHORTEST, wide - max(0, self._natural_width() - width))
 
@@ -166,7 +166,7 @@ def table_of(
     for name in names:
         text = name in titles or name in words
         table.add_column(
-            name,
+            Text(name),
             justify="left" if text else "right",
             no_wrap=name in titles,
             overflow="ellipsis" if name in titles else "fold",

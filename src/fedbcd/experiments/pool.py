@@ -24,7 +24,7 @@ from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.data.federation import Federation
 from fedbcd.engines.result import Run
 from fedbcd.engines.setup import find_torch_device
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.errors import ConfigError, FedBCDError, RecordError
 from fedbcd.experiments.job import Federations, Job, parse
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.history import History, Row
@@ -210,6 +210,8 @@ def _in_processes(
         for future in as_completed(futures):
             try:
                 future.result()
+            except FedBCDError as error:
+                raise error from None  # without the traces of the other process
             except BrokenProcessPool:
                 raise RecordError(
                     f"a process that computed {futures[future].name!r} or another run was killed,"
