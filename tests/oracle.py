@@ -112,6 +112,13 @@ class Settings:
     period: float = 1.0
     transfer: dict[int, float] = field(default_factory=dict)  # of a model down and up
     dropout: float = 0.0
+    # beyond the paper: weight_decay/2 ||x||^2 in g_i, eta_x times a factor of the session's number,
+    # and optimizers with what they keep, begun anew in each session
+    weight_decay: float = 0.0
+    factor: Callable[[int], float] = lambda _: 1.0
+    optimizer: str = "aspg"
+    betas: tuple[float, float] = (0.0, 0.0)  # SGD: its momentum; Adam: of both means
+    epsilon: float = 0.0
 
 
 @dataclass
@@ -210,11 +217,20 @@ def train(
     (x, x_prev).
     """
     x, x_prev = iterates  # A1.5
+    step = settings.device_step * settings.factor(session)
+    (one, two), first, second = settings.betas, np.zeros_like(x), np.zeros_like(x)
     for k in range(steps_of(settings, device, session, problem.sizes[device])):  # A1.6
         samples = draw_batch(settings, device, session, k, problem.sizes[device])  # A1.7
         ex = x + momentum * (x - x_prev)  # A1.8
         g = problem.gradient(device, ex, samples) + penalty * (ex - anchor)  # A1.9
-        x, x_prev = problem.project(ex - settings.device_step * g), x  # A1.9
+        g = g + settings.weight_decay * ex
+        if settings.optimizer == "sgd":
+            g = first = one * first + g
+        if settings.optimizer == "adam":  # Kingma and Ba (2015), Algorithm 1
+            first, second = one * first + (1 - one) * g, two * second + (1 - two) * g**2
+            unbiased = first / (1 - one ** (k + 1)), second / (1 - two ** (k + 1))
+            g = unbiased[0] / (np.sqrt(unbiased[1]) + settings.epsilon)
+        x, x_prev = problem.project(ex - step * g), x  # A1.9
     return x, x_prev  # A1.11
 
 

@@ -15,6 +15,7 @@ from fedbcd.algorithm.methods import (
     FineTuned,
     Local,
 )
+from fedbcd.algorithm.optimizers import SGD, Adam, Cosine, Stairs
 from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Simplex, TensorBoxes
 from fedbcd.algorithm.trees import module_loss
 from fedbcd.algorithm.wire import Clip, Integers
@@ -80,6 +81,7 @@ def __getattr__(name: str) -> type[RunSpec]:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Adam",
     "Against",
     "Algorithm",
     "AsyncCloud",
@@ -97,6 +99,7 @@ __all__ = [
     "Cluster",
     "Comparison",
     "Constant",
+    "Cosine",
     "Day",
     "DeviceClass",
     "Dirichlet",
@@ -131,10 +134,12 @@ __all__ = [
     "Row",
     "Run",
     "RunSpec",
+    "SGD",
     "Samples",
     "Scale",
     "Shards",
     "Simplex",
+    "Stairs",
     "SyncCloud",
     "TensorBoxes",
     "Trace",

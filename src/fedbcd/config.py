@@ -107,7 +107,7 @@ def build(
     values = {
         key: (
             choose(nested[key], value, f"{where}.{key}")
-            if key in nested
+            if key in nested and value is not None
             else _given(value, hints[key], f"{where}.{key}", known[key].metadata.get(SUCH_AS))
         )
         for key, value in table.items()

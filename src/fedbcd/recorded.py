@@ -48,6 +48,9 @@ BEFORE = (
     Before("epochs", None, ALGORITHMS, known=False),
     Before("weight", "size", ("fedprox", "fedavg"), known=False),
     Before("measure", "pooled-labels", ("run",), known=False),
+    Before("weight_decay", 0.0, (*ALGORITHMS, "fedavg-ft", "local"), known=False),
+    Before("schedule", None, (*ALGORITHMS, "fedavg-ft", "local"), known=False),
+    Before("optimizer", None, ("fedprox", "fedavg", "fedavg-ft", "local"), known=False),
     Before("dealt", False, ("diversity", "data"), known=False),
 )
 

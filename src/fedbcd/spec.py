@@ -802,6 +802,7 @@ HOMES.update(dict.fromkeys(IN_RUN, "run"))
 for kind in (*CLOUDS.values(), *reversed(ALGORITHMS.values())):
     PLACES.update({f.name: f"fb.{kind.__name__}({f.name}=...)" for f in fields(kind) if f.init})
 PLACES.update({name: f"fb.train(..., {name}=...)" for name in ("cloud", *OPTIONS)})
+PLACES["optimizer"] = "of FedAvg, FedProx and Local; the paper's devices take ASPG steps"
 HINTS = get_type_hints(RunSpec)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 import fedbcd as fb
 from fedbcd.engines.deploy.roles.checks import TrustLimits
@@ -166,6 +168,45 @@ def test_methods_of_other_people(case: str, folder: Path, towns: list[Town]) -> 
     """Bundles of several parts, several sums, and uploads that are older than their phase."""
     with imports(allowed=True):
         compare(own(case), lines(), 6, folder, towns)
+
+
+STAIRS = fb.Stairs(every=2, times=0.5)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fb.FedAvg(device_step=0.01, batch=4, optimizer=fb.Adam(), schedule=STAIRS),
+        fb.FedBCDI(device_step=0.05, batch=4, weight_decay=0.1, schedule=STAIRS),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_other_steps(algorithm: fb.Algorithm, folder: Path, towns: list[Town]) -> None:
+    """Sessions, by which schedules go, have the same numbers."""
+    compare(RunSpec(algorithm, fb.AsyncCloud(first=2), active=2), federation(), 4, folder, towns)
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Samples to which reading adds what it draws."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[k] + torch.rand(self.inputs[k].shape), self.targets[k]
+
+
+def test_data_that_draw_when_they_are_read(folder: Path, towns: list[Town]) -> None:
+    """A device by itself draws what it draws in a simulation of all."""
+    plain = federation()
+    data = [Noisy(*plain.pool.take(plain.owned(i))) for i in range(plain.devices)]
+    lazy = fb.Federation(
+        lambda: plain.make_model(0), plain.loss, data, plain.servers, transform=plain.transform
+    )
+    compare(RunSpec(*CASES["fedbcd-async"], active=2), lazy, 3, folder, towns)
 
 
 def test_one_penalty_per_device_and_the_absolute_step(folder: Path, towns: list[Town]) -> None:

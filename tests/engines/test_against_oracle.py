@@ -192,6 +192,20 @@ CASES |= {
 }
 
 
+# beyond the paper: weight decay, steps that change from session to session, other optimizers
+DECAY: dict[str, Any] = {"weight_decay": 0.3, "schedule": fb.Stairs(every=2, times=0.5)}
+ADAM = fb.Adam(beta1=0.8, beta2=0.9, epsilon=1e-3)
+STEPPED = {
+    "decay": Case(replace(BCD, weight_decay=0.3), CLOUDS["async"]),
+    "stairs": Case(replace(BCD, **DECAY), CLOUDS["rigorous"]),
+    "cosine-fedbcd-i": Case(replace(TIMED, schedule=fb.Cosine(3, 0.2)), CLOUDS["async"]),
+    "adam-fedavg": Case(replace(FREE[3], optimizer=ADAM, **DECAY), CLOUDS["sync"]),
+    "sgd-fedavg": Case(replace(FREE[3], optimizer=fb.SGD(0.7)), CLOUDS["async"]),
+    "adam-fedprox": Case(replace(FREE[2], optimizer=ADAM, **DECAY), CLOUDS["async"]),
+    "sgd-fedprox": Case(replace(FREE[2], optimizer=fb.SGD(0.5)), CLOUDS["sync"]),
+}
+
+
 def _federation(dtype: torch.dtype, model: type[Net] = Net) -> fb.Federation:
     data = [(x.to(dtype), y) for x, y in map(_data, range(DEVICES))]
     return fb.Federation(
@@ -269,9 +283,24 @@ def _expected(
         links=[list(links) for links in getattr(case.cloud, "edges", ())],
         link_failure=getattr(case.cloud, "link_failure", 0.0),
         link_seed=getattr(case.cloud, "seed", 0),
+        **_stepped(a),
         **_slow(case.clock, sum(p.numel() for p in module.parameters())),
     )
     return oracle.run(problem, settings)
+
+
+def _stepped(a: Any) -> dict[str, Any]:
+    by = getattr(a, "optimizer", None)
+    found = {"weight_decay": a.weight_decay}
+    if a.schedule is not None:
+        found["factor"] = a.schedule.factor
+    match by:
+        case fb.SGD():
+            return {**found, "optimizer": by.name, "betas": (by.momentum, 0.0)}
+        case fb.Adam():
+            of_adam = {"betas": (by.beta1, by.beta2), "epsilon": by.epsilon}
+            return {**found, "optimizer": by.name, **of_adam}
+    return found
 
 
 def _slow(clock: fb.Clock, size: int) -> dict[str, Any]:
@@ -304,7 +333,7 @@ def _slow(clock: fb.Clock, size: int) -> dict[str, Any]:
 
 @cache
 def _expected_of(name: str, seed: int, model: type[Net] = Net) -> oracle.Result:
-    return _expected(CASES[name], seed, model)
+    return _expected((CASES | STEPPED)[name], seed, model)
 
 
 def _carrying(clock: fb.Clock, dtype: torch.dtype) -> fb.Clock:
@@ -349,12 +378,12 @@ def _largest_difference(run: fb.Run, expected: oracle.Result) -> float:
 
 
 @pytest.mark.parametrize(("seed", "max_batch"), [(0, None), (7, 1)], ids=["together", "one by one"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES | STEPPED)
 def test_every_algorithm_on_every_cloud_agrees_with_the_oracle_in_float64(
     name: str, seed: int, max_batch: int | None
 ) -> None:
     expected = _expected_of(name, seed)
-    run = _actual(CASES[name], seed, torch.float64, max_batch)
+    run = _actual((CASES | STEPPED)[name], seed, torch.float64, max_batch)
     assert run.summary["clock"] == pytest.approx(expected.clock, rel=1e-12)
     assert _largest_difference(run, expected) < 1e-9
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from fedbcd.cli import app
 from fedbcd.cli.experiments import _claims_table
+from fedbcd.config import dump_toml
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments import claims
 from fedbcd.experiments.claims import CLAIMS, ClaimVerdict, judge
@@ -316,3 +317,62 @@ def test_a_zero_is_refused_not_taken_for_nothing(option: str, value: int, tmp_pa
     assert isinstance(result.exception, ConfigError)
     assert f"{option}" in str(result.exception)
     assert str(value) in str(result.exception)
+
+
+def test_a_sweep_tries_whole_sections_and_the_runs_of_a_file() -> None:
+    """Keys are of what a run has made of the file; values have short names, or titles."""
+    clouds = ["sync", {"title": "both", "name": "async", "first": 2}]
+    table = {
+        **SMALL,
+        "algorithm": {"name": "fedbcd", "penalty": 0.5},
+        "runs": [
+            {"title": "own"},
+            {"title": "one for all", "algorithm": {"name": "fedavg"}},
+        ],
+        "sweep": {"keys": {"cloud": clouds, "algorithm.device_step": [0.1, 0.2]}},
+    }
+    _, points = parse_sweep(table)
+    assert [point.jobs[0].title for point in points][:3] == [
+        "own, sync, algorithm.device_step = 0.1",
+        "own, sync, algorithm.device_step = 0.2",
+        "own, both, algorithm.device_step = 0.1",
+    ]
+    found = [(job.method.name, job.spec.cloud.name) for point in points for job in point.jobs]
+    assert found == [
+        (method, cloud)
+        for method in ("fedbcd", "fedavg")
+        for cloud in ("sync", "sync", "async", "async")
+    ]
+    assert points[0].jobs[0].method.penalty == 0.5
+    assert {job.method.plan[-1].step for point in points for job in point.jobs} == {0.1, 0.2}
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"cloud": [3]}, "its values must be tables, not 3"),
+        ({"cloud": ["sync", "sync"]}, "two points of the sweep are called 'sync'"),
+        ({"cloud": ["asink"]}, "did you mean 'async'"),
+    ],
+)
+def test_a_bad_section_of_a_sweep_is_refused_in_words(
+    keys: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_sweep({**SMALL, "sweep": {"keys": keys}})
+    assert complaint in str(refused.value)
+
+
+def test_a_sweep_leaves_curves_tables_and_a_report(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    sweep = {"seeds": 2, "keys": {"algorithm.penalty": [0.1, 5.0]}}
+    job.write_text(dump_toml({**SMALL, "sweep": sweep}))
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["sweep", str(job), "--out", str(out), "--workers", "1"])
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in out.iterdir() if path.suffix != ".json"}
+    assert names == {"curves.csv", "sweep.csv", "curves.png", "report.html", "runs"}
+    assert len(list((out / "runs").iterdir())) == 2
+    lines = (out / "curves.csv").read_text().splitlines()
+    assert lines[1].startswith("algorithm.penalty = 0.1,0,0")
+    assert "best: algorithm.penalty = " in result.output

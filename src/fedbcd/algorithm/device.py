@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedbcd.algorithm.optimizers import Optimizer
 from fedbcd.algorithm.projection import Projection, project_
 
 Gradient = Tensor | tuple[Tensor, ...]  # whole, or in pieces of columns
@@ -37,6 +38,7 @@ class Work(NamedTuple):
     pulls: Sequence[tuple[Tensor, Tensor | float]] = ()  # towards other models, as the two above
     linear_NP: Tensor | None = None  # a constant term of the gradient
     moves_P: Tensor | None = None  # parameters that steps may change; None: all
+    decay: float = 0.0  # adds decay ex to the gradient
 
     def penalty_of(self, n: int) -> Tensor | float:
         """gamma_i of the first n rows."""
@@ -125,9 +127,43 @@ def _more_terms(work: Work, ex: Tensor) -> Tensor | None:
     """Of the gradient at ex: constant ones, and pulls towards other models than z."""
     n = len(ex)
     terms = [_of_rows(penalty, n) * (ex - model[:n]) for model, penalty in work.pulls]
+    if work.decay:
+        terms.append(work.decay * ex)
     if work.linear_NP is not None:
         terms.append(work.linear_NP[:n])
     return sum(terms[1:], terms[0]) if terms else None
+
+
+def optimized(
+    rows: Iterates,
+    work: Work,
+    step_N1: Tensor,
+    momentum: float,
+    optimizer: Optimizer,
+    projection: Projection,
+) -> Iterates:
+    """Steps x <- P_X(ex - eta_i direction), each device with a step of its own: of the whole
+    gradient, pulls and all, an optimizer makes the direction.
+    """
+
+    def body(k: int, now: dict[str, Tensor]) -> dict[str, Tensor]:
+        x, n = now["x"], len(now["x"])
+        ex = extrapolate(x, now["prev"], momentum)
+        found = work.gradient(k, ex)
+        gradient = found if isinstance(found, Tensor) else torch.cat(found, dim=-1)
+        if work.anchor_NP is not None:
+            gradient = gradient + work.penalty_of(n) * (ex - work.anchor_NP[:n])
+        more = _more_terms(work, ex)
+        gradient = gradient if more is None else gradient + more
+        state = {name: stack for name, stack in now.items() if name not in ("x", "prev")}
+        direction, kept = optimizer.direction(k, gradient, state)
+        after = project_(projection, ex - step_N1[:n] * direction)
+        after = after if work.moves_P is None else torch.where(work.moves_P, after, x)
+        return {"x": after, "prev": x, **kept}
+
+    begun = {"x": rows.x_NP, "prev": rows.prev_NP, **optimizer.begin(rows.x_NP)}
+    after = in_loop(begun, work.steps, body)
+    return Iterates(after["x"], after["prev"])
 
 
 def penalty_steps(

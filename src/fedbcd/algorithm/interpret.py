@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.device import Iterates, Work, aspg, in_loop, penalty_steps
+from fedbcd.algorithm.device import Iterates, Work, aspg, in_loop, optimized, penalty_steps
 from fedbcd.algorithm.method import Bound
 from fedbcd.algorithm.objective import Gradients
+from fedbcd.algorithm.optimizers import PLAIN
 from fedbcd.algorithm.plan import (
     Custom,
     Gradient,
@@ -30,6 +31,7 @@ from fedbcd.algorithm.plan import (
 )
 from fedbcd.errors import ConfigError
 
+LIFE = 2**32  # sessions between a device's lives
 Registers = dict[str, Tensor]  # (N, width) each, by name
 
 
@@ -50,10 +52,13 @@ class Interpreter:
         steps: Sequence[int],
         penalty: Tensor | float,
         batches: BatchGradients,
+        sessions: Sequence[int] = (),
     ) -> None:
-        """`penalty`: gamma_i, one for all or (N, 1)."""
+        """`penalty`: gamma_i, one for all or (N, 1); `sessions`: their numbers, for schedules."""
         self._bound, self._k, self._batches = bound, list(steps), batches
         self._penalty = penalty
+        # a life after a loss of memory begins a schedule anew, as does a session before all others
+        self._t = [max(0, session) % LIFE for session in sessions or [0] * len(self._k)]
         self._p = bound.layout.size_P
 
     def run(self, plan: Plan, registers: Registers) -> Registers:
@@ -110,9 +115,22 @@ class Interpreter:
             pulls[1:],
             self._linear(operation, registers),
             self._bound.moves(operation.only),
+            operation.decay,
         )
-        after = aspg(rows, work, operation.step, operation.momentum, operation.projection)
+        eta, zeta, projection = operation.step, operation.momentum, operation.projection
+        if operation.optimizer is None and operation.schedule is None:
+            after = aspg(rows, work, eta, zeta, projection)
+        else:
+            step_N1 = self._scheduled(operation, x_NF)
+            by = operation.optimizer or PLAIN
+            after = optimized(rows, work, step_N1, zeta, by, projection)
         return self._kept(operation.of, operation.prev, after, buffers_NB)
+
+    def _scheduled(self, operation: Steps, x_NF: Tensor) -> Tensor:
+        """eta_x of each device."""
+        schedule, rows = operation.schedule, len(x_NF)
+        factors = [1.0 if schedule is None else schedule.factor(t) for t in self._t[:rows]]
+        return operation.step * torch.tensor(factors, dtype=torch.float64).to(x_NF)[:, None]
 
     def _pull(self, operation: Pull, registers: Registers) -> Registers:
         """Algorithm 2, lines 14-18."""

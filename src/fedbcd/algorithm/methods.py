@@ -23,6 +23,7 @@ from fedbcd.algorithm.method import (
     Slot,
     check_range,
 )
+from fedbcd.algorithm.optimizers import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
 from fedbcd.algorithm.plan import Plan, Pull, Set, Steps, Toward
 from fedbcd.algorithm.projection import PROJECTIONS, NoProjection, Projection
 from fedbcd.config import NESTED, fit
@@ -33,6 +34,7 @@ Form = Literal["relative", "absolute"]
 X = (Slot("x", restored="x"), Slot("x_prev", "parameters", restored="x"))
 FROM_Z = Set("x", ((1.0, "z"),))
 STEPS = (1, 5)  # where nothing is said
+FACTOR, DIRECTION = "factor(session)", "direction(k, gradient, state)"
 Range = tuple[int, int] | int  # from the lowest to the highest; a number is both
 
 
@@ -47,14 +49,19 @@ class _DeviceSettings(Said):
     # in place of steps: the number of passes over the device's data, ceil(n / R) steps each
     epochs: Range | None = None
     projection: Projection = field(default_factory=NoProjection)  # P_X
+    weight_decay: float = 0.0  # adds weight_decay/2 ||x||^2 to g_i
+    # what device_step is multiplied by in a device's session 0, 1, ...
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
-        fit(self, projection="project(x)")
+        fit(self, projection="project(x)", schedule=FACTOR, optimizer=DIRECTION)
         for name in ("steps", "epochs", "pull_steps"):
             if isinstance(number := getattr(self, name, None), int):
                 object.__setattr__(self, name, (number, number))
         self._check_length()
         _positive("device_step", self.device_step)
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"weight_decay={self.weight_decay} must be a finite number from 0 on")
         self._check()
         self.method(Facts(0, ()))
 
@@ -91,7 +98,21 @@ class _DeviceSettings(Said):
         return Method(name=self.name, plan=plan, **given, **more)
 
     def _steps(self, **more: Any) -> Steps:
-        return Steps(self.device_step, projection=self.projection, **more)
+        given: dict[str, Any] = {"decay": self.weight_decay, "schedule": self.schedule}
+        return Steps(self.device_step, projection=self.projection, **given, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FreeSettings(_DeviceSettings):
+    """Settings of methods whose devices may step as they like."""
+
+    optimizer: Optimizer | None = None  # of device steps, begun anew in each session; None: ASPG
+
+    def _momentum(self, momentum: float) -> dict[str, Any]:
+        """ASPG's, or the optimizer's own."""
+        if self.optimizer is not None:
+            return {"optimizer": self.optimizer}
+        return {"prev": "x_prev", "momentum": momentum}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +212,7 @@ class FedBCDI(_PersonalSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SharedSettings(_DeviceSettings):
+class _SharedSettings(_FreeSettings):
     """Settings that FedAvg and FedProx share: one model for all devices of a server."""
 
     weight: Literal["size", "one"] = "size"  # of a device in the average: its samples, or equal
@@ -223,10 +244,10 @@ class FedProx(_SharedSettings):
         _check_momentum(self.momentum)
 
     def method(self, facts: Facts) -> Method:
-        """K_i ASPG steps from x = x_prev = z."""
-        steps = self._steps(prev="x_prev", momentum=self.momentum, pulls=(Toward(),))
-        plan = (FROM_Z, Set("x_prev", ((1.0, "z"),)), steps)
-        return self._made(facts, plan, penalty=self.penalty)
+        """K_i ASPG steps from x = x_prev = z, or those of an optimizer from z."""
+        steps = self._steps(pulls=(Toward(),), **self._momentum(self.momentum))
+        begin = (FROM_Z, Set("x_prev", ((1.0, "z"),)))
+        return self._made(facts, (*begin[: 1 + bool(steps.prev)], steps), penalty=self.penalty)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +258,7 @@ class FedAvg(_SharedSettings):
 
     def method(self, facts: Facts) -> Method:
         """K_i plain steps from z."""
-        return self._made(facts, (FROM_Z, self._steps()))
+        return self._made(facts, (FROM_Z, self._steps(optimizer=self.optimizer)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,12 +284,17 @@ class FineTuned(FedAvg):
     def method(self, facts: Facts) -> Method:
         """FedAvg; and plain steps from z on a copy."""
         step = self.tuning_step or self.device_step
-        tuned = Steps(step, times=self.tuning_steps, projection=self.projection)
+        tuned = replace(
+            self._steps(optimizer=self.optimizer),
+            step=step,
+            times=self.tuning_steps,
+            schedule=None,
+        )
         return replace(super().method(facts), at_evaluation=(FROM_Z, tuned), personal="x")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(_DeviceSettings):
+class Local(_FreeSettings):
     """Nobody learns from anybody: devices train alone, by ASPG, when it is their turn."""
 
     name: ClassVar[str] = "local"
@@ -280,8 +306,8 @@ class Local(_DeviceSettings):
 
     def method(self, facts: Facts) -> Method:
         """K_i ASPG steps on g_i; nothing is sent, and z stays x(0)."""
-        plan = (self._steps(prev="x_prev", momentum=self.momentum),)
-        kept = tuple(replace(slot, restored="") for slot in X)
+        plan = (self._steps(**self._momentum(self.momentum)),)
+        kept = tuple(replace(slot, restored="") for slot in X[: 1 + bool(plan[0].prev)])
         return self._made(facts, plan, slots=kept, sends=(), step=Keep())
 
 
@@ -289,7 +315,7 @@ Algorithm = FedBCD | FedBCDI | FedProx | FedAvg | Local | Settings
 ALGORITHMS: dict[str, type[_DeviceSettings]] = {
     kind.name: kind for kind in (FedBCD, FedBCDI, FedProx, FedAvg, FineTuned, Local)
 }
-NESTED["projection"] = PROJECTIONS
+NESTED |= {"projection": PROJECTIONS, "schedule": SCHEDULES, "optimizer": OPTIMIZERS}
 
 
 def _check_penalty(penalty: float | Sequence[float]) -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 from torch import Tensor
 
 from fedbcd.algorithm.device import Contact
+from fedbcd.algorithm.optimizers import Optimizer, Schedule
 from fedbcd.algorithm.projection import NoProjection, Projection
 from fedbcd.config import fit
 from fedbcd.errors import ConfigError
@@ -23,11 +24,14 @@ Terms = tuple[tuple[float, str], ...]  # a sum: coefficients and registers
 Function = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
+OTHERS = ("times", "body", "optimizer", "schedule")  # that are looked at elsewhere
+
+
 class _Values:
     """What operations have in common: their fields are as their types ask."""
 
     def __post_init__(self) -> None:
-        fit(self, f"{type(self).__name__} ", ("times", "body"), projection="project(x)")
+        fit(self, f"{type(self).__name__} ", OTHERS, projection="project(x)")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class Steps(_Values):
     linear      constant terms of the gradient
     only        patterns of names: the tensors that move
     same_batch  all steps on one mini-batch
+    decay       adds decay/2 ||x||^2 to g_i
+    optimizer   makes another direction of the whole gradient; None: the gradient itself
+    schedule    what eta is multiplied by in a device's session 0, 1, ...
     """
 
     step: float
@@ -59,6 +66,14 @@ class Steps(_Values):
     only: tuple[str, ...] = ("*",)
     same_batch: bool = False
     projection: Projection = EVERYWHERE
+    decay: float = 0.0
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
+
+    @property
+    def is_more(self) -> bool:
+        """Whether it is more than eq. (4) with one eta_x."""
+        return bool(self.decay) or self.optimizer is not None or self.schedule is not None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -114,7 +114,7 @@ def play_seeds(jobs: Sequence[Job], seeds: int, folder: Path, how: Played, as_js
     for k in range(1, seeds):  # the same of other splits
         for of_job in series:
             of_job[k].spec.check(made.of(of_job[k]))
-    places = _places(series, folder)
+    places = [whole_place(of_job[0], folder) for of_job in series]
     resumed = how.resume and (folder / JOB).is_file()
     check_all(list(jobs), federations, places, folder, resumed)
     claim(folder, {"run": {"seeds": seeds}, "runs": [job.to_table() for job in jobs]})
@@ -136,25 +136,27 @@ def play_seeds(jobs: Sequence[Job], seeds: int, folder: Path, how: Played, as_js
     _leave(found, places, folder, how, as_json)
 
 
-def _places(series: Sequence[Sequence[Job]], folder: Path) -> list[Path]:
-    """Of what is left whole: a run of other settings has another place, so that a comparison can be
+def whole_place(job: Job, folder: Path) -> Path:
+    """Of a run that is left whole: one of other settings has another place, so that a series can be
     changed and repeated.
     """
-    return [
-        folder / "runs" / f"{slug(of_job[0].name) or 'run'}-{job_key(of_job[0])[:6]}"
-        for of_job in series
-    ]
+    return folder / "runs" / f"{slug(job.name) or 'run'}-{job_key(job)[:6]}"
+
+
+def leave_series(found: Comparison, places: Sequence[Path], folder: Path, table: str) -> bool:
+    """Tables, pictures and a report on the runs that are whole; whether there is a picture."""
+    for title, place in zip(found.titles, places, strict=False):
+        _draw_run(found.results[title][0], place)
+    found.to_csv(folder / table)
+    if places:
+        write_report(places, folder / REPORT, plan=False)
+    return _draw(found, folder / "curves.png")
 
 
 def _leave(
     found: Comparison, places: Sequence[Path], folder: Path, how: Played, as_json: bool
 ) -> None:
-    """Tables, pictures and a report; and what is to be seen of them."""
-    for title, place in zip(found.titles, places, strict=True):
-        _draw_run(found.results[title][0], place)
-    has_picture = _draw(found, folder / "curves.png")
-    found.to_csv(folder / "comparison.csv")
-    write_report(places, folder / REPORT, plan=False)
+    has_picture = leave_series(found, places, folder, "comparison.csv")
     screen = screen_for(as_json)
     _show(found, screen)
     if how.tests:

@@ -1,12 +1,13 @@
 """The commands that run many jobs: `fedbcd paper` and `fedbcd sweep`. Thin, like `cli`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fedbcd.cli.compare import leave_series, whole_place
 from fedbcd.cli.kinds import names_of
 from fedbcd.cli.output import (
     Data,
@@ -26,12 +27,16 @@ from fedbcd.cli.output import (
 from fedbcd.cli.overrides import override
 from fedbcd.config import follow_renamed
 from fedbcd.experiments.claims import ClaimVerdict, judge
+from fedbcd.experiments.compare import comparison_of
 from fedbcd.experiments.figures import by_run, draw_panel, write_claims, write_table
-from fedbcd.experiments.job import Job, read_job_file
+from fedbcd.experiments.job import Federations, Job, read_job_file
 from fedbcd.experiments.paper import PANELS, Setting, panels
-from fedbcd.experiments.pool import Result, run_jobs, workers_that_fit
+from fedbcd.experiments.pool import Result, job_key, run_tasks, task_of, workers_that_fit
 from fedbcd.experiments.readings import READINGS
-from fedbcd.experiments.sweep import Tried, parse_sweep, rank
+from fedbcd.experiments.sweep import Tried, parse_sweep, rank, title_of
+from fedbcd.experiments.titles import in_a_word
+
+MOST_REPORTED = 20  # points of a sweep that a report shows
 
 
 def paper_command(
@@ -112,29 +117,42 @@ def sweep_command(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Try every combination of some settings, in parallel, and say which is best."""
+    """Try every combination of some settings, in parallel, and say which is best; curves, a table
+    and a report are left in the folder.
+    """
     table = read_job_file(file)
     override(table, folder=data)
     part, points = parse_sweep(table)
-    results = _run(
-        [job for point in points for job in point.jobs],
-        out or Path("runs") / f"sweep-{file.stem}",
-        workers,
-    )
+    folder = out or Path("runs") / f"sweep-{file.stem}"
+    first = [point.jobs[0] for point in points] if len(points) <= MOST_REPORTED else []
+    whole = {job_key(job): whole_place(job, folder) for job in first}
+    jobs = [job for point in points for job in point.jobs]
+    results = _run(jobs, folder, workers, whole)
+    leave_series(comparison_of(results, ()), [*whole.values()], folder, "sweep.csv")
+    write_table(results, folder / "curves.csv")
     tried = rank(part, points, results)
     screen = screen_for(as_json)
     show(_sweep_table(tried, part.best), screen)
     best = tried[0]
-    say("best: " + ", ".join(f"{key} = {value}" for key, value in best.values.items()), screen)
+    say(f"best: {title_of(best.values)}", screen)
+    if not whole:
+        say(f"no report: it would be on {len(points)} runs, more than {MOST_REPORTED}", screen)
+    say(f"curves, tables and report are in {folder}", screen)
     print_json(
         as_json, {"best": asdict(best), "by": part.best, "tried": [asdict(t) for t in tried]}
     )
 
 
-def _run(jobs: Sequence[Job], folder: Path, workers: int | None) -> list[Result]:
+def _run(
+    jobs: Sequence[Job],
+    folder: Path,
+    workers: int | None,
+    whole: Mapping[str, Path] | None = None,
+) -> list[Result]:
     fit = workers_that_fit(jobs[0].make_federation()) if workers is None else workers
+    made = Federations()
     with counting(len(jobs)) as done:
-        results = run_jobs(jobs, folder, fit, done)
+        results = run_tasks([task_of(job, made) for job in jobs], folder, fit, done, whole)
     for text in dict.fromkeys(text for result in results for text in result.notices):
         note(text)
     return results
@@ -159,5 +177,5 @@ def _sweep_table(tried: Sequence[Tried], best: str) -> Grid:
         scores = (
             f"{v:.4f}" for v in (t.global_accuracy, t.personal_accuracy, t.worst_decile, t.spread)
         )
-        table.add_row(*(str(t.values[key]) for key in keys), *scores)
+        table.add_row(*(in_a_word(t.values[key]) for key in keys), *scores)
     return table

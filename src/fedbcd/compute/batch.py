@@ -249,7 +249,9 @@ class Trainer:
             torch.tensor([job.device for job in jobs], device=self._starts.device)
         )
         steps = [job.steps for job in jobs]
-        after = Interpreter(self.bound, steps, penalty, session).run(plan, registers)
+        numbers = [job.session for job in jobs]
+        interpreter = Interpreter(self.bound, steps, penalty, session, numbers)
+        after = interpreter.run(plan, registers)
         session.check([after[name] for name in self._checked if name in after])
         return after
 

@@ -126,6 +126,8 @@ def compiled_for(
 def _loop_of(plan: Plan) -> Loop | str:
     found = one_loop(plan)
     if found is None:
+        if any(isinstance(part, Steps) and part.is_more for part in plan):
+            return "it knows plain steps: no weight decay, schedule or optimizer"
         return "it knows plans that are one loop of steps, and this method's is more"
     bounds = bounds_of(found.loop.projection)
     if bounds is None:

@@ -116,6 +116,8 @@ def _step(federation: Federation, numbers: Numbers) -> str | None:
     method, start, gamma_N = numbers.method, numbers.global_VF()[0], numbers.bound.penalty_N
     if method.first_steps is None:
         return None
+    if method.first_steps is not None and method.first_steps.optimizer is not None:
+        return None  # the bound is of steps along the gradient
     if pulls_only(method.plan):
         gamma_N = torch.zeros_like(gamma_N)  # its penalty has steps of its own
     seen = {}

@@ -227,6 +227,16 @@ def _scope(method: Method, moves: bool) -> Finding:
             remedy,
         )
     steps = (*method.lengths(offline=False), method.cloud_iterations)
+    first = method.first_steps
+    if first is not None and first.schedule is not None:
+        found = f"device_step changes by {first.schedule}; the theorem's eta_x is one number"
+        return Finding("-", says, Verdict.LAPSES, found, "no schedule")
+    if first is not None and first.decay:
+        found = (
+            f"weight_decay adds {first.decay:g}/2 ||x||^2 to each g_i, and {first.decay:g} to each"
+            " L_i; what follows was measured without it"
+        )
+        return Finding("-", says, Verdict.UNKNOWN, found, "weight_decay = 0")
     if steps == (1, 1, 1) and moves:
         found = "devices join or leave; the theorem's Q_n are the same in every round"
         return Finding("-", says, Verdict.UNKNOWN, found, "no joins, leaves or churn")

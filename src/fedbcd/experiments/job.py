@@ -419,7 +419,7 @@ def _parsed(table: Mapping[str, Any], recorded: bool) -> list[Job]:
     jobs = []
     for number, entry in enumerate(runs):
         check_keys(entry, {*SECTIONS, "title", "modules"}, f"runs #{number + 1}")
-        job = {**base, **{key: _merged(base.get(key), value) for key, value in entry.items()}}
+        job = {**base, **{key: merged(base.get(key), value) for key, value in entry.items()}}
         with imports(allowed=False, folder=str(job.get("modules", ""))):
             jobs.append(_job(_as_recorded(job) if recorded else job))
     names = [job.name for job in jobs]
@@ -439,7 +439,7 @@ def _as_recorded(job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-def _merged(old: Any, new: Any) -> Any:
+def merged(old: Any, new: Any) -> Any:
     """A section changed by a run: key by key, unless it names another kind of thing."""
     if (
         isinstance(old, Mapping)

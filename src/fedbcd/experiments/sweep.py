@@ -6,7 +6,9 @@ seeds = 2
 best = "personal_accuracy"
 [sweep.keys]
 "algorithm.penalty" = [0.1, 1.0, 5.0]
-"cloud.first" = [3, 5]
+"cloud" = ["sync", { name = "async", first = 3 }, { title = "all", name = "async", first = 10 }]
+
+Whole sections are values too. Where the file has [[runs]], each of them is tried with all.
 """
 
 import copy
@@ -18,10 +20,14 @@ from typing import Any, Literal
 
 from fedbcd.config import build
 from fedbcd.errors import ConfigError
-from fedbcd.experiments.job import Job, parse
+from fedbcd.experiments.job import SECTIONS, Job, merged, parse
 from fedbcd.experiments.pool import Result
+from fedbcd.experiments.titles import in_a_word
 
 Score = Literal["global_accuracy", "personal_accuracy", "worst_decile"]
+
+
+RUN = "run"  # the key under which a point says of which run of the file it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,28 +76,63 @@ def parse_sweep(table: Mapping[str, Any]) -> tuple[SweepPart, list[Point]]:
             '[sweep.keys] must name keys with lists of values, e.g. "algorithm.penalty" = [0.1,'
             " 1.0]"
         )
+    runs = base.pop("runs", [{}])
     points = [
-        _point(base, dict(zip(keys, values, strict=True)), part.seeds)
+        _point(_of_run(base, run), _said(run, runs) | dict(zip(keys, values, strict=True)), part)
+        for run in runs
         for values in itertools.product(*keys.values())
     ]
+    _check_titles(points)
     return part, points
 
 
-def _point(base: Mapping[str, Any], values: dict[str, Any], seeds: int) -> Point:
-    jobs = []
-    for seed in range(seeds):
-        table = copy.deepcopy(dict(base))
-        for path, value in values.items():
+def _said(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Which of several runs of the file a point is of."""
+    return {RUN: str(run.get("title", runs.index(run) + 1))} if len(runs) > 1 else {}
+
+
+def _of_run(base: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """The file with the changes of one of its runs, so that keys are of what is then there."""
+    return {**base, **{key: merged(base.get(key), value) for key, value in run.items()}}
+
+
+def _point(base: Mapping[str, Any], values: dict[str, Any], part: SweepPart) -> Point:
+    table = copy.deepcopy(dict(base))
+    for path, value in values.items():
+        if path != RUN:
             _set(table, path, value)
-        first = int(table.setdefault("run", {}).get("seed", 0))
-        table["run"]["seed"] = first + seed
-        table["title"] = ", ".join(f"{k} = {v}" for k, v in values.items())
-        jobs += parse(table)
-    return Point(values, tuple(jobs))
+    table["title"] = title_of(values)
+    (job,) = parse(table)
+    seeds = range(job.spec.seed, job.spec.seed + part.seeds)
+    return Point(values, tuple(job.changed(seed=seed) for seed in seeds))
+
+
+def title_of(values: Mapping[str, Any]) -> str:
+    """A point in words."""
+    words = (in_a_word(v) if k in (RUN, *SECTIONS) else f"{k} = {v}" for k, v in values.items())
+    return ", ".join(words)
+
+
+def _check_titles(points: Sequence[Point]) -> None:
+    titles = [point.jobs[0].title for point in points]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise ConfigError(
+                f"two points of the sweep are called {title!r}; leave one out, or give each value"
+                " a title of its own"
+            )
 
 
 def _set(table: dict[str, Any], path: str, value: Any) -> None:
     *sections, key = path.split(".")
+    if path in SECTIONS:
+        said = {"name": value} if isinstance(value, str) else value
+        if not isinstance(said, Mapping):
+            raise ConfigError(
+                f'sweep key "{path}" is a section; its values must be tables, not {value!r:.60}'
+            )
+        table[path] = merged(table.get(path), {k: v for k, v in said.items() if k != "title"})
+        return
     if not sections:
         raise ConfigError(f'sweep key "{path}" must name a section too, e.g. "algorithm.{path}"')
     for section in sections:
