@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedbcd.algorithm.augment import Augment, FlipCrop
 from fedbcd.algorithm.objective import Loss
-from fedbcd.algorithm.trees import Tree, joined, leaves, mapped
+from fedbcd.algorithm.trees import Tree, joined, leaves, mapped, shapes
 from fedbcd.config import PLACES, called, convert, offered, shown
 from fedbcd.data.datasets import Samples
 from fedbcd.data.lazy import (
@@ -405,7 +405,8 @@ def _check_parts(parts: Sequence[Pool]) -> None:
             raise DataError(f"device {i} has no samples; leave it out, or give it data")
         like = parts[0]
         if not (isinstance(part, Samples) and isinstance(like, Samples)):
-            continue  # read when needed, and then refused
+            _check_shapes(i, part, like)
+            continue
         for kind, mine, first in (
             ("inputs", part.inputs, like.inputs),
             ("targets", part.targets, like.targets),
@@ -420,6 +421,18 @@ def _check_parts(parts: Sequence[Pool]) -> None:
                     f"device {i} has {kind} of shape {tuple(mine.shape[1:])}, device 0 of"
                     f" {tuple(first.shape[1:])}; all devices must hold samples of one shape"
                 )
+
+
+def _check_shapes(device: int, mine: Pool, like: Pool) -> None:
+    """Of several inputs; of those that are read when they are needed, nothing is known here."""
+    known = Samples | NamedTensors
+    if not (isinstance(mine, known) and isinstance(like, known)):
+        return
+    if shapes(mine.inputs) != shapes(like.inputs):
+        raise DataError(
+            f"device {device} has inputs {shapes(mine.inputs)}, device 0 {shapes(like.inputs)}; all"
+            " devices must hold samples of one shape"
+        )
 
 
 def _positions(partition: Any, samples: int) -> list[Tensor]:
