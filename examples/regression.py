@@ -26,9 +26,7 @@ def main() -> None:
     )
     run = fb.train(federation, fb.FedBCD(device_step=0.05, penalty=0.5), rounds=60)
     last = run.history.last
-    print(
-        f"squared error: global {last.global_accuracy:.3f}, personal {last.personal_accuracy:.3f}"
-    )
+    print(f"squared error: global {last.global_mse:.3f}, personal {last.personal_mse:.3f}")
     print("device 4's slopes:", [round(w, 2) for w in run.personal_model(4)[0].weight[0].tolist()])
 
 

@@ -20,8 +20,10 @@ from fedbcd.algorithm.projection import Ball, Box, NoProjection, Projection, Sim
 from fedbcd.algorithm.trees import module_loss
 from fedbcd.algorithm.wire import Clip, Integers
 from fedbcd.data.datasets import Samples, load_dataset
-from fedbcd.data.federation import Federation, accuracy
+from fedbcd.data.federation import Federation
+from fedbcd.data.holdout import Holdout
 from fedbcd.data.lazy import LazySamples
+from fedbcd.data.measures import Measure, accuracy
 from fedbcd.data.partition import (
     IID,
     Dirichlet,
@@ -116,12 +118,14 @@ __all__ = [
     "Gamma",
     "GraphCloud",
     "History",
+    "Holdout",
     "IID",
     "Integers",
     "Job",
     "LazySamples",
     "Local",
     "LogNormal",
+    "Measure",
     "Natural",
     "Newcomer",
     "NoProjection",

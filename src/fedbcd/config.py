@@ -233,6 +233,7 @@ ELSEWHERE = {
         "torch_device": "gpu cuda",
         "out": "folder log_dir save_dir output output_dir path",
         "on_round": "callback callbacks hook",
+        "stop": "early_stopping early_stop patience",
         "evaluate_every": "eval_every eval_gap eval_interval",
         "cloud": "server strategy",
         "algorithm": "method strategy",

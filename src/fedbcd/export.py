@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from fedbcd.algorithm.params import taken_apart
 from fedbcd.algorithm.trees import Tree, leaves, outputs_of, shapes
-from fedbcd.compute.evaluate import per_sample
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_in, sample_weights
 from fedbcd.data.samples import Pool
@@ -390,26 +389,25 @@ def _accuracies(run: Run, choice: Choice, module: nn.Module) -> list[str]:
         return []
     with torch.no_grad():
         scores = torch.cat([_scores(run, module, test, part) for part in _parts(len(test))])
-    rows = [f"| test score, all labels | {float(scores.mean()):.4f} ({len(test)} samples) |"]
+    start, stop = run.federation.common_test or (0, len(test))
+    common = scores[start:stop]
+    rows = [f"| test score, all labels | {float(common.mean()):.4f} ({len(common)} samples) |"]
     own_tests = run.federation.own_tests or {}
     if choice.device in own_tests:
         own = scores[slice(*own_tests[choice.device])]
         rows.append(f"| test score, its own tests | {float(own.mean()):.4f} ({len(own)} samples) |")
-    elif choice.device is not None and not own_tests and run.federation.labels is not None:
-        measure, targets = measure_in(run.summary), test.all_targets
-        tested = dict(
-            zip(
-                *(found.tolist() for found in torch.unique(targets, return_counts=True)),
-                strict=True,
-            )
-        )
+    elif choice.device is not None and run.federation.common_test and run.federation.labels:
+        measure, targets = measure_in(run.summary), test.all_targets[start:stop]
+        labels, counts = torch.unique(targets, return_counts=True)
+        keys = [("label", label) for label in labels.tolist()]
+        tested = dict(zip(keys, counts.tolist(), strict=True))
         weights = sample_weights(run.federation, choice.device, measure, tested)
         if weights:
             own = torch.tensor(
-                [weights.get(label, 0.0) for label in targets.tolist()], dtype=torch.float64
+                [weights.get(("label", k), 0.0) for k in targets.tolist()], dtype=torch.float64
             )
             counted = "by its shares of them" if measure == "own-shares" else "all alike"
-            score = float((own * scores).sum() / own.sum())
+            score = float((own * common).sum() / own.sum())
             rows.append(
                 f"| test score, its own labels | {score:.4f} ({int((own > 0).sum())} samples,"
                 f" counted {counted}) |"
@@ -429,7 +427,7 @@ def _scores(run: Run, module: nn.Module, test: Pool, positions: Tensor) -> Tenso
     """Of these test samples, float64."""
     inputs, targets = test.take(positions)
     outputs = outputs_of(module, run.federation.transform(inputs, run.global_VF.dtype))
-    return per_sample(run.federation.metric(outputs, targets), len(positions))
+    return run.federation.measures(outputs, targets)[0].by_sample(outputs, targets)
 
 
 def _limits(choice: Choice) -> str:

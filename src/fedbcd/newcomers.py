@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.trees import outputs_of
 from fedbcd.config import convert
-from fedbcd.data.federation import DeviceData, Federation, accuracy, as_samples
+from fedbcd.data.federation import DeviceData, Federation, as_samples
+from fedbcd.data.measures import ACCURACY
 from fedbcd.data.samples import Pool, Samples
 from fedbcd.engines.joining import models_from
 from fedbcd.engines.replay import recorded_spec
@@ -216,7 +217,7 @@ def _divided(data: Pool, held_out: float, seed: int) -> tuple[Pool, Pool]:
 # ------------------------------------------------------------------------------------------------
 # scores
 def _scores(run: Run, flat: Tensor, data: Pool) -> Tensor:
-    """The metric of a model on each sample, float64."""
+    """The first measure of a model on each sample, float64."""
     federation, module = run.federation, run.model_of(flat)
     found = []
     for start in range(0, len(data), SAMPLES_AT_ONCE):
@@ -224,9 +225,10 @@ def _scores(run: Run, flat: Tensor, data: Pool) -> Tensor:
         inputs, targets = data.take(part)
         with torch.no_grad():
             outputs = outputs_of(module, federation.transform(inputs, flat.dtype))
-        if federation.metric is accuracy and not targets.is_floating_point():
+        measure = federation.measures(outputs, targets)[0]
+        if measure is ACCURACY:
             _check_labels(targets, outputs.shape[-1])
-        found.append(federation.metric(outputs, targets).double().reshape(len(part), -1).mean(1))
+        found.append(measure.by_sample(outputs, targets))
     return torch.cat(found)
 
 

@@ -82,7 +82,9 @@ def modules_of(value: Any) -> set[str]:
 def names_code(table: object) -> bool:
     """Whether a job or a record names something as `package.module:Name`."""
     if isinstance(table, Mapping):
-        named = (str(table.get(key, "")) for key in ("name", "loss", "metric"))
+        several = table.get("metrics", ())
+        named = [str(table.get(key, "")) for key in ("name", "loss", "metric")]
+        named += map(str, several if isinstance(several, list | tuple) else ())
         return any(":" in name for name in named) or any(map(names_code, table.values()))
     return isinstance(table, list | tuple) and any(map(names_code, table))
 

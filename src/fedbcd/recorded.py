@@ -52,6 +52,9 @@ BEFORE = (
     Before("schedule", None, (*ALGORITHMS, "fedavg-ft", "local"), known=False),
     Before("optimizer", None, ("fedprox", "fedavg", "fedavg-ft", "local"), known=False),
     Before("dealt", False, ("diversity", "data"), known=False),
+    Before("holdout", 0.0, ("data",), known=False),
+    Before("validation", 0.0, ("data",), known=False),
+    Before("metrics", [], ("model",), known=False),
 )
 
 

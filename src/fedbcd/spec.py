@@ -33,11 +33,12 @@ from fedbcd.config import (
     convert,
     fit,
     follow_renamed,
+    nearest,
     offered,
     settings,
 )
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import DEFAULT, Measure, check_column, check_tests, measure_for, measure_in
+from fedbcd.data.measure import DEFAULT, Measure, check_tests, measure_for, measure_in
 from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 from fedbcd.own import calling, is_own
@@ -47,7 +48,7 @@ from fedbcd.protocol.coordinator import (
     RigorousCoordinator,
     SyncCoordinator,
 )
-from fedbcd.record.history import COLUMNS
+from fedbcd.record.history import PLACE, columns_of, deciding, scored_in
 from fedbcd.record.start import named
 from fedbcd.record.stopping import Plateau
 from fedbcd.recorded import completed, going_on, in_record, shortened
@@ -455,7 +456,6 @@ class Place:
     )
 
 
-DECIDING = tuple(each for each in COLUMNS if each not in ("round", "clock", "activations"))
 ENDS = ("rounds", "until_clock")  # of which a run has one
 PARTS = (Timing, Numerics, Measured, Budget, Watch, Place)
 IDENTITY = (Timing, Numerics, Measured)  # the parts that determine the numbers
@@ -655,9 +655,9 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             _bound(self, federation)  # refuses what does not fit the model
         check_tests(federation, self.measure)
         if self.stop is not None:
-            check_column("stop.column", self.stop.column, DECIDING, federation)
+            _check_column("stop.column", self.stop.column, federation)
         if self.best is not None:
-            check_column("best", self.best, DECIDING, federation)
+            _check_column("best", self.best, federation)
         self.times(federation)  # refuses whom nobody knows
         for law in (self.clock.arrival, self.clock.step):
             drawn(law, TRIED[1])
@@ -789,6 +789,24 @@ def _first_empty(members: Sequence[int], joins: Changes, leaves: Changes) -> int
         if not any(joins.get(i, 0) <= now < leaves.get(i, now + 1) for i in members):
             return now
     return None
+
+
+def _check_column(where: str, column: str, federation: Federation) -> None:
+    """Refuse a column that cannot decide anything."""
+    known = federation.known_measures()
+    validation = bool(federation.validation)
+    column = deciding(column, known, validation)
+    columns = columns_of(known, validation)[len(PLACE) :]
+    if column not in columns:
+        raise ConfigError(
+            f"{where}={column!r} is no column that can decide{nearest(column, columns)}; there are"
+            f" {', '.join(columns)}"
+        )
+    if scored_in(column, known) is not None and federation.test is None:
+        raise ConfigError(
+            f"{where}={column!r} is a score on test samples, and there are none; give Federation"
+            " test=... or holdout=..., or name another column"
+        )
 
 
 def default_of(each: Field[Any]) -> Any:

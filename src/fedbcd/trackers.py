@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,7 +47,7 @@ class Tracker(AbstractContextManager["Tracker"]):
             self._begun = True
         values = {
             key: float(value)
-            for key, value in asdict(row).items()
+            for key, value in row.items()
             if key != "round" and not math.isnan(value)
         }
         self._write(row.round, values)

@@ -345,7 +345,7 @@ def test_precision_is_part_of_what_a_run_is(digits, tmp_path) -> None:
 @pytest.mark.parametrize("which", ["digits", "pictures"])
 def test_all_models_tested_together_score_as_one_by_one(which, request, monkeypatch) -> None:
     monkeypatch.setattr(
-        "fedbcd.compute.evaluate.INPUT_VALUES_AT_ONCE", 5_000
+        "fedbcd.compute.outputs.INPUT_VALUES_AT_ONCE", 5_000
     )  # several calls per label
     federation = request.getfixturevalue(which)
     objective = Objective(federation.make_model(0), federation.loss)

@@ -130,7 +130,7 @@ def test_servers_that_change_hands_need_nobody_who_stays() -> None:
         ({"joins": [1, 2]}, r"joins\[0\] = 1 must be a list; write pairs of device and round"),
         ({"leaves": {"1": 2}}, r"leaves\[0\]\[0\] = '1' must be a whole number; write pairs"),
         ({"churn": 0.1}, r"\[churn\] must be a table, not 0.1; in Python, a Churn"),
-        ({"start": 3}, "start = 3 must be a text or a Path"),
+        ({"start": 3}, "start = 3 is no path; give the folder of a finished run"),
     ],
 )
 def test_who_comes_and_goes_in_python_is_a_sentence_too(option: dict[str, Any], words: str) -> None:

@@ -432,7 +432,7 @@ def test_a_rule_or_a_layer_that_is_none(options: dict[str, Any], sentence: str) 
     [
         ({"test": (torch.rand(4, 5), torch.zeros(4, dtype=torch.int64))}, {}, "on test inputs of"),
         ({"transform": lambda x: x / 255}, {}, "the transform fails on inputs of shape"),
-        ({"metric": lambda _, __: torch.tensor(1.0)}, {}, r"the metric gives shape \(\)"),
+        ({"metric": lambda _, __: torch.ones(3)}, {}, r"gives shape \(3,\) for 2 samples"),
         ({"metric": lambda _: 1}, {}, "the metric fails on outputs of shape"),
         ({}, {"cloud": Mixed(weighs=gives(None))}, "cannot be written down"),
         ({}, {"record": {"by": gives(None)}}, "cannot be written down"),

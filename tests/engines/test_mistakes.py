@@ -78,6 +78,13 @@ class Broken(Dataset[Any]):
         return {}["image"]
 
 
+class Ragged(Broken):
+    """A data set whose samples are of two lengths."""
+
+    def __getitem__(self, position: int) -> Any:
+        return torch.ones(3 + position % 2), 0
+
+
 class Stream(IterableDataset[Any]):
     """A data set without a length."""
 
@@ -125,6 +132,14 @@ DATA_OF_DEVICES: dict[str, tuple[Callable[[], Any], str]] = {
     "train, validation, test": (
         lambda: run(devices=[(DATA[0], DATA[1], DATA[2])]),
         "device 0 .*: it is a tuple of 3; give",
+    ),
+    "samples of two shapes": (
+        lambda: run(devices=[Ragged(), Ragged()]),
+        r"samples cannot be stacked to a batch .*; bring them to one shape, or say how",
+    ),
+    "other names of inputs": (
+        lambda: run(devices=[({"a": X[0]}, Y), ({"b": X[0]}, Y)]),
+        r"device 1 has inputs b \(3,\), device 0 a \(3,\); all devices must hold samples of one",
     ),
     "a device without samples": (
         lambda: run(devices=[(X[0][:0], Y[:0]), *DATA[1:]]),
@@ -339,6 +354,36 @@ SERVERS: dict[str, tuple[Callable[[], Any], str]] = {
         r"servers\[0\] = 'a' must be a whole number",
     ),
 }
+COMPARISONS: dict[str, tuple[Callable[[], Any], str]] = {
+    "one method": (
+        lambda: fb.compare(of(), fb.FedBCD()),
+        r"must be \{title: method, \.\.\.\}, or a",
+    ),  # type: ignore[arg-type]
+    "no methods": (lambda: fb.compare(of(), []), r"methods=\[\] must be \{title: method"),
+    "a class": (lambda: fb.compare(of(), [fb.FedBCD]), "FedBCD is a class; give a value of it"),  # type: ignore[list-item]
+    "no seeds": (lambda: fb.compare(of(), ["local"], seeds=0), "seeds=0 must be 1 or more"),  # type: ignore[list-item]
+    "seeds=None": (lambda: fb.compare(of(), [fb.Local()], seeds=None), "seeds = None must be a"),  # type: ignore[arg-type]
+    "seed=": (lambda: fb.compare(of(), [fb.Local()], seed=1), r"seeds=\[\.\.\.\] says which"),
+    "lr=": (
+        lambda: fb.compare(of(), [fb.Local()], lr=0.1),
+        r"\(it is fb.FedBCD\(device_step=...\)\)",
+    ),
+    "no end": (lambda: fb.compare(of(), [fb.Local()]), "give either rounds=... or until_clock=..."),
+    "data": (lambda: fb.compare(DATA, [fb.Local()], rounds=1), "is no fb.Federation; make one"),  # type: ignore[arg-type]
+    "methods first": (lambda: fb.compare([fb.Local()], of(), rounds=1), "is no fb.Federation"),  # type: ignore[arg-type]
+    "a baseline that is none": (
+        lambda: fb.compare(of(), [fb.Local()], rounds=1, against=["x"]),
+        "against: no method is called 'x'",
+    ),
+    "no workers": (
+        lambda: fb.compare(of(), [fb.Local()], rounds=1, active=1, workers=0),
+        "workers=0 must be 1 or more",
+    ),
+    "an option that none is": (
+        lambda: fb.compare(of(), {"a": (fb.Local(), {"claud": "async"})}, rounds=1),
+        r"claud=... cannot be given to compare: .* \(did you mean 'cloud'\?\)",
+    ),
+}
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "clients=": (
         lambda: fb.Federation(line, CROSS_ENTROPY, clients=DATA, servers=2),  # type: ignore[call-arg]
@@ -391,6 +436,9 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: train(cloud=fb.GraphCloud(np.array([[1 / 3, 2 / 3], [2 / 3, 1 / 3]], np.float32))),
         "sums to 1.0000000298, not 1; .* use float64",
     ),
+    "patience=": (lambda: train(patience=3), r"takes no 'patience' \(did you mean 'stop'\?\)"),
+    "stop=5": (lambda: train(stop=5), r"\[stop\] must be a table, not 5; in Python, a Plateau"),
+    "best of no column": (lambda: train(best="accuracy"), "best='accuracy' is no column that can"),
     "no end": (lambda: fb.train(of(), fb.FedBCD()), "give either rounds=... or until_clock="),
     "two ends": (lambda: train(until_clock=3.0), "give either rounds=... or until_clock="),
     "no rounds": (lambda: train(rounds=0), "rounds=0 must be 1 or more"),
@@ -443,6 +491,7 @@ MISTAKES = {
         ("data", DATA_OF_DEVICES),
         ("task", TASKS),
         ("servers", SERVERS),
+        ("compare", COMPARISONS),
         ("call", CALLS),
     )
     for name, case in cases.items()
@@ -590,3 +639,10 @@ def test_folders(tmp_path: Path) -> None:
     assert file.read_text() == "mine"
     assert fb.Run.load(str(out), of()).digest == plain().digest
     assert fb.replay(out, of())["digest"] == plain().digest
+
+
+def test_data_that_are_fine_are_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write a tensor out takes a millisecond, ten seconds for ten thousand devices."""
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda _: pytest.fail("a tensor is written out"))
+    data = [(torch.zeros(3, 2), torch.zeros(3, 1)) for _ in range(2)]
+    assert fb.Federation(lambda: nn.Linear(2, 1), nn.functional.mse_loss, data, 1).devices == 2

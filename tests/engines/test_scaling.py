@@ -2,14 +2,18 @@
 Counted, not timed.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import fedbcd as fb
+from fedbcd.compute.tally import Tally
 from fedbcd.schedule.driver import Driver, Machines
 from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.schedule.work import Reader
 from support.methods import method_of
+from support.runs import train
 
 SERVERS, ACTIVE, ROUNDS = 4, 3, 5
 
@@ -92,3 +96,28 @@ def test_numbers_are_not_needed_for_a_schedule() -> None:
     driver, _ = _play(100, fb.RigorousCloud(first=2))
     assert isinstance(driver.observer, Reader)
     assert driver.observer.held == [server.model for server in driver.machines.servers]
+
+
+def test_no_round_looks_at_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even to count them; their numbers are kept, as devices come and go."""
+    members_of, take_reported = Tally.members_of, Tally.take_reported
+    asked: list[int] = []
+
+    def counted(self: Tally, server: int) -> list[int]:
+        asked.append(server)
+        return members_of(self, server)
+
+    def checked(self: Tally) -> Any:
+        assert self.members_V == [len(members_of(self, n)) for n in range(len(self.members_V))]
+        return take_reported(self)
+
+    monkeypatch.setattr(Tally, "members_of", counted)
+    monkeypatch.setattr(Tally, "take_reported", checked)
+    for case in ("fedbcd-sync", "fedbcd-async"):
+        seen = []
+        for rounds in (2, 8):
+            asked.clear()
+            train(case, rounds=rounds, looks=1, certify_every=0)
+            seen.append(len(asked))
+        assert seen[0] == seen[1], case
+    train("fedbcd-sync", rounds=6, looks=1, joins={3: 2, 7: 4}, leaves={1: 3, 10: 5})

@@ -16,7 +16,7 @@ from torch.nn.utils import parameters_to_vector
 import fedbcd as fb
 from fedbcd.engines.result import best_file
 from fedbcd.errors import ConfigError
-from fedbcd.record.history import Row
+from fedbcd.record.history import History, Row
 from fedbcd.record.stopping import best_row
 from fedbcd.record.tensorfile import read_head
 from support.runs import LOGISTIC, fedbcd, federation, job_table, train, write_job
@@ -26,7 +26,7 @@ QUIET: dict[str, Any] = {"evaluate_every": 1, "certify_every": 0, "model": LOGIS
 
 
 def rows(*values: float) -> list[Row]:
-    return [Row(n, n, n, v, v, v, 0.0, 0.0) for n, v in enumerate(values)]
+    return [*History.of_plain([[n, n, n, v, v, v, 0.0, 0.0] for n, v in enumerate(values)])]
 
 
 def values_of(module: torch.nn.Module) -> torch.Tensor:
@@ -50,7 +50,7 @@ def values_of(module: torch.nn.Module) -> torch.Tensor:
 def test_a_plateau_is_so_many_rows_without_a_better_one(
     values: tuple[float, ...], stop: fb.Plateau, lower: bool, over: bool
 ) -> None:
-    assert stop.is_over(rows(*values), lower=lower) is over
+    assert stop.is_over(rows(*values), "personal_accuracy", lower=lower) is over
 
 
 def test_the_best_row_is_the_first_of_the_best() -> None:

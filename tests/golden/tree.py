@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +27,7 @@ from fedbcd.cli import main
 from fedbcd.engines.cluster.engine import actors_kept
 from fedbcd.experiments.deployed import one_job
 from fedbcd.protocol.clouds import CLOUDS
+from fedbcd.record.history import FIRST_COLUMNS
 from fedbcd.schedule.delays import DELAYS
 from fedbcd.spec import RENAMED
 from golden import data
@@ -207,8 +208,9 @@ def _found(run: fb.Run, federation: fb.Federation) -> dict[str, Any]:
 
 
 def asdict_row(row: fb.Row) -> dict[str, float]:
-    """A row of the table."""
-    return asdict(row)
+    """A row of the table, as the wheel has it."""
+    names = (name for name in FIRST_COLUMNS if name in row)
+    return {name: row[name] for name in names}
 
 
 def _tensors(federation: fb.Federation) -> list[tuple[str, int, int]]:

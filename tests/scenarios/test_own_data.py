@@ -13,7 +13,6 @@ from torch import nn
 
 import fedbcd as fb
 from fedbcd.config import dump_toml
-from fedbcd.data.federation import mse
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.pool import job_key
 from fedbcd.report.advice import advice
@@ -94,8 +93,8 @@ def test_every_command_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     job, out = written(tmp_path / "in"), tmp_path / "out"
     run = fedbcd("run", job, "--out", out, "--json")
     assert run.code == 0, run
-    assert run.summary["personal_accuracy"] > 0.3  # a mean absolute error, of untrained lines
-    assert run.summary["metric"] == {"name": "absolute", "better": "lower"}
+    assert run.summary["personal_absolute"] > 0.3  # a mean absolute error, of untrained lines
+    assert run.summary["measures"] == {"absolute": "lower", "loss": "lower"}
     assert "test absolute at the end" in run.err
     view = run_view(read_run(out), "0")
     assert view["personal"]["worst_decile"] == view["personal"]["worst"][0]["personal"]
@@ -138,7 +137,9 @@ def test_the_same_as_in_python(tmp_path: Path) -> None:
     assert federation.devices == 4
     assert federation.own_tests is not None
     outputs, targets = torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 4.0])
-    assert federation.metric(outputs, targets).tolist() == [1.0, 2.0]
+    (absolute, loss) = federation.measures(outputs, targets)
+    assert absolute.by_sample(outputs, targets).tolist() == [1.0, 2.0]
+    assert (absolute.better, loss.better) == (("lower",), ("lower",))
     assert float(federation.loss(outputs, targets)) == 1.5
 
 
@@ -155,17 +156,16 @@ def test_a_pool_is_split_as_others_are(tmp_path: Path) -> None:
 def test_regression_without_a_metric_is_tested_by_its_squared_error(tmp_path: Path) -> None:
     plain = written(tmp_path / "in", data={"name": "NAME:with_test"}, model={"name": "logistic"})
     run = fb.load_job(plain).run()
-    assert run.federation.metric is mse
     module, test = run.global_model, run.federation.test
     assert test is not None
     error = nn.functional.mse_loss(module(test.inputs).squeeze(-1), test.targets).detach()
-    assert run.summary["mean_model_accuracy"] == pytest.approx(float(error), rel=1e-5)
-    assert run.history.last.global_accuracy < run.history[0].global_accuracy
+    assert run.summary["mean_model_mse"] == pytest.approx(float(error), rel=1e-5)
+    assert run.history.last.global_mse < run.history[0].global_mse
 
 
 def test_the_worst_tenth_has_the_largest_errors(tmp_path: Path) -> None:
     run = fb.load_job(written(tmp_path / "in")).run()
-    assert run.history.last.worst_decile == max(run.personal_scores.values())
+    assert run.history.last.worst_decile_absolute == max(run.personal_scores.values())
 
 
 @pytest.mark.parametrize(
@@ -179,13 +179,19 @@ def test_the_worst_tenth_has_the_largest_errors(tmp_path: Path) -> None:
         ({"data": {"name": "NAME:lines", "samples": 9}}, "leave data.samples out"),
         ({"federation": {"servers": 1, "devices": 3, "active": 1}}, "let servers times devices be"),
         ({"data": {"name": "digit"}}, "did you mean 'digits'?"),
-        ({"model": {"name": "logistic", "loss": "mae"}}, "known: cross_entropy, mse, or your own"),
-        ({"model": {"name": "logistic", "metric": "f1"}}, "known: accuracy, mse, or your own"),
         (
-            {"model": {"name": "logistic", "metric": "NAME:mean_absolute"}},
-            "must give a number for each",
+            {"model": {"name": "logistic", "loss": "mae"}},
+            "known: cross_entropy, mse, bce, or your own",
         ),
-        ({"model": {"name": "logistic", "metric": "NAME:sideways"}}, "better = 'left'"),
+        (
+            {"model": {"name": "logistic", "metric": "f2"}},
+            "known: accuracy, mse, r2, f1, or your own",
+        ),
+        (
+            {"model": {"name": "logistic", "metrics": ["mse", "NAME:mean_absolute", "mse"]}},
+            "two measures are called 'mse'",
+        ),
+        ({"model": {"name": "logistic", "metric": "NAME:sideways"}}, "better='left'"),
         ({"model": {"name": "logistic", "metric": "math:hypot"}}, "fails on outputs of shape"),
         ({"model": {"name": "logistic", "loss": "NAME:absolute"}}, "the loss returns shape (2,)"),
         ({"model": {"name": "logistic", "loss": "builtins:len"}}, "the loss fails on outputs of"),

@@ -20,7 +20,7 @@ from fedbcd.experiments.compare import Line, comparison_of
 from fedbcd.experiments.comparison import paired_t, spread, wilcoxon
 from fedbcd.experiments.pool import Result, run_tasks
 from fedbcd.experiments.titles import by_what_differs, titles_of
-from fedbcd.record.history import History, Row
+from fedbcd.record.history import History
 
 METHODS = {
     "Local": fb.Local(device_step=0.05, batch=8),
@@ -166,13 +166,11 @@ def test_a_process_that_dies_is_a_sentence(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------
 # numbers
 def result(name: str, seed: int, personal: list[float], end: float = 0.5) -> Result:
-    rows = [
-        Row(k, 10.0 * k, 3 * k, end * k / 2, end * k / 2, end * k / 2, 0.0, 0.0) for k in range(3)
-    ]
+    rows = [[k, 10.0 * k, 3 * k, *[end * k / 2] * 3, 0.0, 0.0] for k in range(3)]
     method = {"Local": fb.Local(), "FedAvg": fb.FedAvg()}.get(name, fb.FedBCD())
     summary = {"seconds": 1.0 + seed, "algorithm": "x", "newcomers": {"own": 0.5}}
     spec = fb.RunSpec(method, rounds=2, seed=seed)
-    return Result(name, spec, History(rows), summary, dict(enumerate(personal)), {})
+    return Result(name, spec, History.of_plain(rows), summary, dict(enumerate(personal)), {})
 
 
 SCORES = {
@@ -240,7 +238,7 @@ def test_lower_scores_are_better_where_the_measure_says_so(compared: fb.Comparis
         for seed, scores in enumerate(both)
     ]
     for one in errors:
-        one.summary["metric"] = {"name": "mse", "better": "lower"}
+        one.history.judged_by({"accuracy": "lower"})
     (_, fedbcd) = comparison_of(errors).against("Local")
     assert fedbcd.gain == pytest.approx(-compared.against("Local")[1].gain)
     assert fedbcd.harmed == 7 / 8

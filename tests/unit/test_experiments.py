@@ -18,7 +18,7 @@ from fedbcd.experiments.job import Job, parse
 from fedbcd.experiments.paper import PANELS, Panel, Setting, panels
 from fedbcd.experiments.pool import job_key, run_jobs
 from fedbcd.experiments.sweep import parse_sweep, rank
-from fedbcd.record.history import History, Row
+from fedbcd.record.history import History
 from support.methods import method_of
 
 SMALL = {
@@ -30,9 +30,9 @@ SMALL = {
 
 
 def _curve(points: list[tuple[float, float]], personal: float = 0.5) -> History:
-    return History(
+    return History.of_plain(
         [
-            Row(k, clock, k, accuracy, personal, personal, 0.0, 0.0)
+            [k, clock, k, accuracy, personal, personal, 0.0, 0.0]
             for k, (clock, accuracy) in enumerate(points)
         ]
     )
@@ -259,7 +259,7 @@ def test_a_sweep_tries_every_combination_and_ranks_them(tmp_path: Path) -> None:
     ]
     assert [[j.spec.seed for j in p.jobs] for p in points] == [[0, 1]] * 4
     tried = rank(part, points, run_jobs([j for p in points for j in p.jobs], tmp_path))
-    scores = [t.global_accuracy for t in tried]
+    scores = [t.scores["global_accuracy"] for t in tried]
     assert scores == sorted(scores, reverse=True)
 
 

@@ -525,11 +525,11 @@ def test_scores_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def scores(where: str) -> Scores:
         evaluator = Evaluator(given, objective, torch.device("cpu"))
-        evaluator.keep = 0 if where == "in parts" else evaluator.keep
+        evaluator.outputs.keep = 0 if where == "in parts" else evaluator.outputs.keep
         found = evaluator.scores(
             models[:4], dict(enumerate(models)), OneWorker(), {i: i // 4 for i in range(16)}
         )
-        assert (evaluator._tester is not None) == (where == "compiled")
+        assert (evaluator.outputs.tester is not None) == (where == "compiled")
         return found
 
     compiled, in_parts = scores("compiled"), scores("in parts")

@@ -52,6 +52,7 @@ ELSEWHERE = {
     "compute/graphs": "engines/test_ahead.py",
     "compute/local_training": "engines/test_against_oracle.py",
     "compute/numbers": "engines/test_against_oracle.py",
+    "compute/outputs": "unit/test_measure.py",
     "compute/players": "engines/test_rounds.py",
     "compute/rows": "engines/test_state_store.py",
     "compute/smoothness": "scenarios/test_check.py",

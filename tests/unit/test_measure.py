@@ -108,9 +108,9 @@ def test_every_way_to_test_gives_the_scores_of_the_definition(
         path == "together",
         measure,
     )
-    evaluator.keep = 0 if path == "in parts" else evaluator.keep
+    evaluator.outputs.keep = 0 if path == "in parts" else evaluator.outputs.keep
     found = evaluator.scores(models[:4], dict(enumerate(models)), OneWorker(), homes)
-    assert (evaluator._tester is not None) == (path == "compiled" and library() is not None)
+    assert (evaluator.outputs.tester is not None) == (path == "compiled" and library() is not None)
     for device in range(12):
         assert found.devices[device] == pytest.approx(
             oracle(federation, device, module_of(models[device]), measure), abs=1e-12
@@ -118,9 +118,8 @@ def test_every_way_to_test_gives_the_scores_of_the_definition(
         assert found.homes[device] == pytest.approx(
             oracle(federation, device, module_of(models[device // 3]), measure), abs=1e-12
         )
-    assert evaluator.personal_scores({5: models[5]}, OneWorker()) == {
-        5: pytest.approx(found.devices[5], abs=1e-12)
-    }
+    alone = evaluator.personal_scores({5: models[5]}, OneWorker())[5]
+    assert alone.test == pytest.approx(found.of_devices[5].test, abs=1e-12)
 
 
 def test_measures_agree_where_shares_are_equal_and_each_label_has_one_test_sample() -> None:
@@ -138,9 +137,9 @@ def test_measures_agree_where_shares_are_equal_and_each_label_has_one_test_sampl
     models = dict(enumerate(models_near(federation, 12)))
     objective = Objective(linear(), federation.loss)
     own, pooled = (
-        Evaluator(federation, objective, torch.device("cpu"), False, m).personal_scores(
-            models, OneWorker()
-        )
+        Evaluator(federation, objective, torch.device("cpu"), False, m)
+        .scores(models[0][None], models, OneWorker())
+        .devices
         for m in MEASURES
     )
     assert own == pytest.approx(pooled, abs=1e-12)
@@ -221,7 +220,7 @@ def test_models_that_are_better_for_their_devices_have_the_better_accuracy(
     assert view["personal"]["gain"]["better"] == sum(gain > 0 for gain in gains)
     assert (
         view["personal"]["mean"]
-        == view["summary"]["personal_accuracy"]
+        == view["summary"]["personal"]
         == pytest.approx(last.personal_accuracy)
     )
     assert not any(

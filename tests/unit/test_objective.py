@@ -751,9 +751,9 @@ def test_regression_with_a_loss_of_its_own_learns() -> None:
         lambda: nn.Linear(2, 1), F.mse_loss, devices, 1, test=devices[0], metric=negative_error
     )
     run = fb.train(federation, fb.FedBCD(batch="all", device_step=0.1), rounds=60, active=4)
-    scores = run.history.column("global_accuracy")
+    scores = run.history.column("global_score")
     assert scores[-1] > -0.01 > scores[0]
-    assert math.isnan(run.history.last.personal_accuracy)
+    assert math.isnan(run.history.last.personal_score)
 
 
 def test_a_module_without_parameters_is_refused_before_training() -> None:

@@ -443,7 +443,7 @@ def test_a_federation_without_labels_or_test_has_a_report(tmp_path: Path) -> Non
     fb.train(federation, fb.FedBCD(), rounds=3, out=tmp_path / "run")
     view = view_of([read_run(tmp_path / "run")], plan=False)
     assert view["runs"][0]["personal"] is None
-    assert view["runs"][0]["history"]["global_accuracy"] == [None] * 4
+    assert view["runs"][0]["history"]["global_mse"] == [None] * 4
     assert page(view)
 
 

@@ -34,6 +34,7 @@ EXACT = 21  # what a forward pass draws where an exact gradient is taken, for ce
 JOINING, LEAVING = 22, 23  # of devices, by a churn rule
 HELD_OUT = 24  # of a newcomer's samples, to test on
 CLASSES, SPEEDS, DROPOUT = 26, 27, 28  # of devices that differ (schedule.times)
+HOLDOUT = 29  # of a device's samples, to test and to validate on
 PLANNING = 30  # of fedbcd.planner; no run draws from it
 
 

@@ -157,6 +157,20 @@ def batches_of(plan: Plan, k: int) -> int:
     return total
 
 
+def gradients_of(plan: Plan, k: int) -> int:
+    """How many mini-batch gradients a plan takes in a session of K = `k` steps."""
+    total = 0
+    for operation in plan:
+        match operation:
+            case Steps():
+                total += count(operation.times, k)
+            case Gradient():
+                total += 1
+            case Repeat():
+                total += count(operation.times, k) * gradients_of(operation.body, k)
+    return total
+
+
 def flat(plan: Plan) -> Iterator[Operation]:
     """All operations, also those that are repeated."""
     for operation in plan:

@@ -34,11 +34,12 @@ from fedbcd.config import nearest
 from fedbcd.data.preview import drawn
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.compare import comparison_of
-from fedbcd.experiments.comparison import SCORES, Comparison, cells_of
+from fedbcd.experiments.comparison import Comparison, cells_of, scores_shown
 from fedbcd.experiments.job import Federations, Job, parse, read_job_file, seeds_in
 from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.experiments.pool import Result, job_key, run_tasks, task_of, workers_that_fit
 from fedbcd.own import imports
+from fedbcd.record.history import ENDS
 from fedbcd.record.names import JOB, REPORT
 from fedbcd.report.page import write_report
 
@@ -173,7 +174,8 @@ def _leave(
 
 def _draw_run(result: Result, place: Path) -> None:
     draw_curves({result.name: result.history}, place / "curves.png")
-    draw_personal({result.name: list(result.personal.values())}, place / "personal.png")
+    scores = {result.name: list(result.personal.values())}
+    draw_personal(scores, result.history.first_measure, place / "personal.png")
 
 
 @drawn
@@ -184,11 +186,11 @@ def _draw(found: Comparison, path: Path) -> None:
 # ------------------------------------------------------------------------------------------------
 # showing
 def _show(found: Comparison, screen: Console) -> None:
-    shown = [name for name in SCORES if name in found.columns]
+    shown = scores_shown(found)
     _, *rows = cells_of(found, shown, "±")
     count = len(found.seeds)
     over = f"mean and deviation over {count} seeds" if count > 1 else "one seed"
-    heads = [name.partition("_")[0] for name in shown]
+    heads = [title for title, _ in zip(ENDS.values(), shown, strict=False)]
     heads += [f"lose to\n{baseline}" for baseline in found.baselines]
     title = f"test scores at the end, {over}"
     table = table_of("run", *heads, title=title, titles=("run",))

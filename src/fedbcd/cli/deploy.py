@@ -44,6 +44,7 @@ from fedbcd.experiments.job import Job, default_table, read_job_file
 from fedbcd.experiments.pictures import draw_run
 from fedbcd.own import imports
 from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
+from fedbcd.record.history import in_words
 from fedbcd.record.names import DEPLOY, JOB, LOG, REPORT
 from fedbcd.record.tensorfile import write_whole
 
@@ -465,11 +466,13 @@ def _report(run: "Run", out: Path, as_json: bool) -> None:
     s, d = run.summary, run.summary["deployment"]
     screen = screen_for(as_json)
     memory, digest = d["memory_bytes"] / 2**30, s["digest"][:16]
+    measure = run.history.first_measure
+    ends = run.history.scores("global")[-1], run.history.scores("personal")[-1]
     for sentence in s.get("notices", ()):
         note(sentence)
     say(
-        f"{s['rounds']} rounds in {s['clock']:.1f} s: global accuracy {s['global_accuracy']:.3f},"
-        f" personal {s['personal_accuracy']:.3f}; {d['processes']} processes, {memory:.2f} GiB,"
+        f"{s['rounds']} rounds in {s['clock']:.1f} s: global {in_words(measure)} {ends[0]:.3f},"
+        f" personal {ends[1]:.3f}; {d['processes']} processes, {memory:.2f} GiB,"
         f" {d['restarts']} restarts, {d['bytes_per_activation']} bytes per activation"
         f" ({d['bytes_over_least']:.2%} more than a model down and one up). The replay of the log"
         f" ends with the same models: digest {digest}. Everything is in {out}, the report in"

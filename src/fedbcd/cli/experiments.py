@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -35,6 +35,7 @@ from fedbcd.experiments.pool import Result, job_key, run_tasks, task_of, workers
 from fedbcd.experiments.readings import READINGS
 from fedbcd.experiments.sweep import Tried, parse_sweep, rank, title_of
 from fedbcd.experiments.titles import in_a_word
+from fedbcd.record.history import in_words
 
 MOST_REPORTED = 20  # points of a sweep that a report shows
 
@@ -132,15 +133,13 @@ def sweep_command(
     write_table(results, folder / "curves.csv")
     tried = rank(part, points, results)
     screen = screen_for(as_json)
-    show(_sweep_table(tried, part.best), screen)
+    show(_sweep_table(tried), screen)
     best = tried[0]
     say(f"best: {title_of(best.values)}", screen)
     if not whole:
         say(f"no report: it would be on {len(points)} runs, more than {MOST_REPORTED}", screen)
     say(f"curves, tables and report are in {folder}", screen)
-    print_json(
-        as_json, {"best": asdict(best), "by": part.best, "tried": [asdict(t) for t in tried]}
-    )
+    print_json(as_json, {"best": best.plain, "by": best.by, "tried": [t.plain for t in tried]})
 
 
 def _run(
@@ -169,13 +168,11 @@ def _claims_table(verdicts: Sequence[ClaimVerdict]) -> Grid:
     return table
 
 
-def _sweep_table(tried: Sequence[Tried], best: str) -> Grid:
-    keys: list[Any] = list(tried[0].values)
-    names = (*keys, "global", "personal", "worst 10 %", "spread")
-    table = table_of(*names, title=f"best {best.replace('_', ' ')} first")
+def _sweep_table(tried: Sequence[Tried]) -> Grid:
+    keys, by = list(tried[0].values), in_words(tried[0].by)
+    names = (*keys, *map(in_words, tried[0].scores), "spread")
+    table = table_of(*names, title=f"best {by} first")
     for t in tried:
-        scores = (
-            f"{v:.4f}" for v in (t.global_accuracy, t.personal_accuracy, t.worst_decile, t.spread)
-        )
+        scores = (f"{v:.4f}" for v in (*t.scores.values(), t.spread))
         table.add_row(*(in_a_word(t.values[key]) for key in keys), *scores)
     return table

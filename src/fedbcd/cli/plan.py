@@ -29,10 +29,9 @@ from fedbcd.cli.output import (
     waiting,
 )
 from fedbcd.cli.overrides import read_jobs
-from fedbcd.config import choose, convert
+from fedbcd.config import choose
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
-from fedbcd.experiments.sweep import Score
 from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
 from fedbcd.record.runfolder import writing_to
 from fedbcd.schedule.delays import DELAYS
@@ -115,8 +114,11 @@ def plan_command(
     seeds: Annotated[int, typer.Option(help="Pilots: how many seeds for each B.")] = 2,
     by: Annotated[
         str,
-        typer.Option(help="Pilots: the score that decides; also personal_accuracy, worst_decile."),
-    ] = "global_accuracy",
+        typer.Option(
+            help="Pilots: the column of the history that decides (default: global models by the"
+            " first measure)."
+        ),
+    ] = "",
     until_clock: Annotated[
         float | None, typer.Option(help="Pilots: where they end (default: a quarter of the job).")
     ] = None,
@@ -137,7 +139,6 @@ def plan_command(
 
     _check_sources(file, log, times, active)
     _check_pilots(seeds, until_clock)
-    score: Score = convert(by, Score, "--by")
     screen = screen_for(as_json)
     fits: list[Fit] = []
     job: Job | None = None
@@ -165,7 +166,7 @@ def plan_command(
         say(f"no pilots: the job has {number} servers, not {servers}", screen)
     elif job is not None and pilots:
         try:
-            recommendation = _pilots(screen, job, firsts, seeds, score, until_clock, chosen)
+            recommendation = _pilots(screen, job, firsts, seeds, by, until_clock, chosen)
         except KeyboardInterrupt:
             interrupted = True
             say("interrupted: the plan is kept, without pilots")
@@ -351,7 +352,7 @@ def _pilots(
     job: Job,
     firsts: Sequence[int] | None,
     seeds: int,
-    by: Score,
+    by: str,
     until_clock: float | None,
     cloud: str,
 ) -> "Recommendation | None":

@@ -5,7 +5,7 @@ import math
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -77,6 +77,7 @@ from fedbcd.experiments.job import Federations, Job, default_table, parse, read_
 from fedbcd.experiments.pictures import draw_curves, draw_run
 from fedbcd.experiments.pool import recorded_job
 from fedbcd.own import imports
+from fedbcd.record.history import ENDS, History, column_of, in_words
 from fedbcd.record.names import JOB, REPORT
 from fedbcd.record.runfolder import recorded_in
 from fedbcd.report.page import write_report
@@ -447,11 +448,9 @@ def _progress() -> Progress:
 
 
 def _scores(p: RunProgress) -> str:
-    latest = p.latest
-    scores = (
-        f"round {p.round} clock {p.clock:.0f} global {latest.global_accuracy:.3f} personal"
-        f" {latest.personal_accuracy:.3f}"
-    )
+    latest, shown = p.latest, [*ENDS.items()][:2]
+    ends = " ".join(f"{title} {latest[column_of(each, p.measure)]:.3f}" for each, title in shown)
+    scores = f"round {p.round} clock {p.clock:.0f} {ends}"
     if math.isnan(latest.pull):
         return scores
     apart = (
@@ -468,8 +467,8 @@ def _show(jobs: list[Job], runs: list[Run], folder: Path, as_json: bool) -> None
     drawn = draw_curves(histories, picture) if len(runs) > 1 else picture.exists()
     screen = screen_for(as_json)
     show(_table(jobs, runs), screen)
-    if len(runs) > 1 and not any("metric" in run.summary for run in runs):
-        say(_times_to_common_accuracy(histories), screen)
+    if len(runs) > 1:
+        say(_times_to_common_score(histories), screen)
     for job, run in zip(jobs, runs, strict=True):
         for sentence in _decided(run):
             say(f"{job.name}: {sentence}", screen)
@@ -499,28 +498,30 @@ def _decided(run: Run) -> Iterator[str]:
 
 def _table(jobs: list[Job], runs: list[Run]) -> Grid:
     others = sorted({run.summary["measure"] for run in runs} - {DEFAULT})
-    scored = [run.summary.get("metric", {}).get("name", "accuracy") for run in runs]
-    title = f"test {', '.join(dict.fromkeys(scored))} at the end"
+    measure = runs[0].history.first_measure
+    title = f"test {in_words(measure)} at the end"
     title += f" (personal: {', '.join(others)})" if others else ""
-    names = ("run", "rounds", "clock", "global", "personal", "worst", "seconds")
+    names = ("run", "rounds", "clock", *ENDS.values(), "seconds")
     table = table_of(*names, title=title, titles=("run",))
     for job, run in zip(jobs, runs, strict=True):
-        s, last = run.summary, run.history.last
-        scores = (
-            f"{v:.3f}" for v in (last.global_accuracy, last.personal_accuracy, last.worst_decile)
-        )
+        s = run.summary
+        scores = (f"{run.history.scores(each, measure)[-1]:.3f}" for each in ENDS)
         table.add_row(
             job.name, str(s["rounds"]), f"{s['clock']:.0f}", *scores, f"{s['seconds']:.1f}"
         )
     return table
 
 
-def _times_to_common_accuracy(histories: dict[str, Any]) -> str:
-    """When each run reached a global accuracy that all of them reach."""
-    goal = min(max(history.column("global_accuracy")) for history in histories.values())
-    times = {
-        name: next(row.clock for row in history if row.global_accuracy >= goal)
-        for name, history in histories.items()
-    }
+def _times_to_common_score(histories: Mapping[str, History]) -> str:
+    """When the global models of each run reached a score that those of all of them reach."""
+    first = next(iter(histories.values()))
+    measure, lower = first.first_measure, first.measures[first.first_measure] == "lower"
+    sign = -1 if lower else 1
+    curves = {name: [sign * v for v in h.scores("global")] for name, h in histories.items()}
+    goal = min(max(filter(math.isfinite, curve), default=math.nan) for curve in curves.values())
+    times = {}
+    for name, history in histories.items():
+        rows = zip(history, curves[name], strict=True)
+        times[name] = next((row.clock for row, score in rows if score >= goal), math.nan)
     reached = "; ".join(f"{name}: {clock:.0f}" for name, clock in times.items())
-    return f"clock time to a global accuracy of {goal:.3f}: {reached}"
+    return f"clock time to a global {in_words(measure)} of {sign * goal:.3f}: {reached}"

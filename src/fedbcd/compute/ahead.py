@@ -34,7 +34,7 @@ from fedbcd.compute.numbers import Numbers
 from fedbcd.errors import NumericalError
 from fedbcd.schedule.arrays import Jobs, Outline
 from fedbcd.schedule.events import Simulation
-from fedbcd.schedule.work import Reader
+from fedbcd.schedule.work import Reader, WorkDone
 
 COMPILED_WHOLE = 100  # parameter tensors times steps, at most
 Packed = np.ndarray[Any, np.dtype[np.int64]]  # (4, N): device, session, steps, server
@@ -276,6 +276,11 @@ class Ahead:
         """Uploads so far."""
         return self._outline.activations
 
+    @property
+    def done(self) -> WorkDone:
+        """What devices have done so far."""
+        return self._outline.done
+
     def play_round(self) -> None:
         """One more round; on a GPU it returns before the work is done."""
         planned = self._outline.next_round()
@@ -499,6 +504,11 @@ class AheadWithEvents:
     def activations(self) -> int:
         """Uploads so far."""
         return self._events.activations
+
+    @property
+    def done(self) -> WorkDone:
+        """What devices have done so far."""
+        return self._reader.done
 
     def play_round(self) -> None:
         """One more round."""

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedbcd.algorithm.trees import Tree, leaves
-from fedbcd.data.federation import Transform
+from fedbcd.data.federation import Key, Transform
 from fedbcd.data.samples import Pool
 
-Score = Callable[[Tensor, Tree, Tensor], float]  # of a model on a block: the sum over its samples
+Sums = npt.NDArray[np.float64]
+Score = Callable[[Tensor, Tree, Tensor], Sums]  # of a model on a block: sums over its samples
 
 
 class Blocks:
@@ -24,20 +27,20 @@ class Blocks:
     def sums(
         self,
         models: Mapping[int, Tensor],
-        wanted: Mapping[int, Mapping[int, None]],
-        spans: Mapping[int, tuple[int, int]],
+        wanted: Mapping[int, Mapping[Key, None]],
+        spans: Mapping[Key, tuple[int, int]],
         score: Score,
-    ) -> dict[int, dict[int, float]]:
-        """Per model (by any key) and label that is wanted of it: the sum of its scores."""
-        sums: dict[int, dict[int, float]] = {key: {} for key in models}
-        for label, (first, end) in spans.items():
-            asked = [key for key, labels in wanted.items() if label in labels]
+    ) -> dict[int, dict[Key, Sums]]:
+        """Per model (by any key) and kind that is wanted of it: the sums of its scores."""
+        sums: dict[int, dict[Key, Sums]] = {key: {} for key in models}
+        for kind, (first, end) in spans.items():
+            asked = [key for key, kinds in wanted.items() if kind in kinds]
             for start in range(first, end if asked else first, self._samples):
                 stop = min(end, start + self._samples)
                 inputs, targets = self._block(start, stop, models[asked[0]].dtype)
                 for key in asked:
                     found = score(models[key], inputs, targets)
-                    sums[key][label] = sums[key].get(label, 0.0) + found
+                    sums[key][kind] = sums[key].get(kind, 0.0) + found
         return sums
 
     def _block(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tree, Tensor]:

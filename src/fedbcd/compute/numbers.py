@@ -184,7 +184,7 @@ class Numbers:
         self.held[part.server] = part.result
 
     def _stepped(self, server: int, z: Tensor) -> Tensor:
-        sums, members = self.sums, len(self.tally.members_of(server))
+        sums, members = self.sums, self.tally.members_V[server]
         total, weight, count = sums.total_VU[server], sums.weight_V[server], sums.count_V[server]
         return self.bound.stepped(z.double(), total, weight, count, members).to(self.dtype)
 

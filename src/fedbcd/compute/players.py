@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from fedbcd.compute.numbers import Numbers
-from fedbcd.schedule.work import Round
+from fedbcd.schedule.work import Round, WorkDone
 
 NONE = Round(0, 0.0, 0, ())  # before the first
 
@@ -27,6 +27,11 @@ class Player(Protocol):
         """Uploads so far."""
         ...
 
+    @property
+    def done(self) -> WorkDone:
+        """What devices have done so far."""
+        ...
+
     def play_round(self) -> None:
         """One more round."""
         ...
@@ -39,9 +44,11 @@ class Player(Protocol):
 class EventPlayer:
     """Rounds as their events make them."""
 
-    def __init__(self, numbers: Numbers, rounds: Iterator[Round], last: Round = NONE) -> None:
-        """`last`: where `rounds` goes on."""
-        self._numbers, self._rounds, self._last = numbers, rounds, last
+    def __init__(
+        self, numbers: Numbers, rounds: Iterator[Round], done: WorkDone, last: Round = NONE
+    ) -> None:
+        """`done` counts what is done in `rounds`; `last`: where they go on."""
+        self._numbers, self._rounds, self._last, self.done = numbers, rounds, last, done
 
     @property
     def now(self) -> float:

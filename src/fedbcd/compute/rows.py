@@ -9,6 +9,7 @@ Shapes: V servers, F values of a model.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,8 +47,10 @@ class Rows(ABC):
     def release(self) -> None:  # noqa: B027
         """No row will be read very soon."""
 
-    def scores(self, devices: Sequence[int]) -> dict[int, float] | None:  # noqa: ARG002
-        """How good personal models are, if they can be tested where they are."""
+    def tested(self, devices: Sequence[int]) -> Any:  # noqa: ARG002
+        """How good personal models are (`evaluate.Tested` of each device), if they can be tested
+        where they are.
+        """
         return None
 
     def total_distance(self, z_VF: Tensor, members: Sequence[tuple[int, int]]) -> float:

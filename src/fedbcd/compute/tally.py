@@ -32,6 +32,7 @@ class Tally:
         members count, all of them do, by what they would send at `start`, x(0).
         """
         self.absent, self._homes = absent, homes
+        self.members_V = self._counted_members()  # how many each server has
         self._bound, self._contributions = bound, devices.contributions
         self._one_sum = devices.one_sum
         self._members_count = bound.method.counts == "members"
@@ -51,6 +52,9 @@ class Tally:
         """Its devices, without those that are absent."""
         return [device for device in self._homes[server] if device not in self.absent]
 
+    def _counted_members(self) -> list[int]:
+        return [len(self.members_of(server)) for server in range(len(self._homes))]
+
     def open(self, server: int) -> None:
         """A phase begins: where only the active count, nobody does yet."""
         if not self._members_count:
@@ -67,6 +71,7 @@ class Tally:
 
     def admit(self, part: Admit, model: Tensor) -> None:
         """It begins at this model."""
+        self.members_V[part.server] += part.device in self.absent
         self.absent.discard(part.device)
         if self._bound.keeps_last:
             # with a baseline, one who comes back may finish what it was at
@@ -80,6 +85,7 @@ class Tally:
 
     def dismiss(self, part: Dismiss) -> None:
         """Its last upload counts no longer."""
+        self.members_V[part.server] -= part.device not in self.absent
         self.absent.add(part.device)
         if not self._members_count:
             return
@@ -137,8 +143,7 @@ class Tally:
             weights = [sent[n][1] if n in sent else w for n, w in enumerate(weights)]
             counts = [sent[n][2] if n in sent else c for n, c in enumerate(counts)]
         self._reported.clear()
-        members = sum(len(self.members_of(n)) for n in range(len(self._homes)))
-        return total_VU, (sum(weights), sum(counts), members)
+        return total_VU, (sum(weights), sum(counts), sum(self.members_V))
 
     # ---------------------------------------------------------------------------------------------
     # the state
@@ -157,3 +162,4 @@ class Tally:
         if "count" in state:
             self.sums.count_V[:] = state["count"].tolist()
         self.absent = set(absent)
+        self.members_V = self._counted_members()

@@ -60,7 +60,7 @@ class Watched:
                 self._record = record = record_of(self.folder, self._follower, self._extras)
                 if fresh:
                     folders = [folder for folder, _ in compared]
-                    found = best_baseline(record.identity, folders, self._extras.metric)
+                    found = best_baseline(record.identity, folders, self._extras.judged)
                     self._still = devices_view(record, found)
                 self._view = run_view(record, self.key, PHASES, self._still)
                 self._view["advice"] = advice(self._view)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fedbcd.algorithm.augment import Augment, FlipCrop
-from fedbcd.algorithm.objective import Loss
-from fedbcd.algorithm.trees import Tree, joined, leaves, mapped
+from fedbcd.algorithm.objective import Loss, takes_scores
+from fedbcd.algorithm.trees import Tree, joined, leaves, mapped, module_loss, outputs_of, shapes
 from fedbcd.config import PLACES, called, convert, offered, shown
 from fedbcd.data.datasets import Samples
+from fedbcd.data.holdout import Holdout, divided
 from fedbcd.data.lazy import (
     LazySamples,
     NamedTensors,
@@ -25,6 +26,16 @@ from fedbcd.data.lazy import (
     is_dataset,
     is_sequence,
     partitions_of,
+)
+from fedbcd.data.measures import (
+    Better,
+    Measure,
+    Metric,
+    accuracy,
+    chosen_measures,
+    fitting_measures,
+    loss_measure,
+    mse,
 )
 from fedbcd.data.partition import Partition, labels_of
 from fedbcd.data.samples import Pool
@@ -42,40 +53,13 @@ from fedbcd.own import calling
 
 Transform = Callable[[Any, torch.dtype], Any]
 Servers = int | Sequence[Sequence[int]] | Mapping[int, int]
-Metric = Callable[[Tensor, Tensor], Tensor]
 DeviceData = Pool | tuple[Any, Any] | Dataset[Any]
 
 
 FIRST = torch.tensor([0])
+SEEN = 16  # samples whose targets say which measures fit, where they have to be read
 FOR_ALL = -1  # whose test samples are nobody's own
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per sample: 1 where the largest output is the target's, else 0."""
-    return (outputs.argmax(-1) == targets).to(torch.float64)
-
-
-def mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per sample: the mean of (output - target)^2; lower is better."""
-    difference = fitting(outputs, targets).double() - targets
-    return difference.square().flatten(1).mean(1) if targets.ndim > 1 else difference.square()
-
-
-mse.better = "lower"  # type: ignore[attr-defined]  # what a metric of one's own may say, too
-
-
-def mse_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean of (output - target)^2 over a batch."""
-    return nn.functional.mse_loss(fitting(outputs, targets), targets)
-
-
-def fitting(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Outputs of shape (N, 1) for targets of shape (N,), and the other way round."""
-    if outputs.numel() != targets.numel():
-        raise ValueError(
-            f"outputs are of shape {tuple(outputs.shape)}, targets of {tuple(targets.shape)}"
-        )
-    return outputs.reshape(targets.shape)
+Key = tuple[str, int]  # samples for what, and whose
 
 
 def as_dtype(inputs: Tree, dtype: torch.dtype) -> Tree:
@@ -105,9 +89,13 @@ class Federation:
     the server of each device, {device: server}
     test      (inputs, targets) or a Dataset; a personal model is tested on its device's own test
     samples, or else on those of these whose label its device owns (`data.measure`). Without it
-    global models are tested on all that devices have
-    metric    metric(outputs, targets) -> a score per sample; higher is better, unless it has an
-    attribute better = "lower". Accuracy by default, `mse` where targets are numbers
+    global models are tested on all test samples of devices
+    metric    metric(outputs, targets) -> a score per sample, one for all, or a mapping of names to
+    such; higher is better, unless it has an attribute better = "lower"
+    metrics   several: `fb.Measure`s and such functions; what fits loss and targets by default, and
+    the loss always
+    holdout   a share of each device's samples to test its model on, where it has brought no test
+    set, or a Holdout(test, validation, seed)
     transform applied to each batch of inputs on its way to the model
     augment   changes training batches before that, by addressed draws, e.g. FlipCrop()
     """
@@ -122,6 +110,8 @@ class Federation:
         *,
         test: DeviceData | None = None,
         metric: Metric | None = None,
+        metrics: Sequence[Measure | Metric] = (),
+        holdout: float | Holdout = 0.0,
         transform: Transform = as_dtype,
         augment: Augment | None = None,
     ) -> None:
@@ -130,11 +120,11 @@ class Federation:
         _check_parts(parts)
         pool = joined_pool(parts)
         bounds = torch.tensor([0, *(len(p) for p in parts)]).cumsum(0)
-        self._set(model, loss, pool, [torch.arange(a, b) for a, b in pairwise(bounds)], servers)
-        tests = {FOR_ALL: test} | {i: own for i, (_, own) in enumerate(pairs)}
-        found, spans = _joined(tests, parts[0])
-        own_tests = spans if set(spans) - {FOR_ALL} else None
-        self._set_evaluation(found, metric, transform, None, augment, own_tests)
+        owned = [torch.arange(a, b) for a, b in pairwise(bounds)]
+        tests = {i: own for i, (_, own) in enumerate(pairs) if own is not None}
+        owned = self._set_tests(pool, owned, test, tests, holdout)
+        self._set(model, loss, pool, owned, servers)
+        self._set_evaluation((metric, metrics), transform, None, augment)
 
     @classmethod
     @called("Federation.from_partition")
@@ -148,15 +138,16 @@ class Federation:
         *,
         test: DeviceData | None = None,
         metric: Metric | None = None,
+        metrics: Sequence[Measure | Metric] = (),
+        holdout: float | Holdout = 0.0,
         transform: Transform = as_dtype,
         augment: Augment | None = None,
     ) -> "Federation":
         """Devices that own positions of one common pool; the pool is not copied."""
         self, samples = cls.__new__(cls), as_samples("the pool", pool)
-        owned = _positions(partition, len(samples))
+        owned = self._set_tests(samples, _positions(partition, len(samples)), test, {}, holdout)
         self._set(model, loss, samples, owned, servers)
-        tests, _ = _joined({FOR_ALL: test}, samples)
-        self._set_evaluation(tests, metric, transform, partition.labels, augment)
+        self._set_evaluation((metric, metrics), transform, partition.labels, augment)
         return self
 
     def _set(
@@ -182,20 +173,41 @@ class Federation:
         self.starts = torch.tensor([0, *self.sizes[:-1]]).cumsum(0)
         self.servers = _servers(servers, len(owned))
 
+    def _set_tests(
+        self,
+        pool: Pool,
+        owned: Sequence[Tensor],
+        common: DeviceData | None,
+        brought: Mapping[int, DeviceData],
+        holdout: float | Holdout,
+    ) -> list[Tensor]:
+        """Who is tested on what; returns the samples that devices train on."""
+        parts = divided(owned, convert(holdout, float | Holdout, "holdout"), brought)
+        tests: dict[Key, DeviceData | None] = {("all", FOR_ALL): common}
+        tests |= {("test", i): data for i, data in brought.items()}
+        tests |= {("test", i): pool.only(positions) for i, positions in parts.test.items()}
+        tests |= {("validation", i): pool.only(found) for i, found in parts.validation.items()}
+        self.test, spans = _joined(tests, pool)
+        # where in it each device's own test samples are, and those for all; those to validate on
+        own = {i: span for (kind, i), span in spans.items() if kind != "validation"}
+        self.own_tests = own if set(own) - {FOR_ALL} else None
+        self.validation = {i: span for (kind, i), span in spans.items() if kind == "validation"}
+        self.common_test = own.get(FOR_ALL)
+        return parts.train
+
     def _set_evaluation(
         self,
-        test: Pool | None,
-        metric: Metric | None,
+        said: tuple[Metric | None, Sequence[Measure | Metric]],
         transform: Transform,
         labels: Sequence[tuple[int, ...]] | None,
         augment: Augment | None,
-        own_tests: dict[int, tuple[int, int]] | None = None,
     ) -> None:
-        self.test = test
-        # where in it each device's own test samples are, and those for all
-        self.own_tests = own_tests
+        metric, metrics = said
+        if metric is not None and metrics:
+            raise ConfigError("metric=... and metrics=[...] are both given; put all into metrics")
         self.example = self.pool.take(self.positions[:1])
         self.metric = metric or (mse if self.example[1].is_floating_point() else accuracy)
+        self.metrics = tuple([metric] if metric is not None else metrics)
         self.transform = as_dtype if transform is None else transform
         check_function("transform", self.transform, "lambda inputs, dtype: inputs.to(dtype)")
         self.augment = augment
@@ -212,6 +224,44 @@ class Federation:
         if targets.is_floating_point() or targets.ndim > 1:
             return None
         return [labels_of(self.pool.all_targets[self.owned(i)]) for i in range(len(self.sizes))]
+
+    @cached_property
+    def _fitting(self) -> tuple[Measure, ...]:
+        """What fits these data, where nobody says; the loss last."""
+        known = self.pool.known_targets
+        seen = self.pool.take(self.positions[:SEEN])[1] if known is None else known
+        return (*fitting_measures(self.loss, seen), loss_measure(self.loss, seen))
+
+    @property
+    def _loss(self) -> Measure:
+        return self._fitting[-1]
+
+    def measures(self, outputs: Tensor, targets: Tensor) -> tuple[Measure, ...]:
+        """What models are measured by, the loss last; outputs and targets are an example."""
+        found = chosen_measures(self.metrics or self._fitting[:-1], outputs, targets)
+        with_loss = any(self._loss.name in each.names for each in found)
+        return found if with_loss or not self._is_of(outputs, targets) else (*found, self._loss)
+
+    def _is_of(self, outputs: Tensor, targets: Tensor) -> bool:
+        """Whether the loss is one of scores: others want what the module returns as it is."""
+        if takes_scores(self.loss):
+            return True
+        try:
+            self._loss.sums(outputs, targets, [len(targets)])
+        except Exception:  # noqa: BLE001  it may ask anything of the module's own object
+            return False
+        return self.loss is not module_loss
+
+    def known_measures(self) -> dict[str, Better]:
+        """The names of what models are measured by, and which of their values are better; by a
+        trial on the first samples.
+        """
+        inputs, targets = self.pool.take(self.positions[:2])
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            module = self.make_model(0).eval()
+            dtype = next((p.dtype for p in module.parameters()), torch.float32)
+            found = self.measures(outputs_of(module, self.transform(inputs, dtype)), targets)
+        return {name: better for each in found for name, better in each.directions.items()}
 
     @property
     def devices(self) -> int:
@@ -272,18 +322,19 @@ def _is_whole(data: Any) -> bool:
 
 
 def _joined(
-    tests: Mapping[int, DeviceData | None], like: Pool
-) -> tuple[Pool | None, dict[int, tuple[int, int]]]:
+    tests: Mapping[Key, DeviceData | None], like: Pool
+) -> tuple[Pool | None, dict[Key, tuple[int, int]]]:
     """All test samples one after another, and where each one's begin and end."""
     found: list[Pool] = []
-    spans: dict[int, tuple[int, int]] = {}
-    for owner, data in tests.items():
+    spans: dict[Key, tuple[int, int]] = {}
+    start = 0
+    for (kind, owner), data in tests.items():
         if data is None:
             continue
         name = "the test set" if owner == FOR_ALL else f"the test set of device {owner}"
         found.append(as_samples(name, data))
-        start = max((end for _, end in spans.values()), default=0)
-        spans[owner] = start, start + len(found[-1])
+        spans[kind, owner] = start, start + len(found[-1])
+        start += len(found[-1])
         if len(found[-1]) == 0:
             raise DataError(f"{name} is empty; give None, or samples")
         mine = found[-1]
@@ -405,7 +456,8 @@ def _check_parts(parts: Sequence[Pool]) -> None:
             raise DataError(f"device {i} has no samples; leave it out, or give it data")
         like = parts[0]
         if not (isinstance(part, Samples) and isinstance(like, Samples)):
-            continue  # read when needed, and then refused
+            _check_shapes(i, part, like)
+            continue
         for kind, mine, first in (
             ("inputs", part.inputs, like.inputs),
             ("targets", part.targets, like.targets),
@@ -420,6 +472,18 @@ def _check_parts(parts: Sequence[Pool]) -> None:
                     f"device {i} has {kind} of shape {tuple(mine.shape[1:])}, device 0 of"
                     f" {tuple(first.shape[1:])}; all devices must hold samples of one shape"
                 )
+
+
+def _check_shapes(device: int, mine: Pool, like: Pool) -> None:
+    """Of several inputs; of those that are read when they are needed, nothing is known here."""
+    known = Samples | NamedTensors
+    if not (isinstance(mine, known) and isinstance(like, known)):
+        return
+    if shapes(mine.inputs) != shapes(like.inputs):
+        raise DataError(
+            f"device {device} has inputs {shapes(mine.inputs)}, device 0 {shapes(like.inputs)}; all"
+            " devices must hold samples of one shape"
+        )
 
 
 def _positions(partition: Any, samples: int) -> list[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedbcd.algorithm.trees import outputs_of
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import name_of
+from fedbcd.data.measures import Measure, name_of
 
 SAMPLES = 64  # whose targets are taken
 DIGITS = 9  # of the answer
@@ -24,10 +24,13 @@ def functions_of(federation: Federation, module: nn.Module) -> dict[str, str]:
     shape = _shape_of_outputs(federation, module)
 
     def named(function: Any) -> str:
+        if isinstance(function, Measure):
+            return f"{function.name} {_answer(function.statistics, shape, targets)}".rstrip()
         name = name_of(getattr(function, "func", function))  # of a partial one
         return f"{name} {_answer(function, shape, targets)}".rstrip()
 
-    return {"loss": named(federation.loss), "metric": named(federation.metric)}
+    metrics = federation.metrics or (federation.metric,)
+    return {"loss": named(federation.loss), "metric": "; ".join(map(named, metrics))}
 
 
 def _shape_of_outputs(federation: Federation, module: nn.Module) -> tuple[int, ...] | None:

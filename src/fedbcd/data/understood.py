@@ -93,9 +93,10 @@ def listed(devices: Any) -> list[Any]:
 def check_kind(data: Any) -> None:
     """Refuse what is not the data of one device."""
     pairs = "give (inputs, targets)"
+    if isinstance(data, str | Path):
+        raise DataError(f"{data!s:.80} is a path; read it, and {pairs}")
     for wrong, says in (
         (data is None, f"there are none; {pairs}, or leave it out"),
-        (isinstance(data, str | Path), f"{data!s:.80} is a path; read it, and {pairs}"),
         (
             isinstance(data, Mapping),
             f"it is a mapping with {_first_keys(data)}; {pairs}",

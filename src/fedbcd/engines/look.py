@@ -1,19 +1,21 @@
 """A look at the models of a run between two rounds: how good they are, and how far apart."""
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedbcd.compute.certify import Certificates
-from fedbcd.compute.evaluate import Evaluator, Scores
+from fedbcd.compute.evaluate import Evaluator, Scores, Tested, Value, Values
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import ManyModels, Rows
-from fedbcd.record.history import Row
+from fedbcd.data.federation import Federation
+from fedbcd.record.history import TRAIN_LOSS, WORK, DeviceTable, Row, column_of, columns_of
 from fedbcd.schedule.driver import Machines
-from fedbcd.schedule.work import Session
+from fedbcd.schedule.work import Session, WorkDone
 
 TESTED = -1  # the number of the session that comes before a test; no other has it
 
@@ -67,26 +69,25 @@ def scores_of(numbers: Numbers, machines: Machines, evaluator: Evaluator) -> Sco
                 homes, z_VF[0]
             )  # at the start all models are one, which is tested once
         return evaluator.scores(z_VF, personal, numbers.workers, homes)
-    found = evaluator.scores(z_VF, {}, numbers.workers)
-    return Scores(found.servers, _scores_in_blocks(numbers, [*homes], evaluator))
+    found = evaluator.scores(z_VF, {}, numbers.workers, homes)
+    return replace(found, of_devices=_tested_in_blocks(numbers, [*homes], evaluator))
 
 
-def _scores_in_blocks(
+def _tested_in_blocks(
     numbers: Numbers, devices: list[int], evaluator: Evaluator
-) -> dict[int, float]:
+) -> dict[int, Tested]:
     """Test personal models that are not in memory, a few at a time."""
     assert isinstance(numbers.personal_NF, Rows)
     if not devices:
         return {}
-    scores = numbers.personal_NF.scores(devices)
-    if scores is None:
-        scores = {}
+    found: dict[int, Tested] | None = numbers.personal_NF.tested(devices)
+    if found is None:
+        found = {}
         for block in numbers.personal_NF.blocks(torch.tensor(devices)):
-            part = devices[len(scores) : len(scores) + len(block)]
-            scores |= evaluator.personal_scores(
-                dict(zip(part, block.to(numbers.dtype), strict=True)), numbers.workers
-            )
-    return scores
+            part = devices[len(found) : len(found) + len(block)]
+            models = dict(zip(part, block.to(numbers.dtype), strict=True))
+            found |= evaluator.personal_scores(models, numbers.workers)
+    return found
 
 
 def row_of(
@@ -94,26 +95,101 @@ def row_of(
     machines: Machines,
     scores: Scores,
     clock: float,
+    done: WorkDone,
     found: Certificates,
-    *,
-    lower: bool = False,
 ) -> Row:
-    """`lower`: the lower a score, the better."""
+    """A row of the history."""
     z_VF = numbers.global_VF()
     mean_z = z_VF.double().mean(0)
-    personal = sorted(scores.devices.values(), reverse=lower)
-    return Row(
-        round=machines.coordinator.round,
-        clock=clock,
-        activations=sum(device.activation for device in machines.devices.values()),
-        global_accuracy=mean(scores.servers),
-        personal_accuracy=mean(personal),
-        worst_decile=mean(personal[: max(1, len(personal) // 10)]),
-        disagreement=float((z_VF.double() - mean_z).norm(dim=1).mean()),
-        distance=numbers.distance(members_of(machines)) if numbers.method.keeps_personal else 0.0,
+    activations = sum(device.activation for device in machines.devices.values())
+    measured = measured_in(scores)
+    row = {
+        "round": machines.coordinator.round,
+        "clock": clock,
+        "activations": activations,
+        **work_of(numbers, activations, done),
+        **measured,
+        "disagreement": float((z_VF.double() - mean_z).norm(dim=1).mean()),
+        "distance": numbers.distance(members_of(machines))
+        if numbers.method.keeps_personal
+        else 0.0,
         **asdict(found),
-    )
+    }
+    has_validation = any(tested.validation for tested in scores.of_devices.values())
+    return Row({name: row[name] for name in columns_of(scores.measures, has_validation)})
 
 
-def mean(values: Collection[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
+def work_of(numbers: Numbers, activations: int, done: WorkDone) -> dict[str, float]:
+    """Gradient steps, samples, and bytes of models that devices have sent and were sent."""
+    width = numbers.dtype.itemsize
+    sizes = (numbers.bound.upload.size, numbers.bound.heard.size)
+    traffic = (activations * size * width for size in sizes)
+    return dict(zip(WORK, (done.gradient_steps, done.samples, *traffic), strict=True))
+
+
+def measured_in(scores: Scores) -> dict[str, float]:
+    """The columns of all measures: means over servers, over devices, and over the worst tenth of
+    these; and the training loss.
+    """
+    tested = scores.of_devices.values()
+    row = {TRAIN_LOSS: mean(each.train_loss for each in tested if each.train)}
+    for k, (name, better) in enumerate(scores.measures.items()):
+        personal = sorted(_values((each.test for each in tested), k), reverse=better == "lower")
+        row[column_of("global", name)] = mean(_values(scores.of_servers, k))
+        row[column_of("personal", name)] = mean(personal)
+        row[column_of("worst", name)] = mean(personal[: max(1, len(personal) // 10)])
+        row[column_of("validation", name)] = mean(_values((each.validation for each in tested), k))
+    return row
+
+
+def summary_of(scores: Scores, last: Row, mean_model: float) -> dict[str, Any]:
+    """What the summary of a run says of its last look; `mean_model` is the score of the servers'
+    mean.
+    """
+    first = next(iter(scores.measures))
+    both: tuple[Literal["global", "personal"], ...] = ("global", "personal")
+    ends = [column_of(each, name) for name in scores.measures for each in both]
+    return {
+        **{name: last[name] for name in (*ends, TRAIN_LOSS)},
+        "measures": scores.measures,
+        f"server_{first}": [round(score, 6) for score in scores.servers],
+        f"mean_model_{first}": mean_model,
+    }
+
+
+def _values(found: Iterable[Values], k: int) -> list[float]:
+    return [value for values in found if values and (value := values[k]) is not None]
+
+
+def device_table(federation: Federation, scores: Scores) -> DeviceTable:
+    """What each device has: its server, its samples, and each measure by its own model, by its
+    server's global model, and what the own one gains.
+    """
+    homes = {i: n for n, members in enumerate(federation.servers) for i in members}
+    rows = []
+    for device, tested in sorted(scores.of_devices.items()):
+        row: dict[str, float] = {
+            "device": device,
+            "server": homes[device],
+            "samples": federation.sizes[device],
+        }
+        of_home = scores.of_homes.get(device, ())
+        for k, (name, better) in enumerate(scores.measures.items()):
+            own, home = _value(tested.test, k), _value(of_home, k)
+            gain = home - own if better == "lower" else own - home
+            row |= {column_of("personal", name): own, column_of("global", name): home}
+            row |= {} if better == "neither" else {f"gain_{name}": gain}
+            if tested.validation:
+                row[column_of("validation", name)] = _value(tested.validation, k)
+        rows.append(Row(row | {TRAIN_LOSS: tested.train_loss}))
+    return DeviceTable(rows)
+
+
+def _value(values: Values, k: int) -> float:
+    found: Value = values[k] if values else None
+    return math.nan if found is None else found
+
+
+def mean(values: Iterable[float]) -> float:
+    found = [*values]
+    return sum(found) / len(found) if found else math.nan

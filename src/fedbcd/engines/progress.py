@@ -12,7 +12,7 @@ from fedbcd.data.federation import Federation
 from fedbcd.engines.look import tested
 from fedbcd.engines.result import Models
 from fedbcd.errors import ConfigError
-from fedbcd.record.history import Row
+from fedbcd.record.history import ACCURACY, Row
 from fedbcd.schedule.driver import Machines
 
 
@@ -57,6 +57,7 @@ class Progress:
     latest: Row  # the latest evaluation
     row: Row | None = None  # the same, where this round was looked at
     models: LiveModels | None = field(default=None, repr=False, compare=False)
+    measure: str = ACCURACY  # the first, by which the run is judged
 
     def global_model(self, server: int | None = None) -> nn.Module:
         """A server's model after this round, as a module; without a number the mean of all."""

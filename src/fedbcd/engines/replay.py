@@ -25,6 +25,7 @@ from fedbcd.protocol.messages import number_of
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.start import copy_beside
 from fedbcd.schedule.log import LogRounds
+from fedbcd.schedule.work import WorkDone
 from fedbcd.spec import RunSpec
 
 OTHER_ORDER = (
@@ -142,6 +143,11 @@ class Replaying:
     def __init__(self, rounds: LogRounds, numbers: Numbers) -> None:
         self.machines = rounds.machines
         self._rounds, self._numbers = rounds, numbers
+
+    @property
+    def done(self) -> WorkDone:
+        """What devices have done until here."""
+        return self._rounds.done
 
     @property
     def numbers(self) -> Numbers:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from fedbcd.algorithm.params import Layout, names_in
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows
 from fedbcd.config import called, convert
-from fedbcd.data.federation import Federation, accuracy, check_federation
-from fedbcd.data.measure import metric_of
+from fedbcd.data.federation import Federation, check_federation
 from fedbcd.data.preview import COLOURS, figure_of, tidy
 from fedbcd.engines.environment import environment
 from fedbcd.errors import ConfigError, RecordError
-from fedbcd.record.history import History, Row
-from fedbcd.record.names import HISTORY, MODELS
+from fedbcd.record.history import DeviceTable, History, Row
+from fedbcd.record.names import DEVICES, HISTORY, MODELS
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
@@ -82,7 +81,7 @@ class Best(Models):
         self.column, self.row = column, row
 
     def __repr__(self) -> str:
-        return f"Best(round {self.row.round}, {self.column} {getattr(self.row, self.column):.4g})"
+        return f"Best(round {self.row.round}, {self.column} {self.row[self.column]:.4g})"
 
     @property
     def seed(self) -> int:
@@ -113,7 +112,7 @@ class Best(Models):
         path = folder / best_file(self.row.round)
         if self._kept != path:
             write_models(
-                path, self.personal_NF, self.global_VF, {"row": json.dumps(asdict(self.row))}
+                path, self.personal_NF, self.global_VF, {"row": json.dumps(dict(self.row))}
             )
         return path
 
@@ -142,13 +141,14 @@ class Run(Models):
     )  # algorithm, cloud, rounds, clock, accuracies, seconds, digest
     personal_scores: dict[int, float] = field(
         default_factory=dict
-    )  # each device's own model on its own labels
+    )  # each device's own model on its own labels, by the first measure
     finished: bool = True
     global_scores: dict[int, float] = field(
         default_factory=dict
     )  # its server's model on the same labels
     spec: RunSpec | None = None  # how it was trained, where that is known
     best: Best | None = None  # the models of its best look, where they were kept
+    devices: DeviceTable = field(default_factory=DeviceTable)  # all measures of each device
 
     @property
     def digest(self) -> str:
@@ -174,10 +174,13 @@ class Run(Models):
         self,
         path: str | Path | None = None,
         *,
-        columns: Sequence[str] = ("personal_accuracy", "global_accuracy"),
+        columns: Sequence[str] = (),
         axis: str = "clock",
     ) -> "Figure":
-        """Columns of the history as a figure, also written where a path is given."""
+        """Columns of the history as a figure, also written where a path is given; by default its
+        first measure.
+        """
+        columns = columns or self.history.ends[:2]
         figure: Figure
         figure, axes = figure_of((6, 3.9))
         for colour, column in zip(COLOURS[1:] * len(columns), columns, strict=False):
@@ -201,8 +204,10 @@ class Run(Models):
         with writing_to(path):
             path.mkdir(parents=True, exist_ok=True)
         self.history.write_csv(path / HISTORY)
+        self.devices.write_csv(path / DEVICES)
+        notes = (self.personal_scores, self.global_scores, self.history.measures)
         summary = {
-            **notes_of(self.federation, self.personal_scores, self.global_scores),
+            **notes_of(self.federation, *notes),
             "summary": json.dumps(self.summary),
             "finished": json.dumps(self.finished),
             "names": json.dumps(names_in(self.federation.make_model(0))),
@@ -239,9 +244,11 @@ class Run(Models):
                 f"{path} holds models of {tuple(x.shape)} (devices, values); this federation has"
                 f" {(federation.devices, size)}"
             )
-        history = History.read_csv(path / HISTORY)
+        history = History.read_csv(path / HISTORY).known_by(metadata)
         run = cls(federation, history, x, z, summary, scores, finished, global_scores)
         run.best = _best_in(path, run)
+        if (path / DEVICES).exists():  # earlier versions wrote none
+            run.devices = DeviceTable.read_csv(path / DEVICES)
         return run
 
 
@@ -269,7 +276,10 @@ MOST_COUNTS = 1_000_000  # entries of a table of devices and labels that is kept
 
 
 def notes_of(
-    federation: Federation, personal: dict[int, float], home: dict[int, float]
+    federation: Federation,
+    personal: dict[int, float],
+    home: dict[int, float],
+    measures: Mapping[str, str],
 ) -> dict[str, str]:
     """What a record of a run says about devices and machine, beside its models: scores, the split,
     versions.
@@ -280,21 +290,21 @@ def notes_of(
         "global_scores": json.dumps(home),
         "partition": json.dumps(partition),
         "environment": json.dumps(environment()),
-        **{key: json.dumps(value) for key, value in metric_of(federation).items()},
+        "measures": json.dumps(dict(measures)),
     }
 
 
 def _label_counts(federation: Federation) -> dict[str, Any]:
-    """How many samples of each label of the data each device has, and the test set where accuracy
-    is what is measured.
+    """How many samples of each label of the data each device has, and the test set.
 
     Nothing where targets are no labels or not known without reading the data, or the table would be
     huge.
     """
-    targets = federation.pool.known_targets
+    targets, span = federation.pool.known_targets, federation.common_test
     if targets is None or not _are_labels(targets):
         return {}
-    tested = None if federation.test is None else federation.test.known_targets
+    tested = None if federation.test is None or span is None else federation.test.known_targets
+    tested = None if tested is None or span is None else tested[slice(*span)]
     tested = targets[:0] if tested is None or not _are_labels(tested) else tested
     labels, place = torch.unique(
         torch.cat([targets, tested]), return_inverse=True
@@ -310,7 +320,7 @@ def _label_counts(federation: Federation) -> dict[str, Any]:
         "labels": labels.tolist(),
         "counts": counts.reshape(federation.devices, len(labels)).tolist(),
     }
-    if len(tested) and federation.metric is accuracy:
+    if len(tested):
         found["tested"] = torch.bincount(place[len(targets) :], minlength=len(labels)).tolist()
     return found
 

@@ -28,7 +28,7 @@ from fedbcd.engines.cluster.engine import cluster_numbers
 from fedbcd.engines.cluster.options import chosen_cluster
 from fedbcd.engines.interrupts import stop_on_interrupt
 from fedbcd.engines.listeners import check_listeners
-from fedbcd.engines.look import all_personal, members_of
+from fedbcd.engines.look import all_personal, device_table, members_of
 from fedbcd.engines.progress import LiveModels, Progress
 from fedbcd.engines.result import Run, notes_of
 from fedbcd.engines.saving import Checkpoints, folder_of
@@ -55,6 +55,7 @@ from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
+from fedbcd.schedule.work import WorkDone
 from fedbcd.spec import OPTIONS, Cluster, Precision, RunSpec, in_words
 
 
@@ -205,7 +206,7 @@ class _Training:
         self.reader = make_reader(spec, federation)
         self.driver = Driver(self.machines, self.reader)
         self.events = Simulation(self.driver, self._schedule())
-        self.player: Player = EventPlayer(numbers, self.events)
+        self.player: Player = EventPlayer(numbers, self.events, self.reader.done)
         self.watcher = Watcher(federation, spec, numbers, self.machines)
         self.watcher.evaluator.check(numbers.global_VF()[0])
         self.live = LiveModels(federation, spec.seed, numbers, self.machines)
@@ -241,7 +242,8 @@ class _Training:
         """From where the run stands, rounds planned ahead; their events are played as well if they
         are logged.
         """
-        outline = Outline(self.federation.servers, self._schedule(), self.spec.cloud)
+        done = WorkDone(self.method, self.federation.sizes)
+        outline = Outline(self.federation.servers, self._schedule(), self.spec.cloud, done)
         outline.go_to(self.events.round)
         self.player = ahead = Ahead(self.numbers, outline, self.compile)
         if self.driver.log is not None:
@@ -326,7 +328,7 @@ class _Training:
         members = {device for device, _ in members_of(self.machines)}
         absent = self.machines.home.keys() - members
         self.numbers.load_state(dict(checkpoint.tensors), self.reader.held, absent)
-        self.player = EventPlayer(self.numbers, self.events, last)
+        self.player = EventPlayer(self.numbers, self.events, self.reader.done, last)
         if self.numbers.digest() != checkpoint.digest:
             raise RecordError(
                 "the checkpoint is damaged: its tensors do not have the digest it names; remove it"
@@ -364,8 +366,8 @@ class _Training:
             if saving.are_due(player.round, look, last=stop or over):
                 self._save(saving)
             fraction = 1.0 if over else looks.fraction(*after)
-            seen = history.last if look else None
-            on_round(Progress(*after, fraction, history.last, seen, self.live))
+            seen, judged = history.last if look else None, history.first_measure
+            on_round(Progress(*after, fraction, history.last, seen, self.live, judged))
             if stop:
                 return over
         return True
@@ -395,7 +397,8 @@ class _Training:
     def _checkpoint(self, log: LogWriter) -> Checkpoint:
         self.player.settle()
         digest, scores = self.numbers.digest(), self.watcher.scores
-        notes = notes_of(self.federation, scores.devices, scores.homes)
+        measures = self.watcher.history.measures
+        notes = notes_of(self.federation, scores.devices, scores.homes, measures)
         return Checkpoint(
             self.player.round,
             log.sync(),
@@ -440,6 +443,7 @@ class _Training:
             scores.homes,
             self.spec,
             None if keeper is None else keeper.best(self.watcher.history),
+            device_table(self.federation, scores),
         )
 
     def _summary(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from fedbcd.errors import ConfigError
 from fedbcd.record.start import models_of
 from fedbcd.schedule.driver import Machines
 from fedbcd.schedule.events import Schedule
-from fedbcd.schedule.work import Reader, first_models
+from fedbcd.schedule.work import Reader, WorkDone, first_models
 from fedbcd.spec import Precision, RunSpec
 
 
@@ -54,7 +54,8 @@ def make_reader(
     remember: Collection[int] = (),
     undone: Collection[tuple[int, int]] = (),
 ) -> Reader:
-    return Reader(spec.cloud, len(federation.servers), remember, undone)
+    done = WorkDone(spec.method_of(federation), federation.sizes)
+    return Reader(spec.cloud, len(federation.servers), remember, undone, done)
 
 
 def make_trainer(

@@ -5,7 +5,7 @@ certificates as often as they are cheap.
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,18 @@ from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.players import Player
 from fedbcd.compute.rows import ManyModels
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import is_lower_column, judged_on, measure_for, metric_of
+from fedbcd.data.measure import measure_for
 from fedbcd.engines.best import Keeper
-from fedbcd.engines.look import all_personal, members_of, row_of, scores_of
+from fedbcd.engines.look import (
+    all_personal,
+    members_of,
+    row_of,
+    scores_of,
+    summary_of,
+    work_of,
+)
 from fedbcd.engines.setup import rounds_between_looks, samples_per_round
-from fedbcd.record.history import History
+from fedbcd.record.history import History, better_of, deciding, judged_on
 from fedbcd.schedule.driver import Machines
 from fedbcd.spec import RunSpec
 
@@ -92,21 +99,26 @@ class Watcher:
         work = longest * CALL_COST_SAMPLES + samples_per_round(federation, spec)
         self._certificate_budget = CertificateBudget(federation.sizes, work)
         self.history = History()
-        self.scores = Scores((), {})
+        self.scores = Scores()
         self.seconds = 0.0  # that went into tests of models
         self.keeper: Keeper | None = None
         self._judged, self._levelled = 0, False  # how many rows, and what came of it
 
     def test(self) -> None:
         self.scores = scores_of(self.numbers, self.machines, self.evaluator)
+        self.history.judged_by(self.scores.measures)
 
     def keep_best(self, folder: Path | None) -> None:
         """From here on, if the run is to."""
         best, stop = self.spec.best, self.spec.stop
         column = stop.column if best is None and stop is not None else best
         if column is not None:
-            lower = is_lower_column(column, self.federation.metric)
+            column = self._deciding(column)
+            lower = better_of(column, self.evaluator.measures) == "lower"
             self.keeper = Keeper(self.federation, self.spec.seed, column, lower, folder)
+
+    def _deciding(self, column: str) -> str:
+        return deciding(column, self.evaluator.measures, bool(self.federation.validation))
 
     def go_on(self, history: History) -> str | None:
         """After a resume; a sentence on what cannot go on as it was."""
@@ -118,8 +130,9 @@ class Watcher:
         """Whether the run has come to its end, or no longer gets better."""
         stop = self.spec.stop
         if stop is not None and len(self.history) != self._judged:
-            lower = is_lower_column(stop.column, self.federation.metric)
-            self._levelled = stop.is_over(self.history, lower=lower)
+            column = self._deciding(stop.column)
+            lower = better_of(column, self.evaluator.measures) == "lower"
+            self._levelled = stop.is_over(self.history, column, lower=lower)
             self._judged = len(self.history)
         return self._levelled or self.looks.is_done(player.round, player.now)
 
@@ -127,12 +140,13 @@ class Watcher:
         player.settle()
         began = time.perf_counter()
         self.test()
-        found = (self.numbers, self.machines, self.scores, player.now, Certificates())
-        row = row_of(*found, lower=self.evaluator.lower)
+        found = (self.numbers, self.machines, self.scores, player.now)
+        row = row_of(*found, player.done, Certificates())
         self.seconds += time.perf_counter() - began
         certificates = asdict(self._certificates(player.round))
-        now = {"round": player.round, "activations": player.activations}
-        self.history.append(replace(row, **now, **certificates))
+        now: dict[str, float] = {"round": player.round, "activations": player.activations}
+        now |= work_of(self.numbers, player.activations, player.done)
+        self.history.append(row.changed(**now, **certificates))
         if self.keeper is not None:
             self.keeper.saw(self.history, self._all_models)
 
@@ -170,19 +184,15 @@ class Watcher:
 
     def summary(self, seconds: float) -> Mapping[str, Any]:
         """What the run's summary says of looks, of a run that took `seconds` in all."""
-        last, z_VF = self.history.last, self.numbers.global_VF()
+        z_VF = self.numbers.global_VF()
         mean = z_VF.double().mean(0).to(self.spec.dtype)
 
         def share(part: float) -> float:
             return round(part / max(seconds, part, 1e-9), 3)
 
         return {
-            "global_accuracy": last.global_accuracy,
-            "personal_accuracy": last.personal_accuracy,
+            **summary_of(self.scores, self.history.last, self.evaluator.score(mean)),
             "measure": self.measure,
-            **metric_of(self.federation),
-            "server_accuracy": [round(score, 6) for score in self.scores.servers],
-            "mean_model_accuracy": self.evaluator.score(mean),
             **self._decided(),
             "evaluation_share": share(self.seconds),
             "certificate_share": share(self.certifier.seconds),
@@ -193,12 +203,14 @@ class Watcher:
         best = None if self.keeper is None else self.keeper.best(self.history)
         found: dict[str, Any] = {}
         if self._levelled and self.spec.stop is not None:
-            found["stopped"] = asdict(self.spec.stop) | {"by": judged_on(self.spec.stop.column)}
+            column = self._deciding(self.spec.stop.column)
+            by = judged_on(column, self.evaluator.measures)
+            found["stopped"] = asdict(self.spec.stop) | {"column": column, "by": by}
         if best is not None:
             found["best"] = {
                 "round": best.row.round,
                 "column": best.column,
-                "value": getattr(best.row, best.column),
-                "by": judged_on(best.column),
+                "value": best.row[best.column],
+                "by": judged_on(best.column, self.evaluator.measures),
             }
         return found

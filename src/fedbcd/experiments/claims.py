@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean, stdev
 
-from fedbcd.record.history import History
+from fedbcd.record.history import GLOBAL, PERSONAL, History
 
 Curves = Mapping[str, Mapping[str, Sequence[History]]]  # panel -> run -> one history per seed
 CLOSE = 0.01  # two accuracies that differ by less are "almost the same"
@@ -54,10 +54,7 @@ def consensus_methods_have_one_accuracy(curves: Curves) -> list[ClaimVerdict]:
         _verdict(
             1,
             f"{run}, {panel}",
-            [
-                CLOSE - abs(h.last.personal_accuracy - h.last.global_accuracy)
-                for h in curves[panel][run]
-            ],
+            [CLOSE - abs(h.last[PERSONAL] - h.last[GLOBAL]) for h in curves[panel][run]],
             f"{CLOSE} minus the final difference of personal and global accuracy",
         )
         for panel in _present(curves, "fig3")
@@ -74,10 +71,7 @@ def personal_models_are_better(curves: Curves) -> list[ClaimVerdict]:
             [
                 a - max(b, c)
                 for a, b, c in zip(
-                    *(
-                        _final(curves[panel][r], "personal_accuracy")
-                        for r in (run, "FedAvg", "FedProx")
-                    ),
+                    *(_final(curves[panel][r], PERSONAL) for r in (run, "FedAvg", "FedProx")),
                     strict=True,
                 )
             ],
@@ -115,18 +109,8 @@ def cifar_fedbcd_i_is_comparable_and_more_personal(curves: Curves) -> list[Claim
         return []
     ours, theirs = (curves["fig3d"][run] for run in ("FedBCD-I", "FedProx"))
     margin, much = 0.05, 0.05
-    gaps = [
-        a - b
-        for a, b in zip(
-            _final(ours, "global_accuracy"), _final(theirs, "global_accuracy"), strict=True
-        )
-    ]
-    gains = [
-        a - b
-        for a, b in zip(
-            _final(ours, "personal_accuracy"), _final(theirs, "personal_accuracy"), strict=True
-        )
-    ]
+    gaps = [a - b for a, b in zip(_final(ours, GLOBAL), _final(theirs, GLOBAL), strict=True)]
+    gains = [a - b for a, b in zip(_final(ours, PERSONAL), _final(theirs, PERSONAL), strict=True)]
     return [
         _verdict(
             4,
@@ -236,7 +220,7 @@ def fedbcd_i_is_more_competitive(curves: Curves) -> list[ClaimVerdict]:
             f"mean {column.replace('_', ' ')} along the curve, FedBCD-I minus FedBCD",
         )
         for panel in _present(curves, "fig3")
-        for column in ("global_accuracy", "personal_accuracy")
+        for column in (GLOBAL, PERSONAL)
     ]
 
 
@@ -271,7 +255,7 @@ def aspg_converges_faster(curves: Curves) -> list[ClaimVerdict]:
             10,
             who,
             [
-                _area(a, "round", "personal_accuracy") - _area(b, "round", "personal_accuracy")
+                _area(a, "round", PERSONAL) - _area(b, "round", PERSONAL)
                 for a, b in zip(runs[f"{who}, ASPG"], runs[f"{who}, plain steps"], strict=True)
             ],
             "mean personal accuracy along the curve, with extrapolation minus without",
@@ -303,7 +287,7 @@ def personal_models_converge_faster(curves: Curves) -> list[ClaimVerdict]:
     """
     areas = {
         panel: {
-            run: [_area(h, "round", "personal_accuracy") for h in histories]
+            run: [_area(h, "round", PERSONAL) for h in histories]
             for run, histories in curves[panel].items()
         }
         for panel in _present(curves, "fig3")
@@ -365,10 +349,10 @@ def _present(curves: Curves, prefix: str) -> list[str]:
 
 
 def _final(histories: Sequence[History], column: str) -> list[float]:
-    return [float(getattr(h.last, column)) for h in histories]
+    return [h.last[column] for h in histories]
 
 
-def _area(history: History, axis: str, column: str = "global_accuracy") -> float:
+def _area(history: History, axis: str, column: str = GLOBAL) -> float:
     """The mean height of a curve over its axis (trapezoids)."""
     x, y = history.column(axis), history.column(column)
     area = sum((b - a) * (u + v) / 2 for a, b, u, v in zip(x, x[1:], y, y[1:], strict=False))
@@ -379,7 +363,7 @@ def _time_saved(sync: History, other: History) -> float:
     """1 - (clock time of `other` / clock time of `sync`) to 90 % of the best accuracy that both
     reach.
     """
-    goal = 0.9 * min(max(h.column("global_accuracy")) for h in (sync, other))
+    goal = 0.9 * min(max(h.column(GLOBAL)) for h in (sync, other))
     theirs, ours = (_first_time(h, goal) for h in (sync, other))
     return 1 - ours / theirs
 
@@ -388,14 +372,14 @@ def _first_time(history: History, goal: float) -> float:
     """When the curve first reaches `goal`, between two looks by a straight line."""
     rows = list(history)
     for before, after in pairwise(rows):
-        if after.global_accuracy >= goal:
-            rise = max(after.global_accuracy - before.global_accuracy, 1e-12)
-            share = min(1.0, max(0.0, (goal - before.global_accuracy) / rise))
-            return before.clock + share * (after.clock - before.clock)
-    return rows[-1].clock
+        if after[GLOBAL] >= goal:
+            rise = max(after[GLOBAL] - before[GLOBAL], 1e-12)
+            share = min(1.0, max(0.0, (goal - before[GLOBAL]) / rise))
+            return before["clock"] + share * (after["clock"] - before["clock"])
+    return rows[-1]["clock"]
 
 
 def _roughness(history: History) -> float:
     """How far the global curve falls in total, from look to look."""
-    y = history.column("global_accuracy")
+    y = history.column(GLOBAL)
     return sum(max(0.0, a - b) for a, b in pairwise(y))

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from fedbcd.algorithm.methods import Algorithm
-from fedbcd.config import nearest
-from fedbcd.data.federation import Federation
+from fedbcd.config import convert, elsewhere, nearest, shown
+from fedbcd.data.federation import Federation, check_federation
 from fedbcd.data.functions import functions_of
 from fedbcd.engines.result import Run
 from fedbcd.engines.run import train
@@ -55,6 +55,9 @@ def compare(
     on_done     told how many runs are done, and of how many; by default a line on a terminal
     options     of `train`, for all methods: rounds=100, active=3, cloud="async", ...
     """
+    if not callable(federation):
+        check_federation(federation)
+    seeds = convert(seeds, int | Sequence[int], "seeds")
     chosen = list(range(seeds)) if isinstance(seeds, int) else [*seeds]
     if not chosen or len({*chosen}) != len(chosen):
         raise ConfigError(f"seeds={seeds!r} must be 1 or more, or seeds that differ")
@@ -95,7 +98,7 @@ def _specs(
     """Title -> run; what a method says for itself goes before what is said for all."""
     if not (isinstance(methods, Mapping | Sequence) and methods):
         raise ConfigError(
-            f"methods={methods!r:.60} must be {{title: method, ...}}, or a list of methods"
+            f"methods={shown(methods)} must be {{title: method, ...}}, or a list of methods"
         )
     titled = isinstance(methods, Mapping)
     given = list(methods.values()) if isinstance(methods, Mapping) else list(methods)
@@ -109,7 +112,7 @@ def _spec(given: Competitor, options: Mapping[str, Any]) -> RunSpec:
     for name in (*options, *changes):
         if name not in ("cloud", *OPTIONS) or name == "seed":
             wanted = "seeds=[...] says which" if name == "seed" else "it is no option of train"
-            near = "" if name == "seed" else nearest(name, OPTIONS)
+            near = "" if name == "seed" else nearest(name, ("cloud", *OPTIONS)) or elsewhere(name)
             raise ConfigError(f"{name}=... cannot be given to compare: {wanted}{near}")
     spec = method if isinstance(method, RunSpec) else RunSpec(method)
     spec = spec.changed(options).changed(changes)
@@ -119,7 +122,7 @@ def _spec(given: Competitor, options: Mapping[str, Any]) -> RunSpec:
 
 def _task(title: str, spec: RunSpec, federation: Federation) -> Task:
     if not isinstance(federation, Federation):
-        raise ConfigError(f"federation gives {federation!r:.60}; it must give a fb.Federation")
+        raise ConfigError(f"federation gives {shown(federation)}; it must give a fb.Federation")
     spec.check(federation)
     record = {"title": title, **spec.to_table()}
 

@@ -7,7 +7,7 @@ import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,14 @@ from fedbcd.describe import flat
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.figures import draw_bands
 from fedbcd.experiments.pool import Result
+from fedbcd.record.history import ENDS, PLACE, WORK, History, better_of, column_of, in_words
 from fedbcd.record.html import html_table
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-SCORES = ("global_accuracy", "personal_accuracy", "worst_decile")
-COSTS = ("clock", "activations")
-NAMES = {"worst_decile": "worst tenth"}
+COSTS = (*PLACE[1:], *WORK)
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,9 @@ class Comparison:
 
     @property
     def lower(self) -> bool:
-        """Whether lower scores are better."""
-        first = next(iter(self.results.values()))[0]
-        return bool(first.summary.get("metric", {}).get("better") == "lower")
+        """Whether lower scores are better, by the first measure."""
+        history = _one_of(self)
+        return better_of(history.ends[0], history.measures) == "lower"
 
     def values(self, title: str, column: str) -> list[float]:
         """Of every seed, at the end; NaN where a run has no such number."""
@@ -126,26 +125,28 @@ class Comparison:
         others = [title for title in self.titles if title != baseline]
         return [beside(self._of(title), self._of(baseline), self.lower) for title in others]
 
-    def reached(
-        self, column: str = "personal_accuracy", goal: float | None = None
-    ) -> dict[str, dict[str, float]]:
+    def reached(self, column: str = "", goal: float | None = None) -> dict[str, dict[str, float]]:
         """What it took until the column was as good as `goal` for the first time, per method and
         in the mean of its seeds: clock time, activations, and what else a history counts. NaN where
-        not every seed got there. Without a goal: what all of them reach in all seeds.
+        not every seed got there. Without a goal: what all of them reach in all seeds; without a
+        column: personal models by the first measure.
         """
+        column = column or _one_of(self).ends[0]
         goal = self.common(column) if goal is None else goal
         found = {}
         for title, results in self.results.items():
-            rows = [_first(result, column, goal, self.lower) for result in results]
+            rows = [_first(result, column, goal, _is_lower(self, column)) for result in results]
             found[title] = {
                 cost: fmean(math.nan if row is None else row[cost] for row in rows)
                 for cost in COSTS
+                if cost in _one_of(self).columns
             }
         return found
 
-    def common(self, column: str = "personal_accuracy") -> float:
+    def common(self, column: str = "") -> float:
         """The best score that all methods reach in all seeds."""
-        best, worst = (min, max) if self.lower else (max, min)
+        column = column or _one_of(self).ends[0]
+        best, worst = (min, max) if _is_lower(self, column) else (max, min)
         ends = [best(r.history.column(column)) for rs in self.results.values() for r in rs]
         return float(worst(ends))
 
@@ -208,14 +209,14 @@ class Comparison:
         self,
         path: str | Path | None = None,
         *,
-        columns: Sequence[str] = ("personal_accuracy", "global_accuracy"),
+        columns: Sequence[str] = (),
         axis: str = "clock",
     ) -> "Figure":
         """A figure with a curve for each method, the mean over seeds, and their deviation as a
         band; also written, where a path is given.
         """
         curves = {t: [result.history for result in rs] for t, rs in self.results.items()}
-        return draw_bands(curves, columns, axis, path)
+        return draw_bands(curves, columns or _one_of(self).ends[:2], axis, path)
 
     def __repr__(self) -> str:
         return aligned(cells_of(self, (), " ± "))
@@ -223,6 +224,16 @@ class Comparison:
     def _repr_html_(self) -> str:
         head, *rows = cells_of(self, (), " ± ")
         return html_table(head, rows)
+
+
+def _one_of(comparison: Comparison) -> History:
+    """A history, for its measures."""
+    return next(iter(comparison.results.values()))[0].history
+
+
+def _is_lower(comparison: Comparison, column: str) -> bool:
+    """Whether lower values of this column are better."""
+    return better_of(column, _one_of(comparison).measures) == "lower"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -309,7 +320,7 @@ def _gains(mine: Result, theirs: Result, lower: bool) -> dict[int, float]:
 
 def _ends(result: Result) -> dict[str, float]:
     """Where a run ended, in numbers."""
-    numbers = asdict(result.history.last) | flat(result.summary)
+    numbers = dict(result.history.last) | flat(result.summary)
     return {
         name: float(value)
         for name, value in numbers.items()
@@ -320,7 +331,7 @@ def _ends(result: Result) -> dict[str, float]:
 def _first(result: Result, column: str, goal: float, lower: bool) -> dict[str, float] | None:
     for k, score in enumerate(result.history.column(column)):
         if score <= goal if lower else score >= goal:
-            return {cost: result.history.column(cost)[k] for cost in COSTS}
+            return {cost: result.history[k].get(cost, math.nan) for cost in COSTS}
     return None
 
 
@@ -328,8 +339,12 @@ def _first(result: Result, column: str, goal: float, lower: bool) -> dict[str, f
 # text
 def cells_of(comparison: Comparison, columns: Sequence[str], between: str) -> list[list[str]]:
     """Of a table: a head, and a line for each method."""
-    shown = list(columns) or [name for name in SCORES if name in comparison.columns]
-    head = ["", *(NAMES.get(name, name.replace("_", " ")) for name in shown)]
+    measure = _one_of(comparison).first_measure
+    ends = {
+        column_of(each, measure): f"{title} {in_words(measure)}" for each, title in ENDS.items()
+    }
+    shown = list(columns) or scores_shown(comparison)
+    head = ["", *(ends.get(name, in_words(name)) for name in shown)]
     lines = [[*head, *(f"lose to {baseline}" for baseline in comparison.baselines)]]
     for row in comparison.rows(*shown):
         cells = [in_digits(row[name], row[f"{name}_deviation"], between) for name in shown]
@@ -337,6 +352,12 @@ def cells_of(comparison: Comparison, columns: Sequence[str], between: str) -> li
         cells += ["" if math.isnan(share) else f"{share:.0%}" for share in shares]
         lines.append([row["title"], *cells])
     return lines
+
+
+def scores_shown(comparison: Comparison) -> list[str]:
+    """The columns of the first measure, as tables of ends show them."""
+    names = [column_of(each, _one_of(comparison).first_measure) for each in ENDS]
+    return [name for name in names if name in comparison.columns]
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

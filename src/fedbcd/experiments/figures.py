@@ -4,8 +4,9 @@ band, and the claims judged (JSON).
 
 import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from fedbcd.data.preview import COLOURS, drawn, figure_of, tidy
 from fedbcd.experiments.claims import ClaimVerdict
 from fedbcd.experiments.paper import Panel
 from fedbcd.experiments.pool import Result
-from fedbcd.record.history import COLUMNS, History
+from fedbcd.record.history import PERSONAL, History, in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,10 +32,12 @@ def by_run(results: Sequence[Result]) -> dict[str, list[History]]:
 def write_table(results: Sequence[Result], path: Path) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("run", "seed", *COLUMNS))
+        columns = [*dict.fromkeys(name for each in results for name in each.history.columns)]
+        writer.writerow(("run", "seed", *columns))
         for result in results:
+            of_run = (result.name, result.spec.seed)
             writer.writerows(
-                (result.name, result.spec.seed, *astuple(row)) for row in result.history
+                (*of_run, *(row.get(name, math.nan) for name in columns)) for row in result.history
             )
 
 
@@ -50,8 +53,8 @@ def draw_panel(panel: Panel, runs: Mapping[str, Sequence[History]], path: Path) 
     figure, axes = _bands(runs, panel.columns, panel.axis)
     measures = ", ".join(sorted({job.spec.chosen_measure for job in panel.jobs}))
     for place, column in zip(axes, panel.columns, strict=True):
-        label = f"test: {label_of(column)}"
-        place.set_ylabel(label + (f" ({measures})" if column == "personal_accuracy" else ""))
+        label = f"test: {in_words(column)}"
+        place.set_ylabel(label + (f" ({measures})" if column == PERSONAL else ""))
     figure.suptitle(f"{panel.title} ({_seeds(runs)})", fontsize=11)
     with rc_context({"svg.hashsalt": panel.name}):  # the same runs give the same bytes
         figure.savefig(path.with_suffix(".png"), dpi=130)
@@ -67,15 +70,11 @@ def draw_bands(
     """The same of any runs, as a figure, also written where a path is given."""
     figure, axes = _bands(runs, columns, axis)
     for place, column in zip(axes, columns, strict=True):
-        place.set_ylabel(label_of(column))
+        place.set_ylabel(in_words(column))
     figure.suptitle(_seeds(runs), fontsize=11)
     if path is not None:
         figure.savefig(path, dpi=130)
     return figure
-
-
-def label_of(column: str) -> str:
-    return "clock time" if column == "clock" else column.replace("_", " ")
 
 
 def _seeds(runs: Mapping[str, Sequence[History]]) -> str:
@@ -102,7 +101,7 @@ def _draw_column(axes: Any, axis: str, column: str, runs: Mapping[str, Sequence[
         mean, spread = curves.mean(0), curves.std(0)
         axes.plot(grid, mean, line, label=title, color=colour, linewidth=1.8)
         axes.fill_between(grid, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
-    axes.set_xlabel(label_of(axis))
+    axes.set_xlabel(in_words(axis))
     tidy(axes)
 
 

@@ -19,9 +19,11 @@ from fedbcd.algorithm.methods import FedBCD
 from fedbcd.algorithm.objective import Loss
 from fedbcd.config import HOMES, build, check_keys, convert, nearest, read_toml, renamed_keys
 from fedbcd.data.datasets import DATASETS, LoadedDataset
-from fedbcd.data.federation import Federation, Metric, accuracy, mse, mse_loss
+from fedbcd.data.federation import Federation
 from fedbcd.data.given import Data, load_data, sizes_of, targets_of
+from fedbcd.data.holdout import Holdout
 from fedbcd.data.measure import measure_for
+from fedbcd.data.measures import KNOWN, Measure, Metric, mse_loss
 from fedbcd.data.partition import Diversity, Partition, Partitioner
 from fedbcd.describe import describe
 from fedbcd.engines.joining import joined
@@ -37,8 +39,11 @@ from fedbcd.recorded import completed
 from fedbcd.spec import OPTIONS, RENAMED, RunSpec
 
 Load = Callable[[str, Path | None], Data]
-LOSSES: dict[str, Loss] = {"cross_entropy": nn.functional.cross_entropy, "mse": mse_loss}
-METRICS: dict[str, Metric] = {"accuracy": accuracy, "mse": mse}
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": nn.functional.cross_entropy,
+    "mse": mse_loss,
+    "bce": nn.functional.binary_cross_entropy_with_logits,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,8 @@ class DataPart:
     augment: Literal["none", "flip-crop"] | None = (
         None  # of training images; flip-crop for cifar10, none for the others
     )
+    holdout: float = 0.0  # share of each device's samples that its model is tested on
+    validation: float = 0.0  # and validated on
 
     def __post_init__(self) -> None:
         if self.name not in DATASETS and ":" not in self.name:
@@ -81,6 +88,10 @@ class DataPart:
                 ' leave it out, or say partition = { name = "diversity", ..., dealt = true }'
             )
 
+    def kept_back(self, seed: int) -> Holdout:
+        """What devices do not train on, drawn by the seed of the run."""
+        return Holdout(self.holdout, self.validation, seed)
+
     def split(self, data: LoadedDataset, devices: int, seed: int) -> Partition:
         if self.manifest is None:
             partitioner = self.partition or Diversity(self.diversity, self.samples, self.dealt)
@@ -97,7 +108,7 @@ class DataPart:
         """Refuse a split of data that come by device, and another number of devices."""
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name not in ("name", "folder", "augment") and value != each.default:
+            if each.name not in NO_SPLIT and value != each.default:
                 raise ConfigError(
                     f"data.{each.name} = {value!r:.80} is about a split, but data.name ="
                     f" {self.name!r} gives the data of each device; leave data.{each.name} out"
@@ -109,6 +120,8 @@ class DataPart:
             )
 
 
+# of [data], what data that come by device may have, too
+NO_SPLIT = ("name", "folder", "augment", "holdout", "validation")
 MOST_DEVICES = 100_000_000  # a slip of the pen must not take all memory
 
 
@@ -158,7 +171,8 @@ class ModelPart:
     hidden: tuple[int, ...] = (64, 32)  # widths of the hidden layers of an mlp
     norm: Literal["batch", "group"] = "batch"  # normalisation of a resnet20
     loss: str | None = None  # cross_entropy; mse where targets are numbers
-    metric: str | None = None  # accuracy; mse where targets are numbers
+    metric: str | None = None  # what fits loss and targets; or one of these, or your own
+    metrics: tuple[str, ...] = ()  # several of them
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
@@ -189,10 +203,23 @@ class ModelPart:
         return partial(MODELS[self.name], inputs=inputs, classes=classes, **options)
 
     def function(self, kind: str, known: Mapping[str, Any]) -> Any:
-        """The loss or the metric; None where none is named."""
+        """The loss; None where none is named."""
         name = getattr(self, kind)
+        return self._known(name, kind, known)
+
+    def chosen_metrics(self) -> list[Measure | Metric]:
+        """Those that are named."""
+        if self.metric is not None and self.metrics:
+            raise ConfigError(
+                f"model.metric = {self.metric!r} and model.metrics are both given; put all into"
+                " metrics"
+            )
+        named = self.metrics if self.metric is None else (self.metric,)
+        return [self._known(name, "metrics", KNOWN) for name in named]
+
+    def _known(self, name: str | None, kind: str, known: Mapping[str, Any]) -> Any:
         if name is None or name in known:
-            return known.get(name)
+            return known[name] if name else None
         if ":" in name:
             return imported_function(name, f"model.{kind}", "takes (outputs, targets)")
         raise ConfigError(
@@ -285,9 +312,14 @@ class Job:
         folder = None if self.data.folder is None else Path(self.data.folder)
         with imports(self.may_import, self.modules):
             data = load(self.data.name, folder)
-            metric = self.model.function("metric", METRICS)
+            metrics = self.model.chosen_metrics()
         given = (self.model_factory(data), self.loss(targets_of(data)))
-        beside = {"transform": data.transform, "metric": metric, "augment": self._augment()}
+        beside: dict[str, Any] = {
+            "transform": data.transform,
+            "metrics": metrics,
+            "augment": self._augment(),
+            "holdout": self.data.kept_back(self.spec.seed),
+        }
         everyone = self.devices + self.federation.newcomers
         if isinstance(data, LoadedDataset):
             split = self.data.split(data, everyone, self.spec.seed).of_devices(who)

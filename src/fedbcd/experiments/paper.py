@@ -13,6 +13,7 @@ from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import DataPart, Job, ModelPart
 from fedbcd.experiments.readings import read_as
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, RigorousCloud, SyncCloud
+from fedbcd.record.history import GLOBAL, PERSONAL
 from fedbcd.spec import RunSpec
 
 MEASURE: Measure = (
@@ -154,7 +155,7 @@ def rigorous(setting: Setting) -> Panel:
         for b in (3, 5)
     )
     title = "first-B and rigorous Async, diversity 6"
-    return Panel("rigorous", title, jobs, "clock", ("global_accuracy",))
+    return Panel("rigorous", title, jobs, "clock", (GLOBAL,))
 
 
 def aspg(setting: Setting) -> Panel:
@@ -166,7 +167,7 @@ def aspg(setting: Setting) -> Panel:
         for which, m in (("ASPG", 0.9), ("plain steps", 0.0))
     )
     title = "with and without extrapolation, diversity 3"
-    return Panel("aspg", title, jobs, "round", ("personal_accuracy", "global_accuracy"))
+    return Panel("aspg", title, jobs, "round", (PERSONAL, GLOBAL))
 
 
 def smooth3(setting: Setting) -> Panel:
@@ -225,7 +226,7 @@ def _against_rounds(name: str, title: str, base: Job) -> Panel:
     jobs = tuple(
         replace(base.changed(algorithm=algorithm), title=title) for title, algorithm in ALL
     )
-    return Panel(name, title, jobs, "round", ("personal_accuracy", "global_accuracy"))
+    return Panel(name, title, jobs, "round", (PERSONAL, GLOBAL))
 
 
 def _timed(base: Job) -> Job:
@@ -247,7 +248,7 @@ def _against_clock(
         for title, cloud in clouds
     )
     prox = replace(timed.changed(algorithm=PROX), title="FedProx, Sync")
-    return Panel(name, title, (*jobs, prox), "clock", ("global_accuracy",))
+    return Panel(name, title, (*jobs, prox), "clock", (GLOBAL,))
 
 
 def _every_round(name: str, setting: Setting, diversity: int) -> Panel:
@@ -260,4 +261,4 @@ def _every_round(name: str, setting: Setting, diversity: int) -> Panel:
     )
     prox = replace(base.changed(algorithm=PROX), title="FedProx, Sync")
     title = f"every round, diversity {diversity}"
-    return Panel(name, title, (*jobs, prox), "clock", ("global_accuracy",))
+    return Panel(name, title, (*jobs, prox), "clock", (GLOBAL,))

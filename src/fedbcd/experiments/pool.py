@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from multiprocessing import active_children, get_all_start_methods, get_context
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from fedbcd.engines.setup import find_torch_device
 from fedbcd.errors import ConfigError, FedBCDError, RecordError
 from fedbcd.experiments.job import Federations, Job, parse
 from fedbcd.record.eventlog import LogReader
-from fedbcd.record.history import History, Row
+from fedbcd.record.history import History
 from fedbcd.record.names import MODELS
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.start import named
@@ -102,6 +102,7 @@ def job_key(job: Job) -> str:
     table.pop("modules", None)
     data = table["data"] = shortened(table["data"], "data")
     data.pop("folder", None)
+    table["model"] = shortened(table["model"], "model")
     if ":" in job.data.name:
         data["made"] = _made_by(job)
     if "partition" in data:
@@ -267,7 +268,7 @@ def _compute(task: Task, folder: Path, kept: Path | None) -> None:
     found = {
         "job": dict(task.record),
         "summary": run.summary,
-        "history": [astuple(row) for row in run.history],
+        "history": run.history.plain(),
         "personal": list(run.personal_scores.values()),
         "devices": list(run.personal_scores),
         "home": [run.global_scores.get(device) for device in run.personal_scores],
@@ -300,7 +301,7 @@ def _read(folder: Path, task: Task) -> Result:
     path = _result_file(folder, task.key)
     try:
         kept = json.loads(path.read_text())
-        history = History([Row(*values) for values in kept["history"]])
+        history = History.of_plain(kept["history"])
         devices = kept.get("devices") or range(len(kept["personal"]))  # 0.1.0 named none
         personal = dict(zip(devices, kept["personal"], strict=True))
         home = {i: v for i, v in zip(devices, kept.get("home", ()), strict=False) if v is not None}

@@ -3,7 +3,7 @@ as a command.
 
 [sweep]
 seeds = 2
-best = "personal_accuracy"
+best = "personal_accuracy"    # a column of the history; of the first measure by default
 [sweep.keys]
 "algorithm.penalty" = [0.1, 1.0, 5.0]
 "cloud" = ["sync", { name = "async", first = 3 }, { title = "all", name = "async", first = 10 }]
@@ -16,16 +16,23 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any, Literal
+from typing import Any
 
 from fedbcd.config import build
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import SECTIONS, Job, merged, parse
 from fedbcd.experiments.pool import Result
 from fedbcd.experiments.titles import in_a_word
-
-Score = Literal["global_accuracy", "personal_accuracy", "worst_decile"]
-
+from fedbcd.record.history import (
+    ENDS,
+    GLOBAL,
+    PERSONAL,
+    SCORED,
+    TRAIN_LOSS,
+    WORST,
+    History,
+    column_of,
+)
 
 RUN = "run"  # the key under which a point says of which run of the file it is
 
@@ -35,7 +42,7 @@ class SweepPart:
     """What to vary and what to look for."""
 
     seeds: int = 1
-    best: Score = "personal_accuracy"
+    best: str = ""  # a column of the history; by default personal models by the first measure
 
 
 @dataclass(frozen=True)
@@ -51,10 +58,14 @@ class Tried:
     """A combination with its scores over seeds."""
 
     values: dict[str, Any]
-    global_accuracy: float
-    personal_accuracy: float
-    worst_decile: float
-    spread: float  # standard deviation over seeds of the score that decides
+    scores: dict[str, float]  # the mean of the columns of the measure that decides, and of `by`
+    by: str  # the column that decides
+    spread: float  # its standard deviation over seeds
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """For output."""
+        return {"values": self.values, **self.scores, "spread": self.spread}
 
 
 def parse_sweep(table: Mapping[str, Any]) -> tuple[SweepPart, list[Point]]:
@@ -67,6 +78,12 @@ def parse_sweep(table: Mapping[str, Any]) -> tuple[SweepPart, list[Point]]:
     settings = dict(table["sweep"])
     keys = settings.pop("keys", {})
     part = build(SweepPart, settings, "sweep")
+    of_measures = (*(column_of(each, "") for each in SCORED), WORST, TRAIN_LOSS)
+    if part.best and not part.best.startswith(of_measures):
+        raise ConfigError(
+            f"sweep.best = {part.best!r} is no score of a history; it must be a column such as"
+            f" {GLOBAL!r}, {PERSONAL!r} or {WORST!r}"
+        )
     if part.seeds < 1:
         raise ConfigError(f"sweep.seeds = {part.seeds} must be 1 or more")
     if not (
@@ -145,21 +162,29 @@ def _set(table: dict[str, Any], path: str, value: Any) -> None:
 
 
 def rank(part: SweepPart, points: Sequence[Point], results: Sequence[Result]) -> list[Tried]:
-    found = iter(results)
+    """The best first, by a column of the histories."""
+    history, found = results[0].history, iter(results)
+    measure, better = judged_by(part.best, history)
+    by = part.best or column_of("personal", measure)
+    columns = dict.fromkeys([*(column_of(each, measure) for each in ENDS), by])
     tried = []
     for point in points:
         rows = [next(found).history.last for _ in point.jobs]
-        scores = {
-            name: mean(getattr(row, name) for row in rows)
-            for name in ("global_accuracy", "personal_accuracy", "worst_decile")
-        }
-        deciding = [float(getattr(row, part.best)) for row in rows]
-        tried.append(
-            Tried(point.values, **scores, spread=stdev(deciding) if len(deciding) > 1 else 0.0)
-        )
-    metric = results[0].summary.get("metric", {}) if results else {}
-    return sorted(
-        tried,
-        key=lambda t: float(getattr(t, part.best)),
-        reverse=metric.get("better") != "lower",
-    )
+        scores = {name: mean(row[name] for row in rows) for name in columns if name in rows[0]}
+        deciding = [row[by] for row in rows]
+        spread = stdev(deciding) if len(deciding) > 1 else 0.0
+        tried.append(Tried(point.values, scores, by, spread))
+    return sorted(tried, key=lambda t: t.scores[by], reverse=better != "lower")
+
+
+def judged_by(column: str, history: History) -> tuple[str, str]:
+    """The measure that a column is of, and which of its values are better; an empty name means the
+    first measure.
+    """
+    of = {column_of(each, name): name for name in history.measures for each in SCORED}
+    if column == TRAIN_LOSS:
+        return history.first_measure, "lower"
+    if column and column not in of:
+        raise ConfigError(f"there is no score {column!r} in these runs; there are {', '.join(of)}")
+    measure = of.get(column, history.first_measure)
+    return measure, history.measures[measure]

@@ -14,11 +14,10 @@ from statistics import mean, variance
 from tempfile import TemporaryDirectory
 
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import is_lower_better
 from fedbcd.engines.run import train
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import Federations, Job
-from fedbcd.experiments.sweep import Score
+from fedbcd.experiments.sweep import judged_by
 from fedbcd.planner.order_statistics import check_rank
 from fedbcd.planner.round_time import rounds_of
 from fedbcd.planner.server_time import device_model
@@ -29,6 +28,7 @@ from fedbcd.protocol.clouds import (
     RigorousCloud,
     SyncCloud,
 )
+from fedbcd.record.history import column_of
 from fedbcd.spec import Budget, RunSpec, Watch, default_of
 
 Planned = AsyncCloud | RigorousCloud | DynamicGraph  # clouds with a B
@@ -93,13 +93,14 @@ def run_pilots(
     firsts: Sequence[int] | None = None,
     *,
     seeds: int = 2,
-    by: Score = "global_accuracy",
+    by: str = "",
     until_clock: float | None = None,
     cloud: str | None = None,
     on_done: Callable[[Pilot, int], None] = lambda _, __: None,
 ) -> Recommendation:
     """Try each B of `firsts` on the job.
 
+    by           a column of the history; by default the global models by the first measure
     until_clock  where the last stop is (default: a quarter of the job's own length)
     cloud        "async" or "rigorous" (default: see `planned_cloud`)
     """
@@ -112,13 +113,12 @@ def run_pilots(
     made = Federations()
     federations = [made.of(each) for each in jobs]
     jobs[0].use_threads(federations[0])
-    sign = -1 if is_lower_better(federations[0].metric) else 1
-    pilots = [Pilot(first, sign=sign) for first in chosen]
+    pilots = [Pilot(first) for first in chosen]
     racing = list(pilots)
     with TemporaryDirectory(prefix="fedbcd-pilots-") as folder:
         for number, stop in enumerate(stops):
             for pilot in racing:
-                _advance(
+                by = _advance(
                     pilot,
                     cloud_with(job, name, pilot.first),
                     jobs,
@@ -130,7 +130,7 @@ def run_pilots(
                 on_done(pilot, number)
             if number < len(stops) - 1:
                 racing = _without_hopeless(racing, stop)
-    pilots.sort(key=lambda pilot: (-len(pilot.scores), -sign * pilot.score))
+    pilots.sort(key=lambda pilot: (-len(pilot.scores), -pilot.sign * pilot.score))
     return Recommendation(pilots[0].first, by, stops, tuple(pilots), _is_clear(pilots), name)
 
 
@@ -197,9 +197,10 @@ def _advance(
     jobs: Sequence[Job],
     federations: Sequence[Federation],
     stop: float,
-    by: Score,
+    by: str,
     folder: Path,
-) -> None:
+) -> str:
+    """Returns the column that decides, with its direction in the pilot."""
     scores = []
     for seed, (job, federation) in enumerate(zip(jobs, federations, strict=True)):
         run = train(
@@ -211,7 +212,9 @@ def _advance(
         )
         if run.interrupted:
             raise KeyboardInterrupt
-        scores.append(float(getattr(run.history.last, by)))
+        measure, better = judged_by(by, run.history)
+        by, pilot.sign = by or column_of("global", measure), -1 if better == "lower" else 1
+        scores.append(run.history.last[by])
         if seed == 0:
             pilot.rounds = run.history.last.round
     if not all(map(math.isfinite, scores)):
@@ -220,6 +223,7 @@ def _advance(
             " score on"
         )
     pilot.scores.append(tuple(scores))
+    return by
 
 
 def pilot_spec(spec: RunSpec, cloud: Planned, stop: float) -> RunSpec:

@@ -2,10 +2,12 @@
 is not this run's own.
 
 config.toml          the job as run            history.csv             one row per evaluation
+devices.csv          scores of each device at the end
 events.jsonl         the event log             models.safetensors      all x_i and z_n at the end
 checkpoint.safetensors   where to resume       curves.png, personal.png   accuracy against the
 clock, and over devices
 report.html          what happened, to look at
+best-ROUND.safetensors   the models of the best look, where they are kept (`best`)
 """
 
 import fcntl
@@ -15,7 +17,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from fedbcd.config import dump_toml, read_toml
 from fedbcd.describe import flat
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.eventlog import LogReader, LogWriter, header_line
-from fedbcd.record.history import History, Row
+from fedbcd.record.history import History
 from fedbcd.record.names import CHECKPOINT, JOB, LOG
 from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 from fedbcd.recorded import completed
@@ -210,7 +212,7 @@ class RunFolder:
             "log_bytes": str(checkpoint.log_bytes),
             "seconds": repr(checkpoint.seconds),
             "digest": checkpoint.digest,
-            "history": json.dumps([astuple(row) for row in checkpoint.history]),
+            "history": json.dumps(checkpoint.history.plain()),
             "engine": checkpoint.engine,
         }
         write_tensors(self.checkpoint, checkpoint.tensors, metadata)
@@ -223,7 +225,7 @@ class RunFolder:
                 " remove it to start over"
             )
         try:
-            history = History([Row(*values) for values in json.loads(metadata["history"])])
+            history = History.of_plain(json.loads(metadata["history"])).known_by(metadata)
             numbers = int(metadata["round"]), int(metadata["log_bytes"]), float(metadata["seconds"])
             return Checkpoint(
                 *numbers, metadata["digest"], history, tensors, engine=metadata.get("engine", "")

@@ -5,6 +5,8 @@ and the setting it is about.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from fedbcd.record.history import ACCURACY, APART, GLOBAL, PERSONAL
+
 STILL_RISING = 0.005  # gain of accuracy over the last fifth of a run
 FALLEN = 0.02  # below its own best
 FEWEST_TESTS = 5  # fewer do not show whether accuracy still rises
@@ -24,16 +26,15 @@ def advice(view: View, first: Sequence[str] = ()) -> list[str]:
     """Remarks on one run, the most useful first, after those that must come first; one that needs
     none gets one sentence saying so.
     """
-    own = view["summary"].get("metric", "accuracy") != "accuracy"  # bounds are of shares
+    own = view["summary"].get("metric", ACCURACY) != ACCURACY  # bounds are of shares
     rules = [rule for rule in RULES if not (own and rule in OF_ACCURACY)]
     return [*first, *(remark for rule in rules for remark in rule(view))] or [_all_clear(view)]
 
 
 def _all_clear(view: View) -> str:
     """What was looked at and found well, and what could not be."""
-    tested = view["summary"].get("metric", "accuracy") == "accuracy" and any(
-        len(_curve(view, column)) >= FEWEST_TESTS
-        for column in ("global_accuracy", "personal_accuracy")
+    tested = view["summary"].get("metric", ACCURACY) == ACCURACY and any(
+        len(_curve(view, column)) >= FEWEST_TESTS for column in (GLOBAL, PERSONAL)
     )
     share = view.get("spent", {}).get("share", {})
     timed = sum(share.values()) > 0
@@ -96,7 +97,7 @@ def _unowned(view: View) -> Iterator[str]:
 
 
 def _fallen(view: View) -> Iterator[str]:
-    for column, name in (("global_accuracy", "global"), ("personal_accuracy", "personal")):
+    for column, name in ((GLOBAL, "global"), (PERSONAL, "personal")):
         values = _curve(view, column)
         if len(values) > 2 and max(values) - values[-1] > FALLEN:
             best = values.index(max(values))
@@ -114,7 +115,7 @@ def _fallen(view: View) -> Iterator[str]:
 
 def _rising(view: View) -> Iterator[str]:
     gains = {}
-    for column, name in (("global_accuracy", "global"), ("personal_accuracy", "personal")):
+    for column, name in ((GLOBAL, "global"), (PERSONAL, "personal")):
         values = _curve(view, column)
         if len(values) >= FEWEST_TESTS:
             gains[name] = values[-1] - values[-1 - max(1, len(values) // 5)]
@@ -209,22 +210,15 @@ def _left_behind(view: View) -> Iterator[str]:
 
 
 def _global_lags(view: View) -> Iterator[str]:
-    last = {
-        name: values[-1]
-        for name in ("global_accuracy", "personal_accuracy")
-        if (values := _curve(view, name))
-    }
+    last = {name: values[-1] for name in (GLOBAL, PERSONAL) if (values := _curve(view, name))}
     if (
         view["summary"]["algorithm"] in WITHOUT
         or len(last) < 2
-        or last["personal_accuracy"] - last["global_accuracy"] <= LAGGING
+        or last[PERSONAL] - last[GLOBAL] <= LAGGING
     ):
         return
     distance = _curve(view, "distance")
-    text = (
-        f"global models are {last['personal_accuracy'] - last['global_accuracy']:.3f} behind the"
-        " personal ones"
-    )
+    text = f"global models are {last[PERSONAL] - last[GLOBAL]:.3f} behind the personal ones"
     if len(distance) > 2 and distance[-1] >= max(distance):
         yield (
             f"{text}, and those still drift away from them (mean distance {distance[-1]:.3g}): a"
@@ -239,7 +233,7 @@ def _global_lags(view: View) -> Iterator[str]:
 
 
 def _disagreement(view: View) -> Iterator[str]:
-    apart, distance = _curve(view, "disagreement"), _curve(view, "distance")
+    apart, distance = (_curve(view, column) for column in APART)
     if (
         apart
         and distance
@@ -321,7 +315,7 @@ OF_ACCURACY = (_fallen, _rising, _left_behind, _global_lags)
 
 
 def _curve(view: View, column: str) -> list[float]:
-    return [value for value in view["history"][column] if value is not None]
+    return [value for value in view["history"].get(column, ()) if value is not None]
 
 
 def _setting(view: View, key: str) -> Any:

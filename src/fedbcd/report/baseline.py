@@ -11,6 +11,7 @@ from typing import Any
 
 from fedbcd.algorithm.method import Facts
 from fedbcd.algorithm.methods import ALGORITHMS
+from fedbcd.record.history import History
 from fedbcd.record.names import JOB, LOG, MODELS
 from fedbcd.report.runs import head_of, scores_in
 
@@ -29,7 +30,7 @@ class Baseline:
 
     name: str
     identity: dict[str, Any]
-    metric: dict[str, str]
+    judged: tuple[str, str]  # the measure, and which of its values are better
     scores: dict[int, float]  # device -> score of the one model on what its own model is tested on
 
     @property
@@ -55,10 +56,10 @@ def job_folders(folder: Path) -> list[Path]:
 
 
 def best_baseline(
-    identity: dict[str, Any], folders: Iterable[Path], metric: dict[str, str]
+    identity: dict[str, Any], folders: Iterable[Path], judged: tuple[str, str]
 ) -> Baseline | None:
     """The one with the best mean among these folders, for a run with personal models; None where
-    there is none to compare with, by the same metric.
+    there is none to compare with, by the same measure.
     """
     if "data" not in identity or not has_personal_models(identity):
         return None
@@ -69,9 +70,9 @@ def best_baseline(
         for one in read
         if one is not None
         and [one.identity.get(key) for key in SAME] == wanted
-        and one.metric == metric
+        and one.judged == judged
     ]
-    sign = -1 if metric.get("better") == "lower" else 1
+    sign = -1 if judged[1] == "lower" else 1
     return max(found, key=lambda one: sign * one.mean, default=None)
 
 
@@ -97,7 +98,7 @@ def _read_baseline(folder: Path, written: float) -> Baseline | None:
         if has_personal_models(identity) or notes["finished"] != "true":
             return None
         scores = scores_in(notes, "global_scores") or scores_in(notes, "scores")
-        name, metric = str(job.get("title") or folder.name), json.loads(notes.get("metric", "{}"))
-        return Baseline(name, identity, metric, scores) if scores else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        name, measures = str(job.get("title") or folder.name), History().known_by(notes).measures
+        return Baseline(name, identity, next(iter(measures.items())), scores) if scores else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
         return None

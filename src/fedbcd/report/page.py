@@ -60,7 +60,7 @@ def _still(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
     shown = [record.folder for record in records]
     for record in records:
         among = [*shown, *job_folders(record.folder)]
-        found = best_baseline(record.identity, among, record.extras.metric)
+        found = best_baseline(record.identity, among, record.extras.judged)
         yield devices_view(record, found)
 
 

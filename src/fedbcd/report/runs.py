@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbcd.errors import RecordError
-from fedbcd.record.history import History, Row
+from fedbcd.record.history import History
 from fedbcd.record.names import CHECKPOINT, HISTORY, JOB, LOG, MODELS
 from fedbcd.record.tensorfile import read_head
 
@@ -31,9 +31,14 @@ class Extras:
     )  # device -> score of its server's model on those
     partition: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    metric: dict[str, str] = field(default_factory=dict)  # name and direction, if not accuracy
     values: int = 0  # numbers in one model, with buffers
     notices: tuple[str, ...] = ()
+
+    @property
+    def judged(self) -> tuple[str, str]:
+        """The first measure, and which of its values are better."""
+        first = self.history.first_measure
+        return first, self.history.measures.get(first, "higher")
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -80,13 +85,12 @@ def read_extras(folder: Path) -> Extras:
     head = checkpoint if newer or not models else models
     notes = head.get("__metadata__", {})
     return Extras(
-        history=going if newer else saved,
+        history=_known(going if newer else saved, notes, notices),
         summary={} if newer else _json(notes, "summary"),
         personal=scores_in(notes, "scores"),
         home=scores_in(notes, "global_scores"),
         partition=_json(notes, "partition"),
         environment=_json(notes, "environment"),
-        metric=_json(notes, "metric"),
         values=_values(models) or _values(checkpoint),
         notices=tuple(notices),
     )
@@ -113,11 +117,18 @@ def _saved_history(path: Path, notices: list[str]) -> History:
 
 def _checkpoint_history(head: dict[str, Any], folder: Path, notices: list[str]) -> History:
     try:
-        rows = json.loads(head.get("__metadata__", {}).get("history", "[]"))
-        return History([Row(*values) for values in rows])
-    except (TypeError, ValueError, AttributeError) as error:
+        return History.of_plain(json.loads(head.get("__metadata__", {}).get("history", "[]")))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         notices.append(f"the history in the checkpoint of {folder.name} cannot be read ({error})")
         return History()
+
+
+def _known(history: History, notes: Any, notices: list[str]) -> History:
+    try:
+        return history.known_by(notes)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        notices.append(f"what its measures are cannot be read ({error})")
+        return history
 
 
 def _json(notes: Any, key: str) -> dict[str, Any]:

@@ -14,7 +14,16 @@ import numpy as np
 from fedbcd.data.measure import measure_in
 from fedbcd.describe import flat
 from fedbcd.planner.slowest import lonely, slowest
-from fedbcd.record.history import COLUMNS, History
+from fedbcd.record.history import (
+    ACCURACY,
+    CERTIFICATES,
+    ENDS,
+    PLACE,
+    History,
+    column_of,
+    columns_of,
+    in_words,
+)
 from fedbcd.record.names import DEPLOY, LOG
 from fedbcd.record.tensorfile import FLOATS
 from fedbcd.record.timeline import Timeline
@@ -144,6 +153,7 @@ def run_view(
         "environment": extras.environment,
         "summary": summary(record) | {"state": stands.state, "standing": stands.words},
         "history": curves(record),
+        "measures": measures_in(record.extras.history),
         **(still or devices_view(record)),
     }
     cluster = cluster_view(extras.summary)
@@ -168,7 +178,7 @@ def run_view(
 
 def summary(record: RunRecord) -> dict[str, Any]:
     timeline, found = record.timeline, record.extras.summary
-    last = record.extras.history.last if record.extras.history else None
+    history = record.extras.history
     rounds = len(timeline.mixes) if timeline is not None else 0
     active = record.identity.get("active")
     return {
@@ -184,11 +194,9 @@ def summary(record: RunRecord) -> dict[str, Any]:
         "servers": len(record.identity.get("servers", [])),
         "active": active if isinstance(active, int) else None,
         "largest_server": max(Counter(record.homes.values()).values(), default=None),
-        "global_accuracy": _number(last.global_accuracy) if last else None,
-        "personal_accuracy": _number(last.personal_accuracy) if last else None,
-        "worst_decile": _number(last.worst_decile) if last else None,
+        **{each: _number(history.scores(each)[-1]) if history else None for each in ENDS},
         "measure": measure_in(record.identity),
-        "metric": record.extras.metric.get("name", "accuracy"),
+        "metric": history.first_measure,
         "seconds": found.get("seconds"),
         "evaluation_share": found.get("evaluation_share"),
         "certificates": _certificates(record),
@@ -202,10 +210,7 @@ def _certificates(record: RunRecord) -> dict[str, Any]:
     """
     last = next((row for row in reversed(record.extras.history) if math.isfinite(row.gap)), None)
     if last is not None:
-        return {
-            name: _number(getattr(last, name))
-            for name in ("round", "gap", "worst_gap", "pull", "spread")
-        }
+        return {name: _number(getattr(last, name)) for name in (PLACE[0], *CERTIFICATES)}
     found = record.extras.summary.get("certificates")
     if found:
         return {"round": record.extras.summary.get("rounds"), **found}
@@ -273,15 +278,27 @@ def curves(record: RunRecord) -> dict[str, list[float | None]]:
     row.
     """
     history = _thinned(record.extras.history)
-    columns = {name: [_number(value) for value in history.column(name)] for name in COLUMNS}
+    names = history.columns or columns_of([ACCURACY])
+    columns = {
+        name: [_number(value) for value in history.column(name)] if history else []
+        for name in names
+    }
     return columns | {"bytes": list(traffic(record, [row.round for row in history]))}
+
+
+def measures_in(history: History) -> list[dict[str, str]]:
+    """Each measure: its name, which is better, and the columns that a page draws."""
+    return [
+        {"name": in_words(name), "better": better} | {each: column_of(each, name) for each in ENDS}
+        for name, better in history.measures.items()
+    ]
 
 
 def _thinned(history: History) -> History:
     if len(history) <= MOST_POINTS:
         return history
     places = np.unique(np.linspace(0, len(history) - 1, MOST_POINTS).round().astype(int))
-    return History([history[int(k)] for k in places])
+    return History([history[int(k)] for k in places], history.measures)
 
 
 def traffic(record: RunRecord, rounds: Sequence[int]) -> list[float]:
@@ -333,7 +350,7 @@ def personal_view(
         return None
     devices = sorted(extras.personal)
     scores = np.array([extras.personal[device] for device in devices])
-    sign = -1 if extras.metric.get("better") == "lower" else 1
+    sign = -1 if extras.judged[1] == "lower" else 1
     order = np.argsort(sign * scores, kind="stable")
     decile = max(1, len(scores) // 10)
     against = baseline.scores if baseline is not None else extras.home if own else {}

@@ -19,6 +19,7 @@ from fedbcd.algorithm.method import Method
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
 from fedbcd.schedule.events import Schedule, places_of_smallest
 from fedbcd.schedule.times import Times, why_events
+from fedbcd.schedule.work import WorkDone
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -89,10 +90,17 @@ def why_not_ahead(servers: Sequence[Sequence[int]], schedule: Schedule, cloud: C
 class Outline:
     """Plans round after round. `now`, `round` and `activations` are where it stands."""
 
-    def __init__(self, servers: Sequence[Sequence[int]], schedule: Schedule, cloud: Cloud) -> None:
+    def __init__(
+        self,
+        servers: Sequence[Sequence[int]],
+        schedule: Schedule,
+        cloud: Cloud,
+        done: WorkDone | None = None,
+    ) -> None:
         self.now = 0.0
         self.round = 0
         self.activations = 0
+        self.done = done or WorkDone()
         self._schedule = schedule
         self._times = Times(schedule.clock, schedule.seed, servers, schedule.sent)
         self._members = np.sort(np.array(servers, dtype=np.int64), axis=1)  # (V, M)
@@ -137,7 +145,7 @@ class Outline:
             self._waiting.append(server)
         servers, self._waiting = self._waiting, []
         jobs = _together({server: self._open.pop(server) for server in servers})
-        self.activations += int(np.count_nonzero(jobs.steps))
+        self._uploaded(jobs)
         for server in servers:
             self._open_phase(server)
         self.round += 1
@@ -158,13 +166,13 @@ class Outline:
         drawn, row = self._drawn(self.round)
         self.now = float(((self.now + drawn.delay[row]) + drawn.work[row]).max())
         self.round += 1
-        self.activations += self.most_jobs
         jobs = Jobs(
             drawn.device[row].ravel(),
             drawn.session[row].ravel(),
             drawn.steps[row].ravel(),
             self._server_of_job,
         )
+        self._uploaded(jobs)
         return PlannedRound(self.now, self._all, jobs, None)
 
     def settle(self) -> Jobs | None:
@@ -179,8 +187,18 @@ class Outline:
                     phase.device, phase.session, np.where(late, phase.steps, 0), phase.ends
                 )
                 phase.done |= late
-                self.activations += int(late.sum())
-        return _together(chosen) if chosen else None
+        jobs = _together(chosen) if chosen else None
+        if jobs is not None:
+            self._uploaded(jobs)
+        return jobs
+
+    def _uploaded(self, jobs: Jobs) -> None:
+        self.activations += int(np.count_nonzero(jobs.steps))
+        self._count(jobs, offline=False)
+
+    def _count(self, jobs: Jobs, *, offline: bool) -> None:
+        for steps in np.unique(jobs.steps[jobs.steps > 0]).tolist():
+            self.done.add(jobs.device[jobs.steps == steps].tolist(), steps, offline=offline)
 
     # ---------------------------------------------------------------------------------------------
     # FedBCD and baselines
@@ -280,7 +298,8 @@ class Outline:
         )
         self.now = float(ends.max())
         self.round += 1
-        self.activations += device.size
+        self._uploaded(jobs)
+        self._count(offline, offline=True)
         return PlannedRound(self.now, servers, jobs, offline)
 
     def _train_offline(self, available: Ints, limit: int) -> Jobs:

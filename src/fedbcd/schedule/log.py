@@ -18,7 +18,7 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.record.eventlog import LogReader, Transition
 from fedbcd.schedule.driver import Driver, Machines
-from fedbcd.schedule.work import Reader, Round
+from fedbcd.schedule.work import Reader, Round, WorkDone
 
 # nothing brings them about
 BEGINNINGS = (Woke, Trained, Failed, OfflineDue, OfflineTrained, DeviceJoined, DeviceLeft)
@@ -55,6 +55,11 @@ class LogRounds:
     @property
     def _is_over(self) -> bool:
         return self.machines.coordinator.round > self._round and self._reader.is_settled
+
+    @property
+    def done(self) -> WorkDone:
+        """What devices have done so far."""
+        return self._reader.done
 
     def take(self) -> Round:
         """What has been read since the last round."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from fedbcd.algorithm.cloud import check_doubly_stochastic
+from fedbcd.algorithm.method import Method
+from fedbcd.algorithm.plan import gradients_of
 from fedbcd.config import convert
 from fedbcd.errors import ConfigError
 from fedbcd.own import calling, is_own
@@ -174,6 +176,32 @@ class Round:
         }
 
 
+class WorkDone:
+    """Gradient steps that devices have taken so far, in sessions that have ended, and samples in
+    their mini-batches.
+    """
+
+    def __init__(self, method: Method | None = None, sizes: Sequence[int] = ()) -> None:
+        """Of a method on devices with so many samples; without one, nothing is counted."""
+        self.gradient_steps = self.samples = 0
+        self._method, self._sizes = method, sizes
+        self._known: dict[tuple[int, bool], int] = {}  # gradients of a session
+
+    def add(self, devices: Sequence[int], steps: int, *, offline: bool) -> None:
+        """A session of each of these devices."""
+        if self._method is None:
+            return
+        key = (steps, offline)
+        if key not in self._known:
+            plan = self._method.offline if offline else self._method.plan
+            self._known[key] = gradients_of(plan, steps)
+        gradients, batch = self._known[key], self._method.batch
+        self.gradient_steps += gradients * len(devices)
+        self.samples += gradients * (
+            sum(self._sizes[i] for i in devices) if batch == "all" else batch * len(devices)
+        )
+
+
 class Reader:
     """Turns transitions into instructions; it is shown every transition of its actors, in order.
 
@@ -188,11 +216,13 @@ class Reader:
         servers: int,
         remember: Collection[int] = (),
         undone: Collection[tuple[int, int]] = (),
+        done: WorkDone | None = None,
     ) -> None:
         """`remember`: devices that will be restored. `undone`: activations, (device, number), that
         come to nothing, so they are not computed.
         """
         self.held = first_models(cloud, servers)  # the model of each server
+        self.done = done or WorkDone()
         self.absent: set[int] = set()  # devices that have left and not come back
         self._cloud, self._remember, self._undone = cloud, remember, undone
         self._models = set(self.held)
@@ -215,6 +245,7 @@ class Reader:
                 self._at_work.pop(number, None)  # or it was an offline round
             case m.OfflineTrained():
                 self._sessions.append(Session(number, event.session, event.steps, None, True))
+                self.done.add((number,), event.steps, offline=True)
             case m.Restored() if event.incarnation > self._incarnation.get(number, 0):
                 self._incarnation[number] = event.incarnation
                 self._at_work.pop(number, None)
@@ -244,6 +275,7 @@ class Reader:
             self._sessions.append(
                 Session(device, work.session, event.steps, work.model, False, event.activation)
             )
+            self.done.add((device,), event.steps, offline=False)
 
     def _sent(self, number: int, event: m.Event, command: m.Send) -> None:
         match command.message:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedbcd.compute.allocator import keep_freed_memory
 from fedbcd.compute.contributions import ServerSums
-from fedbcd.compute.evaluate import Evaluator
+from fedbcd.compute.evaluate import Evaluator, Tested
 from fedbcd.compute.rows import MakeRows, Rows
 from fedbcd.compute.store import stored_in
 from fedbcd.data.federation import Federation
@@ -187,9 +187,9 @@ class Shard:
         """Everything that this device keeps begins anew at this model; what it contributes then."""
         return packed(self._devices.contributions.start_over(device, unpacked(model)))
 
-    def scores(self, which: str, devices: list[int]) -> list[float]:
+    def tested(self, which: str, devices: list[int]) -> list[Tested]:
         rows = self._rows(which)
-        found: list[float] = []
+        found: list[Tested] = []
         for block in rows.blocks(torch.tensor(devices)):
             part = devices[len(found) : len(found) + len(block)]
             models = dict(zip(part, block.to(self._devices.dtype), strict=True))

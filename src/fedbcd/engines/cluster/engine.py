@@ -28,6 +28,7 @@ from torch import Tensor
 from fedbcd.algorithm.method import Bound
 from fedbcd.compute.contributions import UPLOAD, ServerSums
 from fedbcd.compute.devices import Wait
+from fedbcd.compute.evaluate import Tested
 from fedbcd.compute.numbers import Numbers
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows, load_tables, state_of_tables
 from fedbcd.compute.store import StoredRows
@@ -371,16 +372,16 @@ class RemoteRows(Rows):
         )
         return float(sum(found.values()))
 
-    def scores(self, devices: Sequence[int]) -> dict[int, float]:
+    def tested(self, devices: Sequence[int]) -> dict[int, Tested]:
         of_shard = self._shards.by_shard(devices)
         calls = {number: (self._which, some) for number, some in of_shard.items()}
-        found = self._shards.ask("scores", calls)
-        scores = {
-            device: score
+        found = self._shards.ask("tested", calls)
+        tested = {
+            device: values
             for number, some in of_shard.items()
-            for device, score in zip(some, found[number], strict=True)
+            for device, values in zip(some, found[number], strict=True)
         }
-        return {device: scores[device] for device in devices}
+        return {device: tested[device] for device in devices}
 
     def kept(self) -> ManyModels:
         """All rows, on this machine: in memory, or where the run keeps its state."""

@@ -102,7 +102,7 @@ const fedbcd = (() => {
   function pairs(run, x, column, positive) {
     const xs = [], ys = [];
     run.history[x].forEach((value, k) => {
-      const y = run.history[column][k];
+      const y = (run.history[column] || [])[k];
       if (isNumber(value) && isNumber(y) && (!positive || y > 0) && (xs.length === 0 || value > xs[xs.length - 1])) { xs.push(value); ys.push(y); }
     });
     return [xs, ys];
@@ -219,6 +219,10 @@ const fedbcd = (() => {
   }
 
   // ------------------------------------------------------------------------------------------------------------------- sections
+  const KINDS = [["global", "global models"], ["personal", "personal models, each on its own"], ["worst", "worst tenth of the personal models"]];
+  function measuresOf(app) {  // of all runs, each once
+    return [...new Map(app.view.runs.flatMap((run) => run.measures).map((m) => [m.name, m])).values()];
+  }
   const sections = {};
   function section(id, title, lead) {
     const el = h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, title), lead ? h("p", { class: "lead" }, lead) : null);
@@ -230,10 +234,10 @@ const fedbcd = (() => {
   }
 
   sections.summary = (app) => {
-    const el = section("summary", "Summary", "Where each run ended. Accuracy is on test data; a device's personal model is tested on the labels it owns. “Worst tenth” is the mean over the worst tenth of the devices.");
+    const el = section("summary", "Summary", "Where each run ended, by its first measure, on test data; a device's personal model is tested on its own test samples, or on the labels it owns. “Worst tenth” is the mean over the worst tenth of the devices.");
     const place = h("div"), goals = h("div"), goal = h("input", { type: "number", min: "0", max: "1", step: "0.005", oninput: () => reach() });
-    const which = choice("accuracy of", [["global_accuracy", "global models"], ["personal_accuracy", "personal models"], ["worst_decile", "the worst tenth"]], () => { goal.value = ""; reach(); });
-    el.append(place, h("h3", {}, "Time to accuracy"), h("div", { class: "controls" }, which.el, h("label", {}, "goal", goal)), goals);
+    const which = choice("score", [], () => { goal.value = ""; reach(); });
+    el.append(place, h("h3", {}, "Time to a score"), h("div", { class: "controls" }, which.el, h("label", {}, "goal", goal)), goals);
     function state(run) {
       const s_ = run.summary;
       if (s_.state === "finished") return "finished";
@@ -242,22 +246,25 @@ const fedbcd = (() => {
       return h("span", { class: "state" }, `${{ stopped: "stopped", silent: "no answer" }[s_.state] || "goes on"}${s_.fraction === null ? "" : `, ${Math.floor(100 * s_.fraction)} %`}`, h("span", { class: "bar", "aria-hidden": "true" }, bar));
     }
     function reach() {
-      const column = which.select.value;
-      const best = app.view.runs.map((run) => Math.max(...run.history[column].filter(isNumber), -Infinity));
-      const usual = Math.min(...best.filter(Number.isFinite));
+      const columns = measuresOf(app).flatMap((m) => KINDS.map(([kind, title]) => [m[kind], `${m.name}, ${title}`, m.better]));
+      which.set(columns.map(([column, text]) => [column, text]));
+      const column = which.select.value, lower = (columns.find(([name]) => name === column) || [])[2] === "lower";
+      const values = (run) => (run.history[column] || []), sign = lower ? -1 : 1;
+      const best = app.view.runs.map((run) => Math.max(...values(run).filter(isNumber).map((v) => sign * v), -Infinity));
+      const usual = sign * Math.min(...best.filter(Number.isFinite));
       goal.placeholder = score(usual);
       const wanted = goal.value === "" ? usual : Number(goal.value);
       if (!Number.isFinite(wanted)) { goals.replaceChildren(h("p", { class: "muted" }, "no run has been tested")); return; }
       const rows = app.view.runs.map((run) => {
-        const k = run.history[column].findIndex((v) => isNumber(v) && v >= wanted - 1e-12);
+        const k = values(run).findIndex((v) => isNumber(v) && sign * v >= sign * wanted - 1e-12);
         return [run.name, run.seed, k < 0 ? "not reached" : short(run.history.clock[k]), k < 0 ? "–" : run.history.round[k], k < 0 ? "–" : bytes(run.history.bytes[k])];
       });
-      goals.replaceChildren(table(`First evaluation with ${score(wanted)} or more${goal.value === "" ? ", which every run reaches" : ""}`, ["run", "seed", "clock", "rounds", "bytes"], rows));
+      goals.replaceChildren(table(`First evaluation with ${score(wanted)} or ${lower ? "less" : "more"}${goal.value === "" ? ", which every run reaches" : ""}`, ["run", "seed", "clock", "rounds", "bytes"], rows));
     }
     return { id: "summary", title: "Summary", el, update: () => {
       const rows = app.view.runs.map((run) => {
         const r = run.summary;
-        return [run.name, run.seed, state(run), r.rounds, short(r.clock), r.values ? bytes(r.bytes) : "–", score(r.global_accuracy), score(r.personal_accuracy), score(r.worst_decile), r.seconds === null || r.seconds === undefined ? "–" : short(r.seconds)];
+        return [run.name, run.seed, state(run), r.rounds, short(r.clock), r.values ? bytes(r.bytes) : "–", score(r.global), score(r.personal), score(r.worst), r.seconds === null || r.seconds === undefined ? "–" : short(r.seconds)];
       });
       place.replaceChildren(table("Runs", ["run", "seed", "state", "rounds", "clock", "bytes", "global", "personal", "worst tenth", "seconds"], rows, [0, 2]));
       place.append(h("p", { class: "muted" }, measured(app.view.runs)));
@@ -265,12 +272,12 @@ const fedbcd = (() => {
     } };
   };
 
-  /* How test samples are weighted in personal accuracy, and whether it is the same in all runs. */
+  /* How test samples are weighted in personal scores, and whether it is the same in all runs. */
   function measured(runs) {
     const words = { "own-shares": "each label counts by its share of the device's own samples", "own-tests": "each device on test samples of its own", "pooled-labels": "all test samples of a device's labels count alike" };
     const [one, ...others] = Object.keys(words).map((measure) => [words[measure], runs.filter((run) => run.summary.measure === measure).map((run) => run.name)]).filter(([, names]) => names.length);
     if (!one) return "";
-    return others.length ? `Personal accuracies of these runs do not compare: ${[one, ...others].map(([text, names]) => `in ${names.join(", ")} ${text}`).join("; ")}.` : `In personal accuracy ${one[0]}.`;
+    return others.length ? `Personal scores of these runs do not compare: ${[one, ...others].map(([text, names]) => `in ${names.join(", ")} ${text}`).join("; ")}.` : `In personal scores ${one[0]}.`;
   }
 
   sections.next = (app) => {
@@ -282,12 +289,20 @@ const fedbcd = (() => {
   };
 
   sections.curves = (app) => {
-    const el = section("curves", "Accuracy", "Drag over a chart to zoom in, double-click to zoom out; arrow keys read values.");
+    const el = section("curves", "Curves", "Drag over a chart to zoom in, double-click to zoom out; arrow keys read values.");
     const key = legend(app);
     const axes = h("fieldset", {}, h("legend", {}, "against"), Object.entries(AXES).map(([name, [label]]) => h("label", {}, h("input", { type: "radio", name: "axis", value: name, checked: name === app.axis, onchange: () => { app.axis = name; app.refresh(["curves", "distances", "certificates"]); } }), label)));
-    const parts = [historyChart(app, "Global models, on all labels", "global_accuracy", { format: score }), historyChart(app, "Personal models, each on its own labels", "personal_accuracy", { format: score }), historyChart(app, "Worst tenth of the personal models", "worst_decile", { format: score })];
-    el.append(h("div", { class: "controls" }, axes), key.el, h("div", { class: "grid" }, parts.map((part) => part.el)));
-    return { id: "curves", title: "Accuracy", el, update: () => [key, ...parts].forEach((part) => part.update()) };
+    const place = h("div", { class: "grid" }), drawn = new Map();
+    el.append(h("div", { class: "controls" }, axes), key.el, place);
+    function parts() {  // a chart for each column, as soon as a run has it
+      for (const m of measuresOf(app)) for (const [kind, title] of KINDS) if (!drawn.has(m[kind])) {
+        const chart = historyChart(app, `${m.name}, ${title}`, m[kind], { format: score });
+        drawn.set(m[kind], chart);
+        place.append(chart.el);
+      }
+      return [...drawn.values()];
+    }
+    return { id: "curves", title: "Curves", el, update: () => [key, ...parts()].forEach((part) => part.update()) };
   };
 
   function histogram(title, xLabel, edges, sets, zero) {  // sets: [{name, number, counts}]
@@ -324,7 +339,7 @@ const fedbcd = (() => {
     return histograms[0].counts.map((_, k) => histograms.reduce((total, one) => total + one.counts[k], 0));
   }
   sections.devices = (app) => {
-    const el = section("devices", "Devices", "How personal accuracy is spread over the devices, and who gains or loses by a model of their own, tested on the same labels.");
+    const el = section("devices", "Devices", "How personal scores are spread over the devices, and who gains or loses by a model of their own, tested on the same labels.");
     const key = legend(app), place = h("div");
     el.append(key.el, place);
     const OWN = "its own global models";
@@ -344,8 +359,8 @@ const fedbcd = (() => {
       if (!groups.length) { place.replaceChildren(h("p", { class: "muted" }, "No device has been tested: the run has no test data with labels, or no checkpoint yet.")); return; }
       const tested = groups.map((group) => ({ ...group, runs: group.runs.filter((run) => run.personal) }));
       const compared = tested.map((group) => ({ ...group, runs: group.runs.filter((run) => run.personal.gain) })).filter((group) => group.runs.length);
-      const figures = [histogram("Personal accuracy over devices", "test accuracy on the device's own labels", tested[0].runs[0].personal.histogram.edges, tested.map((g) => ({ name: g.runs[0].personal.own ? g.name : `${g.name} (one model for all)`, number: g.number, counts: summed(g.runs.map((r) => r.personal.histogram)) })))];
-      if (compared.length) figures.push(histogram("Gain of a model of one’s own", "accuracy of its own model less that of the other", compared[0].runs[0].personal.gain.histogram.edges, compared.map((g) => ({ name: g.name, number: g.number, counts: summed(g.runs.map((r) => r.personal.gain.histogram)) })), true));
+      const figures = [histogram("Personal scores over devices", `test ${tested[0].runs[0].summary.metric} on the device's own samples`, tested[0].runs[0].personal.histogram.edges, tested.map((g) => ({ name: g.runs[0].personal.own ? g.name : `${g.name} (one model for all)`, number: g.number, counts: summed(g.runs.map((r) => r.personal.histogram)) })))];
+      if (compared.length) figures.push(histogram("Gain of a model of one’s own", "by how much its own model is better than the other", compared[0].runs[0].personal.gain.histogram.edges, compared.map((g) => ({ name: g.name, number: g.number, counts: summed(g.runs.map((r) => r.personal.gain.histogram)) })), true));
       const parts = [h("div", { class: "grid" }, figures), h("p", {}, reference(tested, compared))];
       parts.push(table("Spread over devices", ["run", "devices", "mean", "worst tenth", "gain", "equal", "lose", "mean gain", "against"], tested.flatMap((g) => g.runs.map((r) => {
         const p = r.personal, gain = p.gain || {};
@@ -355,7 +370,7 @@ const fedbcd = (() => {
         const gain = run.personal.gain;
         const open = openDetails.has(`worst-${run.key}`);
         const details = h("details", { open, ontoggle: () => (details.open ? openDetails.add(`worst-${run.key}`) : openDetails.delete(`worst-${run.key}`)) }, h("summary", {}, run.personal.own ? `Devices of ${run.name}: worst, and those that lose or gain most` : `Devices of ${run.name}: the worst`),
-          table(run.personal.own ? "Worst personal accuracy" : "Worst accuracy", head(gain), run.personal.worst.map(row), [0, 2]),
+          table(run.personal.own ? "Worst personal scores" : "Worst scores", head(gain), run.personal.worst.map(row), [0, 2]),
           gain && gain.losers.length ? table(`Would do better with ${gain.against || "the global model"}`, head(gain), gain.losers.map(row), [0, 2]) : null,
           gain && gain.winners.length ? table("Gain most from a model of their own", head(gain), gain.winners.map(row), [0, 2]) : null);
         parts.push(details);

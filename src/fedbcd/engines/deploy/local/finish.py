@@ -12,14 +12,14 @@ import torch
 from fedbcd.compute.certify import Certificates
 from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.data.federation import Federation
-from fedbcd.data.measure import measure_for, metric_of
+from fedbcd.data.measure import measure_for
 from fedbcd.engines.deploy.local.account import account
 from fedbcd.engines.deploy.local.growing_log import GrowingLog
 from fedbcd.engines.deploy.local.merged_log import header_of
 from fedbcd.engines.deploy.local.up import actors_of
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.blueprint import Blueprint
-from fedbcd.engines.look import row_of, scores_of, tested
+from fedbcd.engines.look import device_table, row_of, scores_of, summary_of, tested
 from fedbcd.engines.replay import Replaying, replay
 from fedbcd.engines.result import Run
 from fedbcd.engines.warnings import at_the_border
@@ -88,7 +88,7 @@ class _TimedEvaluations:
         self._evaluator: Evaluator | None = None
         self._at: Replaying | None = None
         self.history = History()
-        self.scores = Scores((), {})
+        self.scores = Scores()
 
     def before(self, clock: float, at: Replaying) -> None:
         self._at = at
@@ -106,31 +106,27 @@ class _TimedEvaluations:
                 measure=measure_for(self._federation, self._spec.measure),
             )
         self.scores = scores_of(numbers, machines, self._evaluator)
-        found = (numbers, machines, self.scores, clock, Certificates())
-        self.history.append(row_of(*found, lower=self._evaluator.lower))
+        self.history.judged_by(self.scores.measures)
+        found = (numbers, machines, self.scores, clock, self._at.done, Certificates())
+        self.history.append(row_of(*found))
 
     def result(self, end: dict[str, Any], deployment: dict[str, Any]) -> Run:
         assert self._at is not None
         self._look(end["clock"])
-        numbers, machines, last = self._at.numbers, self._at.machines, self.history.last
+        numbers, machines = self._at.numbers, self._at.machines
         assert self._evaluator is not None
         homes = {device: machines.home[device] for device in range(self._federation.devices)}
         personal = torch.stack([*tested(numbers, homes).values()])
         z_VF, border = numbers.global_VF(), at_the_border(numbers, range(self._federation.devices))
+        mean = z_VF.double().mean(0).to(self._spec.dtype)
         summary = {
             "algorithm": numbers.method.name,
             "cloud": self._spec.cloud.name,
             "seed": self._spec.seed,
             "rounds": end["rounds"],
             "clock": end["clock"],
-            "global_accuracy": last.global_accuracy,
-            "personal_accuracy": last.personal_accuracy,
+            **summary_of(self.scores, self.history.last, self._evaluator.score(mean)),
             "measure": measure_for(self._federation, self._spec.measure),
-            **metric_of(self._federation),
-            "server_accuracy": [round(score, 6) for score in self.scores.servers],
-            "mean_model_accuracy": self._evaluator.score(
-                z_VF.double().mean(0).to(self._spec.dtype)
-            ),
             "seconds": round(end["clock"], 3),
             "digest": end["digest"],
             "deployment": deployment,
@@ -146,4 +142,5 @@ class _TimedEvaluations:
             True,
             self.scores.homes,
             self._spec,
+            devices=device_table(self._federation, self.scores),
         )
