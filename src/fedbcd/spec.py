@@ -411,7 +411,8 @@ class Watch:
     best: str | None = option(
         None,
         "the column of the history by which the models of the best look are kept beside the last"
-        " (`run.best`); by default that of `stop`",
+        " (`run.best`); by default that of `stop`, or that of the devices' validation samples where"
+        " they hold some",
     )
 
 

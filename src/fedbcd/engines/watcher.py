@@ -112,8 +112,8 @@ class Watcher:
         """From here on, if the run is to."""
         best, stop = self.spec.best, self.spec.stop
         column = stop.column if best is None and stop is not None else best
-        if column is not None:
-            column = self._deciding(column)
+        if column is not None or self.federation.validation:
+            column = self._deciding(column or "")
             lower = better_of(column, self.evaluator.measures) == "lower"
             self.keeper = Keeper(self.federation, self.spec.seed, column, lower, folder)
 
