@@ -9,12 +9,13 @@ results.json holds everything that was measured.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from harness import environment
 
 from fedbcd.config import dump_toml
 from fedbcd.experiments.deployed import one_job
@@ -151,11 +152,7 @@ def main() -> None:
     settings = {
         key: value for key, value in vars(options).items() if key not in ("data", "out", "clouds")
     }
-    machine = {
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "system": platform.system(),
-    }
+    machine = environment()
     results = _earlier(path, settings)
     for title in options.clouds:
         with tempfile.TemporaryDirectory() as name:

@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import slow
+
 from fedbcd.experiments.claims import ClaimVerdict, diversity_smooths_the_curve, judge
 from fedbcd.experiments.figures import draw_panel
 from fedbcd.experiments.paper import PANELS, Setting
@@ -28,6 +30,12 @@ from fedbcd.record.history import History, Row
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 DOCUMENTS = (RESULTS / "README.md", RESULTS / "claims.md")
+FILLED = (
+    *DOCUMENTS,
+    ROOT / "docs" / "planner.md",
+    RESULTS / "deployed" / "README.md",
+)  # these have tables from files
+SLOW = ROOT / "benchmarks" / "results" / "slow.json"
 COLUMNS = ("round", "clock", "global_accuracy", "personal_accuracy", "worst_decile")
 Runs = Mapping[str, Mapping[int, History]]  # title -> seed -> history
 
@@ -280,6 +288,53 @@ def where_made() -> str:
     return table(("file", "seeds", "computed in", "on", "of", "with", "commit"), rows)
 
 
+def slow_ones() -> str:
+    """What slow devices and servers cost, and whom: of `slow.py`."""
+    found = json.loads(SLOW.read_text())
+    lines = [
+        [
+            row["world"],
+            row["cloud"],
+            f"{row['rounds']:.0f}",
+            f"{number(row['global'], 3)} ({number(row['global_sd'], 3)})",
+            f"{row['reached']:.0f}",
+            *(number(row[name], 3) for name in ("personal_slow", "personal_others")),
+            *(f"{row[name]:.2g}" for name in ("uploads_slow", "uploads_others")),
+        ]
+        for row in slow.rows(found["runs"], found["until"], 0.3)
+    ]
+    head = ("world", "cloud", "rounds", "global (sd)", "clock at .3", "personal: slow", "others")
+    return table((*head, "uploads: slow", "others"), lines)
+
+
+def deployed(name: str) -> str:
+    """Experiment II with 111 processes, of `experiment2.py`; seconds are of the wall clock."""
+    rows = []
+    for cloud, run in json.loads((RESULTS / "deployed" / f"{name}.json").read_text())[
+        "runs"
+    ].items():
+        summary, cost = run["summary"], run["summary"]["deployment"]
+        rows.append(
+            [
+                cloud,
+                *(str(number) for number in (summary["rounds"], cost["activations"])),
+                *(f"{summary[score]:.3f}" for score in ("global_accuracy", "personal_accuracy")),
+                f"{cost['round_s']:.3f}",
+                f"{run['planned_round_s']:.3f}",
+                f"{cost['round_overhead_s']:.3f}",
+                f"{cost['phase_overhead_s']:.3f} ({cost['phase_overhead_s_p95']:.3f})",
+                f"{cost['answer_s']:.3f}",
+                f"{cost['memory_bytes'] / 2**30:.2f} GiB",
+                f"{cost['cpu_seconds']:.0f} s",
+                f"{cost['bytes_over_least']:.2%}",
+                f"{run['load_before']:.1f}, {run['load_after']:.1f}",
+            ]
+        )
+    head = ("cloud", "rounds", "activations", "global", "personal", "s per round", "planned")
+    costs = ("overhead per round", "of a phase (95 %)", "of an answer", "memory (PSS)", "CPU")
+    return table((*head, *costs, "bytes above the least", "load before, after"), rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "final": lambda: final_accuracy(("", ("fig3a", "fig3b", "fig3c"))),
     "cifar10": lambda: final_accuracy(("", ("fig3d",)), ("pull", ("fig3d",))),
@@ -291,6 +346,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "verdicts": verdicts_of_recipes,
     "claimed": lambda: "\n".join(f"{number}. {claim}" for number, claim in CLAIMS.items()),
     "made": where_made,
+    "slow": slow_ones,
+    "deployed": lambda: deployed("fedbcd"),
+    "deployed-quiet": lambda: deployed("quiet"),
 }
 MARKED = re.compile(r"(<!-- evidence: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -347,7 +405,7 @@ def draw() -> None:
 
 
 def fill() -> None:
-    for path in DOCUMENTS:
+    for path in FILLED:
         text = path.read_text()
         if filled(text) != text:
             path.write_text(filled(text))
