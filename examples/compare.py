@@ -16,8 +16,8 @@ test = digits.transform(digits.test.inputs, torch.float32), digits.test.targets
 
 
 def federation(seed: int) -> fb.Federation:
-    """Twenty devices under four servers; another split for each seed."""
-    split = fb.Dirichlet(alpha=0.3).split(targets, devices=20, seed=seed)
+    """Twelve devices under four servers; another split for each seed."""
+    split = fb.Dirichlet(alpha=0.3).split(targets, devices=12, seed=seed)
     devices = [(inputs[own], targets[own]) for own in split.samples]
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     return fb.Federation(model, nn.CrossEntropyLoss(), devices, servers=4, test=test)
@@ -30,10 +30,12 @@ found = fb.compare(
         "FedAvg": fb.FedAvg(device_step=0.2),
         "fine-tuned": fb.FineTuned(device_step=0.2),
         "FedBCD": fb.FedBCD(device_step=0.1, penalty=0.3),
-        "FedBCD-I": (fb.FedBCDI(device_step=0.1), {"cloud": "async", "rounds": 60}),
+        "FedBCD-I": (fb.FedBCDI(device_step=0.1), {"cloud": "async"}),
     },
     seeds=2,
-    rounds=20,
+    until_clock=100,
+    looks=5,
+    certify_every=0,
 )
 print(found)
 for one in found.against("alone"):

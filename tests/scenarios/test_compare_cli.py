@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import fedbcd as fb
-from fedbcd.config import dump_toml
+from fedbcd.config import dump_toml, read_toml
 from fedbcd.engines.joining import models_from
 from fedbcd.errors import ConfigError
 from fedbcd.experiments import pool
 from fedbcd.experiments.job import load_job, parse, seeds_in
+from fedbcd.experiments.pool import job_key
 from support.runs import fedbcd, hash_folder
 
 TABLE: dict[str, Any] = {
@@ -91,14 +92,15 @@ def test_seeds_are_those_of_single_runs(played: tuple[Path, Any], tmp_path: Path
     assert alone.digest in {summary["digest"] for summary in kept if summary["seed"] == 1}
 
 
-def test_what_is_done_is_not_computed_again(played: tuple[Path, Any], tmp_path: Path) -> None:
-    out, answer = played
-    before = hash_folder(out)
-    again = fedbcd("run", "--resume", "--out", out, "--workers", "1", "--json")
-    assert again.code == 0, again.err
-    assert again.summary["runs"] == answer.summary["runs"]
-    after = hash_folder(out)
-    assert {file for file in before if before[file] != after[file]} <= {"report.html"}
+def test_the_folder_says_how_to_go_on_and_is_not_taken_for_another_job(
+    played: tuple[Path, Any], tmp_path: Path
+) -> None:
+    out, _ = played
+    table = read_toml(out / "config.toml")
+    assert seeds_in(table) == 2
+    assert [job_key(one) for one in parse(table, recorded=True)] == [
+        job_key(one) for one in parse(TABLE)
+    ]
     refused = fedbcd("run", job(tmp_path), "--out", out)
     assert refused.code == 4
     assert "is not empty" in refused.err
@@ -107,13 +109,20 @@ def test_what_is_done_is_not_computed_again(played: tuple[Path, Any], tmp_path: 
 def test_a_comparison_says_who_differs_and_can_be_changed_and_repeated(
     played: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    """The folder of other runs is no obstacle: what is left whole has a place by its settings."""
+    """What is known is not computed again, and the whole runs of other settings are no obstacle."""
     out, _ = played
-    answer = fedbcd("compare", job(tmp_path, looks=1), "--seeds", "1", "--out", out, *ALONE)
+    before = hash_folder(out / "results")
+    changed = {"title": "FedBCD", "algorithm": {"name": "fedbcd", "device_step": 0.06}}
+    path = tmp_path / "job.toml"
+    path.write_text(dump_toml({**TABLE, "runs": [*TABLE["runs"][:1], changed]}))
+    answer = fedbcd("compare", path, "--out", out, *ALONE)
     assert answer.code == 0, answer.err
     assert "FedBCD against alone: " in answer.out
-    assert "in the mean of one seed" in answer.out
-    assert len(list((out / "runs").iterdir())) == 6
+    assert "over seeds" in answer.out
+    after = hash_folder(out / "results")
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 2
+    assert len(list((out / "runs").iterdir())) == 4
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ events.jsonl         the event log             models.safetensors      all x_i a
 checkpoint.safetensors   where to resume       curves.png, personal.png   accuracy against the
 clock, and over devices
 report.html          what happened, to look at
+best-ROUND.safetensors   the models of the best look, where they are kept (`best`)
 """
 
 import fcntl
