@@ -149,6 +149,8 @@ class Run(Models):
     spec: RunSpec | None = None  # how it was trained, where that is known
     best: Best | None = None  # the models of its best look, where they were kept
     devices: DeviceTable = field(default_factory=DeviceTable)  # all measures of each device
+    # the same at each look, by round, where they were kept (`device_tables`)
+    device_tables: dict[int, DeviceTable] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
