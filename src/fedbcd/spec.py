@@ -397,6 +397,11 @@ class Watch:
         " in a very short run",
         must=[at_least(1, "; certify_every=0 computes no certificates")],
     )
+    device_tables: bool = option(
+        False,
+        "keeps the scores of every device at each row of the history, too: run.device_tables, and"
+        " devices-ROUND.csv with `out`",
+    )
     checkpoint_every: int | None = option(
         None,
         "rounds between two checkpoints (with `out`); by default as often as evaluations",
@@ -411,7 +416,8 @@ class Watch:
     best: str | None = option(
         None,
         "the column of the history by which the models of the best look are kept beside the last"
-        " (`run.best`); by default that of `stop`",
+        " (`run.best`); by default that of `stop`, or that of the devices' validation samples where"
+        " they hold some",
     )
 
 

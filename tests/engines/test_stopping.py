@@ -196,6 +196,21 @@ def test_a_stop_stands_beside_rounds_in_a_job_file() -> None:
 
 # ------------------------------------------------------------------------------------------------
 # the best models
+@pytest.mark.parametrize("stop", [None, fb.Plateau(patience=3)])
+def test_validation_samples_decide_where_devices_hold_some(stop: fb.Plateau | None) -> None:
+    chance = torch.Generator().manual_seed(0)
+    data = [(torch.randn(20, 3, generator=chance), torch.arange(20) % 2) for _ in range(4)]
+    share = fb.Holdout(test=0.2, validation=0.2)
+    held = fb.Federation(
+        lambda: torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), data, 2, holdout=share
+    )
+    run = fb.train(held, fb.FedBCD(batch=4), rounds=4, evaluate_every=1, stop=stop)
+    assert run.best is not None
+    assert run.summary["best"]["by"] == "validation samples"
+    assert run.best.column.startswith("validation_")
+    assert run.summary["best"]["value"] == max(run.history.column(run.best.column))
+
+
 def best_by_hand(case: str, **options: Any) -> dict[int, torch.Tensor]:
     """All models after each round."""
     found: dict[int, torch.Tensor] = {}

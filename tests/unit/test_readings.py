@@ -6,7 +6,7 @@ import pytest
 
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.job import Job
-from fedbcd.experiments.paper import PANELS, Setting, panels
+from fedbcd.experiments.paper import PANELS, Setting, panels, without_effect
 from fedbcd.experiments.pool import job_key
 from fedbcd.experiments.readings import READINGS, read_as
 
@@ -60,6 +60,11 @@ def test_readings_add_up_one_to_a_question() -> None:
         read_as(["pull", "restart"], Job())
     with pytest.raises(ConfigError, match=r"no reading 'deal' \(did you mean 'dealt'"):
         read_as(["deal"], Job())
+
+
+def test_a_reading_that_changes_nothing_is_said_to() -> None:
+    asked = ("fig3a", "fig4d"), ("absolute", "dealt", "drawn")
+    assert without_effect(*asked) == [("fig3a", "absolute"), ("fig3a", "drawn"), ("fig4d", "drawn")]
 
 
 def test_a_recipe_keeps_its_title() -> None:

@@ -71,6 +71,7 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "looks": (5, 5),
     "certify_every": (0, 0),
     "certify_devices": (2, 2),
+    "device_tables": (True, True),
     "checkpoint_every": (3, 3),
     "checkpoint_seconds": (5.0, 5),
     "best": ("worst_decile", "worst_decile"),

@@ -30,7 +30,7 @@ from fedbcd.experiments.claims import ClaimVerdict, judge
 from fedbcd.experiments.compare import comparison_of
 from fedbcd.experiments.figures import by_run, draw_panel, write_claims, write_table
 from fedbcd.experiments.job import Federations, Job, read_job_file
-from fedbcd.experiments.paper import PANELS, Setting, panels
+from fedbcd.experiments.paper import PANELS, Setting, panels, without_effect
 from fedbcd.experiments.pool import Result, job_key, run_tasks, task_of, workers_that_fit
 from fedbcd.experiments.readings import READINGS
 from fedbcd.experiments.sweep import Tried, parse_sweep, rank, title_of
@@ -81,6 +81,8 @@ def paper_command(
         on = follow_renamed({"--device": device}, {"--device": "--on"})["--on"]
     folder = None if data is None else str(data)
     chosen = panels(panel, Setting(folder, rounds, on, tuple(reading or ())))
+    for where, name in without_effect(panel, reading or ()):
+        note(f"the reading {name!r} changes nothing in {where}")
     jobs = [job for p in chosen for job in p.with_seeds(seeds)]
     results = iter(_run(jobs, out / "cache", workers))
     curves = {}

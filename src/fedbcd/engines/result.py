@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedbcd.algorithm.params import Layout
+from fedbcd.algorithm.params import Layout, names_in
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows
 from fedbcd.config import called, convert
 from fedbcd.data.federation import Federation, check_federation
@@ -149,6 +149,8 @@ class Run(Models):
     spec: RunSpec | None = None  # how it was trained, where that is known
     best: Best | None = None  # the models of its best look, where they were kept
     devices: DeviceTable = field(default_factory=DeviceTable)  # all measures of each device
+    # the same at each look, by round, where they were kept (`device_tables`)
+    device_tables: dict[int, DeviceTable] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -210,6 +212,7 @@ class Run(Models):
             **notes_of(self.federation, *notes),
             "summary": json.dumps(self.summary),
             "finished": json.dumps(self.finished),
+            "names": json.dumps(names_in(self.federation.make_model(0))),
             "fedbcd_models": "1",
         }
         write_models(path / MODELS, self.personal_NF, self.global_VF, summary)

@@ -86,6 +86,7 @@ def train(
     looks: int | None = None,
     certify_every: int | None = None,
     certify_devices: int | None = None,
+    device_tables: bool | None = None,
     checkpoint_every: int | None = None,
     checkpoint_seconds: float | None = None,
     best: str | None = None,
@@ -444,6 +445,7 @@ class _Training:
             self.spec,
             None if keeper is None else keeper.best(self.watcher.history),
             device_table(self.federation, scores),
+            self.watcher.tables,
         )
 
     def _summary(self) -> dict[str, Any]:

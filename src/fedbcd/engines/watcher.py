@@ -27,6 +27,7 @@ from fedbcd.data.measure import measure_for
 from fedbcd.engines.best import Keeper
 from fedbcd.engines.look import (
     all_personal,
+    device_table,
     members_of,
     row_of,
     scores_of,
@@ -34,7 +35,8 @@ from fedbcd.engines.look import (
     work_of,
 )
 from fedbcd.engines.setup import rounds_between_looks, samples_per_round
-from fedbcd.record.history import History, better_of, deciding, judged_on
+from fedbcd.record.history import DeviceTable, History, better_of, deciding, judged_on
+from fedbcd.record.names import devices_file
 from fedbcd.schedule.driver import Machines
 from fedbcd.spec import RunSpec
 
@@ -102,6 +104,8 @@ class Watcher:
         self.scores = Scores()
         self.seconds = 0.0  # that went into tests of models
         self.keeper: Keeper | None = None
+        self.tables: dict[int, DeviceTable] = {}  # of devices, by round
+        self._folder: Path | None = None
         self._judged, self._levelled = 0, False  # how many rows, and what came of it
 
     def test(self) -> None:
@@ -109,11 +113,12 @@ class Watcher:
         self.history.judged_by(self.scores.measures)
 
     def keep_best(self, folder: Path | None) -> None:
-        """From here on, if the run is to."""
+        """From here on, if the run is to; in this folder, as tables of devices are."""
+        self._folder = folder
         best, stop = self.spec.best, self.spec.stop
         column = stop.column if best is None and stop is not None else best
-        if column is not None:
-            column = self._deciding(column)
+        if column is not None or self.federation.validation:
+            column = self._deciding(column or "")
             lower = better_of(column, self.evaluator.measures) == "lower"
             self.keeper = Keeper(self.federation, self.spec.seed, column, lower, folder)
 
@@ -149,6 +154,14 @@ class Watcher:
         self.history.append(row.changed(**now, **certificates))
         if self.keeper is not None:
             self.keeper.saw(self.history, self._all_models)
+        if self.spec.device_tables:
+            self._keep_table(player.round)
+
+    def _keep_table(self, round_: int) -> None:
+        table = self.tables[round_] = device_table(self.federation, self.scores)
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            table.write_csv(self._folder / devices_file(round_))
 
     def _all_models(self) -> tuple[ManyModels, Tensor]:
         numbers = self.numbers

@@ -197,6 +197,18 @@ def panels(names: Sequence[str], setting: Setting) -> list[Panel]:
     return [_read(PANELS[name](setting), setting.readings) for name in chosen]
 
 
+def without_effect(names: Sequence[str], readings: Sequence[str]) -> list[tuple[str, str]]:
+    """Panels, and readings that leave all of their runs as the recipes have them."""
+    return [
+        (plain.name, reading)
+        for reading in readings
+        for plain, read in zip(
+            panels(names, Setting()), panels(names, Setting(readings=(reading,))), strict=True
+        )
+        if read.jobs == plain.jobs
+    ]
+
+
 def _read(panel: Panel, readings: Sequence[str]) -> Panel:
     return replace(panel, jobs=tuple(read_as(readings, job) for job in panel.jobs))
 

@@ -7,4 +7,9 @@ CHECKPOINT = "checkpoint.safetensors"
 MODELS = "models.safetensors"
 HISTORY = "history.csv"
 REPORT = "report.html"
-DEVICES = "devices.csv"
+DEVICES = "devices.csv"  # at the end; during the run, of a round: `devices_file`
+
+
+def devices_file(round_: int) -> str:
+    """The table of devices as it was after some round."""
+    return f"devices-{round_}.csv"
